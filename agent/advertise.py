@@ -26,7 +26,7 @@ from covey.ports import Address, Datagrams
 from covey.ports.addresses import ip_port, is_everywhere, is_ip, joined
 
 RESOLVE_S = 5.0
-"""How long the start waits until names of seeds resolve; gossip resolves the others later."""
+"""Seconds for which the start waits until names of seeds resolve; gossip resolves the others later."""
 DEFAULT_ROUTE = ("192.0.2.1", "2001:db8::1")
 """Documentation addresses (RFC 5737, RFC 3849): only the route to them is looked up, nothing is sent."""
 
@@ -36,21 +36,21 @@ class Here:
     """Routes and addresses of this host, from its kernel."""
 
     route_from: Callable[[str], str]
-    """The source address of packets to an IP; empty without a route."""
+    """Returns the source address of packets to an IP; empty without a route."""
     own: Callable[[], Sequence[str]]
-    """Its addresses, without loopback and link-local ones."""
+    """Returns the host's addresses, without loopback and link-local ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
     config: Config
-    """With an address to advertise, and sockets of its family."""
+    """The configuration with an address to advertise, and sockets of its family."""
     unknown: Mapping[Address, str]
-    """Seeds whose names do not resolve now, and why."""
+    """Seeds whose names do not resolve now -> why."""
 
 
 async def settle(config: Config, datagrams: Datagrams, here: Here | None = None) -> Settled:
-    """ConfigError when the address is loopback while a seed is not."""
+    """Find the address to advertise. ConfigError when it is loopback while a seed is not."""
     here = here or Here(route_from, own_addresses)
     found, unknown = await _looked_up(config.gossip.seeds, datagrams)
     elsewhere = [ip for ip in found if not ipaddress.ip_address(ip).is_loopback]
@@ -74,7 +74,8 @@ def _chosen(config: Config, elsewhere: Sequence[str], here: Here) -> str:
 
 
 def _of_family(config: Config) -> Config:
-    """Sockets that listen on all IPv4 addresses listen on all of IPv6 too where that is what is advertised."""
+    """The configuration with sockets of the advertised address's family: those that listen on all IPv4 addresses listen
+    on all of IPv6 too where that is what is advertised."""
     if ":" not in config.advertise:
         return config
 
@@ -88,7 +89,7 @@ def _of_family(config: Config) -> Config:
 
 
 async def _looked_up(seeds: Sequence[Address], datagrams: Datagrams) -> tuple[list[str], dict[Address, str]]:
-    """IPs of the seeds, in their order, and why others have none."""
+    """IPs of the seeds, in their order, and why other seeds have none."""
     unknown: dict[Address, str] = {}
 
     async def ips(seed: Address) -> list[str]:
@@ -115,7 +116,7 @@ def _unreachable(config: Config, key: str, ip: str, seeds: Sequence[str], own: S
 
 
 def route_from(to: str) -> str:
-    """The address this host would send from; nothing is sent."""
+    """The address from which this host would send to an IP; nothing is sent."""
     with socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((to, 9))
@@ -126,7 +127,7 @@ def route_from(to: str) -> str:
 
 
 def own_addresses(proc: Path = Path("/proc/net")) -> list[str]:
-    """Of all interfaces, IPv4 first."""
+    """The IP addresses of all interfaces, IPv4 first, without loopback and link-local ones."""
     found: list[str] = []
     try:
         words = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", (proc / "fib_trie").read_text())

@@ -1,11 +1,11 @@
-"""The byte path of remote memory, compiled: the same Python as ever, made into machine code by mypyc.
+"""The byte path of remote memory, compiled: the Python sources, made into machine code by mypyc.
 
-    python -m agent.compiled        for this installation; prints where it lies (three minutes of one core, once)
+    python -m agent.compiled        for this installation; prints the folder (three minutes of one core, once)
 
-It lies under the environment's own prefix, in a folder named after the sources, the Python and the machine, so that
-nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made, or
-somebody else could have written it, the modules are interpreted, and every promise is the same. A request for a page
-then costs a half more processor time (`docs/results/memory.md`).
+The result is under the environment's own prefix, in a folder named after the sources, the Python and the machine, so
+that nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made,
+or another user could have written it, the modules are interpreted, and every promise holds all the same. A request for
+a page then costs a half more processor time (`docs/results/memory.md`).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from types import ModuleType
 from covey.hooks.gate.build import is_ours
 
 PROGRAMS = ("slabd", "vold", "spill")
-"""Those that use it."""
+"""The programs that use the compiled modules."""
 BYTE_PATH = (
     "doors.nbd_front", "doors.nbd_pages", "doors.nbdwire", "lending.slab_session", "lending.slab_store",
     "links.asked_in_order", "links.lender_lane", "links.lender_pair", "links.mapped_slab", "links.one_sided",
@@ -39,15 +39,15 @@ MODULES = (
     *(f"plugins.memory.{name}" for name in DECISIONS),
     *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH),
 )
-"""Classes that inherit from one another are compiled together, or not at all."""
+"""The modules that are compiled. Classes that inherit from one another are compiled together, or not at all."""
 IMPORTED = ("agent/ports", "covey", "plugins/memory")
-"""Where they lie, and all that they import."""
+"""The folders of the modules and of all that they import."""
 TREES = ("agent", "covey", "gossip", "plugins")
-"""What mypy looks at for that."""
+"""The folders that mypy reads for that."""
 ROOT = Path(__file__).parent.parent
 SUFFIX = EXTENSION_SUFFIXES[0]
 BUILD_S = 900.0
-"""A compiler that takes longer hangs."""
+"""Seconds after which a compiler is taken to hang."""
 SETUP = """
 import sys
 from setuptools import setup
@@ -65,11 +65,12 @@ follow_imports = silent
 
 
 class NotCompiled(Exception):
-    """Why it was not, with what to do next."""
+    """Why nothing was compiled, with what to do next."""
 
 
 def sources() -> list[Path]:
-    """What the result depends on: these modules, and whatever they import of ours, whose types are compiled in."""
+    """The sources that the result depends on: these modules, and whatever they import of Covey, whose types are
+    compiled in."""
     return sorted(file for part in IMPORTED for file in (ROOT / part).rglob("*.py"))
 
 
@@ -81,7 +82,7 @@ def digest() -> str:
 
 
 def home() -> Path:
-    """Where this environment's lie, one folder for each digest."""
+    """The folder of this environment's compiled modules, one for each digest."""
     return Path(sys.prefix, "lib", "covey-compiled")
 
 
@@ -90,15 +91,16 @@ def folder() -> Path:
 
 
 def found(at: Path) -> dict[str, Path]:
-    """By module, all of them, and the library that they share; empty when one is missing, or somebody but this user and
-    root could have written it."""
+    """The compiled files by module, all of them, and the library that they share; empty when one is missing, or
+    somebody but this user and root could have written it."""
     files = {module: at / (module.replace(".", "/") + SUFFIX) for module in MODULES}
     files |= {file.name.removesuffix(SUFFIX): file for file in at.glob(f"*{SUFFIX}")}
     return files if len(files) > len(MODULES) and all(is_ours(file) for file in files.values()) else {}
 
 
 def trouble() -> str:
-    """What people should know of it: it was made once, and is not used. Empty: all is well, or it never was."""
+    """What people should know of it: the modules were compiled once, and are not used. Empty: all is well, or they
+    never were."""
     if found(folder()) or not home().is_dir():
         return ""
     return f"the byte path is interpreted: what lies in {home()} is for other sources, or open to others; next:" + (
@@ -118,12 +120,12 @@ class CompiledFinder(MetaPathFinder):
 
 
 def use(program: str) -> bool:
-    """Before it is imported. Whether it runs compiled."""
+    """Use the compiled modules in this program, before it is imported. Whether it runs compiled."""
     return program in PROGRAMS and install(folder())
 
 
 def install(at: Path) -> bool:
-    """From here on these modules are imported from there, if they are all there; whether they are."""
+    """Import these modules from the folder from here on, if they are all there; whether they are."""
     files = found(at)
     if files:
         sys.meta_path.insert(0, CompiledFinder(files))
@@ -131,7 +133,7 @@ def install(at: Path) -> bool:
 
 
 def build() -> Path:
-    """Compile it, unless it is there. NotCompiled with the compiler's words, or for want of one."""
+    """Compile the modules, unless that was done. NotCompiled with the compiler's words, or for want of one."""
     there = folder()
     if found(there):
         return there
@@ -151,7 +153,8 @@ def build() -> Path:
 
 
 def _compile(work: Path) -> None:
-    """Into `out` there. In a copy, since what is installed may be neither written to nor looked at as sources."""
+    """Compile into `out` in that folder. In a copy, since what is installed may be neither written to nor looked at as
+    sources."""
     for tree in TREES:
         shutil.copytree(ROOT / tree, work / tree, ignore=lambda at, names: [n for n in names if not _is_source(at, n)])
     files = [module.replace(".", "/") + ".py" for module in MODULES]

@@ -28,7 +28,7 @@ from plugins.registry import PLUGINS
 
 
 class ConfigError(Exception):
-    """One line what, one line why, one line what to do next."""
+    """The configuration is wrong: one line what, one line why, one line what to do next."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -41,40 +41,44 @@ class Top(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     """This host's name, unique in the rack; default: the machine's host name."""
     state_dir: str = ""
-    """What survives a restart; default: $STATE_DIRECTORY, /var/lib/covey for root, ~/.local/state/covey otherwise."""
+    """The folder of what survives a restart; default: $STATE_DIRECTORY, /var/lib/covey for root, ~/.local/state/covey
+    otherwise."""
     run_dir: str = ""
-    """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID."""
+    """The folder of unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or
+    /tmp/covey-UID."""
     advertise: str = ""
-    """IP under which other hosts reach this one; default: this host's address towards the seeds (`agent.advertise`)."""
+    """The IP address under which other hosts reach this one; default: this host's address towards the seeds
+    (`agent.advertise`)."""
     plugins: tuple[str, ...] = ()
-    """Which plugins are on; empty: all of them."""
+    """The plugins that are on; empty: all of them."""
 
 
 class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[control]: ZeroMQ links between agents."""
 
     bind: str = "0.0.0.0:0"
-    """Port 0 takes a free one: peers learn it by gossip."""
+    """The TCP address of the control links. Port 0 takes a free one: peers learn it by gossip."""
 
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[http]: the API is always on the unix socket `agent.sock`; this adds TCP, where whoever connects may read and
-    nobody can change anything."""
+    nothing can be changed."""
 
     bind: str = ""
-    """Such as `127.0.0.1:8470`; empty: unix socket only. Beyond loopback it takes `read_open`."""
+    """The TCP address of the API, such as `127.0.0.1:8470`; empty: unix socket only. Beyond loopback it takes
+    `read_open`."""
     read_open: bool = False
-    """Everybody who reaches `bind` over the network may read all jobs, their arguments and their output."""
+    """Whether everybody who reaches `bind` over the network may read all jobs, their arguments and their output."""
     names: tuple[str, ...] = ()
     """DNS names under which browsers may open the page and the API, such as `gpu1.example.org`, beside IP addresses,
     `localhost` and this host's name. `/metrics`, `/livez` and `/readyz` answer under any name."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[log]"""
+    """[log]: what the agent writes to its log."""
 
     level: str = "info"
-    """debug, info, warning or error."""
+    """The least level that is logged: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         if self.level not in ("debug", "info", "warning", "error"):
@@ -87,7 +91,7 @@ class Config:
     state_dir: str
     run_dir: str
     advertise: str
-    """Empty until `agent.advertise.settle` has found it, unless the file says it."""
+    """The advertised IP address; empty until `agent.advertise.settle` has found it, unless the file says it."""
     gossip: GossipSettings
     control: ControlSettings
     http: HttpSettings
@@ -98,7 +102,7 @@ class Config:
     plugins: Mapping[str, msgspec.Struct]
     """Settings of each plugin that is switched on, in the registry's order."""
     source: str = ""
-    """The file it came from."""
+    """The file that the configuration came from."""
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -178,7 +182,7 @@ def parse(
 
 
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
-    """One section as its Struct. `others` are further valid names at this level, for the hint."""
+    """One section of the file as its Struct. `others` are further valid names at this level, for the hint."""
     label = f"{name}." if name else ""
     if not isinstance(values, dict):
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
@@ -233,7 +237,7 @@ def _run_dir(environ: Mapping[str, str]) -> str:
 
 
 SOCKET_NAME_BYTES_MAX = 40
-"""Longest name of a socket that a plugin makes in run_dir."""
+"""The longest name of a socket that a plugin makes in run_dir, in bytes."""
 
 
 def _checked_run_dir(path: str, source: str) -> str:
@@ -248,7 +252,8 @@ def _checked_run_dir(path: str, source: str) -> str:
 
 
 def _check_address(source: str, key: str, address: str) -> None:
-    """Where a socket listens: an IP and a port. Without the IP some sockets would listen everywhere."""
+    """Check an address where a socket listens: an IP and a port. Without the IP some sockets would listen
+    everywhere."""
     try:
         host, _ = ip_port(address)
     except OSError as error:
@@ -278,11 +283,11 @@ def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
 
 
 NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"
-"""Of a host as resolvers know it (RFC 1123, and underscores, which container networks use)."""
+"""A host's name as resolvers know it (RFC 1123, and underscores, which container networks use)."""
 
 
 def _check_seed(source: str, seed: str) -> None:
-    """An IP or a name, and a port that is not 0."""
+    """Check a seed: an IP or a name, and a port that is not 0."""
     try:
         host, port = ip_port(seed)
         good = port > 0 and (is_ip(host) or (len(host) <= 253 and re.match(NAME_PATTERN, host) is not None))
@@ -294,8 +299,8 @@ def _check_seed(source: str, seed: str) -> None:
 
 
 def _checked_advertise(key: str, text: str, source: str) -> str:
-    """An IP that a peer can connect to, or empty: a name may mean another machine there, 0.0.0.0 means none, and a
-    link-local IPv6 address means nothing without an interface."""
+    """The advertised IP, to which a peer can connect, or empty: a name may mean another machine there, 0.0.0.0 means
+    none, and a link-local IPv6 address means nothing without an interface."""
     if not text:
         return text
     try:

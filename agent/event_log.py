@@ -67,7 +67,8 @@ class EventLog:
             await self._disk.truncate(FILE, self._file_bytes)
 
     def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
-        """A key that this subject already has is the same event told again (a log replayed): ignored."""
+        """Add an event. A key that this subject already has is the same event told again (a log replayed): it is
+        ignored."""
         if key and key in self._keys.get(subject, ()):
             return
         line = EventLine(self._clock.wall_s(), self._host, subject, event, reason, key)
@@ -84,7 +85,8 @@ class EventLog:
             self._keys.pop(forgotten, None)
 
     async def write(self) -> None:
-        """OSError when the disk fails; what could not be written is tried again with the next batch."""
+        """Write the new events. OSError when the disk fails; what could not be written is tried again with the next
+        batch."""
         if not self._unwritten:
             return
         batch, self._unwritten = self._unwritten, []

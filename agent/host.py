@@ -59,11 +59,12 @@ from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
 JOBS_SOCKET = "jobs.sock"
-"""In `run_dir`: where ranks reach their agent."""
+"""The socket in `run_dir` where ranks reach their agent."""
 DEVICES_FILE = "gpus.json"
-"""In `state_dir`: which GPUs NVIDIA's driver listed here before (`agent/ports/devices/inventory.py`)."""
+"""The file in `state_dir` that says which GPUs NVIDIA's driver listed here before
+(`agent/ports/devices/inventory.py`)."""
 AGENT, LOG = "agent", "log"
-"""Addressees of messages beside the plugins."""
+"""Addressees of messages that are for the agent or the log, not for a plugin."""
 
 
 @runtime_checkable
@@ -87,7 +88,7 @@ _endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
 class HostAgent:
-    """Constructed with ports and configuration; runs from `start` to `stop`."""
+    """One host's agent. It is constructed with ports and configuration, and runs from `start` to `stop`."""
 
     def __init__(
         self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
@@ -111,13 +112,13 @@ class HostAgent:
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
         self.installation = ""
-        """What is wrong with it, for people; likewise."""
+        """What is wrong with this host's installation, for people; `agent.main.Daemon` sets it."""
 
     # ---- life ----
 
     async def start(self) -> None:
-        """OSError or ValueError when this host cannot be an agent (address taken, disk error), StateRefused when its
-        identity or log cannot be trusted; a failing plugin does not matter here."""
+        """Start the agent. OSError or ValueError when this host cannot be an agent (address taken, disk error),
+        StateRefused when its identity or log cannot be trusted; a failing plugin does not matter here."""
         who = self._identity_now = await self._identity()
         self.boot = who.boot
         await self.event_log.load()
@@ -162,8 +163,8 @@ class HostAgent:
         self.env.log.info("agent started", boot=self.boot, plugins=sorted(self.plugins))
 
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
-        """End the agent; datapath programs and jobs go on. With `leave`, gossip tells the other hosts that this host
-        `left`, or is `away` for so many seconds."""
+        """End the agent; datapath programs and jobs keep running. With `leave`, gossip tells the other hosts that this
+        host `left`, or is `away` for `away_s` seconds."""
         await self.plugin_runtime.stop()
         with contextlib.suppress(OSError):
             await self.event_log.write()
@@ -184,20 +185,21 @@ class HostAgent:
 
     def _boot_after(self, known: int) -> int:
         """A boot number above every earlier one, also when the identity file is an old copy or is missing: other hosts
-        would drop everything under a smaller number as a replay. So it is the wall clock's second, unless `known` is
-        later."""
+        would drop everything under a smaller number as a replay. Therefore it is the wall clock's second, unless
+        `known` is later."""
         return max(known + 1, int(self.env.clock.wall_s()))
 
     async def _begin_after(self, boot: int) -> None:
-        """Others know this boot of ours: the identity file is an older copy, and the wall clock was ahead when a newer
-        one was written. Nobody hears this life, so it ends, and the next one comes after all of before. OSError."""
+        """Save a higher boot number and end the agent, since other hosts know it under `boot` already: the identity
+        file is an older copy, and the wall clock was ahead when a newer one was written. Other hosts ignore messages
+        with an old boot number. Raises OSError."""
         later = max(boot, self._identity_now.boot)
         await identity.save(self.env.disk, msgspec.structs.replace(self._identity_now, boot=later))
         why = f"an older copy: other hosts know this host under boot number {boot}, and it began under {self.boot}"
         raise OSError(errno.ESTALE, f"{why}; it starts again", self.env.disk.path("identity"))
 
     async def next_boot(self) -> int:
-        """A boot number above every one before, durable on return: a plugin begins anew under it. OSError."""
+        """A boot number above every earlier one, durable on return: a plugin begins anew under it. OSError."""
         self._identity_now = now = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
         await identity.save(self.env.disk, now)
         return now.boot
@@ -206,7 +208,7 @@ class HostAgent:
 
     @property
     def plugins(self) -> Mapping[str, PluginService]:
-        """Those that are on."""
+        """The plugins that are on."""
         return self.plugin_runtime.services
 
     @property
@@ -229,8 +231,8 @@ class HostAgent:
     # ---- messages ----
 
     async def on_message(self, sender: HostId, plugin: str, body: bytes) -> bool:
-        """A message for a plugin: whether it was handled. One that is malformed, or for a plugin that is off, is
-        counted and not acknowledged, so the sender repeats it. Refused when the plugin raised an exception."""
+        """Handle a message for a plugin, and say whether it was handled. One that is malformed, or for a plugin that is
+        off, is counted and not acknowledged, so the sender repeats it. Refused when the plugin raised an exception."""
         message = self._decoded(plugin, body)
         if plugin not in self.plugins or message is None:
             self.counters["without_plugin"] += 1
@@ -309,7 +311,7 @@ class HostAgent:
         self.gossip.spread(key, _encode(value))
 
     def _boot_of(self, host: HostId) -> int:
-        """The boot that `host` last gossiped; 0 while nothing is known."""
+        """The boot number that `host` last gossiped; 0 while none is known."""
         peer = self.gossip.peer(host)
         endpoints = None if peer is None else _endpoints_in(peer.values.get("endpoints"))
         return 0 if endpoints is None else endpoints.boot
@@ -344,11 +346,11 @@ class HostAgent:
 
     @property
     def no_room(self) -> str:
-        """What a full disk keeps this host from; empty: nothing."""
+        """What a full disk keeps this host from doing; empty: nothing."""
         return f"{self.log.no_room}: its log waits for room" if self.log.no_room else self.runner.refusal
 
     def _note_room(self) -> None:
-        """In the event log and by gossip, when it begins, changes or ends."""
+        """Note in the event log and by gossip when the lack of room begins, changes or ends."""
         before, now = self._said_of_room, self.no_room
         if now != before:
             self._said_of_room = now
@@ -356,7 +358,7 @@ class HostAgent:
             self.plugin_runtime.publish_health()
 
     async def _write_events(self) -> None:
-        """The log says once that it fails, and once that it works again."""
+        """Write the event logs. The agent's log says once that this fails, and once that it works again."""
         failed = self._events_unwritten
         try:
             await self.event_log.write()
@@ -369,7 +371,7 @@ class HostAgent:
             self.env.log.info("event logs are written again")
 
     def _look(self) -> None:
-        """What is wrong with hosts now; and what the others are told of this one."""
+        """Find what is wrong with hosts now, and tell the others of it."""
         now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
         self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.env.disk.path(FOLDER)))
         for key, value in (("log", now), ("wrong", self.watch.told())):
@@ -481,7 +483,7 @@ class HostAgent:
         }
 
     def _http_binds(self) -> Iterator[tuple[HostId, Address]]:
-        """Of the hosts that are there, this one included."""
+        """The HTTP addresses of the hosts that are alive or suspect, this one included."""
         yield self.id, self.config.http.bind
         for host, state, said in self.gossip.said("endpoints"):
             endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
@@ -510,7 +512,7 @@ class HostAgent:
 
 
 def _endpoints_in(said: bytes | None) -> Endpoints | None:
-    """Where a host's agent answers; None as long as it has not said so."""
+    """The addresses where a host's agent answers; None as long as it has not said so."""
     endpoints: Endpoints | None = None if said is None else _decode(_endpoints, said)
     return endpoints
 

@@ -1,9 +1,10 @@
-"""What this host sees of the others, and what of it is wrong: in the event log as it happens, in views as it lasts.
+"""What this host sees of the others, and what is wrong with them: in the event log as it happens, in views as long as
+it lasts.
 
 Gossip tells of suspicions, returns, losses and claims of names; hosts gossip which rack's log they follow (`LogNow`)
 and what they see themselves (`WrongNow`). Whatever a reader has to mend is a `Trouble` of one host: what is wrong, and
 what to type. Hosts that share a key but began logs of their own are alive to one another and yet several racks; no
-agent merges them, since one log and its jobs would be lost without anybody's word.
+agent merges them, since one log and its jobs would be lost, and no person had said so.
 """
 
 import math
@@ -29,14 +30,15 @@ from plugins.facts import HostState, HostView, LogNow, WrongNow
 from plugins.views import Trouble
 
 SEEN_KEPT_S = 120.0
-"""How long a conflict of names, or a full table, counts after gossip told of it last; gossip repeats it every 30 s, and
-a machine that is not let in calls at least every 10 s."""
+"""Seconds for which a conflict of names, or a full table, counts after gossip last told of it; gossip repeats it every
+30 s, and a machine that is not let in calls at least every 10 s."""
 LASTING_S = 15.0
-"""What settles by itself when a rack starts or elects is called wrong only after this long."""
+"""Seconds after which something is called wrong that otherwise settles by itself when a rack starts or elects."""
 FLAPS, FLAPS_S = 3, 600.0
-"""So many returns of a host that was suspected, lost, or began anew without a word, within so many seconds."""
+"""The number of returns of a host that was suspected, lost, or began anew without a word, and the seconds within which
+they count."""
 NAMES_TOLD = 3
-"""Contested names that a host gossips: a value has room for so many of the longest."""
+"""The most contested names that a host gossips: a value has room for this many of the longest."""
 NOT_LIVE: Sequence[HostState] = ("gone", "left", "away")
 
 
@@ -46,37 +48,37 @@ class LogSeen(msgspec.Struct, frozen=True):
     now: LogNow
     voters: tuple[HostId, ...]
     folder: str
-    """Where its log lies."""
+    """The folder of the host's log."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
     """Two machines claim one name."""
 
     at: Address
-    """Of the one that is not let in, as far as it is known."""
+    """Address of the machine that is not let in, as far as it is known."""
     told_s: float
-    """When gossip told of it last."""
+    """When gossip last told of it."""
 
 
 class HostWatch:
-    """`heard` takes what gossip tells, `look` is called once a second."""
+    """What is wrong with hosts. `heard` takes what gossip tells, `look` is called once a second."""
 
     def __init__(self, env: Env, me: HostId, event_log: EventLog) -> None:
         self._env, self._me, self._event_log = env, me, event_log
         self._state: dict[HostId, HostState] = {}
-        """Of each host, as gossip told last."""
+        """The state of each host, as gossip told it last."""
         self._returns: dict[HostId, deque[float]] = {}
         self._claimed: dict[HostId, Claimed] = {}
         self._full: tuple[HostId, float] | None = None
-        """The host that was not let in last, and when."""
+        """The host that was last not let in, and when."""
         self._since: dict[tuple[HostId, str], float] = {}
-        """When what has to last began."""
+        """When each trouble began that has to last before it is told."""
         self._troubles: dict[HostId, dict[str, Trouble]] = {}
 
     # ---- what gossip tells ----
 
     def heard(self, event: GossipEvent, view: HostView | None) -> None:
-        """`view` is the host of the event, as gossip has it after that."""
+        """Take an event of a host. `view` is that host, as gossip has it after the event."""
         match event:
             case HostUp():
                 self._up(event.host, view)
@@ -96,7 +98,7 @@ class HostWatch:
                 pass
 
     def _note(self, host: HostId, what: str, why: str, kind: str, view: HostView | None) -> None:
-        """Hosts that see one event of a host note it under one key."""
+        """Note an event of a host. Hosts that see it note it under one key."""
         key = "" if view is None else f"{kind}/{view.boot}.{view.incarnation}"
         self._event_log.note(f"host/{host}", what, why, key=key)
 
@@ -188,7 +190,7 @@ class HostWatch:
     def _of(
         self, view: HostView, views: Sequence[HostView], log: LogSeen, now_s: float
     ) -> list[tuple[str, Trouble, bool]]:
-        """Each with its kind, and whether it has to last before it is told."""
+        """The troubles of a host, each with its kind, and whether it has to last before it is told."""
         said = [wrong for each in views if isinstance(wrong := _said(each, self), WrongNow)]
         found: list[tuple[str, Trouble, bool]] = []
         if any(view.host in wrong.names for wrong in said):
@@ -209,7 +211,7 @@ class HostWatch:
     # ---- for others ----
 
     def told(self) -> WrongNow:
-        """What this host saw itself, for the others."""
+        """What this host itself saw to be wrong, for the others."""
         full_for = self._full[0] if self._full is not None else HostId("")
         return WrongNow(tuple(sorted(self._claimed))[:NAMES_TOLD], full_for)
 
@@ -219,7 +221,7 @@ class HostWatch:
 
 
 def _said(view: HostView, watch: HostWatch) -> msgspec.Struct | None:
-    """What a host that is not gone says is wrong; this one needs no gossip for that."""
+    """What a host that is not gone says is wrong; this host needs no gossip for its own word."""
     if view.host == watch._me:
         return watch.told()
     return None if view.state in NOT_LIVE else view.value("wrong", WrongNow)

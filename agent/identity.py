@@ -1,4 +1,5 @@
-"""What identifies this host across restarts of its agent: the file `identity`, written before anybody is told."""
+"""What identifies this host across restarts of its agent: the file `identity`, written before any other host is
+told."""
 
 import msgspec
 
@@ -10,7 +11,7 @@ FILE = "identity"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Of this installation, and of this life of its agent."""
+    """The identity of this installation, and of this life of its agent."""
 
     uuid: bytes
     boot: int
@@ -20,8 +21,8 @@ _decoder = msgspec.msgpack.Decoder(Identity)
 
 
 async def load(disk: Disk) -> Identity | None:
-    """StateRefused for a damaged file: under a boot number that was used before, other hosts would take new messages of
-    this host for repeats."""
+    """Read the identity; None: there is no file. StateRefused for a damaged one: under a boot number that was used
+    before, other hosts would take new messages of this host for repeats."""
     try:
         return await checked.load(disk, FILE, _decoder)
     except checked.Damaged as error:
@@ -34,8 +35,8 @@ async def load(disk: Disk) -> Identity | None:
 
 
 async def save(disk: Disk, identity: Identity) -> None:
-    """Durable on return. On a disk without room it is written over the one before, which is as long: an agent starts
-    all the same. OSError."""
+    """Write the identity, durable on return. On a disk without room it is written over the earlier one, which has the
+    same length: an agent starts all the same. OSError."""
     data = checked.seal(identity)
     try:
         await disk.replace(FILE, data)

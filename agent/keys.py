@@ -14,9 +14,9 @@ _LINE = re.compile(r"^[0-9a-f]{64}$")
 
 
 def find(config: Config, environ: Mapping[str, str]) -> Path:
-    """The file named in agent.toml, else systemd's credential if a key is in it, else the one beside agent.toml, else
-    the state directory's own, which need not exist. ConfigError when none is there and the seeds are other hosts: a key
-    that is made here opens nothing of theirs."""
+    """The keyring's file: the one named in agent.toml, else systemd's credential if a key is in it, else the one beside
+    agent.toml, else the state directory's own, which need not exist. ConfigError when none is there and the seeds are
+    other hosts: a key that is made here opens nothing of theirs."""
     if config.gossip.key_file:
         return Path(config.gossip.key_file)
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / NAME
@@ -34,7 +34,7 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Also one that this user may not see: to read it says so."""
+    """Whether the file is there, also where this user may not see it: reading it then says so."""
     try:
         return path.is_file()
     except PermissionError:
@@ -42,7 +42,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_empty(path: Path) -> bool:
-    """Comments only: what the unit gives where nobody made a key."""
+    """Whether the file has comments only: what the unit gives where no key was made."""
     try:
         return not _lines(path.read_text("ascii"))
     except (OSError, UnicodeDecodeError):
@@ -73,7 +73,7 @@ def load(path: Path, make: bool) -> list[bytes]:
 
 
 def generate(path: Path) -> None:
-    """A new key, readable by its owner alone. FileExistsError when there is one: it may be in use."""
+    """Make a new key, readable by its owner alone. FileExistsError when there is one: it may be in use."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w") as out:

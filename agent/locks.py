@@ -48,7 +48,7 @@ class StateLock:
             return False
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
         if self._file is not None:
             os.unlink(self.path)
             os.close(self._file)

@@ -21,7 +21,7 @@ def _redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict
 
 
 def configure(level: str = "info") -> None:
-    """Once per process, before the first line."""
+    """Configure the log, once per process, before the first line."""
     people = sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
     render = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
     structlog.configure(

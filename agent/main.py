@@ -41,17 +41,17 @@ from covey.ports.addresses import hears_others, ip_port
 from covey.wire.checked import StateRefused
 
 FORCED_EXIT_S = 5.0
-"""SIGTERM to exit, at most; what takes longer is cut off."""
+"""The most seconds from SIGTERM to exit; what takes longer is cut off."""
 LOG_RESERVE_BYTES = RESERVE_BYTES_MAX
-"""Set aside on disk for the log and records: enough for hours, in which an operator can make room."""
+"""Bytes set aside on disk for the log and records: enough for hours, in which an operator can make room."""
 LEAVE_S = FORCED_EXIT_S - 1
-"""Of that, for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the plugins
-(`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has
-a limit of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
+"""The part of `FORCED_EXIT_S` for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the
+plugins (`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip.
+Each has a limit of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
-"""Of `gc.set_threshold`. Ours: reference counts free nearly everything here, cycles are few."""
+"""The thresholds given to `gc.set_threshold` (chosen): reference counts free nearly everything here, cycles are few."""
 
 
 class Daemon:
@@ -63,7 +63,7 @@ class Daemon:
         self._log = logs.for_host(config.name)
         self._stop = asyncio.Event()
         self._away_s = config.gossip.away_s
-        """Gossiped at the end: systemd starts us again, also after a failure."""
+        """The seconds of absence that are gossiped at the end: systemd starts the agent again, also after a failure."""
         self._failure = ""
         self._refused: StateRefused | None = None
         self._tasks = Tasks(self._log, self._fatal)
@@ -84,8 +84,8 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> int:
-        """Exit status: 0 after SIGTERM, 1 after an unhandled error, 3 and 4 when this host's state cannot be trusted
-        (`covey.wire.checked.StateRefused`): a restart does not help."""
+        """Run the agent, and return its exit status: 0 after SIGTERM, 1 after an unhandled error, 3 and 4 when this
+        host's state cannot be trusted (`covey.wire.checked.StateRefused`): a restart does not help."""
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
@@ -177,7 +177,8 @@ def settle_collector() -> None:
 
 
 def check_own(run_dir: str) -> None:
-    """ConfigError unless only we or root can put a socket there: another user's socket would receive submissions."""
+    """ConfigError unless only this user or root can put a socket into the folder: another user's socket would receive
+    submissions."""
     found = os.stat(run_dir)
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
         why = (
@@ -243,7 +244,7 @@ def _complain(what: str, why: str, next: str) -> None:
 
 
 def make_key(path: Path) -> int:
-    """Exit status."""
+    """Make a key, and return the exit status."""
     try:
         keys.generate(path)
     except OSError as error:

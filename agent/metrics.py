@@ -1,4 +1,4 @@
-"""What the agent itself measures; gossip and each plugin have a file of their own (`covey/core/metrics.py`)."""
+"""The metrics of the agent itself; gossip and each plugin have a file of their own (`covey/core/metrics.py`)."""
 
 from covey.core.metrics import MetricGroup
 

@@ -1,20 +1,20 @@
-"""State for systemd (sd_notify(3)): one datagram of `KEY=value` lines to $NOTIFY_SOCKET."""
+"""The state that systemd is told (sd_notify(3)): one datagram of `KEY=value` lines to $NOTIFY_SOCKET."""
 
 import socket
 from collections.abc import Mapping
 
 
 class Notifier:
-    """Does nothing where there is no systemd."""
+    """Tells systemd the agent's state; it does nothing where there is no systemd."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._path = environ.get("NOTIFY_SOCKET", "")
         period_us = environ.get("WATCHDOG_USEC", "")
         self.watchdog_s = int(period_us) / 1e6 if period_us.isdigit() else None
-        """How long systemd waits for a WATCHDOG=1 before it kills us; None: it does not watch."""
+        """Seconds for which systemd waits for a WATCHDOG=1 before it kills the agent; None: it does not watch."""
 
     def tell(self, **values: str | int) -> None:
-        """`tell(READY=1, STATUS="4 hosts alive")`. A full or absent socket is ignored."""
+        """Send lines, as in `tell(READY=1, STATUS="4 hosts alive")`. A full or absent socket is ignored."""
         if not self._path:
             return
         address = "\0" + self._path[1:] if self._path.startswith("@") else self._path

@@ -1,4 +1,4 @@
-"""`covey-program`: the entry point of every process of ours beside the agent.
+"""`covey-program`: the entry point of every process of Covey beside the agent.
 
 The agent hands over a `ProgramStart` on standard input: where this host's files are, and the program's own
 configuration. The program gets ports like the agent's (all but control links), runs until its work is over or SIGTERM
@@ -40,23 +40,24 @@ from covey.ports import Address, Env, Logger
 from plugins.base import Program
 
 COLLECT_AFTER = (20_000, 20, 50)
-"""Of `gc.set_threshold`. Reference counts free nearly everything; with 64 requests under way Python's own numbers had
-it look for cycles at every second one, a tenth of a volume's processor time."""
+"""The thresholds given to `gc.set_threshold`. Reference counts free nearly everything; with 64 requests under way
+Python's own numbers had it look for cycles at every second one, a tenth of a volume's processor time."""
 LEVELS = ("debug", "info", "warning", "error")
 SECRETS = ("key", "secret", "token", "password")
 """A field whose name contains one of these is never written."""
 
 
 def collect_seldom(is_byte_path: bool) -> None:
-    """A full collection of what was imported stopped a volume for 15 ms: it looks at what came since. What holds larger
-    things than pages is looked for as often as ever."""
+    """Have garbage collections look only at what came since the import: a full collection of what was imported stopped
+    a volume for 15 ms. A program that holds larger things than pages keeps Python's own thresholds."""
     gc.freeze()
     if is_byte_path:
         gc.set_threshold(*COLLECT_AFTER)
 
 
 def program_named(name: str) -> Program:
-    """KeyError when no plugin has it. Plugins are imported only if it is none of the agent's own."""
+    """The program of this name. KeyError when no plugin has it. Plugins are imported only if it is none of the agent's
+    own."""
     if name == "supervisor":
         from agent.jobs.supervisor.supervisor import PROGRAM
 
@@ -129,7 +130,7 @@ class NoLinks:
         return False
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""
 
 
 def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
@@ -156,7 +157,7 @@ def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, d
 
 
 async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> int:
-    """Exit status: 0 when the work is over or SIGTERM came, 1 when it failed."""
+    """Run a program, and return its exit status: 0 when the work is over or SIGTERM came, 1 when it failed."""
     loop = asyncio.get_running_loop()
     failed: list[BaseException] = []
 
@@ -187,7 +188,8 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
 
 
 def go_first(score: int, log: Logger) -> None:
-    """The agent is killed last (systemd/covey.service), and what it starts inherits that."""
+    """Set this program's oom_score_adj: the agent is killed last (systemd/covey.service), and what it starts would
+    inherit that."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(score))
@@ -196,7 +198,7 @@ def go_first(score: int, log: Logger) -> None:
 
 
 def say_loaded() -> None:
-    """Tell the agent that started us, if it still listens, that the code is loaded."""
+    """Tell the agent that started this program, if it still listens, that the code is loaded."""
     tells = os.environ.pop(LOADED_FD, "")
     if tells:
         with contextlib.suppress(OSError):
@@ -205,7 +207,7 @@ def say_loaded() -> None:
 
 
 def main() -> None:
-    """Never returns: exits 0 when the work is over, 1 when it failed, 2 when it was not started by an agent."""
+    """Run the program and exit: 0 when the work is over, 1 when it failed, 2 when it was not started by an agent."""
     try:
         start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ProgramStart)
     except msgspec.DecodeError:

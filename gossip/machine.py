@@ -27,13 +27,13 @@ from gossip.types import HostDown, HostState, HostUp, HostView, MemberAway, Send
 
 
 class GossipStarted(msgspec.Struct, frozen=True):
-    """Event: begin."""
+    """Event: gossip begins."""
 
     address: Address
     """This host's address for the others; empty while no peer has told it."""
     remembered: tuple[MemberRecord, ...] = ()
     seeds: tuple[Address, ...] = ()
-    """Addresses to join through, as far as they are known yet."""
+    """The addresses to join through, as far as they are known yet."""
 
 
 class DatagramHeard(msgspec.Struct, frozen=True):
@@ -59,14 +59,14 @@ Action = SendDatagram | SetTimer[members.Timer] | SetTimer[spread.Timer] | Publi
 
 
 class Gossip:
-    """`budget`: bytes of messages that fit into a datagram of this host."""
+    """Both planes of gossip on one host. `budget`: bytes of messages that fit into a datagram of this host."""
 
     def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.me = me
         self.membership = Membership(me, settings, budget, rng)
         self.spread = Spread(me, settings, budget, rng)
         self.refused = 0
-        """Datagrams with facts from hosts that are not alive here."""
+        """The number of datagrams with facts from hosts that are not alive here."""
         self._since_s = 0.0
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
@@ -114,7 +114,7 @@ class Gossip:
         return [*actions, *self._spread(spread.Told(heard.sender, heard.source, tuple(facts)), now_s)]
 
     def _members(self, event: members.Event, now_s: float) -> list[Action]:
-        """The actions of membership. `Spread` receives first which hosts came and went."""
+        """Hand an event to membership, and return its actions. `Spread` receives first which hosts came and went."""
         actions: list[Action] = []
         for action in self.membership.handle(event, now_s):
             match action:
@@ -187,7 +187,7 @@ class Gossip:
         )
 
     def _peer(self, member: Member, now_s: float) -> HostView:
-        """Facts of an earlier boot of the host are no longer true, and are not shown."""
+        """The view of a host. Facts of an earlier boot of the host are no longer true, and are not shown."""
         facts = self.spread.of(member.host)
         current = facts is not None and facts.boot >= member.boot
         fresh_s = facts.fresh_s if facts is not None and current else member.since_s
@@ -205,7 +205,7 @@ class Gossip:
         )
 
     def check(self) -> None:
-        """AssertionError when an invariant does not hold, within a plane or between the two."""
+        """Raise AssertionError when an invariant does not hold, within a plane or between the two."""
         self.membership.check()
         self.spread.check()
         live = {member.identity for member in self.membership.members.values() if member.live and not member.remembered}

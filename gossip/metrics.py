@@ -1,4 +1,4 @@
-"""What gossip measures."""
+"""The metrics of gossip."""
 
 from covey.core.metrics import MetricGroup
 

@@ -42,11 +42,11 @@ VERSION = 1
 TAG_BYTES = 16
 SALT_BYTES = 4
 KEYS_MAX = 3
-"""As memberlist: the one that seals, the one before, the one to come."""
+"""The most keys a ring has, like memberlist's: the one that seals, the one before, the one to come."""
 WINDOW = 1024
-"""Counters behind the newest that are still accepted once."""
+"""The number of counters behind the newest that are still accepted once."""
 SENDERS_MAX = 4096
-"""Senders whose replay window is kept; only authenticated ones are."""
+"""The most senders whose replay window is kept; only authenticated ones are."""
 
 _HEADER = struct.Struct(">B4s4sQQ4sQ")
 HEADER_BYTES = _HEADER.size
@@ -61,8 +61,8 @@ Reason = Literal[
     "replayed",
     "reflected",
 ]
-"""Why a datagram was dropped. `unknown_key`: not of our ring, or not sealed at all; `unsealed`: the seal does not hold;
-`reflected`: our own."""
+"""Why a datagram was dropped. `unknown_key`: its key is not in this ring, or it is not sealed at all; `unsealed`: the
+seal does not hold; `reflected`: this host sent it."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):
@@ -81,12 +81,12 @@ class Opened(msgspec.Struct, frozen=True):
 class Dropped(msgspec.Struct, frozen=True):
     reason: Reason
     version: int = VERSION
-    """Version in its first byte; another one in a datagram under a key of ours is logged."""
+    """Version in the first byte of the datagram; one that has another version under a known key is logged."""
     earlier: Sender | None = None
-    """Of one that was sealed in an earlier boot than the sender's newest: who sealed it. Late, repeated, or another
-    machine with the same identity."""
+    """Who sealed the datagram, where that was in an earlier boot than the sender's newest: it is late, repeated, or
+    from another machine with the same identity."""
     counter: int = 0
-    """Of that sender and boot: grows with each datagram."""
+    """The datagram's number from `earlier`, that sender and boot; it grows with each datagram."""
 
 
 _body_decoder = msgspec.msgpack.Decoder(Body)
@@ -103,7 +103,7 @@ def budget(datagram_bytes: int, host: str) -> int:
 
 
 class Keyring:
-    """Up to three keys of 32 bytes; the first one seals. ValueError otherwise."""
+    """A keyring: up to three keys of 32 bytes; the first one seals. ValueError otherwise."""
 
     def __init__(self, keys: Sequence[bytes], label: str) -> None:
         if not 1 <= len(keys) <= KEYS_MAX:
@@ -145,7 +145,7 @@ class Sealer:
         self._aead = _cipher(ring.primary, self._identity, self._me.boot)
 
     def seal(self, messages: Sequence[Message]) -> bytes:
-        """One datagram. The caller limits its length (`budget`)."""
+        """Seal one datagram. The caller limits its length (`budget`)."""
         self._counter += 1
         header = _HEADER.pack(
             VERSION, self._key_id, self._cluster, self._identity, self._me.boot, self._salt, self._counter
@@ -156,7 +156,7 @@ class Sealer:
 
 
 class Window:
-    """Which counters of one sender and boot were seen: a bitmap that slides with the newest."""
+    """The counters of one sender and boot that were seen: a bitmap that slides with the newest."""
 
     __slots__ = ("boot", "newest", "seen")
 
@@ -177,7 +177,7 @@ class Window:
 
 
 class Opener:
-    """Opens what others sealed."""
+    """Opens datagrams that other hosts sealed."""
 
     def __init__(self, ring: Keyring, me: int) -> None:
         self._ring, self._me = ring, me
@@ -185,13 +185,13 @@ class Opener:
         self._ciphers: OrderedDict[tuple[bytes, int, int], AESGCM] = OrderedDict()
 
     def remember(self, sender: int, boot: int) -> None:
-        """From before our restart: the sender's boot at that time; datagrams of older boots are replays."""
+        """Remember, from before a restart, the sender's boot at that time; datagrams of older boots are replays."""
         window = self._windows.get(sender)
         if window is None or window.boot < boot:
             self._windows[sender] = Window(boot)
 
     def open(self, datagram: bytes) -> Opened | Dropped:
-        """The messages and their sender, or why the datagram is dropped. Never raises."""
+        """Open a datagram: its messages and their sender, or why it is dropped. It never raises."""
         if len(datagram) > DATAGRAM_BYTES_MAX:
             return Dropped("oversized")
         if len(datagram) < HEADER_BYTES + TAG_BYTES:

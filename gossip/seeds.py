@@ -14,29 +14,30 @@ from covey.ports.addresses import ip_port, is_ip, is_v6
 LOOK_AGAIN_S = 30.0
 LOOK_AGAIN_ALONE_S = 5.0
 LOOK_S_MAX = 20.0
-"""Longest that one name may take; resolvers give up after about 10 s a server by default."""
+"""The most seconds that looking up one name may take; resolvers give up after about 10 s a server by default."""
 
 
 class Seeds:
-    """`bound`: where the gossip socket is; it reaches addresses of its own family only."""
+    """The seeds of this host. `bound`: the address of the gossip socket, which reaches addresses of its own family
+    only."""
 
     def __init__(self, seeds: Sequence[Address], bound: Address, datagrams: Datagrams, log: Logger) -> None:
         self._seeds, self._bound, self._datagrams, self._log = tuple(seeds), bound, datagrams, log
         self._found: dict[Address, tuple[Address, ...]] = {}
         self.unknown: dict[Address, str] = {}
-        """Seed -> why it cannot be called."""
+        """The seeds that cannot be called, and why."""
         for seed in self._seeds:
             if is_ip(ip_port(seed)[0]):
                 self._take(seed, (seed,))
 
     @property
     def names(self) -> Sequence[Address]:
-        """Seeds that have to be looked up."""
+        """The seeds that have to be looked up."""
         return [seed for seed in self._seeds if not is_ip(ip_port(seed)[0])]
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Addresses of all seeds that resolve, each once, in the order of the file."""
+        """The addresses of all seeds that resolve, each once, in the order of the file."""
         return tuple(dict.fromkeys(address for seed in self._seeds for address in self._found.get(seed, ())))
 
     async def look(self) -> None:

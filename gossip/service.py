@@ -5,8 +5,8 @@
 Every timer that fires late shows how long the loop stalled; the machine gets that before it gets the timer, so that no
 probe or suspicion that ran out meanwhile counts. A tick makes sure that there is such a timer five times a second.
 
-An exception in a timer or datagram callback would only go to asyncio's log while gossip went on in a broken state. It
-is caught, stops the service and is raised in the task that `env.spawn` watches.
+An exception in a timer or datagram callback would only go to asyncio's log while gossip kept running in a broken state.
+It is caught, stops the service and is raised in the task that `env.spawn` watches.
 """
 
 import asyncio
@@ -63,18 +63,19 @@ __all__ = [
 
 PEERS_FILE = "gossip/peers"
 PEERS_INTERVAL_S = 10.0
-"""The file of known hosts is written at most so often."""
+"""The least seconds between two writes of the file of known hosts."""
 TICK_S = 0.2
-"""Longest pause between two ticks; shorter where probes are quicker than by default."""
+"""The most seconds between two ticks; shorter where probes are quicker than by default."""
 STALL_S = 0.1
-"""A timer that is late by more shows a stall; less, too, where probes are quicker than by default."""
+"""Seconds by which a late timer shows a stall; less, too, where probes are quicker than by default."""
 GOODBYES = 3
 GOODBYE_INTERVAL_S = 0.05
 
 
 class PeersFile(msgspec.Struct, frozen=True):
-    """The file of known hosts, gone ones too, so that a restart finds the rack without seeds. Under a checksum: after
-    one wrong bit in a boot number all datagrams of a live host count as replays, here and where the record goes."""
+    """The file of known hosts, gone ones too, so that a restart finds the rack without seeds. It has a checksum: after
+    one wrong bit in a boot number all datagrams of a live host count as replays, here and wherever the record is passed
+    on."""
 
     records: tuple[MemberRecord, ...]
 
@@ -111,13 +112,13 @@ class GossipService:
         self._saved: tuple[MemberRecord, ...] = ()
         self._alone = False
         self._versions: set[int] = set()
-        """Other gossip versions, received under our key: one byte, so at most 255."""
+        """Other gossip versions, received under this host's key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
 
     # ---- life ----
 
     async def start(self) -> None:
-        """OSError when the address cannot be bound."""
+        """Start gossip. OSError when the address cannot be bound."""
         remembered = await self._remembered()
         self._failed = asyncio.get_running_loop().create_future()
         self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
@@ -131,7 +132,7 @@ class GossipService:
             self._env.spawn("gossip: seeds", self._keep_seeds(self._seeds, self._failed))
 
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
-        """`leave`: tell all hosts at once that this host `left`, or is `away` for so many seconds."""
+        """Stop gossip. `leave`: tell all hosts at once that this host `left`, or is `away` for `away_s` seconds."""
         if self._socket is None:
             return
         if leave and not self._stopped:
@@ -149,7 +150,7 @@ class GossipService:
             self._failed.set_result(None)
 
     async def _watch(self, failed: "asyncio.Future[None]") -> None:
-        """Raises the exception of a callback."""
+        """Raise the exception of a callback."""
         await failed
 
     def _advertised(self, bound: Address) -> Address:
@@ -163,14 +164,15 @@ class GossipService:
 
     @property
     def address(self) -> Address:
-        """Where the socket is bound. RuntimeError before start."""
+        """The address to which the socket is bound. RuntimeError before start."""
         if self._socket is None:
             raise RuntimeError("gossip is not started")
         return self._socket.address
 
     @property
     def seeds_unknown(self) -> Mapping[Address, str]:
-        """Seed -> why it cannot be called: its name does not resolve, or it has no address of our family."""
+        """The seeds that cannot be called, and why: the name does not resolve, or has no address of this host's
+        family."""
         return {} if self._seeds is None else dict(self._seeds.unknown)
 
     def spread(self, key: str, value: bytes | None) -> None:
@@ -189,7 +191,8 @@ class GossipService:
         return self._gossip.peer(host, self._env.clock.now_s())
 
     def holder(self, host: HostId) -> int:
-        """The identity of the installation that has this name; 0 while none is known. The one place that decides it."""
+        """The identity of the installation that has this name; 0 while none is known. This is the one place that
+        decides it."""
         member = self._gossip.membership.members.get(host)
         return 0 if member is None else member.identity
 
@@ -199,7 +202,8 @@ class GossipService:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """For metrics, since the start: datagrams received, sent, dropped by reason; probes, suspicions."""
+        """What was counted since the start, for metrics: datagrams received, sent, dropped by reason; probes,
+        suspicions."""
         found = {**self._counts, **self._gossip.membership.counts}
         found["facts_ignored"] = self._gossip.spread.ignored
         found["facts_refused"] = self._gossip.refused
@@ -234,7 +238,7 @@ class GossipService:
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
 
     def _dispatch(self, event: Event) -> None:
-        """An exception in here is a defect: gossip stops, and `_watch` raises it."""
+        """Hand an event to the machine. An exception in here is a defect: gossip stops, and `_watch` raises it."""
         try:
             self._dispatch_checked(event)
         except Exception as error:
@@ -259,7 +263,7 @@ class GossipService:
             asyncio.get_running_loop().call_later(self._tick_s, self._tick, next_s)
 
     def _lag(self, due_s: float) -> None:
-        """A timer that was due at `due_s` runs now: the difference is the loop's stall."""
+        """Note that a timer that was due at `due_s` runs now: the difference is the loop's stall."""
         now_s = self._env.clock.now_s()
         late_s = now_s - due_s
         self._lag_s_max = max(self._lag_s_max, late_s)
@@ -323,7 +327,7 @@ class GossipService:
     # ---- the file of known hosts ----
 
     async def _remembered(self) -> tuple[MemberRecord, ...]:
-        """Hosts of before the restart; none when the file is missing or cannot be read."""
+        """Hosts that were known before the restart; none when the file is missing or cannot be read."""
         try:
             stored = await checked.load(self._env.disk, PEERS_FILE, _peers_decoder)
         except (OSError, checked.Damaged) as error:

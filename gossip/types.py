@@ -25,26 +25,27 @@ T = TypeVar("T")
 U32_MAX = 2**32 - 1
 U63_MAX = 2**63 - 1
 KEY_BYTES = 32
-"""AES-256."""
+"""The length of a key in bytes, that of AES-256."""
 UUID_BYTES = 16
 
 AWAY_S_MAX = 3600
-"""Longest absence that a host may announce, seconds."""
+"""The longest absence that a host may announce, seconds."""
 AwaySeconds = Annotated[int, Meta(ge=0, le=AWAY_S_MAX)]
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Boot = Annotated[int, Meta(ge=0, le=U63_MAX)]
 Identity = Annotated[int, Meta(ge=0, le=U63_MAX)]
 HostName = Annotated[HostId, Meta(pattern=ID_PATTERN)]
-"""`\\Z`, since `$` would let a name end in a line feed."""
+"""A host's name, whose pattern ends in `\\Z`, since `$` would let a name end in a line feed."""
 MaybeHostName = Annotated[HostId, Meta(pattern=rf"(?:\A\Z|{ID_PATTERN})")]
 Uuid = Annotated[bytes, Meta(min_length=UUID_BYTES, max_length=UUID_BYTES)]
 PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
-"""`ip:port`, or empty: the source address of the datagram."""
+"""An address `ip:port`, or empty: the source address of the datagram."""
 
 State = Literal["alive", "suspect", "gone", "left"]
-"""As in messages: of two messages about one boot and incarnation the later in this order counts."""
+"""A host's state in messages: of two messages about one boot and incarnation the one with the later state in this order
+counts."""
 HostState = Literal["alive", "suspect", "away", "gone", "left"]
-"""As in views: a host that left and announced its return is away until then, and gone afterwards."""
+"""A host's state in views: a host that left and announced its return is away until then, and gone afterwards."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +63,7 @@ class Sender(msgspec.Struct, frozen=True):
     uuid: bytes
     boot: int
     identity: int = 0
-    """Of name and uuid; always computed, once."""
+    """The identity number computed from name and uuid, once; the argument is ignored."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "identity", identity(self.host, self.uuid))
@@ -78,7 +79,7 @@ class HostUp(Fact, frozen=True):
 
 
 class MemberSuspected(Fact, frozen=True):
-    """`by` could not reach it."""
+    """The host became suspect: `by` could not reach it."""
 
     host: HostId
     by: HostId
@@ -92,8 +93,8 @@ class HostDown(Fact, frozen=True):
 
 
 class MemberAway(Fact, frozen=True):
-    """The host restarts: it announced that it is back within `for_s`, and that its processes go on meanwhile. `HostUp`
-    follows, or `HostDown` once the time is over."""
+    """The host restarts: it announced that it is back within `for_s` seconds, and that its processes keep running
+    meanwhile. `HostUp` follows, or `HostDown` once the time is over."""
 
     host: HostId
     for_s: float
@@ -106,7 +107,7 @@ class NameConflict(Fact, frozen=True):
 
     host: HostId
     at: Address = ""
-    """Where the machine that is not let in speaks from, or the one that has the name; empty: only another host saw
+    """The address of the machine that is not let in, or of the one that has the name; empty: only another host saw
     it."""
 
 
@@ -119,7 +120,7 @@ class TableFull(Fact, frozen=True):
 
 class LaterBootKnown(Fact, frozen=True):
     """Other hosts know this host, which they take for gone, under a later boot than it has: they drop what it says as
-    said before."""
+    repeated."""
 
     boot: int
 
@@ -133,19 +134,20 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     host: HostId
     state: HostState
     address: Address = ""
-    """Address of its gossip; empty for this host itself until a peer has sent it."""
+    """The address of the host's gossip; empty for this host itself until a peer has sent it."""
     boot: int = 0
     incarnation: int = 0
     since_s: float = 0.0
-    """Monotonic clock of this host at the last change of state."""
+    """When the state last changed, on this host's monotonic clock."""
     age_s: float = 0.0
-    """Seconds since the newest fact of it was made, the time to reach this host included; 0 for this host itself."""
+    """Seconds since the newest fact of the host was made, the time to reach this host included; 0 for this host
+    itself."""
     suspected_by: HostId | None = None
-    """The host that could not reach it, of a suspect host and of one that is gone."""
+    """The host that could not reach it, for a suspect host and for one that is gone."""
     values: Mapping[str, bytes] = {}
-    """What it published in its present boot, still encoded; read with `value`."""
+    """The values that the host published in its present boot, still encoded; read with `value`."""
     away_s: float = 0.0
-    """Of one that is away: seconds within which it announced to be back."""
+    """Seconds within which a host that is away announced to be back."""
 
     def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """A published value, or None when absent or malformed (a host of another version)."""
@@ -173,7 +175,7 @@ def size(message: Message) -> int:
 
 
 class SendDatagram(msgspec.Struct, frozen=True):
-    """Action: put these into one datagram, which may be lost."""
+    """Action: put these messages into one datagram, which may be lost."""
 
     to: Address
     messages: tuple[Message, ...]

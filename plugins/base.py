@@ -1,4 +1,4 @@
-"""Plugin and Host: what a plugin offers the agent, and what it may ask of it. All six plugins have this one shape."""
+"""Plugin and Host: what a plugin offers the agent, and what it may ask of it. All plugins have this one shape."""
 
 import asyncio
 import contextlib
@@ -22,31 +22,33 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ReplicatedLog(Protocol):
-    """The log under the leader. Voters vote; all other alive hosts receive it, so each answers reads from its copy."""
+    """The rack's replicated log. Voters vote; all other alive hosts receive it, so each answers reads from its copy."""
 
     @property
     def leader(self) -> HostId | None:
-        """Whom this host takes for the leader; None while it knows none."""
+        """The host that this host takes for the leader; None while it knows none."""
 
     @property
     def term(self) -> int:
-        """Of the newest election that this host knows; grows."""
+        """The term of the newest election that this host knows; it only grows."""
 
     @property
     def leaderless_s(self) -> float:
-        """Seconds for which this host has known no leader, after the time that one which lost its majority may take to
-        notice: while a majority of voters says more than 0, nobody leads, and whoever leads next was elected later."""
+        """Seconds for which this host has known no leader, after the time that a leader which lost its majority may
+        take to notice: while a majority of voters says more than 0, no host leads, and whoever leads next was elected
+        later."""
 
     @property
     def is_leader(self) -> bool:
-        """True only while this host holds a majority's confirmation (CheckQuorum)."""
+        """Whether this host leads: True only while it holds a majority's confirmation (CheckQuorum)."""
 
     @property
     def applied_index(self) -> int:
         """Index of the newest entry applied here; 0 before the first."""
 
     def undecided(self) -> Sequence[bytes]:
-        """Commands behind the newest entry applied here, oldest first: a majority may have them, and so may nobody."""
+        """Commands behind the newest entry applied here, oldest first: a majority may have them, and perhaps no other
+        host has."""
 
     @property
     def voters(self) -> Sequence[HostId]:
@@ -58,7 +60,8 @@ class ReplicatedLog(Protocol):
 
     @property
     def caught_up(self) -> bool:
-        """A leader confirmed this copy at some time since this agent started: what it lacks is younger than `age_s`."""
+        """Whether a leader has confirmed this copy since this agent started: then what it lacks is younger than
+        `age_s`."""
 
     def bind(
         self,
@@ -66,41 +69,43 @@ class ReplicatedLog(Protocol):
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
-        """The replicated state machine: before start, and again whenever its plugin begins anew; then `restore` gets
-        what the one before it holds. `apply(index, command) -> result` is deterministic."""
+        """Bind the replicated state machine: before start, and again whenever its plugin begins anew; then `restore`
+        gets what the one before it holds. `apply(index, command) -> result` is deterministic."""
 
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
-        """From any host: the result of `apply` once committed. NoLeader: nothing was proposed. OutcomeUnknown: it was
-        not committed within `timeout_s` seconds, and may be later."""
+        """Propose a command, on any host, and return the result of `apply` once it is committed. NoLeader: nothing was
+        proposed. OutcomeUnknown: it was not committed within `timeout_s` seconds, and may be later."""
 
 
 class RankSpec(msgspec.Struct, frozen=True):
     """One rank of those that a host starts."""
 
     rank: int
-    """Of the whole gang, 0..world_size-1."""
+    """The rank's number in the whole gang, 0..world_size-1."""
     local_rank: int
-    """Among the ranks on its host."""
+    """The rank's number among the ranks on its host."""
     gpus: tuple[str, ...]
-    """UUIDs of its own."""
+    """UUIDs of the rank's own GPUs."""
 
 
 class RankLease(msgspec.Struct, frozen=True):
-    """For how long ranks may run without news from the log's leader. Whoever holds it ends them by itself, so that they
-    are certainly gone before the leader grants their GPUs' quota again, also when this host is cut off."""
+    """How long ranks may run without news from the log's leader. Whoever holds the lease ends them by itself, so that
+    they are certainly gone before the leader grants their GPUs' quota again, also when this host is cut off."""
 
     asked_s: float
-    """`Clock.boot_s` when the leader was asked: what it said is counted from there, not from when the answer came."""
+    """`Clock.boot_s` when the leader was asked: the lease counts from there, not from when the answer came."""
     lease_s: float | None
-    """None: without end; nobody else could grant anything."""
+    """How long the ranks may run after `asked_s`, in seconds; None: without end, since nobody else could grant
+    anything."""
     grace_s: float
-    """Most that lies between SIGTERM and SIGKILL once it is over."""
+    """The most seconds between SIGTERM and SIGKILL once the lease is over."""
     pause_s: float | None = None
-    """Ranks that may be lost are suspended so long after `asked_s`, until a newer one comes; None: they are not."""
+    """Seconds after `asked_s` at which ranks that may be lost are suspended, until a newer lease comes; None: they are
+    not."""
 
     @property
     def until_s(self) -> float:
-        """`Clock.boot_s` at which it runs out; infinite without an end."""
+        """`Clock.boot_s` at which the lease runs out; infinite without an end."""
         return math.inf if self.lease_s is None else self.asked_s + self.lease_s
 
 
@@ -108,149 +113,158 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner starts on one host: some ranks of one gang under one epoch."""
 
     job: JobId
-    """Whose ranks these are."""
+    """The job whose ranks these are."""
     epoch: int
-    """Of the grant: a later one fences these ranks."""
+    """The epoch of the grant: a later one fences these ranks."""
     name: str
-    """Of the job, for people."""
+    """The job's name, for people."""
     tenant: str
-    """Whose quota the job counts against."""
+    """The tenant whose quota the job counts against."""
     job_class: str
     """What the job runs as under this grant: `guaranteed`, `auto` or `opportunistic`."""
     argv: tuple[str, ...]
-    """Program and arguments."""
+    """The program and its arguments."""
     cwd: str
-    """Absolute path on this host."""
+    """The working directory, an absolute path on this host."""
     env: dict[str, str]
-    """The submitter's variables; the runner adds the rank's own on top."""
+    """The submitter's environment variables; the runner adds the rank's own on top."""
     ranks: tuple[RankSpec, ...]
-    """Those of this host, ascending."""
+    """The ranks of this host, ascending."""
     world_size: int
-    """Ranks of the whole gang."""
+    """The number of ranks of the whole gang."""
     node_rank: int
     """Index of this host in `nodes`."""
     nodes: tuple[HostId, ...]
-    """Hosts of the gang now. Nothing on which all its ranks have to agree follows from them: some started before."""
+    """The hosts of the gang now. Nothing on which all its ranks have to agree may follow from them: some ranks started
+    before."""
     master_addr: str
-    """An IP the peers reach."""
+    """An IP address of rank 0's host that the other ranks reach."""
     master_port: int
-    """TCP port there that rank 0 may listen on."""
+    """The TCP port at `master_addr` that rank 0 may listen on."""
     attempt: int = 1
-    """Starts of the job, this one included."""
+    """The number of starts of the job, this one included."""
     grace_s: float = 60.0
     """Seconds between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
-    """Its ranks begin on what others leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
+    """Whether its ranks begin on what other ranks leave of the cores, until their channel answers
+    (`covey.ports.LetsGo`)."""
     attach: bool = True
-    """`covey.hooks` sees the script's steps."""
+    """Whether `covey.hooks` sees the script's steps."""
     tables: int = 1
-    """How many the job's tensors have, on each of its ranks, whenever that started (`covey.tensors.numbers.blocks`)."""
+    """The number of tables of the job's tensors, on each of its ranks, whenever that started
+    (`covey.tensors.numbers.blocks`)."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     spares: int = 0
-    """Processes that are to wait on this host to become one of its ranks."""
+    """The number of processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True
-    """A rank whose script attached state is started again alone when it is lost."""
+    """Whether a rank whose script attached state is started again alone when it is lost."""
     shared_memory: int = 0
-    """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
+    """Memory that each rank asked for on each of its GPUs, where GPUs are shared, bytes; 0: not said."""
     hang_s: float | None = None
-    """How long ranks may stand still before something is done, as their processes tell; None: for ever."""
+    """Seconds for which ranks may stand still, by what their processes tell, before something is done; None: for
+    ever."""
     lease: RankLease | None = None
-    """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
+    """The first lease; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 
 
 class LogRead(msgspec.Struct, frozen=True):
     """A part of a rank's output."""
 
     data: bytes
-    """As the rank wrote it: any bytes."""
+    """The output as the rank wrote it: any bytes."""
     offset: int
-    """Of its first byte in all that was written: over the one that was asked for when what lay there was dropped."""
+    """The position of the first byte of `data` in all that was written; higher than the one asked for when what was
+    there has been dropped."""
     size: int
-    """All that was ever written."""
+    """Bytes of output that were ever written."""
     kept: bool = True
-    """False: there is nothing of it, not even an empty file; it was removed, or the rank never began here."""
+    """Whether there is a file of the output, be it empty; False: it was removed, or the rank never began here."""
 
 
 class Runner(Protocol):
-    """Job processes on this host, which outlive the agent. It tells the facts `RanksStarted` and `RanksEnded`."""
+    """The job processes on this host, which outlive the agent. It publishes the facts `RanksStarted` and
+    `RanksEnded`."""
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
-        """A free TCP port on the advertised address, kept from others until these ranks start or are released.
+        """Reserve a free TCP port on the advertised address, kept from others until these ranks start or are released.
         OSError when there is none."""
 
     def release_port(self, job: JobId, epoch: int) -> None:
-        """The port is free for others again. Idempotent."""
+        """Free the port for others again. Idempotent."""
 
     async def start(self, spec: RanksSpec) -> None:
-        """Idempotent: the same job and epoch is started once, also across restarts of the agent. Ranks that come back
-        to a host under the same epoch (a larger `since`) start once those of before are over and forgotten."""
+        """Start the ranks. Idempotent: the same job and epoch is started once, also across restarts of the agent. Ranks
+        that come back to a host under the same epoch (a larger `since`) start once the earlier ones are over and
+        forgotten."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
-        """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s` seconds. Idempotent;
-        `RanksEnded` follows."""
+        """Send SIGTERM to the ranks' main processes, and SIGKILL to all their processes after `grace_s` seconds.
+        Idempotent; `RanksEnded` follows."""
 
     async def keep_stacks(self, job: JobId, epoch: int) -> None:
-        """The ranks here that can (`covey.hooks.stacks`) write where each of their threads is into their output. Once,
-        if their supervisor is there."""
+        """Let the ranks here that can (`covey.hooks.stacks`) write where each of their threads is into their output. It
+        is asked once, if their supervisor is there."""
 
     async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
-        """SIGKILL to this rank, if its process is still that one: it is replaced, or fails, for this reason."""
+        """Send SIGKILL to this rank, if its process is still the one with this pid: it is replaced, or fails, for this
+        reason."""
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         """Whether ranks that come from another host can join those that run here: `start` with more of them, and a
         newer `RanksSpec.since`."""
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
-        """As it was started, with what joined it since."""
+        """The spec with which these ranks were started, with the ranks that joined them since."""
 
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
-        """`spec.spares` processes are to wait here for ranks of this epoch, which are yet to come; they import
-        `modules` ahead. `spec.ranks`: one, of which only its number of GPUs counts. Idempotent; `SparesReady` follows.
-        Where ranks run, the runner keeps `RanksSpec.spares` of them by itself once their script attached its state."""
+        """Keep `spec.spares` processes waiting here for ranks of this epoch, which are yet to come; they import
+        `modules` ahead. `spec.ranks` has one rank, of which only the number of GPUs counts. Idempotent; `SparesReady`
+        follows. Where ranks run, the runner keeps `RanksSpec.spares` processes by itself once their script attached its
+        state."""
 
     def end_spares(self, job: JobId, epoch: int) -> None:
-        """None wait any more, unless ranks of this epoch run here. Idempotent."""
+        """End the waiting processes of this epoch, unless ranks of it run here. Idempotent."""
 
     def modules(self, job: JobId, epoch: int) -> tuple[str, ...]:
-        """What a process imports that waits to become a rank of what runs here; empty: none would wait, or its script
-        has attached nothing yet."""
+        """The modules that a process imports which waits to become one of the ranks here; empty: none would wait, or
+        the ranks' script has attached nothing yet."""
 
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
-        """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and
-        `RanksEnded` says `lost`; that happens also while this agent is dead or stopped."""
+        """Give the ranks of these (job, epoch) new leases. When a lease runs out they are told, ended, and `RanksEnded`
+        says `lost`; that happens also while this agent is dead or stopped."""
 
     async def kept(self) -> Sequence[RanksSpec]:
-        """What was started here and is not forgotten, whether it runs or has ended: what a plugin that lost its own
-        record asks. OSError from a sick disk."""
+        """The specs of all ranks that were started here and are not forgotten, whether they run or have ended: for a
+        plugin that lost its own record. OSError from a sick disk."""
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
-        """(job, epoch) -> rank -> pid of what runs here now."""
+        """The ranks that run here now: (job, epoch) -> rank -> pid."""
 
     def is_ending(self, job: JobId, epoch: int) -> bool:
         """Whether ranks of this epoch were asked to end, by this agent or by their supervisor, and have not ended."""
 
     def knows(self, job: JobId, epoch: int) -> bool:
-        """Whether ranks of this epoch run here, or may, or have ended and are not forgotten. True too while what an
-        earlier agent wrote down is not read yet."""
+        """Whether ranks of this epoch run here, or may, or have ended and are not forgotten. True also while the
+        records of an earlier agent are not read yet."""
 
     def log_path(self, job: JobId, rank: int) -> str:
         """Absolute path of a rank's output on this host, whether or not it exists."""
 
     def forget(self, job: JobId, epoch: int) -> None:
-        """The scheduler has this epoch's `RanksEnded` in the log: its record may go. Until then it is told again after
-        every restart of the agent. Logs stay."""
+        """Remove the record of this epoch, since the scheduler has its `RanksEnded` in the log. Until then `RanksEnded`
+        is told again after every restart of the agent. Output stays."""
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
-        """Up to `limit` bytes of that output from `offset` on (from its end, if negative), or from the next byte that
-        was kept; nothing of size 0, not kept, when there is none. Here, not in the plugin, because files are read
-        through ports. OSError from a sick disk."""
+        """Up to `limit` bytes of a rank's output from `offset` on (from its end, if negative), or from the next byte
+        that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
+        because files are read through ports. OSError from a sick disk."""
 
     @property
     def refusal(self) -> str:
-        """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it does."""
+        """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it takes them."""
 
 
 class RankPages(Protocol):
@@ -258,26 +272,26 @@ class RankPages(Protocol):
 
     @property
     def limits(self) -> LimitsWriter:
-        """What it may do."""
+        """The page on which the agent writes what the rank may do."""
 
     @property
     def report(self) -> ReportReader:
-        """What it did."""
+        """The page on which the rank writes what it did."""
 
     @property
     def asked(self) -> AskPages:
-        """By what it went when it connected: limits of an agent before this one."""
+        """What the rank's process wrote when it asked for pages: the limits of an earlier agent by which it went."""
 
     @property
     def mapped(self) -> bool:
-        """It has them: from now on it sees what is written."""
+        """Whether the rank has mapped the pages: from then on it sees what is written."""
 
     @property
     def busy(self) -> bool | None:
-        """Whether it says that it has work on its device; None: it does not say."""
+        """Whether the rank says that it has work on its device; None: it does not say."""
 
     def show(self, neighbour: "RankPages | None") -> None:
-        """Let it read the flag of this guaranteed rank, or of nobody any more. Idempotent."""
+        """Let the rank read the flag of this guaranteed neighbour, or of none any more. Idempotent."""
 
 
 class JobPeer(Protocol):
@@ -285,34 +299,35 @@ class JobPeer(Protocol):
 
     @property
     def job(self) -> JobId | None:
-        """Whose rank it is; None of a tool."""
+        """The job whose rank the process is; None for a tool."""
 
     @property
     def of_job(self) -> JobId | None:
-        """Of which job it is, by its token, also when it speaks for none of the ranks; None of a tool outside any."""
+        """The job that the peer belongs to, by its token, also when it speaks for none of the ranks; None for a tool
+        outside any job."""
 
     @property
     def rank(self) -> int:
-        """Of the whole gang, 0..world_size-1; without meaning for a tool."""
+        """The rank's number in the whole gang, 0..world_size-1; without meaning for a tool."""
 
     @property
     def epoch(self) -> int:
-        """Of the grant that it was started under."""
+        """The epoch of the grant that the process was started under."""
 
     @property
     def uid(self) -> int:
-        """User of the process, as the kernel tells it."""
+        """The user id of the process, as the kernel tells it."""
 
     @property
     def pages(self) -> RankPages | None:
-        """None while it has asked for none: then it goes by no limits."""
+        """The pages shared with the process; None while it has asked for none: then it goes by no limits."""
 
     @property
     def gone(self) -> bool:
-        """Nobody hears what is sent."""
+        """Whether the connection has ended, so that what is sent is lost."""
 
     def send(self, frame: Frame) -> None:
-        """Never waits: a peer that is too far behind with reading is cut off."""
+        """Send a frame. It never waits: a peer that is too far behind with reading is cut off."""
 
 
 class Host(Protocol):
@@ -324,7 +339,7 @@ class Host(Protocol):
 
     @property
     def env(self) -> Env:
-        """Its ports: clock, chance, disk, links, processes, probes. Nothing else leads outside."""
+        """This host's ports: clock, chance, disk, links, processes, probes. Nothing else leads outside."""
 
     @property
     def advertise(self) -> str:
@@ -332,11 +347,11 @@ class Host(Protocol):
 
     @property
     def boot(self) -> int:
-        """Counts starts of this agent; kept on disk, grows."""
+        """The number of starts of this agent; kept on disk, it only grows."""
 
     @property
     def runner(self) -> Runner:
-        """Who starts and ends ranks here."""
+        """The runner, which starts and ends ranks here."""
 
     @property
     def log(self) -> ReplicatedLog:
@@ -346,26 +361,26 @@ class Host(Protocol):
         """This plugin's section of agent.toml, checked."""
 
     def hosts(self) -> Sequence[HostView]:
-        """Every host gossip knows, this one included, sorted by name."""
+        """Every host that gossip knows, this one included, sorted by name."""
 
     def spread(self, key: str, value: msgspec.Struct) -> None:
-        """Gossip this to everybody under a key; read with `HostView.value`. A hint for others, never a promise.
-        ValueError when it takes more than 256 bytes encoded."""
+        """Gossip a value to all hosts under a key; they read it with `HostView.value`. It is a hint for others, never a
+        promise. ValueError when it takes more than 256 bytes encoded."""
 
     def publish(self, fact: Fact) -> None:
-        """Tell every plugin of this host, this one included, in order: what is published while another fact is told
-        waits for its turn."""
+        """Tell every plugin of this host, this one included, in order: a fact published while another one is told waits
+        for its turn."""
 
     async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
-        """At least once until `deadline_s` seconds have passed, handled at most once by `on_message` of the same plugin
-        there. False: not acknowledged in time (it may still have been handled)."""
+        """Send a message at least once until `deadline_s` seconds have passed; `on_message` of the same plugin there
+        handles it at most once. False: not acknowledged in time (it may still have been handled)."""
 
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
-        """A question that changes nothing: the answer of the same plugin's `answer` there, decoded by
+        """Ask a question that changes nothing, and return the answer of the same plugin's `answer` there, decoded by
         `Plugin.messages`. TimeoutError when there is none in time, Refused when the other side refused."""
 
     def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
-        """One line of the event log of `subject`, for `agentctl why`."""
+        """Add one line to the event log of `subject`, for `agentctl why`."""
 
     def peers(self, job: JobId) -> Sequence[JobPeer]:
         """Processes of this job that are joined here now."""
@@ -373,16 +388,16 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A process of ours beside the agent: bytes or supervision, no policy. Runs on the same ports."""
+    """A process of Covey beside the agent: bytes or supervision, no policy. It runs on the same ports."""
 
     name: str
-    """Such as `slabd`, unique among all plugins."""
+    """The program's name, such as `slabd`, unique among all plugins."""
     config: type[msgspec.Struct]
-    """What it is started with."""
+    """The type of the configuration that it is started with."""
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
-    """Ends when its work is over; cancelled by SIGTERM."""
+    """The program itself: it ends when its work is over, and is cancelled by SIGTERM."""
     goes_first: int = 0
-    """Its oom_score_adj: when memory runs out the kernel ends it before any job, and only time is lost."""
+    """The program's oom_score_adj: when memory runs out the kernel ends it before any job, and only time is lost."""
 
 
 @dataclass(frozen=True)
@@ -390,32 +405,34 @@ class Plugin:
     """One folder of `plugins/`, as the registry lists it."""
 
     name: str
-    """Of its folder, of its section of agent.toml, and of its messages' addressee."""
+    """The name of the plugin's folder, of its section of agent.toml, and of the addressee of its messages."""
     paper: str
-    """What it is built after."""
+    """The paper or thesis that the plugin is built after."""
     settings: type[msgspec.Struct]
-    """Its section of agent.toml: every field has a default that names its source."""
+    """The type of its section of agent.toml: every field has a default that names its source."""
     messages: Any
-    """Union of the Message classes it hears and answers with; decoded with bounds."""
+    """The union of the Message classes that it hears and answers with; decoded with bounds."""
     service: Callable[[Host], "PluginService"]
-    """Makes the service; again, on a new one, after a failure."""
+    """Makes the service; called again, for a new one, after a failure."""
     programs: Sequence[Program] = ()
-    """Processes of its own, beside the agent."""
+    """The plugin's own processes, beside the agent."""
     frames: Sequence[type[Frame]] = ()
-    """Frames of jobs.sock that go to this plugin's `frame`."""
+    """The frames of jobs.sock that go to this plugin's `frame`."""
     metrics: Iterable[Metric] = ()
-    """What its service may measure; names are of the whole rack, so no two plugins have the same."""
+    """The metrics that its service may measure; names are of the whole rack, so no two plugins have the same."""
 
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""A read or a change asked over HTTP: JSON object in, a Struct, list or dict out; Refused when it cannot be."""
+"""A read or a change asked over HTTP: takes a JSON object, returns a Struct, list or dict; Refused when it cannot be
+done."""
 
 
 class PluginService:
-    """What the agent calls. Subclasses hold machines, `feed` them events and `perform` what they ask for."""
+    """The part of a plugin that the agent calls. Subclasses hold machines, `feed` them events and `perform` what they
+    ask for."""
 
     name: ClassVar[str]
-    """The plugin's."""
+    """The plugin's name."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -426,32 +443,32 @@ class PluginService:
         """Find again what survived (journal, processes), then begin. An exception stops this plugin, not the host."""
 
     async def stop(self) -> None:
-        """The agent leaves: tell those who must know, within a second. Data-path processes stay."""
+        """Tell those who must know, within a second, that the agent leaves. Data-path processes stay."""
 
     def on_fact(self, fact: Fact) -> None:
-        """A fact from the bus, this plugin's own included."""
+        """Handle a fact from the bus, this plugin's own included."""
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        """A message from this plugin on another host; acknowledged when this returns."""
+        """Handle a message from this plugin on another host; it is acknowledged when this returns."""
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
-        """A read-only question from this plugin on another host."""
+        """Answer a read-only question from this plugin on another host."""
         what = f"{self.name} does not answer {type(question).__name__}"
         raise Refused(2, what, "this question is not known here", "upgrade the older host")
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
-        """A frame from a joined process; answer with `peer.send`."""
+        """Handle a frame from a joined process; answer with `peer.send`."""
 
     def commands(self) -> Mapping[str, Command]:
-        """Name -> what HTTP and agentctl may ask."""
+        """The commands that HTTP and agentctl may call: name -> command."""
         return {}
 
     def status(self) -> Mapping[str, str]:
-        """Lines for `agentctl status`: what it is about, and how it is now."""
+        """Lines for `agentctl status`: subject -> how it is now."""
         return {}
 
     def metrics(self) -> Measured:
-        """What this plugin measured, of the metrics that `Plugin.metrics` declares."""
+        """The values that this plugin measured, of the metrics that `Plugin.metrics` declares."""
         return {}
 
     def notes(self) -> Sequence[str]:
@@ -462,8 +479,8 @@ class PluginService:
     # ---- performing what machines ask for ----
 
     def perform(self, action: Any, feed: Callable[[Any], None]) -> None:
-        """The actions every plugin shares; a plugin handles its own first and passes the rest here. `feed` hands an
-        event to the machine that asked."""
+        """Perform one of the actions that every plugin shares; a plugin handles its own first and passes the rest here.
+        `feed` hands an event to the machine that asked."""
         match action:
             case Send():
                 self.env.spawn(f"{self.name} send", self._send(action, feed))
@@ -483,17 +500,18 @@ class PluginService:
 
 @dataclass
 class Outbox:
-    """Frames to one slow reader, bounded: `put` never blocks; when full the reader is cut off rather than the agent."""
+    """Frames for one slow reader, bounded: `put` never blocks; when it is full the reader is cut off rather than the
+    agent."""
 
     limit: int = 256
-    """Frames, not bytes."""
+    """The most frames (not bytes) that wait."""
     over: bool = False
     """Whether the connection has ended."""
     queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
-    """What was put and not yet written, and pages that go with it, oldest first."""
+    """Frames that were put and not yet written, with the pages that go with each, oldest first."""
 
     def put(self, data: bytes, pages: tuple[SharedPage, ...] = ()) -> bool:
-        """False when the reader is too far behind."""
+        """Add a frame; False when the reader is too far behind."""
         if self.queue.qsize() >= self.limit:
             return False
         with contextlib.suppress(asyncio.QueueFull):
@@ -501,7 +519,7 @@ class Outbox:
         return True
 
     async def write_to(self, stream: ByteStream) -> None:
-        """All that is put, until the connection ends."""
+        """Write all that is put, until the connection ends."""
         with contextlib.suppress(ConnectionError):
             while True:
                 data, pages = await self.queue.get()

@@ -18,7 +18,7 @@ from gossip.types import MaybeHostName as HostName
 
 
 class SecondPassed(Fact, frozen=True):
-    """Told by the agent once a second."""
+    """The agent's tick, told once a second."""
 
     now_s: float
 
@@ -37,15 +37,16 @@ class HostSuspected(Fact, frozen=True):
 
 
 class HostAway(Fact, frozen=True):
-    """Gossip: its agent restarts and is back within `for_s`; its slabs, sums and ranks go on meanwhile. Nothing new
-    goes there, nothing is taken back. `HostSeen` follows, or `HostGone` once the time is over."""
+    """Gossip: the agent of this host restarts and is back within `for_s` seconds; its slabs, sums and ranks keep
+    running meanwhile. Nothing new goes there, nothing is taken back. `HostSeen` follows, or `HostGone` once the time is
+    over."""
 
     host: HostId
     for_s: float
 
 
 class HostGone(Fact, frozen=True):
-    """Gossip: dead to the rack, or left on purpose (`left`)."""
+    """Gossip: this host is dead to the rack, or left on purpose (`left`)."""
 
     host: HostId
     left: bool
@@ -59,7 +60,8 @@ class LeaderChanged(Fact, frozen=True):
 
 
 PART = "+"
-"""`UUID+2` is a part of a GPU that an opportunistic job holds: the log gives one name to one job."""
+"""The separator in the name of a part of a GPU: `UUID+2` is a part that an opportunistic job holds, since the log gives
+one name to one job."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -71,18 +73,18 @@ class Place(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
     """GPU UUIDs granted there, or parts of GPUs; empty for a job without GPUs."""
     since: int = 0
-    """How many times places of this grant were exchanged when these ranks came here, the last of them; 0: they started
-    with the gang."""
+    """How many times places of this grant had been exchanged when these ranks came here, their own exchange included;
+    0: they started with the gang."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Their UUIDs."""
+        """The UUIDs of the GPUs, or of the GPUs that these are parts of."""
         return tuple(gpu.partition(PART)[0] for gpu in self.gpus)
 
 
 class JobPlaced(Fact, frozen=True):
     """The replicated log says: this gang runs here, under this epoch. Told on every host, also after a restart, and
-    again under the same epoch when some of its ranks go on on another host."""
+    again under the same epoch when some of its ranks continue on another host."""
 
     job: JobId
     epoch: int
@@ -90,10 +92,10 @@ class JobPlaced(Fact, frozen=True):
     world_size: int
     places: tuple[Place, ...]
     tables: int
-    """How many tables its tensors have (`covey.tensors.numbers.blocks`): as at its start, however many hosts it has
-    now."""
+    """The number of tables of its tensors (`covey.tensors.numbers.blocks`), fixed at its start, however many hosts it
+    has now."""
     remote_memory: int = 0
-    """Most remote memory that its volumes have, all hosts together, bytes; 0: not limited."""
+    """The most remote memory that its volumes may have, all hosts together, bytes; 0: not limited."""
 
 
 class JobUnplaced(Fact, frozen=True):
@@ -111,7 +113,7 @@ class RanksStarted(Fact, frozen=True):
     job: JobId
     epoch: int
     pids: dict[int, int]
-    """rank -> pid."""
+    """The processes: rank -> pid."""
 
 
 class RankReplaced(Fact, frozen=True):
@@ -121,9 +123,9 @@ class RankReplaced(Fact, frozen=True):
     epoch: int
     rank: int
     pid: int
-    """Of the process that takes its place."""
+    """The pid of the process that takes its place."""
     incarnation: int
-    """How many processes of this rank were lost."""
+    """The number of processes of this rank that were lost."""
 
 
 class RanksEnded(Fact, frozen=True):
@@ -132,13 +134,13 @@ class RanksEnded(Fact, frozen=True):
     job: JobId
     epoch: int
     codes: dict[int, int]
-    """rank -> exit status: 0..255, or -N when killed by signal N."""
+    """How each rank ended: rank -> exit status, 0..255, or -N when killed by signal N."""
     reason: str
-    """Empty, or why they could not be started or were ended (for people)."""
+    """Why the ranks could not be started or were ended, for people; empty: no reason."""
     lost: bool = False
-    """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
+    """The ranks did not end by themselves: the machine restarted, or their supervisor died and took them along."""
     since: int = 0
-    """Of the place that they had (`Place.since`)."""
+    """`Place.since` of the place that these ranks had."""
 
 
 class RankEndedHere(Fact, frozen=True):
@@ -152,7 +154,7 @@ class RankEndedHere(Fact, frozen=True):
 
 class RanksLeft(Fact, frozen=True):
     """The log says that these ranks, of whatever hosts, ended with 0 while others of the gang run: they push nothing
-    more. Told again and again."""
+    more. It is told again and again."""
 
     job: JobId
     epoch: int
@@ -160,7 +162,7 @@ class RanksLeft(Fact, frozen=True):
 
 
 class RankWaitsInVain(Fact, frozen=True):
-    """A rank here ends its wait for a tensor with an error: another one, which has left, would have to push it."""
+    """A rank here ended its wait for a tensor with an error: another rank, which has left, would have to push it."""
 
     job: JobId
     epoch: int
@@ -175,19 +177,19 @@ class RanksHeal(Fact, frozen=True):
     job: JobId
     epoch: int
     since: int
-    """Of their place."""
+    """`Place.since` of these ranks' place."""
     may_be_lost: bool
 
 
 class SparesReady(Fact, frozen=True):
-    """Runner: so many processes wait on this host to become ranks of this job (`Runner.keep_spares`). Told whenever it
-    changes, also of those that the runner keeps by itself, for ranks that run here."""
+    """Runner: `warm` processes wait on this host to become ranks of this job (`Runner.keep_spares`). Told whenever the
+    number changes, also of processes that the runner keeps by itself, for ranks that run here."""
 
     job: JobId
     epoch: int
     warm: int
     why: str = ""
-    """Why there are none, or fewer, for good."""
+    """Why there are no spares, or fewer, for good."""
 
 
 JobKind = Literal["guaranteed", "opportunistic"]
@@ -201,11 +203,11 @@ class RanksComing(Fact, frozen=True):
     epoch: int
     kind: JobKind
     gpus: dict[int, tuple[str, ...]]
-    """rank -> UUIDs of its own."""
+    """GPUs of each rank: rank -> UUIDs of its own."""
     memory_bytes: int
-    """What each rank asks for on each of its GPUs; 0: it did not say."""
+    """Bytes that each rank asks for on each of its GPUs; 0: it did not say."""
     running: bool = False
-    """They run already."""
+    """The ranks run already."""
 
 
 class RanksMayStart(Fact, frozen=True):
@@ -230,7 +232,7 @@ class KindChanged(Fact, frozen=True):
     epoch: int
     kind: JobKind
     grant: int
-    """Log index of the change: an older one changes nothing."""
+    """The log index of the change: an older one changes nothing."""
 
 
 class GpuUse(msgspec.Struct, frozen=True):
@@ -238,11 +240,11 @@ class GpuUse(msgspec.Struct, frozen=True):
 
     uuid: str
     utilization: float
-    """Mean over the last 10 s, 0..1 (AntMan §3.3: M)."""
+    """Mean utilization over the last 10 s, 0..1 (AntMan §3.3: M)."""
     free_bytes: int
-    """Of device memory, promised to nobody."""
+    """Bytes of device memory that are promised to no job."""
     refusal: str = ""
-    """Why no job comes here now; empty: one may."""
+    """Why this GPU takes no job now; empty: it takes one."""
 
 
 class GpusMeasured(Fact, frozen=True):
@@ -252,14 +254,14 @@ class GpusMeasured(Fact, frozen=True):
 
 
 class PairHarms(Fact, frozen=True):
-    """Sharing: measured here, `beside` makes `job` slower than is tolerated whatever it may do."""
+    """Sharing: as measured here, `beside` makes `job` slower than is tolerated, whatever limits `beside` has."""
 
     job: JobId
     beside: JobId
     slowdown: float
-    """Share of the step alone, 0.08: 8 %."""
+    """How much longer a step takes, as a share of the step alone: 0.08 is 8 %."""
     error: float
-    """One standard error of it."""
+    """One standard error of `slowdown`."""
 
 
 class JobJoined(Fact, frozen=True):
@@ -269,21 +271,22 @@ class JobJoined(Fact, frozen=True):
     epoch: int
     rank: int
     kernel: str = ""
-    """What it computes with (`covey/healing/kernels.py`); empty: not known."""
+    """The kernel that the rank computes with (`covey/healing/kernels.py`); empty: not known."""
 
 
 class StepTiming(msgspec.Struct, frozen=True):
-    """How long the mini-batches of a job take. Medians over the newest, seconds."""
+    """How long the mini-batches of a job take: medians over the newest ones, in seconds."""
 
     step_s: Annotated[float, Meta(ge=0, le=1e9)]
     input_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Of it, waited for input."""
+    """Seconds of `step_s` spent waiting for input."""
     communicate_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Of it, waited for other ranks."""
+    """Seconds of `step_s` spent waiting for other ranks."""
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Of the rank that uses most; 0: not known."""
+    """Device memory of the rank that uses most, bytes; 0: not known."""
     boundary: Annotated[str, Meta(max_length=32)] = "script"
-    """What a mini-batch is: as the `script` says, or what `covey.hooks` sees (`optimizer`, `data loader`)."""
+    """What a mini-batch is: one that the `script` itself reports, or one that `covey.hooks` sees (`optimizer`, `data
+    loader`)."""
 
 
 class StepTimed(Fact, frozen=True):
@@ -298,9 +301,9 @@ class StepTimed(Fact, frozen=True):
     communicate_s: float
     metrics: dict[str, float]
     input_s: float = 0.0
-    """Of `step_s`, waited for input."""
+    """Seconds of `step_s` spent waiting for input."""
     memory_bytes: int = 0
-    """Highest use of device memory by this rank; 0: not known."""
+    """The most device memory that this rank used, bytes; 0: not known."""
     boundary: str = "script"
     """What a mini-batch is here (`covey.wire.job.Stepped`)."""
 
@@ -312,13 +315,13 @@ class JobAttached(Fact, frozen=True):
     epoch: int
     rank: int
     to: str
-    """Such as `torch 2.13.0`; empty: nothing."""
+    """What is attached, such as `torch 2.13.0`; empty: nothing."""
     problem: str
-    """Why less is seen than could be; empty: no reason."""
+    """Why less is seen than could be; empty: there is no reason."""
 
 
 class HeartbeatHeard(Fact, frozen=True):
-    """A process of a rank on this host said how its script gets on (`covey.wire.job.Heartbeat`)."""
+    """A process of a rank on this host said how its script is doing (`covey.wire.job.Heartbeat`)."""
 
     job: JobId
     epoch: int
@@ -347,15 +350,15 @@ class TableUsed(Fact, frozen=True):
 
 
 class TensorsSeen(Fact, frozen=True):
-    """Tensors of a job's rank on this host: what the model's skew is measured from (Tiresias §3.2). Told again
-    whenever one more, or a larger one, was seen; of one epoch the newest counts."""
+    """Tensors of a job's rank on this host: what the model's skew is measured from (Tiresias §3.2). Told again whenever
+    one more, or a larger one, was seen; within one epoch the newest counts."""
 
     job: JobId
     epoch: int
     largest_bytes: int
-    """Of the largest tensor."""
+    """Bytes of the largest tensor."""
     total_bytes: int
-    """Of all tensors, each counted once however many ranks push it."""
+    """Bytes of all tensors, each counted once however many ranks push it."""
 
 
 class TensorsAssigned(Fact, frozen=True):
@@ -364,18 +367,18 @@ class TensorsAssigned(Fact, frozen=True):
 
     job: JobId
     epoch: int
-    """Of the grant, as in `JobPlaced`."""
+    """The epoch of the grant, as in `JobPlaced`."""
     assignment: int
     aggregator: HostId
 
 
 class RanksAwaited(Fact, frozen=True):
-    """Said where a job is summed, about once a second: its other ranks wait for the parts of these just now, if there
-    are any."""
+    """The ranks whose parts the other ranks of a job wait for now, if there are any; told where the job is summed,
+    about once a second."""
 
     job: JobId
     epoch: int
-    """Of the grant, as in `JobPlaced`."""
+    """The epoch of the grant, as in `JobPlaced`."""
     ranks: tuple[int, ...]
     waits_s: float
 
@@ -395,19 +398,21 @@ class Endpoints(msgspec.Struct, frozen=True):
     control: Address
     public_key: bytes
     boot: int
-    """Counts starts of the agent; a message from an older boot is stale."""
+    """The number of starts of the agent; a message from an older boot is stale."""
     http: Address = ""
 
 
 class Spare(msgspec.Struct, frozen=True):
-    """Key `spare`: memory above headroom. A hint with an age: whoever is chosen is asked live and may refuse."""
+    """Key `spare`: memory above headroom. It is a hint with an age: a host that is chosen is asked live and may
+    refuse."""
 
     slab_bytes: int
-    """Memory that a slab of its own size takes at a lender, with seals: others of that size hear of each that fits."""
+    """Bytes that a slab of this host's own size takes at a lender, with seals: hosts with that size hear of each slab
+    that fits."""
     slabs_free: int
     slabs_lent: int
     rack: Annotated[str, Meta(max_length=63)] = ""
-    """What the host stands in, as its agent.toml says; empty: no label."""
+    """The rack that the host is in, as its agent.toml says; empty: no label."""
 
 
 class LentNow(msgspec.Struct, frozen=True, array_like=True):
@@ -415,38 +420,39 @@ class LentNow(msgspec.Struct, frozen=True, array_like=True):
     (`plugins/memory/policy/budgets.py`)."""
 
     accounts: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 40)], ...], Meta(max_length=64)] = ()
-    """CRC-32 of `tenant/NAME` or `job/ID`, KiB, and so on: those that have most of their budgets here."""
+    """The accounts that have most of their budgets here, one number each: CRC-32 of `tenant/NAME` or `job/ID`, and
+    KiB."""
 
 
 class GpusNow(msgspec.Struct, frozen=True):
-    """Key `gpus`: what a gang could get here. A hint."""
+    """Key `gpus`: what a gang could get here. It is a hint."""
 
     total: int
-    """All that this host has, also those of which its driver tells nothing now."""
+    """All GPUs that this host has, also those of which its driver tells nothing now."""
     free: int
-    """Of those that take jobs."""
+    """Free GPUs that take jobs."""
     model: str
     simulated: bool
     out: int = 0
-    """Of `total`: those that no job holds and that take none, since they are sick, or nobody knows how they are."""
+    """GPUs among `total` that no job holds and that take none, because they are sick or their state is not known."""
     why: Annotated[str, Meta(max_length=96)] = ""
-    """What is wrong with the worst one, or why nobody knows which GPUs are here; empty: all take jobs."""
+    """What is wrong with the worst GPU, or why it is not known which GPUs are here; empty: all take jobs."""
     known: bool = True
     """Whether this host knows which GPUs it has."""
 
 
 class GpusShared(msgspec.Struct, frozen=True):
-    """Key `gpus_shared`: which GPUs are here and how busy they are, for jobs beside others. A hint. Only in racks where
-    some host shares its GPUs."""
+    """Key `gpus_shared`: which GPUs are here and how busy they are, for jobs beside others. It is a hint, and only in
+    racks where some host shares its GPUs."""
 
     setting: Annotated[int, Meta(ge=0, le=64)]
-    """`beside` in agent.toml there."""
+    """The setting `beside` in agent.toml there."""
     takes: Annotated[int, Meta(ge=0, le=64)]
-    """Opportunistic jobs on one GPU at most, now: 0 while nothing measures them."""
+    """The most opportunistic jobs on one GPU now; 0 while nothing measures them."""
     names: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...], Meta(max_length=64)]
-    """CRC-32 of each GPU's UUID, by number; none when two of them are alike."""
+    """CRC-32 of each GPU's UUID, by number; empty when two of them are alike."""
     use: Annotated[tuple[Annotated[int, Meta(ge=0, le=127)], ...], Meta(max_length=64)]
-    """Percent of the last 10 s, for each; 127: it takes no job now."""
+    """Utilization of each GPU over the last 10 s, in percent; 127: it takes no job now."""
 
 
 class LateHost(msgspec.Struct, frozen=True):
@@ -458,28 +464,28 @@ class LateHost(msgspec.Struct, frozen=True):
 
 
 class LateNow(msgspec.Struct, frozen=True):
-    """Key `late`: hosts for whose ranks others wait again and again, as this host sees it, which sums for them."""
+    """Key `late`: hosts for whose ranks others wait again and again, as seen by this host, which sums for them."""
 
     hosts: Annotated[tuple[LateHost, ...], Meta(max_length=8)] = ()
 
 
 class DrainedNow(msgspec.Struct, frozen=True):
-    """Key `drained`: whether this host is to be left, as its copy of the log says."""
+    """Key `drained`: whether this host is drained, as its copy of the log says."""
 
     by: str
-    """Who wants that, cut short; empty: nobody."""
+    """Who drains the host, cut short; empty: it is not drained."""
     jobs: int = 0
-    """That still have ranks here."""
+    """The number of jobs that still have ranks here."""
 
 
 def drained(view: HostView) -> DrainedNow | None:
-    """What a host says of that; None: it takes jobs, slabs and sums as ever."""
+    """What a host says of its draining; None: it takes jobs, slabs and sums."""
     said = view.value("drained", DrainedNow)
     return said if isinstance(said, DrainedNow) and said.by else None
 
 
 def is_drained(host: HostId, views: Iterable[HostView]) -> bool:
-    """Whether this host, which is among `views`, says so of itself."""
+    """Whether this host, which is among `views`, says that it is drained."""
     return any(drained(view) for view in views if view.host == host)
 
 
@@ -487,30 +493,31 @@ class LogNow(msgspec.Struct, frozen=True, array_like=True):
     """Key `log`: which rack's log this host follows."""
 
     rack: Annotated[bytes, Meta(max_length=8)] = b""
-    """Random, of the first entry of that log (`agent/raft/messages.py`); empty: it is not certain of any."""
+    """The log's random name, from its first entry (`agent/raft/messages.py`); empty: the host is not certain of any."""
     leader: HostName = HostId("")
-    """Whom it follows, itself when it leads; empty: nobody now."""
+    """The leader that the host follows, itself when it leads; empty: none now."""
 
 
 class WrongNow(msgspec.Struct, frozen=True, array_like=True):
-    """Key `wrong`: what this host saw that somebody has to mend."""
+    """Key `wrong`: what this host saw that a person has to mend."""
 
     names: Annotated[tuple[HostName, ...], Meta(max_length=8)] = ()
     """Names that two machines claim."""
     full: HostName = HostId("")
-    """A host that it does not let in, since it knows `hosts_max` hosts; empty: there is room."""
+    """A host that this one does not let in, since it knows `hosts_max` hosts; empty: there is room."""
 
 
 class AggregatorNow(msgspec.Struct, frozen=True):
-    """Key `aggregator`: who sums tensors here, and how busy it is. A hint."""
+    """Key `aggregator`: who sums tensors here, and how busy it is. It is a hint."""
 
     address: Address
-    """Where the process that sums listens, or `asleep`: the first offer starts it. Empty: nothing is summed there."""
+    """The address where the process that sums listens, or `asleep`: the first offer starts it. Empty: nothing is summed
+    there."""
     jobs: int
     load: float
-    """Measured: part of the time that its process worked, 0..1."""
+    """The measured part of the time that the process worked, 0..1."""
     cycle_us: int = 0
-    """C of the jobs it promised to sum, microseconds (AutoPS §4.3.3.2); 0 without any."""
+    """The cycle C of the jobs that it promised to sum, microseconds (AutoPS §4.3.3.2); 0 without any."""
     used_us: int = 0
-    """W, their work in one cycle."""
+    """The work W of these jobs in one cycle, microseconds."""
     lanes: int = 1

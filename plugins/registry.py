@@ -9,4 +9,4 @@ from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 from plugins.sharing.plugin import PLUGIN as SHARING
 
 PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR, SHARING)
-"""In the order in which an agent starts them and tells them facts."""
+"""All plugins, in the order in which an agent starts them and tells them facts."""

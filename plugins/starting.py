@@ -1,7 +1,7 @@
-"""Starting a program of ours on a machine that has no time for it.
+"""Starting a program of Covey on a machine that has no time for it.
 
-Thirty agents that begin together on two cores need a minute of processor for their programs. Who kills a start after
-10 s and begins another never gets there, and neither does anybody beside him. Therefore:
+Thirty agents that begin together on two cores need a minute of processor for their programs. An agent that kills a
+start after 10 s and begins another never finishes one, and keeps the agents beside it from finishing theirs. Therefore:
 
 - Until the program has said that its code is loaded it may take minutes; afterwards it has little left to do.
 - Time is counted in looks that were due, not on a clock: an agent that gets to look every fifth time only waits five
@@ -17,17 +17,17 @@ import random
 from covey.ports import Process, Processes
 
 LOOK_S = 0.05
-"""Between two looks whether it listens."""
+"""Seconds between two looks whether the program listens."""
 LOAD_S_MAX = 120.0
-"""To load its code: about 1 s of processor time."""
+"""Seconds in which a program has to load its code: about 1 s of processor time."""
 LISTEN_S_MAX = 10.0
-"""From then on until it listens."""
+"""Seconds from then on until it has to listen."""
 STEADY_S = 30.0
-"""A program that was reached and lived so long did not fail to start."""
+"""A program that was reached and lived this many seconds did not fail to start."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 REASON_S = 0.5
-"""How long the end of a process is waited for once its connection ended."""
+"""Seconds for which the end of a process is waited for once its connection ended."""
 
 
 def ended_by(code: int) -> str:
@@ -38,8 +38,8 @@ def ended_by(code: int) -> str:
 
 
 async def why_ended(processes: Processes, name: str, process: Process | None) -> str:
-    """What our program of that instance died of, for whoever was served by it: its own words, else how it ended. Empty:
-    it may live, or nobody can know."""
+    """What the program of that instance died of, for whoever was served by it: its own words, else how it ended. Empty:
+    it may live, or it cannot be known."""
     code: int | None = None
     if process is not None:
         with contextlib.suppress(TimeoutError):
@@ -51,26 +51,26 @@ async def why_ended(processes: Processes, name: str, process: Process | None) ->
 
 
 class StartPatience:
-    """With one program that was started, or that lives and is deaf."""
+    """Patience with one program that was started, or that lives and does not answer."""
 
     def __init__(self) -> None:
         self._looks = {False: 0, True: 0}
 
     def looked(self, loaded: bool) -> bool:
-        """One more look found it silent; whether it may still come."""
+        """Count one more look that found it silent, and say whether it may still come."""
         self._looks[loaded] += 1
         return self._looks[loaded] * LOOK_S < (LISTEN_S_MAX if loaded else LOAD_S_MAX)
 
 
 class Pauses:
-    """Between starts of one program."""
+    """The pauses between starts of one program."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._next_s = PAUSE_S
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait; `lived_s`: how long it was reached, 0 when it never was."""
+        """Seconds to wait before the next start; `lived_s`: how long the program was reached, 0 when it never was."""
         if lived_s >= STEADY_S:
             self._next_s = PAUSE_S
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, PAUSE_MAX_S)

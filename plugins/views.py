@@ -12,21 +12,21 @@ from plugins.facts import HostState, LateHost, Place, StepTiming
 
 class PluginHealth(msgspec.Struct, frozen=True):
     state: str
-    """`on`, `off` (switched off in agent.toml) or `failed`."""
+    """The plugin's state: `on`, `off` (switched off in agent.toml) or `failed`."""
     why: str = ""
-    """Why it failed, for people; of a plugin that is on again, why it was restarted."""
+    """Why the plugin failed, for people; for one that is on again, why it was restarted."""
     restarts: int = 0
-    """Since the agent started."""
+    """The number of restarts since the agent started."""
     again_s: float | None = None
-    """Of a failed plugin: the pause before it is started again; None: it stays as it is."""
+    """The pause before a failed plugin is started again, s; None: it stays as it is."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong with a host and that somebody has to mend."""
+    """Something that is wrong with a host and that a person has to mend."""
 
     what: str
     next: str
-    """What to type or change."""
+    """What to type or change to mend it."""
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -35,18 +35,18 @@ class HostRow(msgspec.Struct, frozen=True):
     host: HostId
     state: HostState
     age_s: float
-    """How old the newest word from it is; 0 for the answering host itself."""
+    """The age of the newest word from the host, in seconds; 0 for the answering host itself."""
     address: str
     leads: bool
     since_s: float
-    """Seconds in this state."""
+    """Seconds for which the host has been in this state."""
     gpus_total: int | None = None
     gpus_free: int | None = None
     gpus_out: int = 0
-    """GPUs of it that no job holds and that take none: sick ones, and those of which nobody knows how they are."""
+    """The host's GPUs that no job holds and that take none: sick ones, and those whose state is not known."""
     gpus_why: str = ""
-    """What is wrong with the worst one of its GPUs, held or not, or why nobody knows which GPUs it has; empty: all take
-    jobs."""
+    """What is wrong with the worst of the host's GPUs, held or not, or why it is not known which GPUs it has; empty:
+    all take jobs."""
     gpus_known: bool = True
     slabs_free: int | None = None
     slabs_lent: int | None = None
@@ -54,17 +54,18 @@ class HostRow(msgspec.Struct, frozen=True):
     suspected_by: HostId | None = None
     plugins_failed: tuple[str, ...] = ()
     no_room: str = ""
-    """What its full disk keeps it from; empty: nothing."""
+    """What the host's full disk keeps it from doing; empty: nothing."""
     away_s: float = 0.0
-    """Of one that is away: seconds within which it announced to be back."""
+    """Seconds within which a host that is away announced to be back."""
     late: tuple[LateHost, ...] = ()
-    """Jobs whose other ranks wait for it again and again."""
+    """Jobs whose other ranks wait for this host again and again."""
     drained_by: str | None = None
-    """Who has everything leave it; None: nobody."""
+    """Who drains the host; None: it is not drained."""
     drained_jobs: int = 0
-    """Of a host that is drained: jobs that still have ranks there."""
+    """Jobs that still have ranks on this host while it is drained."""
     troubles: tuple[Trouble, ...] = ()
-    """What is wrong with it, as the answering agent knows: another rack, a name that two machines claim, and so on."""
+    """What is wrong with the host, as the answering agent knows: another rack, a name that two machines claim, and so
+    on."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -78,17 +79,18 @@ class GpuRow(msgspec.Struct, frozen=True):
     memory_used_bytes: int
     utilization: float
     job: JobId | None
-    """The guaranteed job that holds it; where GPUs are not shared, whichever job does."""
+    """The guaranteed job that holds the GPU; where GPUs are not shared, whichever job does."""
     simulated: bool
     age_s: float
     host_state: HostState = "alive"
-    """As the answering agent sees its host: nobody gets a GPU of a host that is gone."""
+    """The state of the GPU's host as the answering agent sees it: no job gets a GPU of a host that is gone."""
     beside: tuple[JobId, ...] = ()
-    """Opportunistic jobs on parts of it."""
+    """The opportunistic jobs on parts of the GPU."""
     condition: str = "ok"
-    """`ok`, `degraded`, `unknown`, `drain` or `lost`: no job starts on one that is neither of the first two."""
+    """The GPU's condition, `ok`, `degraded`, `unknown`, `drain` or `lost`: a job starts on one that is `ok` or
+    `degraded` only."""
     why: str = ""
-    """What is wrong with it, or why that is not known."""
+    """What is wrong with the GPU, or why that is not known."""
 
 
 class LeaderView(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class LeaderView(msgspec.Struct, frozen=True):
     """Seconds since this host first knew this leader."""
     applied_index: int
     age_s: float
-    """How old this host's copy of the log may be."""
+    """How old this host's copy of the log may be, in seconds."""
     voters: tuple[HostId, ...] = ()
 
 
@@ -111,11 +113,11 @@ class VoterRow(msgspec.Struct, frozen=True):
     not answered."""
     leads: bool = False
     entry: int = 0
-    """How far it has applied the log."""
+    """The index of the newest log entry that the host has applied."""
     names: tuple[HostId, ...] = ()
-    """Voters that its agent.toml names."""
+    """The voters that its agent.toml names."""
     notes: tuple[str, ...] = ()
-    """What should be known of who votes there."""
+    """What should be known of how this host votes."""
     age_s: float = 0.0
 
 
@@ -124,10 +126,10 @@ class VotersView(msgspec.Struct, frozen=True, kw_only=True):
 
     voters: tuple[HostId, ...]
     learner: str = ""
-    """Receives the log, and votes when it has caught up."""
+    """The host that receives the log, and votes when it has caught up."""
     leaving: str = ""
     under_way: str = ""
-    """The change in words; empty when there is none."""
+    """The change of voters under way, in words; empty when there is none."""
     rows: tuple[VoterRow, ...] = ()
 
 
@@ -136,116 +138,117 @@ class RankView(msgspec.Struct, frozen=True):
     host: HostId
     gpus: tuple[str, ...]
     state: str
-    """`waiting`, `running`, `away` (its host is gone), `ended`."""
+    """The rank's state: `waiting`, `running`, `away` (its host is gone), `ended`."""
     pid: int | None = None
     code: int | None = None
-    """0..255, or -N when killed by signal N."""
+    """The rank's exit status, 0..255, or -N when killed by signal N."""
 
 
 class BesideView(msgspec.Struct, frozen=True):
-    """A job that is on GPUs with another one."""
+    """A job that shares GPUs with another one."""
 
     job: JobId
     runs_as: str
-    """Its class now."""
+    """The job's class now."""
     hosts: tuple[HostId, ...]
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `agentctl jobs`, and all of `agentctl job ID`."""
+    """One line of `agentctl jobs`, and the whole answer of `agentctl job ID`."""
 
     id: JobId
     name: str
     tenant: str
     job_class: str
-    """As asked for: `guaranteed`, `auto` or `opportunistic`."""
+    """The class that was asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
-    """One of `plugins.scheduler.machine.log.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
-    `cancelled`."""
+    """The job's state, one of `plugins.scheduler.machine.log.jobs.STATES`: `queued`, `placing`, `running`, `stopping`,
+    `done`, `failed`, `cancelled`."""
     over: bool
-    """Its state is one that a job never leaves. Read this, and not a list of states of your own."""
+    """Whether the job's state is one that a job never leaves. Read this, and not a list of states of your own."""
     reason: str
-    """Why it is in this state, in words: place in the queue, who is ahead, exit status by rank and signal name."""
+    """Why the job is in this state, in words: place in the queue, who is ahead, exit status by rank and signal name."""
     workers: int
     gpus: int
-    """In all: workers x GPUs per worker."""
+    """The job's GPUs in all: workers x GPUs per worker."""
     argv: tuple[str, ...]
     cwd: str
     submitted_wall_s: float
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
     for_s: float = 0.0
-    """How long it has waited, or has run since its first start, or took: by clocks that do not step, so it need not be
-    the difference of the times above. It leaves out what passed while no agent of the rack ran."""
+    """Seconds for which the job has waited, or has run since its first start, or took: by clocks that do not step, so
+    it need not be the difference of the times above. It leaves out the time while no agent of the rack ran."""
     queue: int = 0
-    """2DAS queue, 0 is the highest."""
+    """The job's 2DAS queue; 0 is the highest."""
     attained_gpu_s: float = 0.0
     epoch: int = 0
     attempt: int = 0
-    """Starts so far."""
+    """The number of starts so far."""
     preemptions: int = 0
     hosts_lost: int = 0
-    """Times that a host lost its ranks."""
+    """How often a host lost the job's ranks."""
     requeues: int = 0
-    """Times that it asked to be started again (exit 75)."""
+    """How often the job asked to be started again (exit 75)."""
     failures: int = 0
-    """Times that it failed by itself."""
+    """How often the job failed by itself."""
     retries: dict[str, int | None] = {}
-    """How often it is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`;
-    None: always."""
+    """How often the job is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`; None:
+    always."""
     hang_s: float | None = None
-    """How long others may wait for one rank, and all may stand still; None: for ever."""
+    """Seconds for which others may wait for one rank, and all may stand still; None: for ever."""
     spares: int = 0
-    """Processes that wait on each of its hosts, and on one more, to become one of its ranks."""
+    """The number of processes that wait on each of the job's hosts, and on one more, to become one of its ranks."""
     hang_unseen: str = ""
-    """Why nothing is done about ranks that hang, in words; empty: it is, or hosts of it did not answer."""
+    """Why nothing is done about ranks that hang, in words; empty: something is, or hosts of the job did not answer."""
     on_lost: str = "heal"
-    """What becomes of its ranks on a host that is cut off: `heal`, `restart` or `keep`."""
+    """What becomes of the job's ranks on a host that is cut off: `heal`, `restart` or `keep`."""
     heals_not: str = ""
-    """Why it would begin again if it lost a host now; empty: it would go on, or does not run."""
+    """Why the job would begin again if it lost a host now; empty: it would continue, or does not run."""
     away: dict[HostId, float] = {}
-    """Hosts of it that are gone, and for how many seconds."""
+    """Hosts of the job that are gone, and for how many seconds."""
     coordinator: HostId | None = None
     exit_code: int | None = None
-    """The job's own: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
     places: tuple[Place, ...] = ()
     ranks: tuple[RankView, ...] = ()
     step: int | None = None
-    """Newest step that any rank reported."""
+    """The newest step that any rank reported."""
     metrics: dict[str, float] = {}
-    """Newest value of each metric the script reported."""
+    """The newest value of each metric that the script reported."""
     timing: StepTiming | None = None
-    """How long its mini-batches take, on its slowest host; None: too few were reported."""
+    """How long the job's mini-batches take, on its slowest host; None: too few were reported."""
     attached: dict[int, str] = {}
-    """Rank -> what sees its steps without the script's help (`torch 2.13.0`), or why nothing does; of hosts that
-    answered."""
+    """What sees each rank's steps without the script's help (rank -> `torch 2.13.0`), or why nothing does; from hosts
+    that answered."""
     aggregator: HostId | None = None
-    """Who sums its tensors, as the hosts of its ranks say; None while none does, or they did not answer."""
+    """The host that sums the job's tensors, as the hosts of its ranks say; None while none does, or they did not
+    answer."""
     unlike: str = ""
-    """Which of its ranks compute with unlike kernels, in words; empty while none is known to."""
+    """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
     runs_as: str = ""
-    """Its class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
+    """The job's class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
     beside: tuple[BesideView, ...] = ()
-    """Jobs that are on GPUs with it now."""
+    """The jobs that share GPUs with it now."""
     unfit: int = 0
-    """Times that it could not be, or stay, on the GPUs where it was placed, beside others."""
+    """How often the job could not be, or stay, beside others on the GPUs where it was placed."""
     reserved_gpus: int = 0
-    """GPUs that are kept for it while it waits for the rest."""
+    """The number of GPUs that are kept for the job while it waits for the rest."""
     age_s: float = 0.0
-    """How old this copy may be."""
+    """How old this copy of the log may be, in seconds."""
     unanswered: tuple[HostId, ...] = ()
-    """Hosts of it that were asked what its ranks do, and have not answered in time."""
+    """Hosts of the job that were asked what its ranks do, and have not answered in time."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):
     tenant: str
     gpus: int | None
-    """None: not limited."""
+    """The tenant's quota of GPUs; None: not limited."""
     used: int
-    """GPUs that its guaranteed jobs hold."""
+    """GPUs that the tenant's guaranteed jobs hold."""
     queued_jobs: int
     opportunistic: int = 0
-    """GPUs that it holds beyond its quota, until guaranteed jobs need them."""
+    """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them."""
 
 
 class SlabView(msgspec.Struct, frozen=True):
@@ -255,26 +258,26 @@ class SlabView(msgspec.Struct, frozen=True):
     index: int
     borrower: HostId
     state: str
-    """`cold` (on disk only), `asking`, `mapped` (a lender serves it), `moving`; `reopening`: its link ended, and is
-    tried again; `filling`: it lacks pages that the other member has; `recovering`: its volume's process began anew, and
-    its lender has not said yet what it holds; `lost`:
-    no link any more, the disk is being brought up to date."""
+    """The slab's state: `cold` (on disk only), `asking`, `mapped` (a lender serves it), `moving`; `reopening`: its link
+    ended, and is tried again; `filling`: it lacks pages that the other member has; `recovering`: its volume's process
+    began anew, and its lender has not said yet what it holds; `lost`: no link any more, the disk is being brought up to
+    date."""
     lender: HostId | None
     size_bytes: int
     pages_written: int
     pages_remote: int
     """Pages whose newest content the lender holds."""
     requests_per_s: float
-    """EWMA of page activity (Infiniswap 2.4.1)."""
+    """Page activity as an EWMA, in requests per second (Infiniswap 2.4.1)."""
     epoch: int
     age_s: float = 0.0
     member: int = 0
-    """Of a volume without a disk: which of its places for this slab; the state is that one's."""
+    """Which place of a volume without a disk this is for the slab; the state is that place's."""
     members: int = 1
 
 
 class WaitView(msgspec.Struct, frozen=True):
-    """A lender that may hold pages which nobody else has, and has not answered since the volume's process began."""
+    """A lender that may hold pages which no other host has, and has not answered since the volume's process began."""
 
     lender: HostId
     slabs: tuple[int, ...]
@@ -287,52 +290,53 @@ class LatencyView(msgspec.Struct, frozen=True):
     op: str
     """`read` or `write`."""
     answered: str
-    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    """What answered the requests: `zeros`, `ring`, `lender` or `disk`."""
     requests: int
     p50_s: float
     p99_s: float
 
 
 class LinksView(msgspec.Struct, frozen=True):
-    """Places of a volume at lenders, by how their links are."""
+    """The number of a volume's places at lenders, by how their links are."""
 
     open: int = 0
     reopening: int = 0
-    """The link ended, and is tried again."""
+    """Places whose link ended, and is tried again."""
     recovering: int = 0
-    """It may hold what the disk does not, and has not answered since the volume's process began anew."""
+    """Places that may hold what the disk does not, and have not answered since the volume's process began anew."""
     leaving: int = 0
-    """The disk is being brought up to date with what it holds."""
+    """Places with which the disk is being brought up to date."""
 
 
 class SwapView(msgspec.Struct, frozen=True):
-    """A volume as swap of its host."""
+    """A volume that its host uses as swap."""
 
     word: str = "off"
-    """`off`, `on`, `waits` (the kernel keeps requests until the volume's process is back), `ending` or `lost`."""
+    """The swap's state: `off`, `on`, `waits` (the kernel keeps requests until the volume's process is back), `ending`
+    or `lost`."""
     device: str = ""
     used_bytes: int = 0
-    """Of it, that hold pages."""
+    """Bytes of the swap device that hold pages."""
     why: str = ""
-    """Why it waits, or did not end."""
+    """Why the swap waits, or did not end."""
 
 
 class AccountView(msgspec.Struct, frozen=True):
-    """What a tenant or a job has of the rack's memory, as one host hears it: some seconds old."""
+    """The memory of the rack that a tenant or a job has, as one host hears it: some seconds old."""
 
     kind: str
-    """`tenant` or `job`; empty: only the number under which hosts tell of it is known here."""
+    """The account's kind, `tenant` or `job`; empty: only the number under which hosts gossip of it is known here."""
     name: str
     tenant: str
-    """Of a job."""
+    """The tenant of a job."""
     budget_bytes: int | None
-    """Over the whole rack; None: not limited."""
+    """The budget over the whole rack, bytes; None: not limited."""
     used_bytes: int
-    """Lent to it."""
+    """Bytes that are lent to the account."""
     lenders: dict[HostId, int]
-    """Where, bytes each."""
+    """The hosts that lend to it, and how many bytes each."""
     volumes_bytes: int = 0
-    """What its volumes on the host that answers may take."""
+    """Bytes that the account's volumes on the answering host may take."""
 
 
 class VolumeView(msgspec.Struct, frozen=True):
@@ -350,25 +354,25 @@ class VolumeView(msgspec.Struct, frozen=True):
     process_alive: bool
     path: str = ""
     waits_for: tuple[WaitView, ...] = ()
-    """Reads of what these may hold newer wait, then fail."""
+    """Lenders that may hold newer pages: reads of these pages wait, then fail."""
     trouble: str = ""
-    """What its disk refuses now, or which slabs lack a member, in words."""
+    """What the volume's disk refuses now, or which slabs lack a member, in words."""
     members: int = 1
-    """Of each slab; with several there is no disk."""
+    """Members of each slab; with several there is no disk."""
     slabs_whole: int = 0
-    """Of a volume without a disk: slabs whose members all hold everything."""
+    """Slabs of a volume without a disk whose members all hold everything."""
     parity: bool = False
-    """One member of each slab has the parity of the others' pages."""
+    """Whether one member of each slab has the parity of the others' pages."""
     tenant: str = ""
-    """Against whose budget it counts; empty: nobody's."""
+    """The tenant whose budget the volume counts against; empty: none."""
     job: str = ""
-    """Whose rank made it; empty: nobody's."""
+    """The job whose rank made the volume; empty: none."""
     budget_bytes: int | None = None
-    """That of its tenant over the rack, as its host knows it; None: not limited."""
+    """The budget of the volume's tenant over the rack, bytes, as its host knows it; None: not limited."""
     job_budget_bytes: int | None = None
-    """That of its job; None: not limited."""
+    """The budget of the volume's job, bytes; None: not limited."""
     taken_bytes: int = 0
-    """Of other hosts' memory, when all of it is there."""
+    """Bytes of other hosts' memory that the volume takes when all of it is there."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
     swap: SwapView = SwapView()
@@ -385,28 +389,28 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     tensors: int
     bytes: int
     rounds: int
-    """Completed rounds, summed over tensors."""
+    """The number of completed rounds, summed over tensors."""
     received_bytes: int
     sent_bytes: int
     age_s: float = 0.0
     period_us: int | None = None
-    """An iteration when it runs alone, D; None during its trial iterations."""
+    """D, an iteration of the job when it runs alone, microseconds; None during its trial iterations."""
     work_us: int | None = None
-    """The aggregator's work in one iteration, e."""
+    """e, the aggregator's work in one iteration, microseconds."""
     load: float | None = None
-    """Part of the aggregator that it was promised: e / d."""
+    """The part of the aggregator that the job was promised: e / d."""
     loss: float | None = None
-    """Part of its speed that the aggregator's cycle takes from it, 0..1: (d - D) / d."""
+    """The part of the job's speed that the aggregator's cycle takes from it, 0..1: (d - D) / d."""
     loss_measured: float | None = None
-    """The same, measured over its last 100 iterations or so."""
+    """`loss` as measured over the job's last 100 iterations or so."""
     refused: str = ""
-    """Why another aggregator would not take it, last."""
+    """Why another aggregator last refused the job."""
     not_finite: int = 0
-    """Numbers of its sums that were NaN or infinite."""
+    """The count of numbers in the job's sums that were NaN or infinite."""
     missing: tuple[int, ...] = ()
-    """Ranks that have not pushed what the others wait for, the first 16."""
+    """The ranks that have not pushed what the others wait for, the first 16."""
     waits_s: float = 0.0
-    """For how long the others have waited."""
+    """Seconds for which the others have waited."""
 
 
 class EventLine(msgspec.Struct, frozen=True):
@@ -421,7 +425,7 @@ class EventLine(msgspec.Struct, frozen=True):
 
 
 class ErrorView(msgspec.Struct, frozen=True):
-    """Every error of the HTTP API: body of any status >= 400."""
+    """The body of every error of the HTTP API, that is of any status >= 400."""
 
     code: int
     """agentctl's exit code."""
@@ -435,43 +439,43 @@ class GpuJobView(msgspec.Struct, frozen=True):
 
     job: JobId
     kind: str
-    """`guaranteed` or `opportunistic`."""
+    """The job's class: `guaranteed` or `opportunistic`."""
     stage: str
     may: str
-    """What it may do now, in words."""
+    """What the job may do now, in words."""
     gate: bool | None
-    """Something in it can hold it back; None: not known yet."""
+    """Whether something in the job can hold it back; None: not known yet."""
     flag: bool
-    """It says when it has no work on the device."""
+    """Whether the job says when it has no work on the device."""
     memory_limit_bytes: int
     applied: bool
-    """It goes by that limit; until then more may be charged to it."""
+    """Whether the job goes by that limit; until then more may be charged to it."""
     spill_bytes: int
-    """In host memory for want of device memory, in its newest mini-batch."""
+    """Bytes in host memory for want of device memory, in the job's newest mini-batch."""
     step_s: float
-    """Typical mini-batch; 0: none yet."""
+    """Seconds of a typical mini-batch; 0: none yet."""
     fixed: bool = False
-    """It keeps the memory it took at its start, whatever the limit (JAX)."""
+    """Whether the job keeps the memory that it took at its start, whatever the limit (JAX)."""
 
 
 class SharedGpuView(msgspec.Struct, frozen=True):
-    """One GPU and who shares it."""
+    """One GPU and the jobs that share it."""
 
     host: HostId
     gpu: str
     model: str
     backend: str
-    """`nvml`, `cpu` or `sim`."""
+    """What shares the GPU: `nvml`, `cpu` or `sim`."""
     state: str
     condition: str
-    """`ok`, `degraded`, `drain` or `lost`."""
+    """The GPU's condition: `ok`, `degraded`, `drain` or `lost`."""
     why: str
     utilization: float
-    """Mean over 10 s, 0..1."""
+    """Mean utilization over 10 s, 0..1."""
     memory_bytes: int
-    """What jobs may hold."""
+    """Bytes of the GPU's memory that jobs may hold."""
     memory_free_bytes: int
-    """Of it, promised to nobody."""
+    """Bytes of `memory_bytes` that are promised to no job."""
     jobs: tuple[GpuJobView, ...]
     age_s: float = 0.0
 
@@ -485,15 +489,16 @@ class InterferenceView(msgspec.Struct, frozen=True):
     beside: tuple[JobId, ...]
     state: str
     slowdown: float | None
-    """Share of its mini-batch alone, 0.03: 3 % slower; None: not measured now."""
+    """How much slower a mini-batch is, as a share of the mini-batch alone (0.03: 3 % slower); None: not measured
+    now."""
     error: float | None
-    """One standard error of it."""
+    """One standard error of `slowdown`."""
     baseline_s: float
-    """Its mini-batch alone; 0: not measured yet."""
+    """Seconds of the job's mini-batch alone; 0: not measured yet."""
     baseline_age_s: float | None
-    """Since that was measured or confirmed."""
+    """Seconds since the baseline was measured or confirmed."""
     audits: int
-    """How often it was."""
+    """How often the baseline was measured or confirmed."""
     others: str
-    """What the others may do, in words."""
+    """What the other jobs may do, in words."""
     age_s: float = 0.0

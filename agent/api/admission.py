@@ -1,10 +1,10 @@
 """Who may ask what of the agent's HTTP. The listener over which a request came decides, never what can be found out of
-its connection at that moment: a client may have closed it before its request is read, and then the kernel tells of
-nobody, or of root.
+its connection at that moment: a client may have closed it before its request is read, and then the kernel tells of no
+user, or of root.
 
 - `OwnSocket`, the unix socket: everything, to whomever the kernel says is root or the agent's own user.
-- `Network`, `[http] bind`: reads, to whoever connects. No change exists there, whoever asks: over TCP nobody can tell
-  who is at the other end.
+- `Network`, `[http] bind`: reads, to whoever connects. No change exists there, whoever asks: over TCP it cannot be
+  told who is at the other end.
 
 A web page may send its visitor's browser to a loopback port, under a name of its own that it points at 127.0.0.1; the
 browser then lets the page read the answers. So what shows jobs is read under an IP address, `localhost`, this host's
@@ -40,14 +40,14 @@ class Door(Protocol):
 
     @property
     def changes(self) -> bool:
-        """Does it have the routes that change something?"""
+        """Whether the listener has the routes that change something."""
 
     def stops(self, request: web.Request) -> NotAdmitted | None:
-        """None: it may be served."""
+        """Why the request is not served; None: it may be."""
 
 
 class OwnSocket:
-    """The unix socket: of our own user, and root's."""
+    """The rules of the unix socket: requests of the agent's own user, and of root."""
 
     changes = True
 
@@ -64,7 +64,8 @@ class OwnSocket:
 
 
 class Network:
-    """A TCP address. `own`: this host's name; `names`: further ones; `path`: of the unix socket, for who is refused."""
+    """The rules of a TCP address. `own`: this host's name; `names`: further ones; `path`: the unix socket's, for
+    whoever is refused."""
 
     changes = False
 
@@ -92,7 +93,7 @@ def _uid(request: web.Request) -> int:
 
 
 def is_known_name(host: str, names: frozenset[str]) -> bool:
-    """Is a Host header an IP address, or one of these names, whatever the port?"""
+    """Whether a Host header is an IP address, or one of these names, whatever the port."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit() or host.endswith("]"):
         name = host

@@ -47,7 +47,7 @@ def exposition(measured: Measured) -> bytes:
 
 
 def _family(metric: Metric, series: list[tuple[tuple[str, ...], float | Distribution]]) -> Family:
-    """A label whose value is "" is left out: to Prometheus both are one series."""
+    """A metric's family with its series. A label whose value is "" is left out: to Prometheus both are one series."""
     if metric.kind == "histogram":
         return _histogram(metric, series)
     family: Family

@@ -1,4 +1,4 @@
-"""One list made of the answers of every host: whoever does not answer in time is named beside it.
+"""One list made of the answers of every host: a host that does not answer in time is named beside it.
 
 All hosts that gossip has as alive or suspect are asked at once, for as long as the reader waits. What an earlier answer
 of a silent host said is shown with its age. A list is whole only when every host answered: its reader is told who did
@@ -18,10 +18,10 @@ from covey.ports import Env
 from plugins.facts import HostView
 
 WAIT_S = 3.0
-"""How long a list waits for hosts unless its reader says otherwise, seconds: longer than a message that is lost once
+"""Seconds for which a list waits for hosts unless its reader says otherwise: longer than a message that is lost once
 and repeated twice (`agent.rpc.rpc.RETRY_S`)."""
 WAIT_S_MAX = 600.0
-"""Longest wait that a reader may ask for, seconds."""
+"""The longest wait that a reader may ask for, seconds."""
 WAIT = "timeout_s"
 """The argument of a list that says how long it may wait, seconds."""
 LISTS = {
@@ -38,7 +38,8 @@ its answer names under `unanswered` those whose part is missing."""
 T = TypeVar("T")
 
 Ask = Callable[[HostId, str, dict[str, str], float], Awaitable[list[Any]]]
-"""`ask(host, read, arguments, seconds) -> rows`: TimeoutError or Refused when there are none."""
+"""Asks one host for rows: `ask(host, read, arguments, seconds) -> rows`; TimeoutError or Refused when there are
+none."""
 
 
 class Unanswered(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class Gathered(msgspec.Struct, frozen=True):
 
     data: Any
     unanswered: tuple[Unanswered, ...] = ()
-    """Empty: the list is whole."""
+    """The hosts whose part is missing; empty: the list is whole."""
 
 
 class Rack(Protocol):
@@ -69,7 +70,7 @@ class Rack(Protocol):
 
 
 class Gathering:
-    """Asks every host, and remembers what each said last."""
+    """The lists of the rack: it asks every host, and remembers what each said last."""
 
     def __init__(self, rack: Rack, ask: Ask) -> None:
         self._rack, self._ask = rack, ask
@@ -93,7 +94,7 @@ class Gathering:
         return Gathered(shown, tuple(Unanswered(host, why, ages.get(host)) for host, why in sorted(missing.items())))
 
     async def _one(self, host: HostId, read: str, arguments: dict[str, str], wait_s: float) -> list[Any] | str:
-        """Its rows, or why there are none."""
+        """The rows of one host, or why there are none."""
         try:
             async with asyncio.timeout(wait_s):
                 return await self._ask(host, read, arguments, wait_s)
@@ -104,7 +105,7 @@ class Gathering:
 
 
 def wait_of(arguments: Mapping[str, Any]) -> float:
-    """How long the reader of a list waits, seconds. Refused when it is no number of seconds up to `WAIT_S_MAX`."""
+    """Seconds for which the reader of a list waits. Refused when it is no number of seconds up to `WAIT_S_MAX`."""
     asked = arguments.get(WAIT, WAIT_S)
     try:
         wait_s = float(asked)
@@ -117,7 +118,7 @@ def wait_of(arguments: Mapping[str, Any]) -> float:
 
 
 def words(unanswered: tuple[Unanswered, ...]) -> str:
-    """Who is missing, for a sentence: `gpu3 (no answer within 3 s), gpu4 (it restarts)`."""
+    """The hosts that are missing, for a sentence: `gpu3 (no answer within 3 s), gpu4 (it restarts)`."""
     return ", ".join(f"{each.host} ({each.why})" for each in unanswered)
 
 

@@ -42,27 +42,29 @@ from plugins.base import Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
-"""Longest request body: the longest command and environment (`covey.core.carried`), as JSON with its escapes."""
+"""The longest request body in bytes: the longest command and environment (`covey.core.carried`), as JSON with its
+escapes."""
 TCP_CONNECTIONS_MAX = 128
-"""Open at the same time on TCP, idle ones included; one beyond that is closed at once, so that clients cannot use up
-the agent's file descriptors."""
+"""The most connections open at the same time on TCP, idle ones included; one beyond that is closed at once, so that
+clients cannot use up the agent's file descriptors."""
 DEPTH_MAX = 32
-"""Levels of lists and objects in a body; a job has three."""
+"""The most levels of lists and objects in a body; a job has three."""
 ID_CHARACTERS_MAX = 200
-"""Longest id in a path: `slab/VOLUME/N` has at most 80."""
+"""The longest id in a path, in characters: `slab/VOLUME/N` has at most 80."""
 ANSWER_S_MAX = 20.0
-"""How long a command may take before the caller gets a timeout: the scheduler tries a change three times for 5 s each,
-and its own error says more."""
+"""Seconds that a command may take before the caller gets a timeout: the scheduler tries a change three times for 5 s
+each, and its own error says more."""
 STOP_S = 0.5
-"""How long the listeners may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way for
-half of it, then cuts them off and waits as long again."""
+"""Seconds that the listeners may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way
+for half of it, then cuts them off and waits as long again."""
 LAG_S_MAX = 2.0
-"""Event loop lag above which `/livez` answers 503; far above a garbage collection, below the watchdog's period."""
+"""Seconds of event loop lag above which `/livez` answers 503; far above a garbage collection, below the watchdog's
+period."""
 
 STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 8: 504, 75: 503}
-"""agentctl's exit code -> HTTP status."""
+"""HTTP statuses by agentctl's exit code."""
 CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
-"""HTTP status -> exit code, for what aiohttp itself refuses."""
+"""Exit codes by HTTP status, for what aiohttp itself refuses."""
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -100,12 +102,13 @@ class Api(Protocol):
     def started_wall_s(self) -> float: ...
     @property
     def commands(self) -> Mapping[str, Command]:
-        """`PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or dict."""
+        """The commands, `PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or
+        dict."""
 
     def metrics(self) -> Measured: ...
     @property
     def loop_lag_s(self) -> float:
-        """How late the event loop's last timer was."""
+        """Seconds by which the event loop's last timer was late."""
 
 
 Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
@@ -117,16 +120,16 @@ class HttpApi:
     """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
 
     def __init__(self, api: Api, unix_path: str, bind: str = "", names: tuple[str, ...] = ()) -> None:
-        """`names`: under which browsers read over TCP, besides addresses and this host's own."""
+        """`names`: host names under which browsers read over TCP, besides addresses and this host's own."""
         self.api, self.names = api, names
         self.unix_path = unix_path
         self.bind = bind
         self.address = ""
-        """`ip:port` of the TCP listener once open, with the real port."""
+        """The `ip:port` of the TCP listener once open, with the real port."""
         self.requests: Counter[int] = Counter()
-        """Answers by HTTP status."""
+        """The number of answers by HTTP status."""
         self.refused: Counter[str] = Counter()
-        """Requests refused before they reached a command, by reason."""
+        """The number of requests refused before they reached a command, by reason."""
         self._runners: list[web.AppRunner] = []
         self._tcp: asyncio.Server | None = None
 
@@ -159,7 +162,7 @@ class HttpApi:
         self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
 
     async def stop(self) -> None:
-        """Idempotent. Requests under way get a moment to finish."""
+        """Close the listeners. Idempotent. Requests under way get a moment to finish."""
         tcp, self._tcp = self._tcp, None
         if not self._runners:
             return
@@ -204,7 +207,7 @@ class HttpApi:
         return app
 
     def _add_reads(self, get: Add) -> None:
-        """None of them changes or starts anything."""
+        """Add the routes that read; none of them changes or starts anything."""
         for path, command in (
             ("hosts", "agent.hosts"),
             ("leader", "agent.leader"),
@@ -273,19 +276,19 @@ class HttpApi:
         return _json({"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, **said}, status)
 
     async def _livez(self, _request: web.Request) -> web.Response:
-        """200; 503 while the event loop lags."""
+        """Answer 200, or 503 while the event loop lags."""
         lag_s = self.api.loop_lag_s
         return self._answer({"loop_lag_s": lag_s}, 200 if lag_s <= LAG_S_MAX else 503)
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """200 when the event loop does not lag and no plugin has failed, else 503."""
+        """Answer 200 when the event loop does not lag and no plugin has failed, else 503."""
         health = msgspec.to_builtins(await self._command("agent.health", {}))
         failed = _failed_plugins(health)
         ready = not failed and self.api.loop_lag_s <= LAG_S_MAX
         return self._answer({"ready": ready, "plugins_failed": failed}, 200 if ready else 503)
 
     async def _healthz(self, _request: web.Request) -> web.Response:
-        """Everything `agentctl status` shows; 503 when a plugin has failed."""
+        """Answer everything that `agentctl status` shows, with 503 when a plugin has failed."""
         health = msgspec.to_builtins(await self._command("agent.health", {}))
         return self._answer(health, 503 if _failed_plugins(health) else 200)
 
@@ -319,7 +322,7 @@ class HttpApi:
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """Refused when the listener that it came over must not serve it."""
+        """Admit a request; Refused when the listener that it came over must not serve it."""
         stopped = request.app[DOOR].stops(request)
         if stopped is not None:
             self.refused[stopped.reason] += 1
@@ -431,7 +434,7 @@ def _error(code: int, what: str, why: str, next: str) -> web.Response:
 
 
 def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Response:
-    """What aiohttp or a parser above refused, as an ErrorView with the same status."""
+    """Turn what aiohttp or a parser above refused into an ErrorView with the same status."""
     if refusal.status == 413:
         what, why = "the request is too long", f"a body has at most {BODY_BYTES_MAX} bytes"
     elif refusal.status == 404:
@@ -455,7 +458,7 @@ PAGE = (
     ("/page.css", "page.css", "text/css"),
     ("/page.js", "page.js", "text/javascript"),
 )
-"""Path -> file in agent/api/page/ and its type."""
+"""The files of the web page: path -> file in agent/api/page/ and its type."""
 
 
 def _fixed(body: bytes, kind: str) -> Route:
@@ -468,7 +471,7 @@ def _fixed(body: bytes, kind: str) -> Route:
 
 
 def _counting_logger(http: HttpApi) -> logging.Logger:
-    """aiohttp's logger. Bytes that are not HTTP are counted and not logged, since anyone can send them."""
+    """The logger of aiohttp. Bytes that are not HTTP are counted and not logged, since anyone can send them."""
 
     class Count(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

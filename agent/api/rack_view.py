@@ -1,7 +1,7 @@
 """What an agent answers about the rack: from gossip, from its copy of the log, and live from the other agents.
 
-A live question goes to every host that is alive, all at once, for as long as the reader waits; who did not answer is
-named beside the rows (`agent.api.gathering`).
+A live question goes to every host that is alive, all at once, for as long as the reader waits; hosts that did not
+answer are named beside the rows (`agent.api.gathering`).
 """
 
 import re
@@ -35,7 +35,7 @@ from plugins.views import (
 )
 
 NOT_WHOLE = 8
-"""agentctl's exit code for a list that lacks what hosts say which did not answer."""
+"""The exit code of agentctl for a list that lacks the part of hosts that did not answer."""
 
 
 class AskView(Message, frozen=True):
@@ -47,7 +47,7 @@ class AskView(Message, frozen=True):
 
 class ViewAnswer(Message, frozen=True):
     rows: bytes
-    """JSON list."""
+    """The rows, as a JSON list."""
 
 
 class PluginsFailed(msgspec.Struct, frozen=True):
@@ -55,15 +55,15 @@ class PluginsFailed(msgspec.Struct, frozen=True):
 
     plugins: tuple[str, ...]
     no_room: str = ""
-    """What this host's full disk keeps it from; empty: nothing."""
+    """What this host's full disk keeps it from doing; empty: nothing."""
 
 
 class GpuHolders(msgspec.Struct):
-    """Jobs on one GPU."""
+    """The jobs on one GPU."""
 
     job: JobId | None = None
     beside: list[JobId] = []
-    """On parts of it."""
+    """The jobs on parts of the GPU."""
 
 
 class Agent(Protocol):
@@ -103,7 +103,7 @@ READS: Mapping[str, type[msgspec.Struct]] = {
     "sharing.gpus": SharedGpuView,
     "sharing.interference": InterferenceView,
 }
-"""What one agent may ask of another: command -> kind of its rows."""
+"""The reads that one agent may ask of another: command -> kind of its rows."""
 
 
 CHANGE: Mapping[str, Any] = {"add": "", "remove": "", "force": False}
@@ -232,7 +232,7 @@ class RackView:
         )
 
     async def _forget_gpu(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Of this host. What was forgotten, in words."""
+        """Forget what this host knows of a GPU of its own, and say in words what that was."""
         uuid, probes = str(arguments.get("id", "")), self._agent.env.probes
         if not any(gpu.uuid == uuid for gpu in probes.gpus()):
             why = f"{self._agent.id}, which was asked, has no GPU of that name"
@@ -244,7 +244,7 @@ class RackView:
         return {"said": said}
 
     async def _gpu_holders(self) -> Mapping[str, GpuHolders]:
-        """GPU UUID -> its jobs, from this host's copy of the log."""
+        """The jobs on each GPU, by UUID, from this host's copy of the log."""
         jobs = self._agent.plugin_commands().get("scheduler.jobs")
         if jobs is None:
             return {}
@@ -322,7 +322,7 @@ class RackView:
         raise Refused(1, f"{self._agent.id} has no plugin {plugin} now", why, "agentctl status")
 
     async def answer(self, question: AskView) -> ViewAnswer:
-        """Another agent's live question. Refused when it is none of `READS`, or cannot be read here now."""
+        """Answer another agent's live question. Refused when it is none of `READS`, or cannot be read here now."""
         if question.read not in READS:
             raise Refused(3, f"{question.read!r} cannot be read here", "there is no such read", "agentctl version")
         return ViewAnswer(msgspec.json.encode(await self._here(question.read, question.arguments)))

@@ -1,4 +1,4 @@
-"""The sockets of the agent's HTTP. Who may ask what of them: `agent.api.admission`."""
+"""The sockets of the agent's HTTP. `agent.api.admission` says who may ask what of them."""
 
 import contextlib
 import os
@@ -6,7 +6,8 @@ import socket
 
 
 def unix_socket(path: str) -> socket.socket:
-    """Bound, mode 0600 before it listens. A socket left by a dead agent is replaced; a live one is an OSError."""
+    """A bound unix socket, with mode 0600 before it listens. A socket left by a dead agent is replaced; a live one is
+    an OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.2)
         try:

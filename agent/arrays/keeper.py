@@ -28,15 +28,15 @@ from plugins.memory.datapath.doors.array_door import PagerConfig, array_socket
 from plugins.memory.policy.arrays.residence import CHUNKS_MIN
 
 HELLO_S = 5.0
-"""How long a new connection may take to hand over its array."""
+"""Seconds that a new connection may take to hand over its array."""
 STRANGERS_MAX = 64
-"""Connections that have not done so yet; what comes beyond is closed."""
+"""The most connections that have not done so yet; further ones are closed."""
 ARRAYS_MAX = 256
 IDLE_S = 60.0
-"""Without an array for so long, this process ends."""
+"""Seconds without an array after which this process ends."""
 IDLE_LOOK_S = AGAIN_S = 1.0
 LIVES_MAX = 5
-"""Pagers of one array that may die."""
+"""The most pagers of one array that may die."""
 
 
 class ArrayImpossible(Exception):
@@ -59,7 +59,7 @@ class KeptArray:
 
 
 class Keeper:
-    """Listens from `open` to `close`."""
+    """The arrays of one volume, and the socket where they are handed over. It listens from `open` to `close`."""
 
     def __init__(self, env: Env, config: PagerConfig) -> None:
         self._env, self._config = env, config
@@ -71,12 +71,12 @@ class Keeper:
         self.used_s = env.clock.now_s()
 
     def open(self) -> None:
-        """OSError when another process does it already."""
+        """Listen. OSError when another process does it already."""
         self._listener = bind_unix(self._path, socket.SOCK_SEQPACKET, self._config.uid)
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Nobody new is served; pagers go on until their jobs have ended."""
+        """Serve no new array; pagers keep running until their jobs have ended."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -150,7 +150,8 @@ class Keeper:
         stranger.close()
 
     def _given(self, stranger: socket.socket, data: bytes, descriptors: list[int], flags: int) -> ArrayGiven:
-        """What it handed over. ArrayImpossible for what cannot be served, ArrayWireError for what is no opening."""
+        """What a connection handed over. ArrayImpossible for what cannot be served, ArrayWireError for what is no
+        opening."""
         config = self._config
         pid, uid = peer_of(stranger)
         if not may_use(uid, config.uid):
@@ -170,8 +171,8 @@ class Keeper:
         return ArrayGiven(opened, stranger, faults, memory, lifeline, errors, pid, uid)
 
     def _locked(self, opened: OpenArray) -> int:
-        """A lock on these bytes of the volume for who writes; it goes with the last process that has this descriptor.
-        Two arrays that write the same bytes would overwrite one another's, a chunk at a time."""
+        """A lock on these bytes of the volume for an array that writes them; it goes with the last process that has
+        this descriptor. Two arrays that write the same bytes would overwrite one another's, a chunk at a time."""
         file = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if opened.writable:
@@ -188,7 +189,7 @@ class Keeper:
     # ---- arrays ----
 
     def _begin(self, array: KeptArray) -> None:
-        """OSError: no process could be started."""
+        """Start the pager of an array. OSError: no process could be started."""
         self._start(array, False)
         self.arrays.append(array)
         self._env.log.info("array opened", uid=array.given.uid, of=array.given.pid, pager=array.pid)
@@ -225,7 +226,7 @@ class Keeper:
         array.close()
 
     def _start_again(self, array: KeptArray) -> None:
-        """However often it takes: threads of the job wait for it."""
+        """Start a pager again, however often it takes: threads of the job wait for it."""
         try:
             self._start(array, True)
         except OSError as error:
@@ -234,13 +235,13 @@ class Keeper:
 
 
 def may_use(uid: int, owner: int) -> bool:
-    """May a process of this user use a volume of that one? Root and the agent's own user may; `owner` -1: nobody else
-    may. A user whom the kernel does not tell may not."""
+    """Whether a process of user `uid` may use a volume of user `owner`. Root and the agent's own user may; `owner` -1:
+    no other may. A user whom the kernel does not tell may not."""
     return uid >= 0 and uid in (owner, 0, os.geteuid())
 
 
 def wrong_descriptors(faults: int, memory: int, lifeline: int, size: int) -> str:
-    """Why these cannot be those of an array; empty: they can."""
+    """Why these descriptors cannot be those of an array; empty: they can."""
     if not userfault.is_one(faults):
         return "its first descriptor is no userfaultfd"
     if not stat.S_ISSOCK(os.fstat(lifeline).st_mode):
@@ -259,7 +260,8 @@ def wrong_descriptors(faults: int, memory: int, lifeline: int, size: int) -> str
 
 
 def in_the_pager(env: Env, config: PagerConfig, array: KeptArray, resumed: bool) -> None:
-    """The new process; it does not return. Of the keeper it has the descriptors of its array and its log, no more."""
+    """Run the pager in the new process; it does not return. Of the keeper it has the descriptors of its array and its
+    log, no more."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -289,8 +291,8 @@ def in_the_pager(env: Env, config: PagerConfig, array: KeptArray, resumed: bool)
 
 
 async def run_keeper(env: Env, config: PagerConfig) -> None:
-    """The program. OSError when another process serves arrays of this volume. Ends by SIGTERM, or when it has had no
-    array for a minute."""
+    """Run the program. OSError when another process serves arrays of this volume. It ends by SIGTERM, or when it has
+    had no array for a minute."""
     keeper = Keeper(env, config)
     keeper.open()
     try:

@@ -1,11 +1,11 @@
-"""Answers the faults of one array: from its job's userfaultfd to its volume and back, in one loop that never waits for
-one thing alone.
+"""The pager of one array: it answers faults, from its job's userfaultfd to its volume and back, in one loop that never
+waits for one thing alone.
 
     fault -> Paging.handle -> FetchChunk: asked of the volume, into a staging place -> PutInPlace: copied to the job
                            -> SendChunk: write-protected, sent to the volume from the memory itself -> PunchHole
 
-The job is not trusted: it chose the descriptors (`checked`), may lie about addresses and change its memory under us;
-what it can do so is harm its own array. When its process ends, what it wrote is still in the memory, and goes to the
+The job is not trusted: it chose the descriptors (`checked`), may lie about addresses and change its memory meanwhile;
+by that it can harm its own array only. When its process ends, what it wrote is still in the memory, and goes to the
 volume before this process ends.
 """
 
@@ -37,15 +37,16 @@ from plugins.memory.machine.arrays.events import PagingAction, PagingEvent
 from plugins.memory.machine.arrays.paging import Paging
 
 STAGING_BYTES = 8 << 20
-"""Of places for chunks on their way; at least 4 of them, at most 64, and at most a quarter of the budget."""
+"""Bytes of the places for chunks on their way; at least 4 places, at most 64, and at most a quarter of the budget."""
 WAIT_S = 90.0
-"""Longest that a thread of the job waits for a chunk; then it gets SIGBUS, and its job the reason on standard error."""
+"""The most seconds that a thread of the job waits for a chunk; then it gets SIGBUS, and its job the reason on standard
+error."""
 AGAIN_S = 1.0
-"""Pause before what the volume did not take or give is tried again."""
+"""Seconds to pause before what the volume did not take or give is tried again."""
 LAST_S = 60.0
-"""How long a pager whose job has ended tries to bring what it wrote to the volume."""
+"""Seconds for which a pager whose job has ended tries to bring what it wrote to the volume."""
 PUNCH = 3
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
+"""The mode of fallocate that frees pages: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 NO_MEMORY_TRIES = 500
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,7 +55,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 @dataclass(frozen=True)
 class ArrayGiven:
-    """What a job handed over. The descriptors stay open."""
+    """The descriptors and options of an array that a job handed over. The descriptors stay open."""
 
     opened: OpenArray
     connection: socket.socket
@@ -62,7 +63,7 @@ class ArrayGiven:
     memory: int
     lifeline: int
     errors: int
-    """Its standard error."""
+    """The descriptor of the job's standard error."""
     pid: int
     uid: int
 
@@ -72,11 +73,11 @@ class ArrayGiven:
 
 
 class JobGone(Exception):
-    """Its process has ended, or has closed the array."""
+    """The job's process has ended, or has closed the array."""
 
 
 class Pager:
-    """One array. `resumed`: another pager died over it."""
+    """The pager of one array. `resumed`: another pager of it died."""
 
     def __init__(self, given: ArrayGiven, link: VolumeLink, log: Logger, resumed: bool) -> None:
         opened = given.opened
@@ -91,17 +92,17 @@ class Pager:
         self._zeros = mmap.mmap(-1, self._run_most * opened.chunk)
         self._zeros_at = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
         self._place_of: dict[int, int] = {}
-        """Chunk -> its staging place; -1: it is all zeros."""
+        """The staging place of each chunk; -1: it is all zeros."""
         self._later: list[tuple[float, Callable[[], None]]] = []
-        """What is done after a pause."""
+        """Calls that are made after a pause: when, and which."""
         self._since: dict[int, float] = {}
-        """Chunk -> when somebody began to wait for it."""
+        """When a thread began to wait for each chunk."""
         self._looked_s = 0.0
         self._watched = (-1, 0)
         self._job_gone = self.ending = False
-        """`ending`: somebody asked this process to end (SIGTERM)."""
+        """`ending`: this process was asked to end (SIGTERM)."""
         self._trying: dict[int, float] = {}
-        """Chunk that could not be fetched -> since when."""
+        """Chunks that could not be fetched, and since when."""
         here, torn = self._found() if resumed else ([], [])
         self.machine = Paging(chunks, budget, places, here, opened.writable)
         if resumed:
@@ -110,7 +111,7 @@ class Pager:
     # ---- after another pager died ----
 
     def _found(self) -> tuple[list[int], list[int]]:
-        """Chunks whose pages are in memory, and those of them of which pages are missing."""
+        """The chunks whose pages are in memory, and those among them of which pages are missing."""
         pages: dict[int, int] = {}
         for start, end in there(self._given.memory, 0, self._size):
             for page in range(start // userfault.PAGE_BYTES, end // userfault.PAGE_BYTES):
@@ -120,8 +121,8 @@ class Pager:
         return sorted(pages), sorted(torn)
 
     def _resume(self, here: Sequence[int], torn: Sequence[int]) -> None:
-        """It died while pages of a chunk were put in place: the others of that chunk come from the volume. Any chunk
-        may be newer here. Who waited tries again."""
+        """Continue for a pager that died while pages of a chunk were put in place: the others of that chunk come from
+        the volume. Any chunk may be newer here. Threads that waited try again."""
         for chunk in torn:
             place = memoryview(bytearray(self._bytes(chunk)))
             failed: list[str] = []
@@ -140,7 +141,7 @@ class Pager:
     # ---- the loop ----
 
     def run(self) -> None:
-        """Until the job has ended or closed the array, and the volume has all of it."""
+        """Serve until the job has ended or closed the array, and the volume has all of it."""
         given, poll = self._given, select.epoll()
         for descriptor in (given.faults, given.connection.fileno()):
             poll.register(descriptor, select.EPOLLIN)
@@ -237,7 +238,7 @@ class Pager:
                     self._tell(paging.WaitedTooLong(chunk, f"the volume has not given it for {WAIT_S:g} s"))
 
     def _bring_home(self) -> None:
-        """The volume gets everything that it has not."""
+        """Send the volume everything that it does not have."""
         until_s = time.monotonic() + LAST_S
         self._tell(paging.AskedFor(0, "save", 0, 0))
         while self.machine.unsaved and time.monotonic() < until_s:
@@ -264,7 +265,7 @@ class Pager:
             self._do(run[0], len(run))
 
     def _do(self, action: PagingAction, count: int) -> None:
-        """And the same of the next `count` - 1 chunks."""
+        """Perform the action for its chunk and for the next `count` - 1 chunks."""
         match action:
             case paging.FetchChunk():
                 self._fetch(action.chunk, count)
@@ -302,7 +303,8 @@ class Pager:
         return self._base + chunk * self._chunk, self._bytes(chunk, count)
 
     def _requests(self, chunk: int, size: int) -> list[tuple[int, int, int]]:
-        """First page, pages, offset from the beginning of the chunk: requests are no longer than the volume takes."""
+        """The requests for a chunk: first page, pages, offset from the beginning of the chunk. They are no longer than
+        the volume takes."""
         page = self._link.page_bytes
         first, count = (self._given.opened.offset + chunk * self._chunk) // page, size // page
         return [
@@ -310,8 +312,8 @@ class Pager:
         ]
 
     def _to_send(self, chunk: int, size: int) -> list[tuple[int, int, int]]:
-        """`_requests` of the pages that are in memory. Of a chunk that is here all are, unless there was no memory for
-        some, or the job took them away: what was never there is not written over what the volume has."""
+        """The `_requests` of the pages that are in memory. All pages of a chunk that is here are, unless there was no
+        memory for some, or the job took them away: what was never there is not written over what the volume has."""
         start, page = chunk * self._chunk, self._link.page_bytes
         parts = whole_pages(self._given.memory, start, size, page)
         if parts == [(start, start + size)]:
@@ -370,7 +372,7 @@ class Pager:
                 self._tell(paging.ChunkNotCame(chunk, why))
 
     def _put(self, chunk: int, count: int, writable: bool) -> None:
-        """Runs of those whose staging places are side by side, or that are all zeros."""
+        """Put runs of chunks in place whose staging places are side by side, or that are all zeros."""
         end = chunk + count
         while chunk < end:
             place, run = self._place_of[chunk], 1
@@ -439,7 +441,8 @@ class Pager:
                 raise
 
     def _poison(self, chunk: int, why: str) -> None:
-        """Who waits gets SIGBUS, and its job is told why; where the kernel cannot do that, its whole process does."""
+        """Give SIGBUS to the threads that wait for a chunk, and tell the job why; where the kernel cannot do that, end
+        its whole process."""
         self._complain(f"bytes {chunk * self._chunk} to {chunk * self._chunk + self._bytes(chunk)} cannot be had", why)
         try:
             userfault.poison(self._given.faults, *self._where(chunk))
@@ -452,7 +455,7 @@ class Pager:
         self._log.error("an array's job was told", what=what, why=why, uid=self._given.uid)
 
     def _say(self, frame: arraywire.ArrayFrame) -> None:
-        """A job that does not read its answers loses them."""
+        """Answer the job. One that does not read its answers loses them."""
         if self._job_gone:
             return
         try:
@@ -464,7 +467,7 @@ class Pager:
 
 
 def _nothing(why: str) -> None:
-    """A request that has no end yet."""
+    """Take the end of a request that has none yet."""
 
 
 def _with_request(done: Callable[[str, PageRequest], None], request: PageRequest, why: str) -> None:
@@ -472,7 +475,7 @@ def _with_request(done: Callable[[str, PageRequest], None], request: PageRequest
 
 
 def complain(given: ArrayGiven, what: str, why: str) -> None:
-    """Three lines on the job's standard error, if it takes them at once."""
+    """Write three lines to the job's standard error, if it takes them at once."""
     text = f"covey: {what}\n  why: {why}\n  next: agentctl volumes, and start the script again\n"
     poll = select.poll()
     poll.register(given.errors, select.POLLOUT)

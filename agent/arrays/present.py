@@ -1,5 +1,5 @@
-"""Which bytes of an array's memory are there. A page that is not must not be read through a mapping: that would make
-it, full of zeros."""
+"""Which bytes of an array's memory are there. An absent page must not be read through a mapping: that would make it,
+full of zeros."""
 
 import ctypes
 import errno
@@ -7,7 +7,8 @@ import os
 
 
 def there(memory: int, start: int, size: int) -> list[tuple[int, int]]:
-    """First byte and end of each part that is, between `start` and `start + size`; `memory`: its descriptor."""
+    """First byte and end of each part that is there between `start` and `start + size`; `memory`: the memory's
+    descriptor."""
     found: list[tuple[int, int]] = []
     at, end = start, start + size
     while at < end:
@@ -25,14 +26,14 @@ def there(memory: int, start: int, size: int) -> list[tuple[int, int]]:
 
 
 def whole_pages(memory: int, start: int, size: int, page: int) -> list[tuple[int, int]]:
-    """The same of pages of the volume, those alone that are there from end to end."""
+    """First byte and end of each run of the volume's pages that are there from end to end."""
     parts = ((-(-begin // page) * page, end // page * page) for begin, end in there(memory, start, size))
     return [(begin, end) for begin, end in parts if begin < end]
 
 
 def fill(memory: int, start: int, size: int, source: int) -> None:
-    """What is not there becomes what lies at the address `source` in this process, byte for byte from `start` on. Only
-    where nobody has it mapped any more: who touched it afterwards would cause no fault."""
+    """Fill what is not there with the bytes at the address `source` in this process, byte for byte from `start` on.
+    Only where no process has it mapped any more: one that touched it afterwards would cause no fault."""
     at = start
     for begin, end in [*there(memory, start, size), (start + size, start + size)]:
         if at < begin:

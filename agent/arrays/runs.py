@@ -1,4 +1,5 @@
-"""Chunks side by side are handled by one system call and one request: what a call costs, a run of chunks pays once."""
+"""Runs of neighbouring chunks, each handled by one system call and one request: what a call costs, a run of chunks pays
+once."""
 
 import mmap
 from collections.abc import Sequence
@@ -6,11 +7,11 @@ from collections.abc import Sequence
 from plugins.memory.machine.arrays.events import FetchChunk, PagingAction, PunchHole, PutInPlace, SendChunk
 
 RUN_BYTES_MAX = 1 << 20
-"""Of one run, and the longest request to a volume with pages of 4 KiB."""
+"""The most bytes of one run, and the longest request to a volume with pages of 4 KiB."""
 
 
 def together(actions: Sequence[PagingAction], most: int) -> list[list[PagingAction]]:
-    """The same actions in their order; those of one kind about neighbouring chunks in one list, at most so many."""
+    """The actions in their order, with those of one kind about neighbouring chunks in one list of at most `most`."""
     runs: list[list[PagingAction]] = []
     for action in actions:
         if runs and len(runs[-1]) < most and _goes_on(runs[-1][-1], action):
@@ -42,7 +43,8 @@ class StagingPlaces:
         self._view = memoryview(self.memory)
 
     def take(self, most: int) -> range:
-        """Places side by side, as many of so many as there are; at least one, since the machine counts them."""
+        """Take places side by side, at most `most` of them and as many as there are; at least one, since the machine
+        counts them."""
         for count in range(most, 0, -1):
             at = self._taken.find(bytes(count))
             if at >= 0:
@@ -55,6 +57,7 @@ class StagingPlaces:
         self._taken[place] = 0
 
     def at(self, place: int, start: int, size: int) -> memoryview:
-        """`size` bytes, `start` after the beginning of this place; they may lie in the next ones too."""
+        """The memory of `size` bytes, `start` after the beginning of this place; it may reach into the next places
+        too."""
         start += place * self._chunk
         return self._view[start : start + size]

@@ -1,4 +1,4 @@
-"""The control socket of a supervisor: whoever listens there is the one supervisor of its epoch."""
+"""The control socket of a supervisor: the process that listens there is the one supervisor of its epoch."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from covey.ports import Accept, Address, Env
 
 @asynccontextmanager
 async def claimed_socket(env: Env, address: Address, accept: Accept) -> AsyncIterator[bool]:
-    """Whether nobody had it before; it is held until the context ends."""
+    """Claim the socket: yields whether no other process had it before; it is held until the context ends."""
     try:
         listener = await env.bytes.listen(address, accept)
     except OSError as error:

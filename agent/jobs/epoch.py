@@ -16,43 +16,44 @@ class Epoch:
         self.record = record
         self.state = SupervisorState()
         self.found = found
-        """Read from disk; the scheduler has not asked this agent to start it."""
+        """Whether the record was read from disk; the scheduler has not asked this agent to start these ranks."""
         self.launched = False
-        """This agent started its supervisor."""
+        """Whether this agent started the epoch's supervisor."""
         self.stop: StopRanks | None = None
         self.lease: RankLease | None = None
         """The newest lease that the scheduler gave for these ranks."""
         self.heals: dict[int, int] = {}
-        """Ranks that may be lost, and from which step on."""
+        """Ranks that may be lost, each with the step from which on it may."""
         self.modules: tuple[str, ...] = ()
-        """What a spare of its ranks imports; empty: none would wait."""
+        """The modules that a spare of these ranks imports; empty: none would wait."""
         self.spares_refused = False
-        """It was told why there are none."""
+        """Whether it was told why there are no spares."""
         self.told = False
-        """Its supervisor is connected, and was told all that was said before."""
+        """Whether the supervisor is connected, and was told all that was said before."""
         self.joining = False
-        """Ranks joined those that ran here; it was not told yet that all of them run."""
+        """Whether ranks joined those that ran here, and it was not told yet that all of them run."""
         self.spares_awaited = 0
-        """Processes that wait here for ranks that are to join."""
+        """The number of processes that wait here for ranks that are to join."""
         self.may_be_lost = False
-        """All ranks here may be, and their supervisor suspends them when nobody confirms them; as told last."""
+        """Whether all ranks here may be lost, so that their supervisor suspends them when no leader confirms them; as
+        last told."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
         self.over = asyncio.Event()
         self.launches = 0
-        """Supervisors started since one last answered."""
+        """The number of supervisors started since one last answered."""
 
 
 def ended_before_others(key: Key, epoch: Epoch, before: SupervisorState = SupervisorState()) -> list[RankEndedHere]:
-    """Ranks that have ended since, while others run."""
+    """Ranks that have ended since `before`, while others run."""
     if epoch.ended or not epoch.started:
         return []
     return [RankEndedHere(*key, rank, code) for rank, code in epoch.state.codes.items() if rank not in before.codes]
 
 
 def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list[RankReplaced]:
-    """Ranks that were started again since."""
+    """Ranks that were started again since `before`."""
     return [
         RankReplaced(key[0], key[1], rank, now.pids[rank].pid, healing.incarnation)
         for rank, healing in sorted(now.healing.items())
@@ -69,7 +70,7 @@ def started_of(key: Key, state: SupervisorState) -> RanksStarted:
 
 
 def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
-    """Ranks that joined these too late to start are lost."""
+    """The end of this epoch's ranks. Ranks that joined these too late to start count as lost."""
     codes = dict(epoch.state.codes)
     late = any(rank not in codes for rank in epoch.record.joined)
     for rank in epoch.record.spec.ranks:

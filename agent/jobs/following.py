@@ -34,20 +34,20 @@ from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
 
 BOOT_S = 10.0
-"""A supervisor that has not opened its socket this long after its start is taken for dead."""
+"""Seconds after its start at which a supervisor that has not opened its socket is taken for dead."""
 LAUNCHES_MAX = 3
-"""Supervisors in a row that die before they answer; after that the ranks cannot start here."""
+"""The number of supervisors in a row that die before they answer; after that the ranks cannot start here."""
 RETRY_S = 0.1
 UNREADABLE_S = 1.0
-"""Pause before the runner looks again for a supervisor whose state file could not be read."""
+"""Seconds to pause before the runner looks again for a supervisor whose state file could not be read."""
 AGAIN_LEASE_S = 10.0
-"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown. Those that may be
-lost stand still until the next one."""
+"""Seconds of lease for ranks whose supervisor and agent both died: the rest of their former lease is unknown. Those
+that may be lost stand still until the next one."""
 
 
 class Following:
-    """`tell`: hears once that all ranks run, and once that they have ended; `ending_changed`: that a supervisor says
-    another word of when its ranks are killed."""
+    """Follows the supervisors of this host. `tell`: called once when all ranks run, and once when they have ended;
+    `ending_changed`: called when a supervisor says anew when its ranks are killed."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Following:
         self._tell, self._ending_changed = tell, ending_changed
 
     async def never_start(self, key: Key, epoch: Epoch, code: int, why: str) -> None:
-        """It ends before anything ran."""
+        """End an epoch before anything ran."""
         codes = dict.fromkeys((rank.rank for rank in epoch.record.spec.ranks), code)
         await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
 
     async def launch(self, key: Key, epoch: Epoch) -> None:
-        """Its first supervisor, once its record is durable. Where that fails, it ends."""
+        """Launch the epoch's first supervisor, once its record is durable. Where that fails, the epoch ends."""
         try:
             await self._write(key, epoch)
             await self._launch(key, epoch)
@@ -75,8 +75,8 @@ class Following:
             await self.never_start(key, epoch, supervision.CANNOT_START, why)
 
     async def join(self, key: Key, epoch: Epoch, record: StartRecord) -> None:
-        """More ranks come here: `record`, which is written down before anything starts, and so is found again whatever
-        dies. OSError when the disk fails: nothing has changed."""
+        """Let more ranks come here: `record`, which is written down before anything starts, and so is found again
+        whatever dies. OSError when the disk fails: nothing has changed."""
         await checked.save(self._env.disk, file_of(key, "start"), record)
         epoch.record, epoch.joining, epoch.may_be_lost = record, True, False
         if epoch.stream is not None and epoch.told:
@@ -85,9 +85,9 @@ class Following:
                     await epoch.stream.write(frame)
 
     async def follow(self, key: Key, epoch: Epoch) -> bool:
-        """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
-        damaged state file also shows that ranks were started: the next supervisor looks for them and starts none.
-        False: an earlier agent wrote the record and died; no supervisor ever ran."""
+        """Follow an epoch until its end is known. The supervisor may be booting, alive, gone with its last state on
+        disk, or dead. A damaged state file also shows that ranks were started: the next supervisor looks for them and
+        starts none. False: an earlier agent wrote the record and died; no supervisor ever ran."""
         deadline_s = self._env.clock.now_s() + BOOT_S
         while not epoch.ended:
             if await self._listen(key, epoch):
@@ -118,7 +118,7 @@ class Following:
         return True
 
     async def _launch(self, key: Key, epoch: Epoch) -> None:
-        """OSError when our own program cannot be started."""
+        """Start a supervisor. OSError when its program cannot be started."""
         config = self._launching.config(epoch.record, self._lease(epoch))
         process = await self._env.processes.start_program("supervisor", instance_of(key), config)
         epoch.launched = True
@@ -138,7 +138,7 @@ class Following:
         return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s, pause_s=0.0)
 
     def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
-        """Without a recorded process id it may be booting until the deadline."""
+        """Whether the supervisor may live: without a recorded process id it may be booting until the deadline."""
         process = epoch.record.supervisor
         if process is None:
             return self._env.clock.now_s() < deadline_s
@@ -149,7 +149,7 @@ class Following:
         return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
 
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
-        """These ranks get no other supervisor: end what an earlier one may have left, and publish their end."""
+        """Give these ranks no other supervisor: end what an earlier one may have left, and publish their end."""
         for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
             process = self._env.processes.find(pid)
             if process is not None:
@@ -195,7 +195,7 @@ class Following:
         return True
 
     async def _tell_again(self, epoch: Epoch, stream: ByteStream) -> None:
-        """What this supervisor may not have heard yet: which ranks may be lost, and who joined."""
+        """Tell this supervisor what it may not have heard yet: which ranks may be lost, and which joined."""
         for rank, step in sorted(epoch.heals.items()):
             await stream.write(pack(HealRank(rank, step)))
         if epoch.record.joined:
@@ -216,14 +216,14 @@ class Following:
                 self._tell(ended)
 
     def _tell_heals(self, key: Key, epoch: Epoch) -> None:
-        """Whenever it changes."""
+        """Tell whether the ranks may be lost, whenever that changes."""
         now = epoch.started and not epoch.ended and may_be_lost(list(epoch.state.pids), epoch.state)
         if now != epoch.may_be_lost and not epoch.ended:
             epoch.may_be_lost = now
             self._tell(heal_of(key, epoch))
 
     def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """Once, when all of them run, and again once ranks that joined them do."""
+        """Tell that the ranks started: once, when all of them run, and again once ranks that joined them do."""
         if (epoch.joining or not epoch.started) and len(state.pids) == len(epoch.record.spec.ranks):
             epoch.started, epoch.joining = True, False
             self._tell(started_of(key, state))

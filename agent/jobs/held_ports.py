@@ -4,7 +4,8 @@ from covey.core.ids import JobId
 from covey.ports import Env, HeldPort
 
 PORTS = range(20_000, 32_000)
-"""Where MASTER_PORT is looked for: below Linux's ephemeral ports, so that no outgoing connection takes it meanwhile."""
+"""The TCP ports among which MASTER_PORT is looked for: below Linux's ephemeral ports, so that no outgoing connection
+takes it meanwhile."""
 
 
 class HeldPorts:
@@ -13,7 +14,7 @@ class HeldPorts:
         self._held: dict[tuple[JobId, int], HeldPort] = {}
 
     def hold(self, job: JobId, epoch: int) -> int:
-        """One port for each job and epoch, the same when asked again."""
+        """Hold one port for each job and epoch; the answer is unchanged when asked again."""
         held = self._held.get((job, epoch))
         if held is None:
             held = self._held[job, epoch] = self._hold()

@@ -1,4 +1,4 @@
-"""The agent's side of spares: whose it keeps here, and how many wait (`agent.jobs.spares.spares`)."""
+"""The agent's side of spares: which epochs' spares it keeps here, and how many wait (`agent.jobs.spares.spares`)."""
 
 import asyncio
 import contextlib
@@ -15,39 +15,39 @@ from covey.wire.frames import pack, read_frame
 from plugins.facts import SparesReady
 
 BOOT_S = 5.0
-"""For a keeper to open its socket."""
+"""Seconds in which a keeper has to open its socket."""
 RETRY_S = 0.1
 LAUNCHES_MAX = 3
-"""Keepers in a row that die before they answer; then this host keeps none."""
+"""The number of keepers in a row that die before they answer; then this host keeps none."""
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """Of one epoch."""
+    """The spares of one epoch."""
 
     record: StartRecord
     modules: tuple[str, ...]
     count: int
     is_new: bool
-    """Its token was made for them: a keeper of an agent before this one has another."""
+    """Whether the token was made for these spares: a keeper of an earlier agent has another."""
     stream: ByteStream | None = None
     launches: int = 0
 
 
 class KeptSpares:
-    """`tell`: hears whenever it changes how many wait."""
+    """The spares that this host keeps. `tell`: called whenever the number that wait changes."""
 
     def __init__(self, env: Env, launching: Launching, tell: Callable[[Fact], None]) -> None:
         self._env, self._launching, self._tell = env, launching, tell
         self._kept: dict[Key, _Kept] = {}
 
     def token(self, key: Key) -> str | None:
-        """Of the ranks that are to begin in what waits here."""
+        """The token of the ranks that the spares of this epoch are to become."""
         kept = self._kept.get(key)
         return None if kept is None else kept.record.token
 
     def keep(self, record: StartRecord, modules: tuple[str, ...], count: int, is_new: bool = False) -> None:
-        """Idempotent; said again with another `count`, that one holds. `is_new`: ranks of this epoch have no token here
-        yet, and this one was made for them."""
+        """Keep spares of an epoch. Idempotent; with another `count`, that one holds. `is_new`: ranks of this epoch have
+        no token here yet, and this one was made for them."""
         key = record.spec.job, record.spec.epoch
         known = self._kept.get(key)
         if known is None:
@@ -58,7 +58,7 @@ class KeptSpares:
             self._env.spawn(f"spares of {key[0]}.{key[1]}", self._say(known))
 
     def end(self, key: Key) -> None:
-        """None wait any more. Idempotent."""
+        """Let no spares of this epoch wait any more. Idempotent."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             kept.count = 0
@@ -99,7 +99,7 @@ class KeptSpares:
             self._env.log.error("the keeper of spares cannot start", job=key[0], epoch=key[1], why=str(error))
 
     async def _end_older(self, stream: ByteStream) -> None:
-        """What an agent before this one had kept has another token."""
+        """End what an earlier agent had kept, which has another token."""
         with contextlib.suppress(ConnectionError):
             await stream.write(pack(KeepSpares(0)))
         stream.close()

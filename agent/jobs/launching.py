@@ -1,4 +1,4 @@
-"""What a supervisor is started with: the commands of its ranks, their files, its socket."""
+"""The configuration that a supervisor is started with: the commands of its ranks, their files, its socket."""
 
 from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
 from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of, spares_of
@@ -9,8 +9,8 @@ from plugins.base import RankLease, RankSpec
 
 
 class Launching:
-    """`jobs_socket`: by which ranks reach this agent; `hide_gpus`: ranks without a GPU of their own see none, instead
-    of all; `keep_free`: bytes of the disk that what ranks print leaves free."""
+    """Makes supervisors' configurations. `jobs_socket`: where ranks reach this agent; `hide_gpus`: ranks without a GPU
+    of their own see none, instead of all; `keep_free`: bytes of the disk that what ranks print leaves free."""
 
     def __init__(self, env: Env, jobs_socket: str, hide_gpus: bool, keep_free: int = 0) -> None:
         self._env, self._jobs_socket, self._hide_gpus, self._keep_free = env, jobs_socket, hide_gpus, keep_free
@@ -32,11 +32,11 @@ class Launching:
         )
 
     def joins(self, record: StartRecord) -> tuple[RankStart, ...]:
-        """Of the ranks that joined others here."""
+        """The starts of the ranks that joined others here."""
         return tuple(RankStart(r.rank, self.command(record, r)) for r in record.spec.ranks if r.rank in record.joined)
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
-        """Of one rank."""
+        """The command that starts one rank."""
         spec, devices = record.spec, self._env.probes.devices
         cores = cores_of(rank, devices) if rank.gpus else ()
         door = RankEndpoints(
@@ -58,15 +58,15 @@ class Launching:
         )
 
     def socket(self, key: Key) -> Address:
-        """Of the supervisor."""
+        """The supervisor's socket."""
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     def spares_socket(self, key: Key) -> Address:
-        """Of their keeper."""
+        """The socket of the keeper of the spares."""
         return f"unix:{self._env.run_dir}/{spares_of(key)}.sock"
 
     def spares_config(self, record: StartRecord, modules: tuple[str, ...]) -> SparesConfig:
-        """What waits for ranks of this epoch; `record`: with any of them."""
+        """The configuration of what waits for ranks of this epoch; `record`: the record of any of them."""
         key = record.spec.job, record.spec.epoch
         command = self.command(record, record.spec.ranks[0])
         return SparesConfig(job=key[0], epoch=key[1], command=command, modules=modules, socket=self.spares_socket(key))

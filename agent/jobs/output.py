@@ -1,4 +1,4 @@
-"""What ranks wrote, as it lies on this host's disk: bounded for each rank, for the host, and in time.
+"""What ranks wrote, on this host's disk: bounded for each rank, for the host, and in time.
 
     jobs/j7/rank0.log                      the head of what rank 0 wrote, for good
     jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the number
@@ -19,11 +19,12 @@ from covey.ports import Disk
 from plugins.base import LogRead
 
 LOG_BYTES_MAX = 1 << 20
-"""Most that one `read_log` returns."""
+"""The most bytes that one `read_log` returns."""
 RANK_BYTES_MIN = 1 << 20
-"""What a rank may keep at least, however little is left of its host's budget."""
+"""The least bytes that a rank may keep, however little is left of its host's budget."""
 FENCE_S = 86_400.0
-"""How long the fence of an ended job stays, with or without its output: no message about the job is older than that."""
+"""Seconds for which the fence of an ended job stays, with or without its output: no message about the job is older than
+that."""
 _LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/rank\d{1,5}\.log(?:\.\d{15})?$")
 
 
@@ -31,16 +32,16 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[jobs]: what ranks may leave on this host's disk."""
 
     output_rank_max: str = "256 MiB"
-    """Of one rank's output: its first quarter is kept for good, then the newest of the rest."""
+    """The most output of one rank that is kept: its first quarter for good, then the newest of the rest."""
     output_host_max: str = "16 GiB"
-    """Of all ranks' output on this host. Ranks that start share what others were not promised; output of ended jobs
-    goes, the oldest first, when there is more."""
+    """The most output of all ranks on this host. Ranks that start share what is not promised to others; output of ended
+    jobs goes, the oldest first, when there is more."""
     keep_ended: int = 1000
-    """Ended jobs whose output is kept, the newest."""
+    """The number of ended jobs, the newest, whose output is kept."""
     keep_ended_for: str = "30 d"
     """How long output of an ended job is kept."""
     disk_free_min: str = "1 GiB"
-    """With less free in the state directory this host takes no submissions, and no ranks."""
+    """The least free space in the state directory: with less this host takes no submissions, and no ranks."""
 
     def __post_init__(self) -> None:
         for name in ("output_rank_max", "output_host_max"):
@@ -60,7 +61,7 @@ class Sized(Protocol):
 
 
 async def read_log(disk: Disk, name: str, offset: int, limit: int) -> LogRead:
-    """At most `LOG_BYTES_MAX`. A negative offset counts from the end."""
+    """Read at most `LOG_BYTES_MAX` bytes of output. A negative offset counts from the end."""
     parts = await _parts(disk, name)
     size = sum(parts[-1]) if parts else 0
     start = max(0, size + offset) if offset < 0 else min(offset, size)
@@ -80,7 +81,7 @@ def _part(name: str, first: int) -> str:
 
 
 async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
-    """Of each file its first byte's offset and its size, ascending."""
+    """The offset of the first byte, and the size, of each file of one rank's output, ascending."""
     found: list[tuple[int, int]] = []
     for other in await disk.names(name):
         digits = other[len(name) + 1 :]
@@ -90,7 +91,7 @@ async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
 
 
 async def size_of(disk: Disk, name: str) -> int:
-    """0 when there is no such file (any more)."""
+    """Bytes of a file; 0 when there is no such file (any more)."""
     try:
         if isinstance(disk, Sized):
             return await disk.size(name)
@@ -109,17 +110,18 @@ async def _peek(disk: Disk, name: str, offset: int, size: int) -> bytes:
 
 
 class KeptOutput(msgspec.Struct, frozen=True):
-    """Output of one job on this host."""
+    """The output of one job on this host."""
 
     job: JobId
     size_bytes: int
     ended_s: float | None
-    """By the wall clock; None: it runs, or its end is not in the log yet."""
+    """When the job ended, by the wall clock; None: it runs, or its end is not in the log yet."""
 
 
 def rank_bytes_max(settings: JobsSettings, promised_bytes: int, ranks: int, room_bytes: int) -> int:
-    """What each of `ranks` ranks that start now may keep, when others that run here were promised so much, and so much
-    of the disk may be printed full: half of that for these, so that ranks that start later keep something too."""
+    """What each of `ranks` ranks that start now may keep, in bytes. Others that run here were promised
+    `promised_bytes`, and `room_bytes` of the disk may be printed full: half of that is for these, so that ranks that
+    start later keep something too."""
     left = min(parse_size(settings.output_host_max) - promised_bytes, room_bytes // 2)
     return max(RANK_BYTES_MIN, min(parse_size(settings.output_rank_max), left // max(1, ranks)))
 
@@ -142,7 +144,7 @@ def to_remove(settings: JobsSettings, kept: Sequence[KeptOutput], wall_s: float)
 
 
 async def output_of(disk: Disk) -> dict[JobId, dict[str, int]]:
-    """Job -> name -> bytes of what ranks wrote here."""
+    """What ranks wrote here: job -> name -> bytes."""
     found: dict[JobId, dict[str, int]] = {}
     for name in await disk.names("jobs/"):
         if (matched := _LOG.match(name)) is not None:

@@ -1,5 +1,5 @@
 """Room on this host's disk for what ranks write: what each may keep, what goes when there is too much, and whether this
-host takes more at all. (How output lies on disk: `agent/jobs/output.py`.)"""
+host takes more at all. (`agent/jobs/output.py` says how output is stored.)"""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -12,18 +12,19 @@ from covey.core.units import format_size, parse_size
 from covey.ports import Env
 
 LOOK_S = 5.0
-"""Between two looks at the free room."""
+"""Seconds between two looks at the free room."""
 KEEP_SHARE = 2
-"""Ranks that run may print until one over this of `disk_free_min` is free: only then their oldest output goes."""
+"""The divisor of `disk_free_min` to which ranks that run may print the disk full: only then their oldest output
+goes."""
 PLENTY_BYTES = 1 << 62
-"""Free where nobody has looked, or can."""
+"""The free bytes assumed where the disk was not looked at, or cannot tell."""
 MESSAGES_S = 600.0
-"""A fence stays at least so long after this agent saw it first, whatever the wall clock was set to meanwhile: far
-longer than any message about a job is repeated."""
+"""Seconds for which a fence stays at least after this agent saw it first, whatever the wall clock was set to meanwhile:
+far longer than any message about a job is repeated."""
 FULL_LOOK_S = 0.5
-"""The same while this host refuses ranks for want of room."""
+"""Seconds between two looks at the free room while this host refuses ranks for want of room."""
 SWEEP_EVERY = 12
-"""Looks between two sweeps of ended jobs' output."""
+"""The number of looks between two sweeps of ended jobs' output."""
 
 
 @runtime_checkable
@@ -31,7 +32,7 @@ class Roomy(Protocol):
     """A disk that knows how much fits on it."""
 
     kept_free_bytes: int
-    """Of its last room, what bulk and ranks' output leave to the log and to records."""
+    """Bytes of the disk's last room, which bulk and ranks' output leave to the log and to records."""
 
     async def free_bytes(self) -> int: ...
 
@@ -45,18 +46,19 @@ class Foldered(Protocol):
 
 
 class Outputs:
-    """`live`: jobs with an epoch that is not forgotten yet; their output is never removed."""
+    """The output of ranks on this host's disk. `live`: jobs with an epoch that is not forgotten yet; their output is
+    never removed."""
 
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
         self._env, self._settings, self._live = env, settings, live
         self._free_min = parse_size(settings.disk_free_min)
         kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
         self.keep_free = max(self._free_min // KEEP_SHARE, kept)
-        """What ranks that run print leaves so many bytes of the disk free."""
+        """Bytes of the disk that what running ranks print leaves free."""
         self._fenced_s: dict[JobId, float] = {}
         """When each fence was first seen here, on this agent's clock."""
         self._free = PLENTY_BYTES
-        """Free bytes when last looked."""
+        """Free bytes at the last look."""
         self.refusal = ""
         """Why this host takes no submissions and no ranks now."""
 
@@ -76,7 +78,7 @@ class Outputs:
             await asyncio.sleep(FULL_LOOK_S if self.refusal else LOOK_S)
 
     async def look(self) -> None:
-        """Whether there is room for more."""
+        """Look whether there is room for more."""
         disk = self._env.disk
         try:
             free = await disk.free_bytes() if isinstance(disk, Roomy) else PLENTY_BYTES

@@ -1,4 +1,4 @@
-"""A rank's environment: the submitter's variables, over them what torchrun would set, the GPUs, and what is ours.
+"""A rank's environment: the submitter's variables, over them what torchrun would set, the GPUs, and Covey's own.
 
 Two kinds of programs read these variables, and they count different things:
 
@@ -37,17 +37,17 @@ from covey.ports.devices import is_instance
 from plugins.base import RankSpec, RanksSpec
 
 INCARNATIONS_BITS = 16
-"""Processes of a rank are numbered: first by how often places of its gang were exchanged when it came to this host, in
-these low bits by the losses here."""
+"""The low bits of a rank's process number, which count the losses on this host; the bits above count how often places
+of its gang had been exchanged when it came to this host."""
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
-"""What a submitter may choose otherwise."""
+"""Variables whose values here hold unless the submitter chooses others."""
 NEVER_CHOSEN = frozenset({"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION"})
-"""What only its host's agent says to a process of a job, and not to each: a job that is submitted with the environment
-of another one's rank may carry them."""
+"""Variables that only a host's agent gives to a process of a job, and not to each: a job that is submitted with the
+environment of another one's rank may carry them."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""Likewise of an opportunistic job on GPUs: JAX would reserve three quarters of a device's memory when it starts, and
-goes by this at its start only. Where GPUs are shared and a job says what memory it wants, that is what JAX takes at
-most (XLA_PYTHON_CLIENT_MEM_FRACTION), whatever its class."""
+"""What the submitter of an opportunistic job on GPUs may choose otherwise: JAX would reserve three quarters of a
+device's memory when it starts, and reads this at its start only. Where GPUs are shared and a job says what memory it
+wants, that is what JAX takes at most (XLA_PYTHON_CLIENT_MEM_FRACTION), whatever its class."""
 NO_GPUS = {
     "CUDA_VISIBLE_DEVICES": "",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -65,14 +65,15 @@ class RankEndpoints(msgspec.Struct, frozen=True):
     socket: str
     """Path of jobs.sock."""
     preempt_file: str
-    """Appears when the ranks are asked to end."""
+    """Path of the file that appears when the ranks are asked to end."""
 
 
 def environment(
     spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool, cores: int = 0, gpu_bytes: int = 0
 ) -> dict[str, str]:
-    """`hide_gpus`: a rank without a GPU of its own sees none, instead of all. `cores`: so many it is bound to; 0: its
-    devices, if it has any, are GPUs. `gpu_bytes`: memory of the smallest of these; 0: not known."""
+    """The environment of a rank. `hide_gpus`: a rank without a GPU of its own sees none, instead of all. `cores`: the
+    number of cores it is bound to; 0: its devices, if it has any, are GPUs. `gpu_bytes`: memory of the smallest of
+    these; 0: not known."""
     set_here = {**_rank(spec, rank), **_launcher(spec, rank), **_ours(spec, rank, door)}
     carried = {name: str(value) for name, value in set_here.items()}
     threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
@@ -83,7 +84,8 @@ def environment(
 
 
 def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:
-    """A fraction is rounded down, so that what JAX takes is never more than was asked for."""
+    """The variables that bound JAX's memory beside other jobs. The fraction is rounded down, so that what JAX takes is
+    never more than was asked for."""
     if not rank.gpus:
         return {}
     preallocates = UNLESS_SET_BESIDE_OTHERS if spec.job_class == "opportunistic" else {}
@@ -94,19 +96,19 @@ def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str,
 
 
 def cores_of(rank: RankSpec, devices: Devices) -> tuple[int, ...]:
-    """Of those of its devices that are made of cores; none: it may run on any."""
+    """The cores of those of the rank's devices that are made of cores; empty: it may run on any."""
     found = (device.cores for device in devices.devices() if device.uuid in rank.gpus)
     return tuple(sorted({core for cores in found for core in cores}))
 
 
 def memory_of(rank: RankSpec, devices: Devices) -> int:
-    """Of the smallest of its devices, bytes; 0: not known."""
+    """The memory of the smallest of the rank's devices, bytes; 0: not known."""
     found = {device.uuid: device.memory_bytes for device in devices.devices()} if rank.gpus else {}
     return min((found.get(gpu, 0) for gpu in rank.gpus), default=0)
 
 
 def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
-    """UUIDs in the order in which the rank's program counts its devices."""
+    """The UUIDs in the order in which the rank's program counts its devices."""
     if spec.bind_gpus or not rank.gpus:
         return rank.gpus
     others = tuple(gpu for sibling in spec.ranks if sibling.rank != rank.rank for gpu in sibling.gpus)
@@ -117,7 +119,7 @@ def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
 
 
 def usable(rank: RankSpec) -> tuple[str, ...]:
-    """Those of its devices that one process can use."""
+    """The rank's devices that one process can use."""
     return rank.gpus[:1] if any(map(is_instance, rank.gpus)) else rank.gpus
 
 
@@ -126,7 +128,7 @@ def _local_rank(spec: RanksSpec, rank: RankSpec) -> int:
 
 
 def _rank(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
-    """As torchrun sets them for a process that it starts."""
+    """The variables that torchrun sets for a process that it starts."""
     group, groups = (rank.rank, spec.world_size) if spec.bind_gpus else (spec.node_rank, len(spec.nodes))
     return {
         "RANK": rank.rank,
@@ -145,7 +147,7 @@ def _rank(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
 
 
 def _launcher(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
-    """What torchrun takes for its options when they are not given (PET_*), and scripts that start it."""
+    """What torchrun (PET_*), and scripts that start it, take for options that are not given."""
     return {
         "NNODES": spec.world_size,
         "NODE_RANK": rank.rank,
@@ -181,7 +183,8 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
 
 
 def _attached(spec: RanksSpec) -> dict[str, str]:
-    """Python looks for `sitecustomize` along PYTHONPATH: ours comes first, and runs the one behind it."""
+    """The variables that load `covey.hooks`: Python looks for `sitecustomize` along PYTHONPATH, where Covey's comes
+    first, and runs the one behind it."""
     if not spec.attach:
         return {"COVEY_ATTACH": "0"}
     behind = spec.env.get("PYTHONPATH", "")

@@ -1,4 +1,4 @@
-"""What is written down about ranks that were started here: one record per job and epoch, and where its files lie."""
+"""The records of ranks that were started here: one per job and epoch, and where its files are."""
 
 import re
 
@@ -14,25 +14,25 @@ Key = tuple[JobId, int]
 
 
 class StartRecord(msgspec.Struct, frozen=True):
-    """`jobs/JOB/EPOCH.start`."""
+    """The file `jobs/JOB/EPOCH.start`: what was started here under one epoch."""
 
     spec: RanksSpec
     token: str
     supervisor: ProcessId | None = None
-    """None until it is started, or when the agent died in between."""
+    """The supervisor's process; None until it is started, or when the agent died in between."""
     output_bytes_max: int = 0
-    """What each rank's output may hold on this host."""
+    """The most bytes of output that each rank may keep on this host."""
     joined: tuple[int, ...] = ()
     """Ranks that came from other hosts while others of this epoch ran here."""
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """`jobs/JOB/forgotten`: no epoch up to this one starts here any more, nor ranks of this epoch that came here no
-    later than these (`Place.since`)."""
+    """The file `jobs/JOB/forgotten`: no epoch up to this one starts here any more, nor ranks of this epoch that came
+    here no later than these (`Place.since`)."""
 
     epoch: int
     wall_s: float = 0.0
-    """When it ended, for people and for how long its output is kept."""
+    """When the epoch ended, on the wall clock, for people and for how long its output is kept."""
     since: int = 0
 
     @property
@@ -47,8 +47,8 @@ _fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes, now_wall_s: float) -> Fence:
-    """A record that is damaged, or of another version, fences nothing: the scheduler's own fence still keeps an older
-    grant from starting. A record without a date gets the time of now."""
+    """The fence in a record. One that is damaged, or of another version, fences nothing: the scheduler's own fence
+    still keeps an older grant from starting. A record without a date gets the time of now."""
     try:
         found = checked.unseal(data, _fence)
     except (checked.Damaged, checked.OtherFormat):
@@ -68,7 +68,7 @@ def instance_of(key: Key) -> str:
 
 
 def spares_of(key: Key) -> str:
-    """The instance of the keeper of spares."""
+    """The instance name of the keeper of spares."""
     return f"spares-{key[0]}-{key[1]}"
 
 

@@ -41,7 +41,7 @@ TOKEN_BYTES = 16
 
 
 class SupervisedRunner:
-    """`plugins.base.Runner`."""
+    """The `plugins.base.Runner` that runs each epoch's ranks under a supervisor."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SupervisedRunner:
         self._following = Following(env, self._launching, tell, lambda job, epoch: self.on_stopping(job, epoch))
         self._loading: asyncio.Future[None] | None = None
         self._known = False
-        """The records have been read."""
+        """Whether the records have been read."""
         self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever `stopping` has changed."""
 
@@ -83,15 +83,15 @@ class SupervisedRunner:
         return (0, 0) if fence is None else fence.over
 
     async def stop_up(self) -> None:
-        """The agent leaves. Ranks and supervisors stay."""
+        """Stop following: the agent leaves. Ranks and supervisors stay."""
         self._ports.release_all()
         for epoch in self._epochs.values():
             if epoch.stream is not None:
                 epoch.stream.close()
 
     async def _loaded(self) -> None:
-        """The first caller reads the records; the others wait for it. OSError when the disk fails: the next caller
-        reads them again."""
+        """Read the records once: the first caller reads them, the others wait. OSError when the disk fails: the next
+        caller reads them again."""
         while not self._known:
             if self._loading is not None:
                 await asyncio.shield(self._loading)
@@ -156,7 +156,7 @@ class SupervisedRunner:
         self._env.spawn(f"runner: follow {spec.job}.{spec.epoch}", self._begin(key, epoch, older))
 
     async def _join(self, key: Key, epoch: Epoch, spec: RanksSpec) -> None:
-        """Ranks that come from another host join those of the same grant that run here."""
+        """Let ranks that come from another host join those of this grant that run here."""
         before, after = epoch.record.spec, {rank.rank for rank in spec.ranks}
         here = {rank.rank for rank in before.ranks}
         if spec.since <= before.since or not here < after or epoch.ended or epoch.stop is not None:
@@ -180,7 +180,7 @@ class SupervisedRunner:
             await self._stop(known, StopRanks(grace_s, why))
 
     async def _stop(self, epoch: Epoch, stop: StopRanks) -> None:
-        """Sent now if the supervisor is connected, and again on every new connection."""
+        """Send a stop to the supervisor, now if it is connected, and again on every new connection."""
         if epoch.stop is None or stop.grace_s < epoch.stop.grace_s:
             epoch.stop = stop
         if epoch.stream is not None:
@@ -188,7 +188,7 @@ class SupervisedRunner:
                 await epoch.stream.write(pack(stop))
 
     async def renew(self, leases: Mapping[Key, RankLease]) -> None:
-        """Sent now to each connected supervisor, and again on every new connection."""
+        """Send leases now to each connected supervisor, and again on every new connection."""
         for key, lease in sorted(leases.items()):
             epoch = self._epochs.get(key)
             if epoch is None or epoch.ended:
@@ -201,8 +201,8 @@ class SupervisedRunner:
     async def heals(
         self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
     ) -> None:
-        """If this rank is lost from `step` on, it is started again alone. Sent now if its supervisor is connected, and
-        again on every new connection. `pid`: who says so; `modules`: what a spare of it imports."""
+        """Start this rank again alone if it is lost from `step` on. Its supervisor hears that now if it is connected,
+        and again on every new connection. `pid`: the process that says so; `modules`: what a spare of it imports."""
         known = self._epochs.get((job, epoch))
         if known is None or step < known.heals.get(rank, 0):
             return
@@ -214,7 +214,8 @@ class SupervisedRunner:
                 await known.stream.write(pack(HealRank(rank, step)))
 
     def _keep_spares_of(self, epoch: Epoch, rank: int, pid: int, modules: tuple[str, ...]) -> None:
-        """Of ranks that run here. A spare of a process that a shell or a launcher had started would run these again."""
+        """Keep spares of the ranks that run here. A spare of a process that a shell or a launcher had started would run
+        these again."""
         spec, process = epoch.record.spec, epoch.state.pids.get(rank)
         if process is not None and process.pid == pid and modules:
             epoch.modules = modules
@@ -261,7 +262,7 @@ class SupervisedRunner:
         await self._tell_stuck((job, epoch), EndStuck(rank, pid, why))
 
     async def _tell_stuck(self, key: Key, frame: KeepStacks | EndStuck) -> None:
-        """Once, if its supervisor is connected: what is still so is told again."""
+        """Tell the supervisor once, if it is connected: what still holds is told again."""
         known = self._epochs.get(key)
         if known is not None and known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
@@ -281,7 +282,7 @@ class SupervisedRunner:
         return Stopping(left_s, known.state.reason, may_extend=not (ending.extended or ending.firm))
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
-        """A rank wants more time than its grace. Refused says why not; otherwise `on_stopping` follows."""
+        """Give a rank more time than its grace. Refused says why not; otherwise `on_stopping` follows."""
         known, stopping = self._epochs.get((job, epoch)), self.stopping(job, epoch)
         if known is None or known.stream is None or stopping is None:
             why = "nobody has asked this job to end" if stopping is None else "its supervisor is being started again"
@@ -315,7 +316,7 @@ class SupervisedRunner:
         return found
 
     def token(self, job: JobId, epoch: int) -> str | None:
-        """What a rank of this epoch must present; None when it is not (or no longer) one of ours."""
+        """The token that a rank of this epoch must present; None when the epoch does not run here (any more)."""
         known = self._epochs.get((job, epoch))
         return None if known is None or known.ended else known.record.token
 
@@ -364,7 +365,7 @@ class SupervisedRunner:
         self._epochs.pop(key, None)
 
     async def _delete(self, key: Key) -> None:
-        """The record is deleted last: while it exists, the next start looks for the other files."""
+        """Delete an epoch's files, the record last: while it exists, the next start looks for the other files."""
         record = file_of(key, "start")
         for name in await self._env.disk.names(file_of(key, "")):
             if name != record:
@@ -372,7 +373,8 @@ class SupervisedRunner:
         await self._env.disk.delete(record)
 
     async def _delete_if_possible(self, key: Key) -> None:
-        """Files that the disk fails to delete are found and deleted after the next restart."""
+        """Delete an epoch's files if the disk does: those that it fails to delete are found and deleted after the next
+        restart."""
         try:
             await self._delete(key)
         except OSError as error:
@@ -395,8 +397,8 @@ class SupervisedRunner:
         await self._follow(key, epoch)
 
     async def _follow(self, key: Key, epoch: Epoch) -> None:
-        """Until it has ended. One that no supervisor ever had is forgotten: if these places are still wanted, the
-        scheduler starts them (and may have done so while we looked)."""
+        """Follow an epoch until it has ended. One that no supervisor ever had is forgotten: if these places are still
+        wanted, the scheduler starts them (and may have done so meanwhile)."""
         was_there = await self._following.follow(key, epoch)
         self._spares.end(key)
         if not was_there:

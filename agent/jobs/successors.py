@@ -1,4 +1,4 @@
-"""When a rank that is lost is started again alone, and as what.
+"""When a rank that is lost is started again alone, and under which number.
 
 A script that called `job.state` says so (`covey.wire.job.Heals`): the other ranks have what a successor needs. A
 successor is the same command with the next COVEY_INCARNATION. A rank that is lost again and again in one step is not
@@ -14,17 +14,17 @@ from covey.core.errors import EXIT_STATE_LOST
 from covey.ports import Command
 
 NEVER = 1 << 60
-"""The step with which a rank begins whose script is through."""
+"""The step that stands for a rank whose script is through."""
 LOSSES_IN_A_STEP_MAX = 5
 EXIT_AGAIN = 75
-"""A script asks for the whole job to be started again."""
+"""The exit code by which a script asks for the whole job to be started again."""
 
 FOR_GOOD = (0, EXIT_AGAIN, EXIT_STATE_LOST, None)
-"""A process that ended so has no successor. None: nobody knows how."""
+"""The exit codes after which a process has no successor. None: how it ended is not known."""
 
 
 def healing_said(known: RankHealing | None, step: int) -> RankHealing:
-    """Its newest process has the state, at the beginning of this step."""
+    """What is known of a rank whose newest process has the state, at the beginning of this step."""
     if known is None:
         return RankHealing(step)
     if step <= known.step:
@@ -33,7 +33,8 @@ def healing_said(known: RankHealing | None, step: int) -> RankHealing:
 
 
 def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | None:
-    """The successor of a rank's process that ended with `code` (None: nobody knows how); None: there is none."""
+    """What is known of a rank's successor after its process ended with `code` (None: how is not known); None: there is
+    no successor."""
     if known is None or known.step >= NEVER or code in FOR_GOOD or known.losses >= LOSSES_IN_A_STEP_MAX:
         return None
     return msgspec.structs.replace(known, losses=known.losses + 1, incarnation=known.incarnation + 1)
@@ -47,13 +48,13 @@ def may_be_lost(ranks: Collection[int], state: SupervisorState) -> bool:
 
 
 def stand_still_unconfirmed(ranks: Collection[int], state: SupervisorState) -> bool:
-    """Whether the ranks here are suspended when nobody confirms them. Also those that may be lost no more, as they are
-    through: whoever decides that others take their place may not have heard of that yet."""
+    """Whether the ranks here are suspended when no leader confirms them. Ranks that may be lost no more, as they are
+    through, count too: whoever decides that others take their place may not have heard of that yet."""
     return bool(state.healing) and all(rank in state.healing or rank in state.codes for rank in ranks)
 
 
 def command_of(start: RankStart, incarnation: int) -> Command:
-    """Of one process of a rank. Each has its own files, by which it is found again."""
+    """The command of one process of a rank. Each process has its own files, by which it is found again."""
     if not incarnation:
         return start.command
     before = int(start.command.env.get(INCARNATION, "0"))

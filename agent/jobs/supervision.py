@@ -18,10 +18,10 @@ CANNOT_START = 127
 DISK_RETRY_S = 1.0
 READS_MAX = 5
 UNKNOWN = 255
-"""Exit status of a rank whose real one is lost; the reason says so."""
+"""Exit status of a rank whose real status is lost; the reason says so."""
 
 JOINING_BYTES = FRAME_BYTES_MAX - 1024
-"""Of ranks that join, in one frame."""
+"""The most bytes of ranks that join, in one frame."""
 
 INCARNATION = "COVEY_INCARNATION"
 
@@ -49,7 +49,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[int, ...] = ()
     """Ranks that came from other hosts while others ran here: each is the successor of a process that is lost there."""
     spares: Address = ""
-    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
+    """The address where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -59,55 +59,56 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """Ranks that were asked to stop."""
+    """When ranks that were asked to stop are killed."""
 
     grace_s: float
-    """The shortest that was asked for."""
+    """The shortest grace that was asked for, seconds."""
     kill_at_s: float
-    """By `Clock.boot_s`."""
+    """When the ranks are killed, by `Clock.boot_s`."""
     extended: bool = False
     firm: bool = False
     """No rank may ask for more."""
 
 
 class RankHealing(msgspec.Struct, frozen=True):
-    """Of a rank that may be lost."""
+    """How the loss of a rank that may be lost is made good."""
 
     step: int
-    """With which its newest process that had the state began."""
+    """The step with which the rank's newest process that had the state began."""
     losses: int = 0
-    """Processes that were lost since then."""
+    """The number of processes that were lost since then."""
     incarnation: int = 0
-    """Of its newest process."""
+    """The number of the rank's newest process."""
     has_had_state: bool = True
-    """A process of it had the state here; else all of them took over, and none has said so yet."""
+    """Whether a process of the rank had the state here; False: all of them took over, and none has said so yet."""
 
 
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state file: written before the first rank starts, then at every change."""
+    """The supervisor's state file: written before the first rank starts, then at every change."""
 
     pids: dict[int, ProcessId] = {}
     codes: dict[int, int] = {}
-    """In the order in which they ended."""
+    """The exit codes of ranks, in the order in which they ended."""
     ended: bool = False
-    """All ranks ended and nothing of them is left."""
+    """Whether all ranks ended and nothing of them is left."""
     reason: str = ""
     lost: bool = False
-    """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
-    lease ran out."""
+    """The ranks did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or
+    their lease ran out."""
     ending: Ending | None = None
     healing: dict[int, RankHealing] = {}
-    """Of ranks that may be lost, since the others have what a successor needs."""
+    """The ranks that may be lost, since the others have what a successor needs."""
     signalled: bool = False
-    """SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that saves."""
+    """Whether SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that
+    saves."""
 
 
 class SupervisorFrame(msgspec.Struct, frozen=True, tag=True):
-    """A frame on the control socket."""
+    """A frame on the supervisor's control socket."""
 
 
 class RanksStatus(SupervisorFrame, frozen=True):
-    """Supervisor -> agent."""
+    """Supervisor -> agent: the state of its ranks."""
 
     job: JobId
     epoch: int
@@ -115,8 +116,8 @@ class RanksStatus(SupervisorFrame, frozen=True):
 
 
 class StopRanks(SupervisorFrame, frozen=True):
-    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s`. A second one can only shorten the grace. `firm`: from
-    now on no rank may ask for more."""
+    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s` seconds. A second one can only shorten the grace.
+    `firm`: from now on no rank may ask for more."""
 
     grace_s: float
     why: str
@@ -124,7 +125,7 @@ class StopRanks(SupervisorFrame, frozen=True):
 
 
 class Extend(SupervisorFrame, frozen=True):
-    """Agent -> supervisor: a rank needs so many seconds more than its grace to save its work. Granted once, while the
+    """Agent -> supervisor: a rank needs `seconds` more than its grace to save its work. It is granted once, while the
     ranks are stopping, and at most `EXTENSION_MAX_S`; the next Status has the result."""
 
     seconds: float
@@ -145,8 +146,8 @@ class HealRank(SupervisorFrame, frozen=True):
 
 
 class JoinRanks(SupervisorFrame, frozen=True):
-    """Agent -> supervisor: these ranks come from another host, where they have ended, and run here from now on. Said
-    again whenever the agent connects."""
+    """Agent -> supervisor: these ranks come from another host, where they have ended, and run here from now on. It is
+    repeated whenever the agent connects."""
 
     ranks: tuple[RankStart, ...]
 
@@ -196,7 +197,8 @@ MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 
 
 def joining_frames(starts: Sequence[RankStart]) -> list[bytes]:
-    """`JoinRanks` for all of these, in as many frames as they need: each has the whole environment of its rank."""
+    """`JoinRanks` frames for all of these ranks, in as many frames as they need: each start has the whole environment
+    of its rank."""
     frames: list[bytes] = []
     batch: list[RankStart] = []
     room = JOINING_BYTES
@@ -211,9 +213,9 @@ def joining_frames(starts: Sequence[RankStart]) -> list[bytes]:
 
 
 async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:
-    """SIGKILL to what is left of the ranks of an epoch, recorded or not, other than the ranks in `spare` and their
-    descendants: a supervisor that was killed while it started a rank leaves one without a record. `variables`: of any
-    one rank. How many there were."""
+    """Send SIGKILL to what is left of the ranks of an epoch, recorded or not, other than the ranks in `spare` and their
+    descendants: a supervisor that was killed while it started a rank leaves one without a record. `variables`: those of
+    any one rank. Returns how many processes there were."""
     marks = {name: variables[name] for name in MARKS if name in variables}
     if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
         return 0
@@ -221,8 +223,8 @@ async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[P
 
 
 async def stored_state(env: Env, name: str) -> bytes | None:
-    """What an earlier supervisor wrote; None: nothing. OSError when the disk keeps failing: then nothing may be started
-    here."""
+    """The state file that an earlier supervisor wrote; None: there is none. OSError when the disk keeps failing: then
+    nothing may be started here."""
     for _ in range(READS_MAX - 1):
         try:
             return await env.disk.read(name)
@@ -233,7 +235,7 @@ async def stored_state(env: Env, name: str) -> bytes | None:
 
 
 def read_state(data: bytes | None) -> SupervisorState | None:
-    """What a state file says; None when it is absent, damaged or of another version."""
+    """The state in a state file; None when it is absent, damaged or of another version."""
     if data is None:
         return None
     try:

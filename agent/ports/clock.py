@@ -4,10 +4,10 @@ import time
 
 
 class RealClock:
-    """`covey.ports.Clock`: never uvloop's cached `loop.time()`, which has millisecond steps."""
+    """The `covey.ports.Clock` of the machine: never uvloop's cached `loop.time()`, which has millisecond steps."""
 
     now_s = staticmethod(time.monotonic)
-    """A page's way looks at it four times: without a function of Python's around it."""
+    """The monotonic clock itself, without a Python function around it: the way of one page reads it four times."""
 
     def wall_s(self) -> float:
         return time.time()

@@ -24,25 +24,25 @@ from covey.core.units import format_size
 
 R = TypeVar("R")
 DIRECT_BYTES = 4096
-"""What is written past the page cache begins and ends at multiples of this: no disk has longer sectors."""
+"""The unit of writes past the page cache: they begin and end at multiples of this; no disk has longer sectors."""
 PARTS_MAX = 64
-"""Parts of one `pwritev`."""
+"""The most parts of one `pwritev`."""
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
-"""Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
+"""A file's name: relative, no `.` or `..`; `~` marks this disk's own unfinished files and is no part of a name."""
 OPEN_FILES_MAX = 32
-"""Descriptors kept open between operations."""
+"""The most descriptors kept open between operations."""
 
 
 class DirectoryDisk:
-    """`covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
+    """The `covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
 
     def __init__(self, directory: str, reserve_bytes: int = 0) -> None:
-        """`reserve_bytes`: set aside now, as far as the disk is large enough, and given up when files in `RESERVED`
-        find it full."""
+        """`reserve_bytes`: bytes set aside now, as far as the disk is large enough, and given up when files in
+        `RESERVED` find it full."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._root = os.path.realpath(directory)
         self.kept_free_bytes = kept_free(self._root)
-        """What bulk leaves free here."""
+        """Bytes that bulk leaves free here."""
         self._reserve = DiskReserve(self._root, reserve_bytes)
         self._reserve.set_aside()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
@@ -52,7 +52,7 @@ class DirectoryDisk:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def path(self, name: str) -> str:
-        """OSError when it is not a name."""
+        """The path of a file. OSError when `name` is not a name."""
         if len(name) > 200 or not NAME.match(name) or name.endswith("\n"):
             raise OSError(f"{name!r} is not the name of a file here; expected a-z, 0-9, '.', '_', '-' and '/'")
         return os.path.join(self._root, name)
@@ -76,7 +76,7 @@ class DirectoryDisk:
         await self._do(self._in_room, name, len(data), lambda: self._write_at(path, offset, data), end)
 
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """`write_at` of parts that follow one another, past the page cache where all is aligned for it and the file
+        """Do `write_at` for parts that follow one another, past the page cache where all is aligned for it and the file
         system permits: then it costs neither copying nor memory. OSError: any of it may be written."""
         path, size = self.path(name), sum([len(part) for part in parts])
         await self._do(self._in_room, name, size, lambda: self._write_parts_at(path, offset, parts), offset + size)
@@ -85,12 +85,12 @@ class DirectoryDisk:
         return await self._do(self._read_at, self.path(name), offset, size)
 
     async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
-        """`read_at` of so many bytes into memory that is there, past the page cache where it is aligned for it and the
-        file system permits: for what is read once."""
+        """Do `read_at` into memory that is there, past the page cache where it is aligned for it and the file system
+        permits: for what is read once."""
         await self._do(self._read_into_at, self.path(name), offset, into)
 
     async def free_bytes(self) -> int:
-        """What this user may still write here."""
+        """Bytes that this user may still write here."""
         return await self._do(self._free)
 
     async def peek(self, name: str, offset: int, size: int) -> bytes:
@@ -107,7 +107,7 @@ class DirectoryDisk:
                     raise
 
     async def size(self, name: str) -> int:
-        """Bytes; FileNotFoundError when there is none."""
+        """Bytes of a file; FileNotFoundError when there is none."""
         return (await self._do(os.stat, self.path(name))).st_size
 
     async def sync(self, name: str) -> None:
@@ -128,13 +128,13 @@ class DirectoryDisk:
     # ---- in the thread ----
 
     def _free(self) -> int:
-        """Free bytes. Called often: what was given up of the reserve is set aside again when there is room."""
+        """Free bytes. This is called often: what was given up of the reserve is set aside again when there is room."""
         self._reserve.set_aside()
         return free_in(self._root)
 
     def _in_room(self, name: str, size: int, work: Callable[[], None], end: int = 0) -> None:
-        """Do `work`, which writes `size` bytes, as far as the last room of the disk is for this file. `end`: where it
-        ends, if it writes into a file that may be that long already."""
+        """Do `work`, which writes `size` bytes, as far as the last room of the disk is for this file. `end`: where the
+        write ends, if it goes into a file that may already reach that far."""
         if name.startswith(BULK):
             self._leave_room(name, size, end)
         while True:
@@ -147,7 +147,8 @@ class DirectoryDisk:
             return
 
     def _leave_room(self, name: str, size: int, end: int) -> None:
-        """OSError when less would stay free than bulk leaves to others. What grows no file is written all the same."""
+        """OSError when less would stay free than bulk leaves to others. What makes no file longer is written all the
+        same."""
         path = os.path.join(self._root, name)
         with contextlib.suppress(OSError):
             if end and os.stat(path).st_size >= end:
@@ -249,7 +250,7 @@ class DirectoryDisk:
             _write_all(file, b"".join(parts)[done:], offset + done)
 
     def _write_direct(self, path: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Bytes written past the page cache; 0 where that is not possible."""
+        """Write past the page cache, and return the bytes written; 0 where that is not possible."""
         try:
             return os.pwritev(self._direct(path), parts, offset)
         except OSError as error:
@@ -258,7 +259,7 @@ class DirectoryDisk:
             return 0
 
     def _direct(self, path: str) -> int:
-        """Descriptor of a file that is there, past the page cache."""
+        """The descriptor of an existing file, past the page cache."""
         name = f"{path}\0direct"
         direct = self._open.get(name)
         if direct is None:
@@ -291,7 +292,7 @@ class DirectoryDisk:
         return _read_from(file, offset, size)
 
     def _read_only(self, path: str, offset: int, size: int) -> bytes:
-        """A file that may be read and not written; not kept open, since that may change."""
+        """Read a file that may be read and not written; it is not kept open, since that may change."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             return _read_from(file, offset, size)
@@ -332,7 +333,7 @@ class DirectoryDisk:
 
 
 def _aligned(offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> bool:
-    """May these be written past the page cache? Memory that begins anywhere is refused by the kernel alone."""
+    """Whether these may be written past the page cache. The kernel itself refuses memory that begins anywhere."""
     return offset % DIRECT_BYTES == 0 and all(len(part) % DIRECT_BYTES == 0 for part in parts)
 
 
@@ -360,7 +361,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def _read_from(file: int, offset: int, size: int) -> bytes:
-    """Exactly `size` bytes; holes and what lies beyond the end are zeros."""
+    """Read exactly `size` bytes; holes and what lies beyond the end are zeros."""
     parts: list[bytes] = []
     missing = size
     while missing and (part := os.pread(file, missing, offset + size - missing)):

@@ -30,19 +30,19 @@ RESERVED = (
     "aggregator/",
     "memory/agent",
 )
-"""Names that begin so may use the reserve: without its log and its records a host leaves the rack, and with a full disk
-it could not come back. A record is small, and takes the place of the one before it."""
+"""Beginnings of the names of files that may use the reserve: without its log and its records a host leaves the rack,
+and with a full disk it could not come back. A record is small, and takes the place of the one before it."""
 BULK = ("memory/volumes/", "scheduler/env/")
-"""Names that begin so leave the last room to others."""
+"""Beginnings of the names of files that leave the last room to others."""
 RESERVE_SHARE = 8
-"""The reserve holds at most one over this of the file system."""
+"""The divisor of the file system's size that bounds the reserve."""
 RESERVE_BYTES_MAX = 32 << 20
 PIECE_BYTES = 1 << 20
-"""A piece of the reserve is as long as what is to be written, and this."""
+"""The bytes that a piece of the reserve has beside what is to be written."""
 
 
 def reserve_of(directory: str) -> int:
-    """How many bytes of this directory's file system are worth setting aside."""
+    """The bytes of this directory's file system that are worth setting aside."""
     return _reserve_in(os.statvfs(directory))
 
 
@@ -70,7 +70,8 @@ class DiskReserve:
         self._size = min(size, reserve_of(directory)) if size else 0
 
     def set_aside(self) -> None:
-        """Once there is room for four times as much. On a file system that cannot, there is none."""
+        """Set the reserve aside once four times its size is free. On a file system that cannot allocate ahead there is
+        none."""
         if not self._size or free_in(self._directory) < 4 * self._size:
             return
         with contextlib.suppress(OSError):
@@ -86,7 +87,7 @@ class DiskReserve:
                 os.close(file)
 
     def give_up(self, needed: int) -> bool:
-        """Free a piece of it: False when nothing was left."""
+        """Free a piece of the reserve: False when nothing was left."""
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -100,8 +101,8 @@ class DiskReserve:
 
 
 class LastingLog(io.StringIO):
-    """The stream of a log of ours. A disk that is full, or fails, loses lines of it and ends nobody who writes them; a
-    line says how many were lost once there is room."""
+    """The stream of one of Covey's logs. A disk that is full, or fails, loses lines of it and ends nobody who writes
+    them; a line says how many were lost once there is room."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class LastingLog(io.StringIO):
         return self._out.isatty()
 
     def _is_short(self) -> bool:
-        """Less is free than a log of ours leaves to others; never of a pipe, or a terminal."""
+        """Whether less is free than one of Covey's logs leaves to others; never for a pipe, or a terminal."""
         try:
             found = os.fstatvfs(self._out.fileno())
         except (OSError, ValueError):

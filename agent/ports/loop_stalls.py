@@ -12,16 +12,16 @@ import threading
 import time
 
 STALL_S = 0.005
-"""From here on it counts."""
+"""Seconds from which on a delay counts."""
 BUSY_S, IDLE_S = 0.005, 0.1
 IDLE_SHARE = 0.02
-"""Below this part of a processor the process rests."""
+"""The part of a processor below which the process rests."""
 WINDOW_S = 60.0
-"""The longest is of the window that runs and of the one before."""
+"""Seconds of a window: the longest delay is of the window that runs and of the one before."""
 
 
 class Delays:
-    """Those above 5 ms, and the longest of all of the last minute or two. `add` gets the time now."""
+    """The delays above 5 ms, and the longest of all of the last minute or two. `add` gets the time now."""
 
     def __init__(self, now_s: float) -> None:
         self.count = 0
@@ -41,7 +41,7 @@ class Delays:
 
 
 class RunDelay:
-    """For how long this thread waited for a processor, ever."""
+    """The time for which this thread has waited for a processor, ever."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -55,7 +55,7 @@ class RunDelay:
         return int(os.pread(self._file, 128, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -64,7 +64,7 @@ class RunDelay:
 
 
 class RealLoopStalls:
-    """`covey.ports.LoopStalls` of the running loop, in whose thread it is made."""
+    """The `covey.ports.LoopStalls` of the running loop, in whose thread it is made."""
 
     def __init__(self) -> None:
         now_s = time.monotonic()

@@ -13,11 +13,11 @@ from agent.ports.processors import cores_now
 from covey.ports import Gpu, MemoryNow
 
 MEMORY_S = 0.1
-"""A reading of /proc and the cgroups is good this long."""
+"""Seconds for which a reading of /proc and the cgroups is good."""
 
 
 class RealProbes:
-    """`covey.ports.Probes`."""
+    """The `covey.ports.Probes` of this machine."""
 
     def __init__(self, devices: Backend) -> None:
         self.devices = devices

@@ -1,10 +1,11 @@
-"""How many processors this process may use."""
+"""The number of processors that this process may use."""
 
 import os
 
 
 def cores_now(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """By its affinity, and by the quota of its cgroup, if that is less; at least 1."""
+    """The number of processors by the process's affinity, and by the quota of its cgroup, if that is less; at least
+    1."""
     cores = len(os.sched_getaffinity(0))
     try:
         with open(quota_file) as file:

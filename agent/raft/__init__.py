@@ -1,4 +1,4 @@
-"""The replicated log under the leader: a Raft core of our own (Ongaro and Ousterhout, 2014) and what runs around it.
+"""The replicated log under the leader: Covey's own Raft core (Ongaro and Ousterhout, 2014) and what runs around it.
 
     messages   the messages between voters and observers, decoded with bounds
     policy     who may win a vote, what is committed, how long to wait: pure functions

@@ -20,25 +20,25 @@ from covey.core.events import Message
 from covey.core.ids import HostId
 
 COMMAND_BYTES_MAX = 256 * 1024
-"""Longest command; job records are about 1 KiB."""
+"""The longest command, bytes; job records are about 1 KiB."""
 ENTRIES_MAX = 1024
-"""Entries in one Append."""
+"""The most entries in one Append."""
 MESSAGE_BYTES_MAX = 900 * 1024
-"""Longest message: an envelope of the messenger holds 1 MiB."""
+"""The longest message, bytes: an envelope of the messenger holds 1 MiB."""
 CHUNK_BYTES_MAX = 256 * 1024
-"""Snapshot bytes in one message."""
+"""The most snapshot bytes in one message."""
 SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
-"""Longest snapshot; a follower allocates only what has arrived."""
+"""The longest snapshot, bytes; a follower allocates only what has arrived."""
 ID_BYTES = 16
-"""Length of a proposal's id."""
+"""The length of a proposal's id, bytes."""
 
 RACK_BYTES = 8
 NO_RACK = bytes(RACK_BYTES)
-"""Sent by a host that does not know yet which rack it belongs to."""
+"""The rack that a host sends which does not know yet which one it belongs to."""
 IDENTITY_BYTES = 16
-"""Length of a voter's identity."""
+"""The length of a voter's identity, bytes."""
 VOTERS_MAX = 16
-"""Hosts that one configuration names: five that vote, and those on their way in or out."""
+"""The most hosts that one configuration names: five that vote, and those on their way in or out."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A term, an index, a round or an offset."""
@@ -53,7 +53,7 @@ Name = Annotated[HostId, msgspec.Meta(max_length=64)]
 
 
 class MalformedMessage(Exception):
-    """The bytes are not a message of ours; they are dropped and counted."""
+    """The bytes are not a message of the log; they are dropped and counted."""
 
 
 class Voter(msgspec.Struct, frozen=True, array_like=True):
@@ -61,14 +61,16 @@ class Voter(msgspec.Struct, frozen=True, array_like=True):
 
     host: Annotated[HostId, msgspec.Meta(min_length=1, max_length=64)]
     identity: Identity = b""
-    """Empty: no leader has had an answer of this host yet, so the log that answers first is the one that votes."""
+    """The identity of the voter's log; empty: no leader has had an answer of this host yet, so the log that answers
+    first is the one that votes."""
     since: Count = 0
-    """It counts once this entry is committed: the one that put this identity in the place of another one."""
+    """The index of the entry that put this identity in the place of another one: the voter counts once that is
+    committed."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """Who votes, from an entry of the log on, and which change is under way: in force as soon as the entry is in a
-    host's log (Raft thesis §4.1).
+    """The configuration from an entry of the log on: which hosts vote, and which change is under way. It is in force as
+    soon as the entry is in a host's log (Raft thesis §4.1).
 
     add NEW            learner=NEW                    -> NEW votes
     remove OLD                         leaving=OLD    -> OLD does not vote
@@ -79,13 +81,13 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
     voters: Annotated[tuple[Voter, ...], msgspec.Meta(max_length=VOTERS_MAX)] = ()
     rack: Rack = NO_RACK
     learner: Name = HostId("")
-    """Receives the whole log, and votes once it has caught up."""
+    """The host that receives the whole log, and votes once it has caught up."""
     leaving: Name = HostId("")
-    """A voter that stops voting when there is no learner any more; a leader hands over first."""
+    """The voter that stops voting when there is no learner any more; a leader hands over first."""
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:
-        """Of the voters."""
+        """The hosts of the voters."""
         return tuple(voter.host for voter in self.voters)
 
     def voter(self, host: HostId) -> Voter | None:
@@ -100,8 +102,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     term: Count
     id: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
-    """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own, whose command is nothing,
-    or a Configuration (`configuration_of`)."""
+    """The id of the proposal, so that a repeated one is applied once; empty: it is the leader's own, whose command is
+    nothing, or a Configuration (`configuration_of`)."""
     base: Count
     """An index that was committed before the first try of this proposal (see `machine.session_table`)."""
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
@@ -116,11 +118,12 @@ class RequestVote(Message, frozen=True, array_like=True):
     last_index: Count
     last_term: Count
     handed_over: bool = False
-    """The leader of the term before handed over to this candidate: no lease of it still runs (Raft thesis §4.2.3)."""
+    """Whether the leader of the term before handed over to this candidate: then no lease of it still runs (Raft thesis
+    §4.2.3)."""
     counts: Identity = b""
-    """Which log of the asked host is known to be one that votes: that host may not know it yet."""
+    """The log of the asked host that is known to be one that votes: that host may not know it yet."""
     rack: Rack = NO_RACK
-    """Which rack the candidate is certain to belong to."""
+    """The rack that the candidate is certain to belong to."""
 
 
 class TimeoutNow(Message, frozen=True, array_like=True):
@@ -135,11 +138,12 @@ class VoteReply(Message, frozen=True, array_like=True):
     pre_vote: bool
     granted: bool
     identity: Identity = b""
-    """Which log votes."""
+    """The log that votes."""
 
 
 class Append(Message, frozen=True, array_like=True):
-    """Entries after (prev_index, prev_term), and how far the log is committed. Without entries: a heartbeat."""
+    """Entries after (prev_index, prev_term), and how far the log is committed. An Append without entries is a
+    heartbeat."""
 
     term: Count
     prev_index: Count
@@ -149,30 +153,33 @@ class Append(Message, frozen=True, array_like=True):
     """The leader's heartbeat round, sent back in the reply: the leader's lease counts from when the round began."""
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
     acknowledged: Count = 0
-    """What the receiver has acknowledged to this leader; one that holds less has lost a part of its log."""
+    """The index up to which the receiver has acknowledged entries to this leader; one that holds less has lost a part
+    of its log."""
     by: Identity = b""
     """The identity of the receiver's log that acknowledged it."""
     invited: bool = False
-    """The receiver is the learner: an operator made it one, so it follows whatever its agent.toml says."""
+    """Whether the receiver is the learner: an operator made it one, so it follows whatever its agent.toml says."""
 
 
 class AppendReply(Message, frozen=True, array_like=True):
-    """Accepted: durable and equal to the leader's log up to `match`. Refused: where the leader should try next."""
+    """An answer to Append. Accepted: durable and equal to the leader's log up to `match`. Refused: where the leader
+    should try next."""
 
     term: Count
     round: Count
     accepted: bool
     match: Count
-    """Accepted: see above. Refused: the prev_index that did not fit."""
+    """The index up to which the logs are equal, when accepted; the prev_index that did not fit, when refused."""
     hint_index: Count = 0
     hint_term: Count = 0
-    """Refused: the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end)."""
+    """The term of the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end), when
+    refused."""
     identity: Identity = b""
     """The identity of the log that answers."""
     lost: bool = False
-    """It replaces a log that voted before and is missing, or holds less than it acknowledged."""
+    """Whether the log replaces one that voted before and is missing, or holds less than it acknowledged."""
     last_index: Count = 0
-    """Where the log that answers ends, durable."""
+    """The durable end of the log that answers."""
 
 
 class InstallSnapshot(Message, frozen=True, array_like=True):
@@ -188,9 +195,9 @@ class InstallSnapshot(Message, frozen=True, array_like=True):
     offset: Count
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES_MAX)]
     configuration: Configuration = Configuration()
-    """Who votes after `index`."""
+    """The configuration after `index`."""
     invited: bool = False
-    """The same as in Append."""
+    """Whether the receiver is the learner, as in `Append`."""
 
 
 class SnapshotReply(Message, frozen=True, array_like=True):
@@ -203,23 +210,25 @@ class SnapshotReply(Message, frozen=True, array_like=True):
     identity: Identity = b""
     lost: bool = False
     last_index: Count = 0
-    """The same as in AppendReply."""
+    """The durable end of the log that answers; `identity`, `lost` and this are as in `AppendReply`."""
 
 
 class ProposeEntry(Message, frozen=True, array_like=True):
-    """To the leader: append this. Asking again with the same id is harmless."""
+    """To the leader: append this command. Asking again with an unchanged id is harmless."""
 
     rack: Rack
     id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
     attempt: Count
-    """Grows when the proposer tries again after an answer; a refused attempt stays refused."""
+    """The number of the try: it grows when the proposer tries again after an answer; a refused attempt stays
+    refused."""
     base: Count
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
 
 
 class ProposeReply(Message, frozen=True, array_like=True):
     outcome: Annotated[str, msgspec.Meta(max_length=16)]
-    """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: it cannot be known any more."""
+    """What became of it: `applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: it cannot be
+    known any more."""
     index: Count = 0
     result: bytes = b""
 
@@ -232,7 +241,7 @@ class ChangeVoters(Message, frozen=True, array_like=True):
     add: Name = HostId("")
     remove: Name = HostId("")
     force: bool = False
-    """Also when `add` is away."""
+    """Whether to change the voters also when `add` is away."""
 
 
 class ChangeReply(Message, frozen=True, array_like=True):
@@ -267,7 +276,7 @@ def configuration_entry(term: int, configuration: Configuration) -> Entry:
 
 
 def configuration_of(entry: Entry) -> Configuration | None:
-    """Who votes from this entry on; None when it is of another kind. DecodeError for one that cannot be read, which
+    """The configuration in this entry; None when it is of another kind. DecodeError for one that cannot be read, which
     `decode` refuses from other hosts."""
     return None if entry.id or not entry.command else _configuration.decode(entry.command)
 
@@ -306,7 +315,7 @@ def encode_asked(message: Asked) -> bytes:
 
 
 def decode_asked(data: bytes) -> Asked:
-    """A forwarded proposal or its answer; Malformed."""
+    """A forwarded proposal or its answer; Malformed when `data` is neither."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise MalformedMessage(f"{len(data)} bytes are over the limit of {MESSAGE_BYTES_MAX}")
     try:

@@ -1,4 +1,4 @@
-"""Raft's decisions as functions: no state, no clock, no dice of their own."""
+"""Raft's decisions as functions: no state, no clock, no random numbers of their own."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +9,11 @@ from agent.raft.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Ent
 from covey.core.ids import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
-"""Command bytes in one Append, unless a single entry is longer; well below an envelope's 1 MiB."""
+"""The most command bytes in one Append, unless a single entry is longer; well below an envelope's 1 MiB."""
 ENTRY_OVERHEAD_BYTES = 48
-"""Upper bound of what an entry adds to its command on the wire and on disk."""
+"""The most bytes that an entry adds to its command on the wire and on disk."""
 LEASE_SHARE = 0.9
-"""Part of the shortest election timeout that a leader trusts its lease: clocks may differ in rate by 10 %."""
+"""The part of the shortest election timeout for which a leader trusts its lease: clocks may differ in rate by 10 %."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,25 +22,26 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     a second. Where silences were seen to be longer, every host waits longer (`machine/patience.py`)."""
 
     heartbeat_s: float = 0.15
-    """Between two rounds of heartbeats to the voters."""
+    """Seconds between two rounds of heartbeats to the voters."""
     election_min_s: float = 1.2
-    """A voter that heard the leader less than this ago gives no vote against it (Raft thesis §4.2.3)."""
+    """Seconds since it heard the leader within which a voter gives no vote against it (Raft thesis §4.2.3)."""
     election_max_s: float = 1.75
-    """Each voter waits a random time between these two before it stands for election (Raft §5.2)."""
+    """The most seconds for which a voter waits, a random time from `election_min_s` on, before it stands for election
+    (Raft §5.2)."""
     step_down_s: float = 1.55
-    """A leader that no majority has answered for this long steps down (CheckQuorum, Raft thesis §6.2)."""
+    """Seconds after which a leader that no majority has answered steps down (CheckQuorum, Raft thesis §6.2)."""
     observer_s: float = 1.0
-    """Between two heartbeats to an observer that has everything."""
+    """Seconds between two heartbeats to an observer that has everything."""
     hint_s: float = 1.0
-    """At most this often the commit index is written when nothing else is."""
+    """The least seconds between two writes of the commit index when nothing else is written."""
     keep_entries: int = 1024
-    """Entries kept below a snapshot, so that a host a little behind needs no snapshot."""
+    """The number of entries kept below a snapshot, so that a host a little behind needs no snapshot."""
     chunk_bytes: int = CHUNK_BYTES_MAX
-    """Snapshot bytes in one message."""
+    """The snapshot bytes in one message."""
 
     @property
     def lease_s(self) -> float:
-        """How long the leader may act as one, from the start of a round that a majority answered."""
+        """Seconds for which the leader may act as one, from the start of a round that a majority answered."""
         return self.election_min_s * LEASE_SHARE
 
 
@@ -50,7 +51,7 @@ def quorum(voters: int) -> int:
 
 
 def up_to_date(last_index: int, last_term: int, own_index: int, own_term: int) -> bool:
-    """Whether a candidate's log is at least as complete as ours: the later last term wins, then the longer log
+    """Whether a candidate's log is at least as complete as this host's: the later last term wins, then the longer log
     (Raft §5.4.1)."""
     return (last_term, last_index) >= (own_term, own_index)
 
@@ -67,9 +68,9 @@ def quorum_time(confirmed_s: Sequence[float]) -> float:
 
 
 def successor(voters: Iterable[tuple[HostId, int, float]], last_index: int, since_s: float) -> HostId | None:
-    """Who should lead after us, of other voters given as (host, durable up to, start of the last round it answered):
-    one that has the whole log and has answered a round that began at `since_s` or later, the freshest first; None when
-    there is none (Raft thesis §3.10)."""
+    """The voter that should lead next, of other voters given as (host, durable up to, start of the last round it
+    answered): one that has the whole log and has answered a round that began at `since_s` or later, the freshest first;
+    None when there is none (Raft thesis §3.10)."""
     ready = [
         (confirmed_s, host) for host, match, confirmed_s in voters if match == last_index and confirmed_s >= since_s
     ]
@@ -77,19 +78,19 @@ def successor(voters: Iterable[tuple[HostId, int, float]], last_index: int, sinc
 
 
 def founders(voters: Iterable[HostId], rack: bytes) -> Configuration:
-    """Who takes part in a log that has not begun, as agent.toml says."""
+    """The configuration of a log that has not begun, as agent.toml says."""
     return Configuration(tuple(Voter(host) for host in sorted(voters)), rack)
 
 
 def promoted(configuration: Configuration, voter: Voter) -> Configuration:
-    """The learner votes; the voter that leaves does so in a step of its own."""
+    """The configuration in which the learner votes; the voter that leaves does so in a step of its own."""
     assert configuration.learner == voter.host, f"{voter.host} is not learning"
     voters = tuple(sorted((*configuration.voters, voter), key=lambda each: each.host))
     return msgspec.structs.replace(configuration, voters=voters, learner=HostId(""))
 
 
 def removed(configuration: Configuration) -> Configuration:
-    """The voter that leaves does not vote any more."""
+    """The configuration in which the voter that leaves does not vote any more."""
     voters = tuple(voter for voter in configuration.voters if voter.host != configuration.leaving)
     assert len(voters) < len(configuration.voters), "nobody is leaving"
     return msgspec.structs.replace(configuration, voters=voters, leaving=HostId(""))
@@ -114,7 +115,7 @@ def election_timeout(timing: Timing, rng: random.Random, least_s: float = 0.0) -
 
 
 def batch_length(entries: Iterable[Entry]) -> int:
-    """How many of these entries go into one Append: at least one, at most ENTRIES_MAX, about BATCH_BYTES_MAX."""
+    """The number of these entries that go into one Append: at least one, at most ENTRIES_MAX, about BATCH_BYTES_MAX."""
     count, size = 0, 0
     for entry in entries:
         size += len(entry.command) + ENTRY_OVERHEAD_BYTES

@@ -16,22 +16,23 @@ from covey.core.ids import HostId
 from covey.ports import Env
 
 ANSWER_S_MAX = 30.0
-"""Longest that an answer may take; the longest that is waited for is 10 s (`plugins.aggregator.machine.profiler`)."""
+"""The most seconds that an answer may take; the longest that is waited for is 10 s
+(`plugins.aggregator.machine.profiler`)."""
 AT_ONCE_MAX = 256
-"""Questions of one asker that are being answered."""
+"""The most questions of one asker that are answered at a time."""
 KEPT_S = 10.0
-"""How long pages wait to be fetched."""
+"""Seconds for which pages wait to be fetched."""
 KEPT_BYTES_MAX = 64 << 20
-"""All kept answers together; the oldest are dropped first."""
+"""The most bytes of all kept answers together; the oldest are dropped first."""
 
 Question = tuple[HostId, int, int]
-"""Asker, its boot, and the id it gave."""
+"""A question: asker, its boot, and the id it gave."""
 WORDS_MAX = 1000
-"""Characters of each line of a refusal."""
+"""The most characters of each line of a refusal."""
 
 
 class Answers:
-    """`answer(sender, plugin, body) -> bytes` answers, or raises Refused."""
+    """Answers questions: `answer(sender, plugin, body) -> bytes` answers, or raises Refused."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Answers:
         self._env, self._answer, self._post, self._counters = env, answer, post, counters
         self._at_work: dict[HostId, set[Question]] = {}
         self._kept: OrderedDict[Question, tuple[float, bytes]] = OrderedDict()
-        """Long answers: when they were made, oldest first."""
+        """The long answers that are kept, and when they were made, oldest first."""
         self._kept_bytes = 0
 
     def asked(self, sender: HostId, envelope: Envelope) -> None:

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 import msgspec
 
 ENVELOPE_BYTES_MAX = 1 << 20
-"""Longest envelope, bytes; bulk goes over `Bytes`."""
+"""The longest envelope, bytes; bulk goes over `Bytes`."""
 PAGE_BYTES = 512 << 10
-"""A longer answer comes in pages of this size, asked for one after the other."""
+"""Bytes of a page: a longer answer comes in pages of this size, asked for one after the other."""
 ANSWER_BYTES_MAX = 32 << 20
-"""Longest answer, all pages together: rows of some 100,000 slabs."""
+"""The longest answer in bytes, all pages together: rows of some 100,000 slabs."""
 PAGES_MAX = ANSWER_BYTES_MAX // PAGE_BYTES
 
 Kind = Literal["send", "ack", "stale", "full", "ask", "answer", "refused", "raw"]
@@ -24,15 +24,15 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     to_boot: Count
     """The receiver's boot as the sender knows it; 0: any."""
     settled: Count
-    """The sender will not repeat to this receiver any id below this one."""
+    """The lowest id that the sender may still repeat to this receiver."""
     plugin: Annotated[str, msgspec.Meta(max_length=32)]
     body: bytes
     page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
-    """Of an answer, and of the question that asks for it."""
+    """The page's number, in an answer and in the question that asks for it."""
     pages: Annotated[int, msgspec.Meta(ge=1, le=PAGES_MAX)] = 1
-    """Of an answer: how many it has."""
+    """The number of pages of an answer."""
     who: Count = 0
-    """Of a `send`: the sender's identity (`gossip.types.identity`): another installation under the same name has
+    """The identity of a `send`'s sender (`gossip.types.identity`): another installation under the same name has
     another, and its boots say nothing of this one's."""
 
 
@@ -48,7 +48,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def decode(data: bytes) -> Envelope | None:
-    """None when it is malformed."""
+    """Decode an envelope; None when it is malformed."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

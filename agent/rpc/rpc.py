@@ -32,22 +32,23 @@ from covey.ports import Env
 __all__ = ["Envelope", "Messenger"]
 
 RETRY_S = (0.2, 0.4, 0.8, 1.5)
-"""Pauses between tries of one message; the last one repeats."""
+"""Seconds to pause between tries of one message; the last one repeats."""
 HANDLED_MAX = 4096
-"""Ids of one sender, handled or being handled, that are remembered above those it has settled. Beyond that a message is
-refused as `full`, and the sender repeats it."""
+"""The most ids of one sender, handled or being handled, that are remembered above those it has settled. Beyond that a
+message is refused as `full`, and the sender repeats it."""
 
 
 class Duplicates:
-    """Which ids of one life of a sender (installation and boot) were handled or are being handled. Bounded by what the
-    sender settled."""
+    """The ids of one life of a sender (installation and boot) that were handled or are being handled. What the sender
+    settled bounds them."""
 
     def __init__(self, who: int, boot: int, most: int) -> None:
         self.who, self.boot, self._most = who, boot, most
         self.settled = 0
         self.handled: set[int] = set()
         self.handling: set[int] = set()
-        """Also ids whose handling failed half way: they are neither handled again nor acknowledged."""
+        """Ids being handled, and those whose handling failed half way: they are neither handled again nor
+        acknowledged."""
 
     def settle(self, below: int) -> None:
         if below > self.settled:
@@ -64,10 +65,10 @@ class Duplicates:
 
 
 class Messenger:
-    """One per agent. `who`: this host's identity in gossip; `boot_of` and `holder`: the boot and the identity of a host
-    as gossip knows it, 0 while it does not. `hear(sender, plugin, body) -> bool` handles a send: False when it cannot
-    now, Refused when it failed; `answer(sender, plugin, body) -> bytes` handles a question, `raw(sender, plugin, body)`
-    the rest."""
+    """The messages of one agent. `who`: this host's identity in gossip; `boot_of` and `holder`: the boot and the
+    identity of a host as gossip knows it, 0 while it does not. `hear(sender, plugin, body) -> bool` handles a send:
+    False when it cannot now, Refused when it failed; `answer(sender, plugin, body) -> bytes` handles a question,
+    `raw(sender, plugin, body)` the rest."""
 
     def __init__(
         self,
@@ -87,13 +88,14 @@ class Messenger:
         self._next_id = 1
         self._waiting: dict[int, tuple[HostId, asyncio.Future[Envelope], int]] = {}
         self._unsettled: dict[HostId, dict[int, None]] = {}
-        """Ids of messages that may still be repeated, by receiver; they ascend."""
+        """The ids of messages that may still be repeated, by receiver; they ascend."""
         self._senders: dict[HostId, Duplicates] = {}
         self.counters: Counter[str] = Counter()
         self._answers = Answers(env, answer, self._post, self.counters)
 
     async def send(self, plugin: str, to: HostId, body: bytes, deadline_s: float) -> bool:
-        """True once `to` acknowledged. False: not by the deadline, or it restarted; it may still have been handled."""
+        """Send a message; True once `to` acknowledged it. False: not by the deadline, or it restarted; it may still
+        have been handled."""
         envelope_id = self._new_id()
         unsettled = self._unsettled.setdefault(to, {})
         unsettled[envelope_id] = None
@@ -104,7 +106,8 @@ class Messenger:
         return reply is not None and reply.kind == "ack"
 
     async def ask(self, plugin: str, to: HostId, body: bytes, deadline_s: float) -> bytes:
-        """The answer's body, all its pages. TimeoutError without one, Refused when the other side refused."""
+        """Ask a question, and return the answer's body, all its pages. TimeoutError without one, Refused when the other
+        side refused."""
         end_s = self._env.clock.now_s() + deadline_s
         envelope_id = self._new_id()
         found, pages = bytearray(), 1
@@ -123,7 +126,7 @@ class Messenger:
         return bytes(found)
 
     def raw(self, plugin: str, to: HostId, body: bytes) -> bool:
-        """One try; False when it certainly was not sent."""
+        """Try once to send; False when it certainly was not sent."""
         return self._post(to, Envelope("raw", 0, self._boot, 0, 0, plugin, body))
 
     def _new_id(self) -> int:
@@ -168,7 +171,7 @@ class Messenger:
         return self._env.links.send(to, data)
 
     def received(self, sender: HostId, data: bytes) -> None:
-        """A message from an authenticated host. Never raises: what is malformed is dropped and counted."""
+        """Take a message from an authenticated host. It never raises: what is malformed is dropped and counted."""
         envelope = decode(data)
         if envelope is None:
             self.counters["malformed"] += 1

@@ -5,8 +5,8 @@
 
 A plugin has one *life* at a time: a service, its tasks, and a boot number of its own, so that ids and epochs of one
 life never come again in the next. Code of a life that ended (a command half way, a timer) reaches no other plugin and
-no other host. A new life begins as after a restart of the agent, from disk and from the programs that went on; it then
-receives the facts that hold now. A plugin that fails does not take the others down.
+no other host. A new life begins as after a restart of the agent, from disk and from the programs that kept running; it
+then receives the facts that hold now. A plugin that fails does not take the others down.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A")
 _encode = msgspec.msgpack.Encoder().encode
 STOP_S = 1.5
-"""How long plugins may take to stop, all together; a part of `agent.main.LEAVE_S`."""
+"""Seconds that plugins may take to stop, all together; a part of `agent.main.LEAVE_S`."""
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
-"""Pause before a plugin that failed with OSError is started again; doubles while it fails at once."""
+"""Seconds to pause before a plugin that failed with OSError is started again; they double while it fails at once."""
 STEADY_S = 60.0
-"""A plugin that lived so long did not fail at once."""
+"""A plugin that lived for this many seconds did not fail at once."""
 
 
 class PluginsAgent(Protocol):
@@ -63,10 +63,10 @@ class PluginsAgent(Protocol):
     def boot(self) -> int: ...
     @property
     def no_room(self) -> str:
-        """What a full disk keeps this host from; empty: nothing."""
+        """What a full disk keeps this host from doing; empty: nothing."""
 
     async def next_boot(self) -> int:
-        """A boot number above every one before, durable on return. OSError."""
+        """A boot number above every earlier one, durable on return. OSError."""
 
     def hosts(self) -> Sequence[HostView]: ...
     def standing_facts(self) -> Sequence[Fact]: ...
@@ -76,10 +76,10 @@ class PluginsAgent(Protocol):
 
 
 class PluginInstance:
-    """`plugins.base.Host` for one life of one plugin: the agent, this plugin's settings, tasks whose failure fails this
-    plugin. At its end its tasks are cancelled; code of it that still runs can start no task, publish no fact, gossip
-    nothing, and its messages and questions are not sent. It can still note events, and use what is the whole agent's:
-    the log, the runner, the other ports of `env`."""
+    """The `plugins.base.Host` of one life of one plugin: the agent, this plugin's settings, tasks whose failure fails
+    this plugin. At its end its tasks are cancelled; code of it that still runs can start no task, publish no fact,
+    gossip nothing, and its messages and questions are not sent. It can still note events, and use what is the whole
+    agent's: the log, the runner, the other ports of `env`."""
 
     def __init__(self, agent: PluginsAgent, plugin: Plugin, settings: msgspec.Struct, boot: int) -> None:
         self._agent, self.plugin, self._settings = agent, plugin, settings
@@ -157,7 +157,7 @@ class PluginInstance:
                 task.cancel()
 
     async def over(self) -> None:
-        """Its tasks have ended, and its service has let go of what it held."""
+        """Return once its tasks have ended, and its service has let go of what it held."""
         waited = [task for task in self._tasks if task is not asyncio.current_task()]
         if waited:
             await asyncio.wait(waited, timeout=STOP_S)
@@ -177,18 +177,18 @@ class PluginRuntime:
         self.health: dict[str, PluginHealth] = {}
         self.restarts: dict[str, int] = {}
         self._lives: dict[str, PluginInstance] = {}
-        """Of the plugins that are on."""
+        """The running instance of each plugin that is on."""
         self._pauses: dict[str, float] = {}
-        """Before the next try of a plugin that failed."""
+        """Seconds before the next try of each plugin that failed."""
         self._stopping = False
 
     @property
     def services(self) -> Mapping[str, PluginService]:
-        """Those that are on."""
+        """The services of the plugins that are on."""
         return {name: life.service for name, life in self._lives.items()}
 
     async def start(self) -> None:
-        """Every plugin that agent.toml has; one that fails is reported and does not matter here."""
+        """Start every plugin that agent.toml has; one that fails is reported and does not matter here."""
         for name, plugin in self.known.items():
             settings = self._agent.config.plugins.get(name)
             if settings is None:
@@ -197,7 +197,7 @@ class PluginRuntime:
                 await self._begin(PluginInstance(self._agent, plugin, settings, self._agent.boot))
 
     async def _begin(self, life: PluginInstance) -> None:
-        """The plugin receives facts once its `start` has found again what survived."""
+        """Begin to give the plugin facts, once its `start` has found again what survived."""
         name = life.plugin.name
         await self.guarded_life(life, life.begin())
         if not life.open:
@@ -232,8 +232,8 @@ class PluginRuntime:
     # ---- guarded ----
 
     async def ask(self, name: str, question: Callable[[PluginService], Awaitable[A]]) -> A:
-        """What a plugin that is on answers. Refused by itself, when it is not on, or when it fails at this: an
-        exception stops that plugin and is reported."""
+        """Ask a plugin that is on, and return its answer. Refused by itself, when it is not on, or when it fails at
+        this: an exception stops that plugin and is reported."""
         life, agent = self._lives.get(name), self._agent.id
         if life is None:
             health = self.health.get(name)
@@ -258,7 +258,7 @@ class PluginRuntime:
             return None
 
     def publish(self, fact: Fact) -> None:
-        """To every plugin that is on."""
+        """Publish a fact to every plugin that is on."""
         for life in list(self._lives.values()):
             self._take(life, fact)
 
@@ -288,7 +288,7 @@ class PluginRuntime:
             agent.env.spawn(f"agent: plugin {name} failed", self._after(life, again_s))
 
     def _pause(self, name: str, steady: bool) -> float:
-        """Seconds until the next try."""
+        """Seconds until the next try of a plugin that failed."""
         before_s = 0.0 if steady else self._pauses.get(name, 0.0)
         self._pauses[name] = min(PAUSE_MAX_S, 2 * before_s) or PAUSE_S
         return self._pauses[name]
@@ -319,7 +319,7 @@ class PluginRuntime:
             self.publish_health()
 
     def publish_health(self) -> None:
-        """Gossip which plugins have failed, and what the disk of this host keeps it from."""
+        """Gossip which plugins have failed, and what the disk of this host keeps it from doing."""
         failed = tuple(name for name, health in self.health.items() if health.state == "failed")
         self._agent.spread("health", PluginsFailed(failed, self._agent.no_room))
 

@@ -45,7 +45,7 @@ class RetainedFacts:
                 pass
 
     def facts(self) -> Sequence[Fact]:
-        """In an order in which they may have come about: a job is placed before its tensors are seen."""
+        """The facts in an order in which they may have come about: a job is placed before its tensors are seen."""
         spare = [] if self._spare is None else [self._spare]
         return [*self._placed.values(), *self._tensors.values(), *self._assigned.values(), *spare]
 

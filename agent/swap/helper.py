@@ -24,7 +24,7 @@ from covey.wire.swap_wire import AskSwap, BeginSwap, ConnectSwap, EndSwap, SwapC
 from plugins.memory.policy.swapping import lacks_room
 
 LOOK_S = 0.1
-"""Between two looks at whether pages that come back still have room."""
+"""Seconds between two looks at whether pages that come back still have room."""
 CONNECTIONS_MAX = 32
 ROOT = 0
 Question = ConnectSwap | BeginSwap | EndSwap | AskSwap
@@ -34,7 +34,7 @@ READ_LOG = "journalctl -u covey-swap"
 
 
 class Impossible(Exception):
-    """Why not, and the next step."""
+    """What cannot be done, why, and the next step."""
 
     def __init__(self, why: str, next: str) -> None:
         super().__init__(why)
@@ -42,16 +42,17 @@ class Impossible(Exception):
 
 
 class SwapHelper:
-    """`lacks`: what this process may not have, so that it could wait for the swap that it serves; empty: nothing."""
+    """Answers questions of volumes' processes. `lacks`: what this process may not have, so that it could wait for the
+    swap that it serves; empty: nothing."""
 
     def __init__(self, owner: int, lacks: str, say: Say) -> None:
         self._owner, self._lacks, self._say = owner, lacks, say
         self._changing = threading.Lock()
-        """Devices are found and made under it."""
+        """The lock under which devices are found and made."""
         self._connections = threading.Semaphore(CONNECTIONS_MAX)
 
     def serve(self, listener: socket.socket) -> None:
-        """Until the listener is closed."""
+        """Serve until the listener is closed."""
         while True:
             try:
                 connection, _ = listener.accept()
@@ -148,7 +149,7 @@ class SwapHelper:
         return SwapNow()
 
     def _take_back(self, device: str) -> None:
-        """`swapoff`, which a signal ends with the swap as it was."""
+        """Take back the swap of a device by `swapoff`, which a signal ends with the swap as it was."""
         further = "free memory, raise the limit or end programs, and detach again"
         why = lacks_room(kernel.room(device))
         if why:

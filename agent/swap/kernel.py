@@ -1,4 +1,4 @@
-"""What the kernel of this host has of swap, NBD devices and memory; and the programs of util-linux that change it.
+"""What the kernel of this host knows of swap, NBD devices and memory; and the programs of util-linux that change it.
 
 Everything is looked up when it is asked for: nothing is remembered here that could be wrong after a crash.
 """
@@ -16,23 +16,23 @@ from plugins.memory.policy.swapping import GroupMemory, RoomNow
 PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAM_S = 60.0
-"""How long `modprobe`, `mkswap` and `swapon` may take: they read and write a few pages of the device."""
+"""Seconds that `modprobe`, `mkswap` and `swapon` may take: they read and write a few pages of the device."""
 MODULE = "nbd"
 UNLIMITED = 1 << 62
-"""What cgroup v1 says of a group without a limit is more than this."""
+"""The limit of a group without a limit is more than this in cgroup v1."""
 DELETED = r"\040(deleted)"
 _DEVICE = re.compile(r"nbd(\d+)")
 
 
 class SwapArea(NamedTuple):
     device: str
-    """As the kernel shows it, which is not always where the device is (`area`)."""
+    """The device's path as the kernel shows it, which is not always where the device is (`area`)."""
     size_bytes: int
     used_bytes: int
 
 
 def run(*command: str, within_s: float | None = PROGRAM_S) -> None:
-    """OSError that says what it printed, when it fails."""
+    """Run a program. OSError that says what it printed, when it fails."""
     environ = {"PATH": PROGRAMS, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=within_s, check=False)
@@ -43,13 +43,13 @@ def run(*command: str, within_s: float | None = PROGRAM_S) -> None:
 
 
 def load_module() -> None:
-    """OSError when this kernel has no NBD and gets none."""
+    """Load NBD. OSError when this kernel has none and gets none."""
     if not (SYS / "module" / MODULE).exists() and not (SYS / "block" / "nbd0").exists():
         run("modprobe", MODULE)
 
 
 def numbered(backend: str) -> int | None:
-    """The device that has this backend; None when there is none."""
+    """The number of the device that has this backend; None when there is none."""
     for number, path in _devices():
         try:
             if (path / "backend").read_text().strip() == backend:
@@ -85,8 +85,8 @@ def areas() -> list[SwapArea]:
 
 
 def area(name: str) -> SwapArea | None:
-    """That of a block device, by its last name: what was switched on in a mount namespace that has ended since, such as
-    that of a service that was restarted, is shown as `/nbd0`."""
+    """The swap area of a block device, by its last name: what was switched on in a mount namespace that has ended
+    since, such as that of a service that was restarted, is shown as `/nbd0`."""
     wanted = name.rpartition("/")[2]
     return next((each for each in areas() if _last_name(each.device) == wanted), None)
 
@@ -96,7 +96,7 @@ def _last_name(shown: str) -> str:
 
 
 def in_use(name: str) -> bool:
-    """Has the kernel itself this block device, as swap or for a file system, whatever it calls it? OSError."""
+    """Whether the kernel itself uses this block device, as swap or for a file system, whatever it calls it. OSError."""
     try:
         os.close(os.open(name, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as error:
@@ -107,13 +107,14 @@ def in_use(name: str) -> bool:
 
 
 def begin(name: str, priority: int) -> None:
-    """A swap area on this device, used before those of lower priority; freed pages are discarded. OSError."""
+    """Make and switch on a swap area on this device, used before those of lower priority; freed pages are discarded.
+    OSError."""
     run("mkswap", name)
     run("swapon", "--discard=pages", "--priority", str(priority), name)
 
 
 def room(name: str) -> RoomNow:
-    """What there is for the pages in the swap area on that device."""
+    """The room that there is for the pages in the swap area on that device."""
     memory = _numbers((PROC / "meminfo").read_text().replace(":", ""))
     mine = area(name)
     elsewhere = sum(each.size_bytes - each.used_bytes for each in areas() if each != mine)
@@ -127,7 +128,7 @@ def room(name: str) -> RoomNow:
 
 
 def groups() -> Iterator[GroupMemory]:
-    """Those that have a limit and pages in swap."""
+    """The memory groups that have a limit and pages in swap."""
     one, two = SYS / "fs" / "cgroup" / "memory", SYS / "fs" / "cgroup"
     is_one = one.is_dir()
     for folder, _, _ in os.walk(one if is_one else two):
@@ -168,6 +169,6 @@ def _group_one(folder: Path) -> GroupMemory | None:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """`NAME NUMBER ...` of each line."""
+    """The numbers in lines `NAME NUMBER ...`, by name."""
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}

@@ -26,7 +26,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Runs until SIGTERM; swap that is on stays on. Exit status 2: it cannot run here."""
+    """Run until SIGTERM; swap that is on stays on. Exit status 2: it cannot run here."""
     options = arguments().parse_args()
     try:
         owner = int(options.user) if options.user.isdecimal() else pwd.getpwnam(options.user).pw_uid

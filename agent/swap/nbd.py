@@ -15,8 +15,8 @@ SOCK_ITEM = SOCK_FD = 1
 HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM = 1, 4, 8, 32
 FLAGS = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM
 DEAD_S = 3600
-"""How long the kernel keeps requests while there is no socket. Then they fail: the programs whose pages are wanted get
-SIGBUS."""
+"""Seconds for which the kernel keeps requests while there is no socket. Then they fail: the programs whose pages are
+wanted get SIGBUS."""
 
 
 class Netlink(Protocol):
@@ -29,7 +29,7 @@ def _socket(descriptor: int) -> bytes:
 
 
 def connecting(backend: str, size_bytes: int, block_bytes: int, timeout_s: int, descriptor: int) -> Sequence[bytes]:
-    """Attributes of CONNECT: a device of the kernel's choice."""
+    """The attributes of CONNECT: a device of the kernel's choice."""
     return (
         u64(SIZE_BYTES, size_bytes),
         u64(BLOCK_SIZE_BYTES, block_bytes),
@@ -42,7 +42,7 @@ def connecting(backend: str, size_bytes: int, block_bytes: int, timeout_s: int, 
 
 
 def reconfiguring(index: int, backend: str, timeout_s: int, descriptor: int) -> Sequence[bytes]:
-    """Attributes of RECONFIGURE. The kernel refuses a device of another backend."""
+    """The attributes of RECONFIGURE. The kernel refuses a device of another backend."""
     return (
         u32(INDEX, index),
         u64(TIMEOUT, timeout_s),
@@ -53,7 +53,7 @@ def reconfiguring(index: int, backend: str, timeout_s: int, descriptor: int) -> 
 
 
 def connect(netlink: Netlink, backend: str, size_bytes: int, block_bytes: int, timeout_s: int, descriptor: int) -> int:
-    """The number of the device. OSError: what the kernel says."""
+    """Connect a device, and return its number. OSError: what the kernel says."""
     family = netlink.family(FAMILY)
     found = netlink.ask(family, CONNECT, *connecting(backend, size_bytes, block_bytes, timeout_s, descriptor)).get(
         INDEX, b""

@@ -25,7 +25,7 @@ CONTROLLER, GET_FAMILY, FAMILY_ID, FAMILY_NAME = 0x10, 3, 1, 2
 NESTED, KIND_MASK = 0x8000, 0x3FFF
 RECEIVE_BYTES = 64 << 10
 ANSWER_S = 10.0
-"""How long the kernel may take for one answer. It answers before the call that asked returns."""
+"""Seconds that the kernel may take for one answer. It answers before the call that asked returns."""
 Value = int | bytes
 
 
@@ -61,7 +61,7 @@ def message(family: int, command: int, sequence: int, attributes: Sequence[bytes
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """By kind, the last of each. NetlinkError when lengths are wrong."""
+    """The attributes by kind, the last of each. NetlinkError when lengths are wrong."""
     found: dict[int, bytes] = {}
     at = 0
     while at < len(data):
@@ -76,7 +76,7 @@ def attributes(data: bytes) -> dict[int, bytes]:
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, sequence and body of each. NetlinkError when lengths are wrong."""
+    """The type, sequence and body of each message. NetlinkError when lengths are wrong."""
     at = 0
     while at < len(data):
         if len(data) - at < HEADER_BYTES:
@@ -89,7 +89,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 class KernelAnswer:
-    """What came back for one request, as its messages are put in: `over` once the kernel has acknowledged it."""
+    """The messages that came back for one request, as they are put in: `over` once the kernel has acknowledged it."""
 
     def __init__(self, sequence: int) -> None:
         self._sequence = sequence
@@ -97,7 +97,7 @@ class KernelAnswer:
         self.over = False
 
     def take(self, data: bytes) -> None:
-        """OSError with the kernel's number when it refused; NetlinkError when that is no answer."""
+        """Take a message. OSError with the kernel's number when it refused; NetlinkError when that is no answer."""
         for kind, sequence, body in messages(data):
             if sequence != self._sequence:
                 continue
@@ -117,7 +117,7 @@ class KernelAnswer:
 
 
 class GenericNetlink:
-    """A socket for one or a few requests. OSError when there is none on this machine."""
+    """A netlink socket for one or a few requests. OSError when there is none on this machine."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_GENERIC)
@@ -129,7 +129,7 @@ class GenericNetlink:
         self._socket.close()
 
     def ask(self, family: int, command: int, *attributes: bytes) -> Mapping[int, bytes]:
-        """Attributes of the answer. OSError: what the kernel says."""
+        """Ask the kernel, and return the attributes of the answer. OSError: what the kernel says."""
         self._sequence += 1
         self._socket.send(message(family, command, self._sequence, attributes))
         answered = KernelAnswer(self._sequence)
@@ -138,7 +138,7 @@ class GenericNetlink:
         return answered.attributes
 
     def family(self, name: str) -> int:
-        """FileNotFoundError when the kernel has none of that name (a module is not loaded)."""
+        """The number of a family. FileNotFoundError when the kernel has none of that name (a module is not loaded)."""
         found = self.ask(CONTROLLER, GET_FAMILY, text(FAMILY_NAME, name))
         number = found.get(FAMILY_ID, b"")
         if len(number) != 2:

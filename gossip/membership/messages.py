@@ -49,7 +49,7 @@ class Alive(Message, frozen=True, array_like=True, tag=5):
 
 
 class Suspect(Message, frozen=True, array_like=True, tag=6):
-    """`by` could not reach it. Only the host itself can refute, by a higher incarnation."""
+    """Says that `by` could not reach the host. Only the host itself can refute, by a higher incarnation."""
 
     host: HostName
     identity: Identity
@@ -59,7 +59,7 @@ class Suspect(Message, frozen=True, array_like=True, tag=6):
 
 
 class Gone(Message, frozen=True, array_like=True, tag=7):
-    """Suspected for too long. SWIM's Confirm."""
+    """Says that the host was suspected for too long: SWIM's Confirm."""
 
     host: HostName
     identity: Identity
@@ -69,14 +69,14 @@ class Gone(Message, frozen=True, array_like=True, tag=7):
 
 
 class Left(Message, frozen=True, array_like=True, tag=8):
-    """Gone on purpose; sent first by the host itself."""
+    """Says that the host is gone on purpose; sent first by the host itself."""
 
     host: HostName
     identity: Identity
     boot: Boot
     incarnation: U32
     away_s: AwaySeconds = 0
-    """It comes back within so many seconds, and its processes go on meanwhile; 0: it leaves for good."""
+    """Seconds within which the host comes back, while its processes keep running; 0: it leaves for good."""
 
 
 class SyncAsk(Message, frozen=True, array_like=True, tag=9):
@@ -86,7 +86,7 @@ class SyncAsk(Message, frozen=True, array_like=True, tag=9):
 
 
 class SyncSame(Message, frozen=True, array_like=True, tag=10):
-    """Yes."""
+    """Says that the receiver's member table has the checksum."""
 
 
 class SyncPull(Message, frozen=True, array_like=True, tag=11):
@@ -102,25 +102,25 @@ class MemberRecord(Message, frozen=True, array_like=True, tag=12):
     incarnation: U32
     address: PeerAddress
     state: Annotated[int, Meta(ge=0, le=3)]
-    """0 alive, 1 suspect, 2 gone, 3 left."""
+    """The state's number: 0 alive, 1 suspect, 2 gone, 3 left."""
     by: MaybeHostName
     """The host that suspected it first; empty when none did."""
     away_s: AwaySeconds = 0
-    """Of one that left: seconds left of its announced absence."""
+    """Seconds left of the announced absence of a host that left."""
 
 
 class WhoAreYou(Message, frozen=True, array_like=True, tag=13):
-    """The sender does not know the receiver in its present boot. Answer: `Alive`."""
+    """Says that the sender does not know the receiver in its present boot. Answer: `Alive`."""
 
 
 class SeenAt(Message, frozen=True, array_like=True, tag=14):
-    """The source address of the receiver's datagram. For hosts that are bound to all addresses."""
+    """Says the source address of the receiver's datagram, for hosts that are bound to all addresses."""
 
     address: PeerAddress
 
 
 class NameTaken(Message, frozen=True, array_like=True, tag=15):
-    """Another live machine has the receiver's name: the receiver is not let in."""
+    """Says that another live machine has the receiver's name: the receiver is not let in."""
 
     host: HostName
 

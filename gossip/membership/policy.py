@@ -1,4 +1,4 @@
-"""Formulas and orders of SWIM and Lifeguard: pure."""
+"""The formulas and orders of SWIM and Lifeguard, as pure functions."""
 
 import hashlib
 import math
@@ -13,15 +13,16 @@ from gossip.types import State
 T = TypeVar("T")
 
 STATES: tuple[State, ...] = ("alive", "suspect", "gone", "left")
-"""At equal boot and incarnation the later in this order supersedes the earlier (SWIM 4.2)."""
+"""The states: at equal boot and incarnation the later in this order supersedes the earlier (SWIM 4.2)."""
 SUSPICION_LONGEST = 6
-"""Times the shortest (memberlist, SuspicionMaxTimeoutMult)."""
+"""The longest suspicion as a multiple of the shortest (memberlist, SuspicionMaxTimeoutMult)."""
 HEALTH_MAX = 7
-"""Worst local health score; the probe interval is multiplied by score + 1 (Lifeguard; memberlist: 8 is the most)."""
+"""The worst local health score; the probe interval is multiplied by score + 1 (Lifeguard; memberlist: 8 is the
+most)."""
 ALONE_INTERVAL_S_MAX = 10.0
-"""Longest pause between two calls of a host that is alone."""
+"""The longest pause between two calls of a host that is alone, seconds."""
 CALLED_AT_ONCE = 3
-"""Missing hosts that are called in one go by a host that is not alone."""
+"""The number of missing hosts that are called in one go by a host that is not alone."""
 
 
 def rank(state: State) -> int:
@@ -40,12 +41,13 @@ def retransmits(factor: int, hosts: int) -> int:
 
 
 def suspicion_shortest_s(factor: int, hosts: int, interval_s: float) -> float:
-    """With enough confirmations, or too few hosts to confirm (memberlist, suspicionTimeout)."""
+    """Seconds of a suspicion with enough confirmations, or too few hosts to confirm (memberlist, suspicionTimeout)."""
     return factor * max(1.0, math.log10(max(1, hosts))) * interval_s
 
 
 def suspicion_s(confirmations: int, expected: int, shortest_s: float) -> float:
-    """How long a host is suspected: shrinks with the logarithm of independent confirmations (Lifeguard IV-B)."""
+    """Seconds for which a host is suspected: they shrink with the logarithm of independent confirmations (Lifeguard
+    IV-B)."""
     if expected < 1:
         return shortest_s
     longest_s = SUSPICION_LONGEST * shortest_s
@@ -54,7 +56,7 @@ def suspicion_s(confirmations: int, expected: int, shortest_s: float) -> float:
 
 
 def confirmations_expected(factor: int, possible: int) -> int:
-    """Confirmations that make a suspicion as short as can be; 0 when there are not so many hosts that could give one
+    """The number of confirmations that make a suspicion as short as can be; 0 when fewer hosts could give one
     (memberlist, suspectNode: k = factor - 2)."""
     expected = max(0, factor - 2)
     return expected if possible >= expected else 0
@@ -66,7 +68,8 @@ def health(score: int, change: int) -> int:
 
 
 def change_after_failed_probe(helpers: int, nacks: int) -> int:
-    """A host that asked helpers and got not even their Nacks is slow or cut off itself (Lifeguard, missed nacks)."""
+    """The change of the health score after a failed probe: a host that asked helpers and got not even their Nacks is
+    slow or cut off itself (Lifeguard, missed nacks)."""
     return helpers - nacks if helpers else 1
 
 
@@ -76,27 +79,28 @@ def overlap_s(intervals: Iterable[tuple[float, float]], start_s: float, end_s: f
 
 
 def some(candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
-    """At most `count` of them, in random order."""
+    """A random choice of at most `count` candidates, in random order."""
     return rng.sample(candidates, min(count, len(candidates)))
 
 
 CALL_FIRST_S = 0.5
-"""Pause after the first call of missing hosts."""
+"""Seconds to pause after the first call of missing hosts."""
 
 
 def call_after_s(last_s: float, alone: bool, longest_s: float) -> float:
-    """Time to the next call of missing hosts: doubles each time."""
+    """Seconds to the next call of missing hosts, which double each time."""
     return min(last_s * 2, ALONE_INTERVAL_S_MAX if alone else longest_s, longest_s)
 
 
 def sync_interval_s(base_s: float, hosts: int) -> float:
-    """Longer on large racks: one more `base_s` for each doubling above 32 hosts (memberlist, pushPullScale)."""
+    """Seconds between comparisons of tables, longer on large racks: one more `base_s` for each doubling above 32 hosts
+    (memberlist, pushPullScale)."""
     return base_s if hosts <= 32 else base_s * (math.ceil(math.log2(hosts) - 5) + 1)
 
 
 def checksum(records: Iterable[MemberRecord]) -> int:
-    """Of the live part of a member table, 63 bits. Suspicions come and go, and the dead are known to some only:
-    neither counts."""
+    """The checksum of the live part of a member table, 63 bits. Suspicions come and go, and only some hosts know the
+    dead: neither counts."""
     digest = hashlib.blake2b(digest_size=8, person=b"covey-members")
     for record in sorted(records, key=lambda record: record.host):
         if record.state <= 1:
@@ -109,21 +113,22 @@ Change = Literal["none", "news", "conflict", "reclaim"]
 
 
 class Claimant(NamedTuple):
-    """Who has a name, or claims it."""
+    """A machine that has a name, or claims it."""
 
     identity: int
     boot: int
     address: Address
-    """Where it speaks from, which says more than the address that it gives."""
+    """The address that it speaks from, which says more than the address that it gives."""
 
 
 Claim = Literal["same", "later", "earlier", "elsewhere"]
-"""Of a name: by the same identity; by another one at the same address, which began later or earlier; or elsewhere."""
+"""Who claims a name: the same identity; another one at the same address, which began later or earlier; or one
+elsewhere."""
 
 
 def claim(known: Claimant, other: Claimant) -> Claim:
-    """How the other one claims the name that is known. One process at a time has an address: the later of two is the
-    same machine, whose identity file was lost."""
+    """How the other machine claims the name that is known. One process at a time has an address: the later of two is
+    the known machine, whose identity file was lost."""
     if other.identity == known.identity:
         return "same"
     if other.address != known.address:

@@ -29,13 +29,13 @@ from gossip.spread.policy import Facts
 from gossip.types import SendDatagram, Sender, batches, size
 
 REPLY_DATAGRAMS = 4
-"""Datagrams sent in answer to one; the rest is sent in a later round."""
+"""The most datagrams sent in answer to one; the rest is sent in a later round."""
 PUSH_INTERVAL_S = 0.25
-"""Least time between two pushes of this host's map, however often it is written."""
+"""The least seconds between two pushes of this host's map, however often it is written."""
 KNOWN_BYTES_MAX = 25
-"""Bytes of one row of a digest."""
+"""The most bytes of one row of a digest."""
 LIST_BYTES_MAX = 24
-"""Bytes of a digest beside its rows."""
+"""The most bytes of a digest beside its rows."""
 
 
 class PeerUp(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class PeerUp(msgspec.Struct, frozen=True):
 
 
 class PeerDown(msgspec.Struct, frozen=True):
-    """Event: gone or left."""
+    """Event: this host is gone or has left."""
 
     host: HostId
 
@@ -56,7 +56,7 @@ class PeerForgotten(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Event: a message of a live host."""
+    """Event: a message from a live host."""
 
     sender: Sender
     source: str
@@ -101,7 +101,7 @@ Action = SayTo | SendDatagram | SetTimer[Timer]
 
 
 class Spread:
-    """`budget`: bytes of messages that fit into one datagram."""
+    """The spread of facts on one host. `budget`: bytes of messages that fit into one datagram."""
 
     def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.me, self.identity = me, me.identity
@@ -111,9 +111,9 @@ class Spread:
         """The identity of every host that was up since it was last forgotten."""
         self.live: dict[int, HostId] = {}
         self._shared = [self.identity]
-        """Identities of the hosts whose facts are sent, sorted: the live ones and this host."""
+        """The identities of the hosts whose facts are sent, sorted: the live ones and this host."""
         self.ignored = 0
-        """Deltas of hosts that are not alive here, without news or with a gap."""
+        """The number of deltas from hosts that are not alive here, without news or with a gap."""
         self._pushed_s = float("-inf")
         self._push_set = False
 
@@ -196,7 +196,7 @@ class Spread:
         return [SayTo(host, (whole,)) for host in self.rng.sample(peers, min(len(peers), self.settings.gossip_fanout))]
 
     def _beat(self, now_s: float) -> Sequence[Action]:
-        """A new version, unless there was one since the last beat."""
+        """Write a new version, unless there was one since the last beat."""
         mine = self.facts[self.identity]
         pause_s = mine.fresh_s + self.settings.heartbeat_s - now_s
         if mine.version == 0 or pause_s <= 0.01:
@@ -211,7 +211,7 @@ class Spread:
         return sorted(self.live.values())
 
     def _round(self) -> Sequence[Action]:
-        """This host's digest, cut to datagrams by ranges of identities, each to another random host."""
+        """Send this host's digest, cut to datagrams by ranges of identities, each to another random host."""
         peers = self._peers()
         if not peers:
             return ()
@@ -256,7 +256,8 @@ class Spread:
     def _deltas(
         self, source: str, wanted: Sequence[KnownVersion], lacking: Iterable[KnownVersion], now_s: float
     ) -> Sequence[Action]:
-        """The deltas for a host that has `lacking`, in random order since not all may fit; and our own `Want`."""
+        """The deltas for a host that has `lacking`, in random order since not all may fit; and this host's own
+        `Want`."""
         news: list[Message] = []
         for row in lacking:
             if row.identity not in self.live and row.identity != self.identity:
@@ -271,7 +272,8 @@ class Spread:
         return [SendDatagram(source, tuple(batch)) for batch in batches(say, size, self.budget)[:REPLY_DATAGRAMS]]
 
     def _outnumbered(self, row: KnownVersion, now_s: float) -> None:
-        """Another host has a newer version of our own facts in this boot: the boot counter was set back."""
+        """Take a newer version of this host's own facts in this boot, which another host has: the boot counter was set
+        back."""
         mine = self.facts[self.identity]
         if row.boot == mine.boot and row.version > mine.version:
             self.facts[self.identity] = policy.renumbered(mine, row.version, now_s)

@@ -13,12 +13,12 @@ from covey.core.events import Message
 from gossip.types import U32, Boot, Identity
 
 KEYS_MAX = 32
-"""Keys of one host."""
+"""The most keys of one host."""
 KEY_BYTES_MAX = 64
 VALUE_BYTES_MAX = 256
-"""Bytes of one value."""
+"""The most bytes of one value."""
 TOMBSTONES_MAX = 8
-"""Removed keys that are still sent; older ones are forgotten, see `Delta.floor`."""
+"""The most removed keys that are still sent; older ones are forgotten, see `Delta.floor`."""
 
 
 class KnownVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +47,7 @@ class FactEntry(msgspec.Struct, frozen=True, array_like=True):
     key: Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
     version: U32
     value: Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)] | None
-    """None: removed."""
+    """The value; None: the key was removed."""
 
 
 class Delta(Message, frozen=True, array_like=True, tag=35):
@@ -56,12 +56,12 @@ class Delta(Message, frozen=True, array_like=True, tag=35):
     identity: Identity
     boot: Boot
     since: U32
-    """0: the whole map; it replaces the receiver's."""
+    """The version after which the delta begins; 0: it is the whole map, and replaces the receiver's."""
     version: U32
     floor: U32
-    """Removals up to this version are forgotten: a host with an older version needs the whole map."""
+    """The version up to which removals are forgotten: a host with an older version needs the whole map."""
     age_ms: U32
-    """How long ago the host itself wrote `version`, as far as the sender knows."""
+    """Milliseconds since the host itself wrote `version`, as far as the sender knows."""
     entries: Annotated[tuple[FactEntry, ...], Meta(max_length=KEYS_MAX + TOMBSTONES_MAX)]
 
 

@@ -1,4 +1,4 @@
-"""Which facts are newer, what another host lacks, and what fits: pure."""
+"""Which facts are newer, what another host lacks, and what fits, as pure functions."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,10 +17,10 @@ from gossip.spread.messages import (
 from gossip.types import U32_MAX, U63_MAX
 
 ENTRY_BYTES = 11
-"""Most bytes that an entry costs beside key and value: array 1, key header 2, version 5, value header 3."""
+"""The most bytes that an entry costs beside key and value: array 1, key header 2, version 5, value header 3."""
 MAP_BYTES_MAX = 960
-"""Bytes of one host's map, so that it fits whole into one datagram: then a delta never needs to be cut, and a reset is
-one datagram or nothing."""
+"""The most bytes of one host's map, so that it fits whole into one datagram: then a delta never needs to be cut, and a
+reset is one datagram or nothing."""
 
 
 class Facts(msgspec.Struct, frozen=True, dict=True):
@@ -35,12 +35,12 @@ class Facts(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def values(self) -> Mapping[str, bytes]:
-        """Key -> value, in order of the keys."""
+        """The values by key, in order of the keys."""
         return {key: entry.value for key, entry in sorted(self.entries.items()) if entry.value is not None}
 
 
 def is_newer(boot: int, version: int, than: Facts) -> bool:
-    """Newest wins: first by boot, then by version."""
+    """Whether these facts are newer: the newest wins, first by boot, then by version."""
     return (boot, version) > (than.boot, than.version)
 
 
@@ -55,7 +55,7 @@ def since(facts: Facts, boot: int, version: int) -> int | None:
 
 
 def delta(identity: int, facts: Facts, after: int, now_s: float) -> Delta:
-    """Everything written after version `after`, oldest first."""
+    """Everything written after version `after`, oldest first, as a delta."""
     news = sorted((entry for entry in facts.entries.values() if entry.version > after), key=lambda e: e.version)
     age_ms = min(U32_MAX, max(0, int((now_s - facts.fresh_s) * 1000)))
     return Delta(identity, facts.boot, after, facts.version, facts.floor, age_ms, tuple(news))
@@ -104,13 +104,13 @@ def written(facts: Facts, key: str, value: bytes | None, now_s: float) -> Facts:
 
 
 def map_bytes(entries: Mapping[str, FactEntry]) -> int:
-    """What a map costs in a datagram, at most."""
+    """The most bytes that a map costs in a datagram."""
     return sum(ENTRY_BYTES + len(key.encode()) + len(entry.value or b"") for key, entry in entries.items())
 
 
 def renumbered(facts: Facts, above: int, now_s: float) -> Facts:
-    """This host's map under versions over `above`, after another host had version `above` of the present boot: the
-    boot counter was set back, and the present facts must supersede those of then."""
+    """This host's map under versions over `above`, after another host had version `above` of the present boot: the boot
+    counter was set back, and the present facts must supersede the earlier ones."""
     ordered = sorted(facts.entries.values(), key=lambda entry: entry.version)
     start = min(above, U32_MAX - len(ordered) - 1) + 1
     entries = {entry.key: FactEntry(entry.key, start + index, entry.value) for index, entry in enumerate(ordered)}

@@ -16,14 +16,14 @@ leases (`policy/leases.py`): their supervisor, which outlives the agent, ends th
 half of `host_lost_after_s`, and the leader takes a job back only when the last lease that it, or any leader before it,
 may have given is certainly over (`machine/leader/leases.py`). A lease is long beside the restart of an agent or an
 election, and short beside the time until a host counts as lost. What it costs is said in `service/leases.py`: ranks on
-a host that reaches neither a leader nor a majority of voters end, for nobody there can tell dead voters from a cut
-wire. `--on-lost keep` decides the other way: such ranks go on, and their job waits.
+a host that reaches neither a leader nor a majority of voters end, since no host there can tell dead voters from a cut
+wire. `--on-lost keep` decides the other way: such ranks keep running, and their job waits.
 
-Without a leader everything that runs goes on and every question is answered; only admissions and changes of priority
-wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times seconds
-grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang onto few hosts
-until its model has shown that it does not mind, and fills gaps then (`policy/place.py`). Every no and every wait says
-why (`policy/explain.py`).
+Without a leader everything that runs keeps running and every question is answered; only admissions and changes of
+priority wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times
+seconds grow, so short jobs overtake long ones though no submitter says how long they are. Placement packs a gang onto
+few hosts until its model has shown that it does not mind, and fills gaps then (`policy/place.py`). Every no and every
+wait says why (`policy/explain.py`).
 
 Jobs have classes (`policy/classes.py`). Guaranteed ones run within their tenant's quota, and the order of one tenant
 never stops a job of another. Opportunistic ones use what is left and yield (`machine/leader/admission.py`). A job of

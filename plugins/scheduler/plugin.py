@@ -1,4 +1,4 @@
-"""What the agent starts: the plugin `scheduler`."""
+"""The plugin `scheduler`, as the agent starts it."""
 
 from plugins.base import Plugin
 from plugins.scheduler.messages.wire import Talk

@@ -1,10 +1,10 @@
-"""GPU sharing: one guaranteed job and opportunistic ones on the same GPU, and the guaranteed one does not notice.
+"""GPU sharing: one guaranteed job and opportunistic ones on one GPU, and the guaranteed one does not notice.
 `covey-sim sharing` runs its ladder on a modelled device.
 
 Paper: AntMan (Xiao et al., OSDI 2020), the local coordinator of §3.2-3.3. Training jobs leave much of their GPU unused:
 its memory between peaks, its time while they wait for input or gradients (§2.2). AntMan lets opportunistic jobs have
 that, with two primitives in the job: a memory limit that can change between two mini-batches, and a gate before each
-operation (§3.1). Its controller is not published; this plugin is ours.
+operation (§3.1). Its controller is not published; this plugin's is Covey's own.
 
     scheduler --- RanksComing, KindChanged --->  HostSharing (one per host): which rank is on which GPU
               <-- RanksMayStart, RanksUnfit ---    |
@@ -19,7 +19,7 @@ Reports and limits lie in pages of memory that both map (`covey.kernel.pages`); 
 Words. *guaranteed*: has quota; at most one per GPU. *opportunistic*: whatever is left. *rung*: one number for what the
 opportunistic jobs may do, `policy.ladder`. *limit*: memory a job may hold on the device; what exceeds it goes to host
 memory. *acknowledged*: the job has applied it. *lease*: limits are good for seconds; a job that hears no more goes by
-its *failsafe*, so a dead agent never leaves anybody stopped.
+its *failsafe*, so a dead agent never leaves a job stopped.
 
 The states of a GPU, each left with a reason in words:
 
@@ -28,12 +28,12 @@ The states of a GPU, each left with a reason in words:
                           ^          |-> idle          it does nothing for long: the others have all
                           '--------- '-> surge         it needs memory: the others give it, stopped meanwhile
     together <-> init          upgrade and downgrade in place: the log changes all ranks of a gang at one index
-    any -> drain               the device is to be emptied: opportunistic jobs go, nobody comes, a guaranteed one ends
-    any -> lost                the device is sick: everybody goes, nobody comes
+    any -> drain               the device is to be emptied: opportunistic jobs go, none comes, a guaranteed one ends
+    any -> lost                the device is sick: all jobs go, none comes
 
-Where we leave the paper: phases without device use are given away whole instead of a throttled share of all time; a
-slowdown counts only when statistics say so, and only after the others were stopped; limits are leased; memory is
-handed on only after the old holder acknowledged.
+Covey departs from the paper: phases without device use are given away whole instead of a throttled share of all time; a
+slowdown counts only when statistics say so, and only after the others were stopped; limits are leased; memory is handed
+on only after the old holder acknowledged.
 
     messages   what a job and its agent tell one another
     policy     interference, ladder, memory, lease, rank_limits; rivals: the laws of other systems

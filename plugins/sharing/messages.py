@@ -15,13 +15,13 @@ from covey.core.ids import JobId
 from plugins.facts import JobKind
 
 LEASE_S = 2.0
-"""How long limits are good for without a word from the agent."""
+"""Seconds for which limits hold without a word from the agent."""
 Kind = JobKind
-"""As the scheduler tells it."""
+"""A job's class as the scheduler tells it."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A job at the end of a mini-batch."""
+    """A job's report at the end of a mini-batch."""
 
     job: JobId
     acked: int
@@ -29,33 +29,33 @@ class Report(msgspec.Struct, frozen=True):
     step: int
     step_s: float
     idle_s: float
-    """Of these, without work on the device."""
+    """Seconds of `step_s` without work on the device."""
     peak_bytes: int
-    """The most device memory it held in this mini-batch."""
+    """The most bytes of device memory that the job held in this mini-batch."""
     stable_bytes: int
-    """The least: model and optimizer; what it cannot give back between mini-batches."""
+    """The fewest bytes of device memory: model and optimizer, which the job cannot give back between mini-batches."""
     spill_bytes: int = 0
-    """What it had to place in host memory because of its limit (AntMan §3.1.1)."""
+    """Bytes that the job had to place in host memory because of its limit (AntMan §3.1.1)."""
     retries: int = 0
     """Allocations that failed at first because of its limit: it is about to spill."""
     gate: bool = True
-    """It can be held back."""
+    """Whether the job can be held back."""
     flag: bool = True
-    """It says when it has no work on the device."""
+    """Whether the job says when it has no work on the device."""
     ended_s: float | None = None
     """When the mini-batch ended, on the agent's clock: a report is up to a tenth of a second late."""
     fixed: bool = False
-    """It took `stable_bytes` when it started, and goes by no smaller limit (JAX)."""
+    """Whether the job took `stable_bytes` when it started, and goes by no smaller limit (JAX)."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The agent: from the next operation (rates) and the next mini-batch (memory) on."""
+    """The agent's limits: in force from the next operation (rates) and the next mini-batch (memory) on."""
 
     job: JobId
     epoch: int
     idle: float
     head_s: float | None
-    """None: all of each idle phase."""
+    """The first seconds of each idle phase in which the job may run; None: all of it."""
     busy: float
     memory_bytes: int
     failsafe: float

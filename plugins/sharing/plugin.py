@@ -1,4 +1,4 @@
-"""What the agent starts: the plugin `sharing`."""
+"""The plugin `sharing`, as the agent starts it."""
 
 from plugins.base import Plugin
 from plugins.sharing.policy.settings import SharingSettings

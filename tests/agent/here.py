@@ -32,7 +32,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 def run_on(loop: str, work: Coroutine[Any, Any, None]) -> None:
-    """On a loop of that kind, within ten seconds; a task that fails fails the test."""
+    """Run a coroutine on a loop of that kind, within ten seconds; a task that fails fails the test."""
 
     async def timed() -> None:
         async with asyncio.timeout(10):
@@ -43,7 +43,7 @@ def run_on(loop: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def both_loops(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """This test once on each kind of loop."""
+    """Run a test once on each kind of loop."""
 
     @pytest.mark.parametrize("loop", LOOPS)
     @functools.wraps(story)
@@ -75,7 +75,7 @@ class Lines:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no line waits."""
 
 
 class Here:
@@ -94,7 +94,7 @@ class Here:
 
 @asynccontextmanager
 async def here(directory: str) -> AsyncIterator[Here]:
-    """`directory` must be short: unix sockets live in it."""
+    """A host in `directory`, whose path must be short: unix sockets are in it."""
     base = ProgramBase("h1", os.path.join(directory, "s"), os.path.join(directory, "r"), "127.0.0.1")
     lines = Lines()
     log = JsonLog(lines, "debug")  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ async def here(directory: str) -> AsyncIterator[Here]:
 
 
 def ranks(job: str, *argv: str, epoch: int = 1, count: int = 1, grace_s: float = 5.0, **env: str) -> RanksSpec:
-    """`count` ranks of `argv` on this host."""
+    """The spec of `count` ranks of `argv` on this host."""
     return RanksSpec(
         job=JobId(job),
         epoch=epoch,

@@ -13,7 +13,7 @@ from covey.ports.addresses import ip_port, joined
 
 ENV = {"HOME": "/root"}
 ROUTES = {"10.9.0.": "10.9.0.7", "192.168.1.": "192.168.1.7", "fd00::": "fd00::7", "127.": "127.0.0.1"}
-"""Network of a host with a fabric, an office network and IPv6 -> its address there."""
+"""The networks of a host with a fabric, an office network and IPv6 -> its address there."""
 NAMES = {"gpu1": ["10.9.0.1"], "gpu7": ["127.0.1.1"], "six": ["fd00::1"], "both": ["10.9.0.1", "fd00::1"]}
 
 

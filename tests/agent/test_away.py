@@ -47,7 +47,7 @@ def test_a_host_that_restarts_is_away_until_it_said_and_gone_afterwards() -> Non
 
 @pytest.mark.parametrize("knew", [True, False])
 def test_a_host_that_restarts_while_another_is_away_knows_that_it_is(knew: bool) -> None:
-    """From its own file if it was told before it ended, from the others otherwise."""
+    """It knows that from its own file if it was told before it ended, from the others otherwise."""
     with SimRack(8, hosts=4) as rack:
         rack.start()
         rack.settle()
@@ -125,7 +125,7 @@ def test_a_volume_keeps_its_slabs_while_its_agent_is_away_for_longer_than_a_leas
 
 
 def lent_by_others(rack: SimRack) -> set[tuple[str, int, int]]:
-    """Lender, slab and epoch of what h1 borrowed."""
+    """The slabs that h1 borrowed: lender, slab and epoch."""
     return {
         (name, lent.slab.index, lent.slab.epoch)
         for name in ("h2", "h3", "h4")

@@ -37,7 +37,7 @@ VIEWS = (
         "memory",
     ),
 )
-"""What a command is called that answers without being told of what."""
+"""The names of commands that answer without being told of what."""
 
 
 def durations(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -53,7 +53,7 @@ def durations(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def views(rack: SimRack, name: str) -> dict[str, float]:
-    """Of every view that this host answers without being told more."""
+    """The durations in every view that this host answers without being told more."""
     found: dict[str, float] = {}
     for command in sorted(rack.agents[name].commands):
         if command.split(".")[1] in VIEWS:

@@ -12,7 +12,7 @@ from agent import compiled
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As if it had been compiled."""
+    """A folder of compiled modules, without a compiler."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     folder = compiled.folder()

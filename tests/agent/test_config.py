@@ -166,7 +166,7 @@ def test_a_knob_under_which_jobs_only_stop_one_another_is_refused_with_the_reaso
 
 
 def test_inf_is_never_where_a_setting_may_be_never() -> None:
-    """As its documentation says: TOML has no word for nothing."""
+    """The settings' documentation says so: TOML has no word for nothing."""
     found = parse({"scheduler": {"demote_after_s": float("inf"), "promote_knob": float("inf")}}, "here", {})
     settings = found.plugins["scheduler"]
     assert (settings.demote_after_s, settings.promote_knob) == (None, None)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class Wall:
 
 
 class MemoryDisk:
-    """Just the calls the journal makes."""
+    """A disk with just the calls that the journal makes."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

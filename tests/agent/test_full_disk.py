@@ -88,7 +88,7 @@ class OnSmallDisk:
         return True
 
     def fill(self) -> None:
-        """By others, who take also what our own leave free, and what the log frees."""
+        """Fill the disk by others' files, which take also what Covey's own leave free, and what the log frees."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.state / RESERVE)
         with open(self.state / "filler", "ab", buffering=0) as filler, contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def host() -> Iterator[OnSmallDisk]:
 
 
 def test_what_ranks_print_and_a_volume_has_leaves_room_for_the_log(host: OnSmallDisk) -> None:
-    """All of them have more than the disk takes."""
+    """The ranks and the volume have more than the disk takes."""
     jobs = [host.ctl("submit", "--json", "--name", f"prints{n}", "--", *PRINTS) for n in range(2)]
     ids = [json.loads(job.stdout)["data"]["id"] for job in jobs]
     least = kept_free(str(host.state))

@@ -19,17 +19,17 @@ from plugins.views import HostRow
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[fragile]"""
+    """The section [fragile] of agent.toml."""
 
     fails_in: str = "take"
 
 
 class Poke(Message, frozen=True):
-    """Handled by failing."""
+    """A message that is handled by failing."""
 
 
 class Fragile(PluginService):
-    """Fails where its settings say."""
+    """A plugin that fails where its settings say."""
 
     name: ClassVar[str] = "fragile"
 
@@ -72,7 +72,7 @@ def broken(where: str) -> SimRack:
 
 
 def send(rack: SimRack, plugin: str, body: bytes) -> None:
-    """From h2 to a plugin of h1."""
+    """Send a message from h2 to a plugin of h1."""
     process = rack.hosts["h2"].agent
     assert process is not None
     process.spawn("test: message", rack.agents["h2"].messenger.send(plugin, HostId("h1"), body, 3.0))
@@ -146,7 +146,7 @@ def test_a_command_that_fails_is_refused_in_words_and_stops_its_plugin() -> None
 
 
 class Sick(PluginService):
-    """Its disk is sick for its first lives; says who it is."""
+    """A plugin whose disk is sick for its first lives; it says which one it is."""
 
     name: ClassVar[str] = "sick"
     lives: ClassVar[list["Sick"]] = []
@@ -300,7 +300,8 @@ def test_a_host_whose_identity_is_an_older_copy_is_heard_again() -> None:
 
 
 def test_a_host_that_others_know_under_a_later_boot_begins_again_above_it() -> None:
-    """As before, and its wall clock was ahead by ten minutes when the newer identity was written."""
+    """The identity file is an older copy, and the wall clock was ahead by ten minutes when the newer one was
+    written."""
     with SimRack(12, hosts=3) as rack:
         rack.start()
         rack.settle()

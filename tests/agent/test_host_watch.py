@@ -62,7 +62,7 @@ class Watched:
         ]
 
     def look(self, seconds: float = 0.0, now: LogNow = LogNow(OURS, A), voters: tuple[HostId, ...] = (A,)) -> set[str]:
-        """`host: what` of everything that is wrong, so many seconds from now, looked at once a second."""
+        """All that is wrong, as `host: what`, this many seconds from now, looked at once a second."""
         seen = LogSeen(now, voters, "/var/lib/covey/consensus")
         for _ in range(int(seconds)):
             self.clock.at_s += 1.0
@@ -206,7 +206,7 @@ def test_a_voter_that_gossip_does_not_know_is_wrong_when_that_lasts() -> None:
 
 
 def wrong(rack: SimRack, on: str) -> set[str]:
-    """Hosts with something wrong, as `hosts` and `status` of this agent have them."""
+    """The hosts with something wrong, as `hosts` and `status` of this agent have them."""
     rows = rack.ask(on, "agent.hosts", {})
     told = {each["host"] for each in rack.ask(on, "agent.health", {})["wrong"]}
     assert told == {row.host for row in rows if row.troubles}

@@ -1,4 +1,4 @@
-"""Leases of ranks: the supervisor ends them by itself when nobody renews, whatever its agent does meanwhile."""
+"""Leases of ranks: the supervisor ends them by itself when no leader renews, whatever its agent does meanwhile."""
 
 import asyncio
 import signal
@@ -159,7 +159,7 @@ def test_a_lease_without_end_has_none() -> None:
 
 
 def test_a_machine_that_slept_finds_its_leases_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its timers stood still meanwhile, the clock of leases did not."""
+    """The machine's timers stood still meanwhile, the clock of leases did not."""
     with World(8) as world:
         host = Host(world).begin()
         clock, slept_s = host.host.clock, [0.0]

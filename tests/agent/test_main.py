@@ -109,7 +109,7 @@ def test_all_goodbyes_together_take_less_than_an_agent_has_to_leave() -> None:
 
 
 def test_a_request_that_hangs_keeps_nobody_from_leaving_in_time(place: Path) -> None:
-    """Its body never comes whole."""
+    """The request's body never comes whole."""
     process = subprocess.Popen([AGENTD, "--config", write_config(place)], stderr=subprocess.PIPE)
     try:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -162,7 +162,8 @@ def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
 
 
 def test_a_log_whose_voters_are_others_than_agent_tomls_is_told_by_check_and_counts(place: Path) -> None:
-    """A rack of one that is given three voters in its file: it said `is good`, then ended in a traceback for ever."""
+    """Found so: a rack of one that is given three voters in its file said `is good`, then ended in a traceback for
+    ever."""
     asyncio.run(a_log_of_one(place))
     again = write_config(place, '[leader]\nvoters = ["gpu1", "gpu2", "gpu3"]\n')
     checked = run(again, "--check")
@@ -297,7 +298,8 @@ def once_run(place: Path) -> Path:
 def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_final_status(
     place: Path, once_run: Path, damaged: str
 ) -> None:
-    """A status at which systemd does not start it again. A rack of one: nobody else has what is gone."""
+    """The status is one at which systemd does not start the agent again. It is a rack of one: no other host has what is
+    gone."""
     path = once_run / damaged
     shutil.rmtree(path) if path.is_dir() else rotten(path)
     kept = [*once_run.glob("consensus/*"), once_run / "acknowledged", *([path] if path.is_file() else [])]

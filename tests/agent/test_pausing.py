@@ -1,4 +1,4 @@
-"""Ranks that may be lost stand still when nobody confirms them, so that others may run in their place."""
+"""Ranks that may be lost stand still when no leader confirms them, so that others may run in their place."""
 
 import asyncio
 import signal
@@ -47,7 +47,7 @@ class Healing(Host):
         return [fact.may_be_lost for fact in self.facts if isinstance(fact, RanksHeal)]
 
     def works(self) -> bool:
-        """Whether any of them does something within half a second."""
+        """Whether any of the ranks does something within half a second."""
         since_s = self.world.now
         self.world.run(since_s + 0.5)
         return any(at_s > since_s for at_s in self.worked_s)
@@ -104,7 +104,7 @@ def test_ranks_one_of_which_may_not_be_lost_do_not_stand_still() -> None:
 
 
 def test_ranks_that_are_through_may_not_be_lost_any_more_and_still_stand_still() -> None:
-    """It is told, and whoever decides may not have heard it."""
+    """The supervisor says so, but whoever decides may not have heard it."""
     with World(5) as world:
         host = Healing(world).begin()
         host.heal(1, 1 << 60)

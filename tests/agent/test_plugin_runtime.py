@@ -27,21 +27,21 @@ H1, H2, J1 = HostId("h1"), HostId("h2"), JobId("j1")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[pet]"""
+    """The section [pet] of agent.toml."""
 
 
 class Word(Message, frozen=True):
-    """What pets say."""
+    """A message that pets send."""
 
     text: str
 
 
 def nothing(_pet: "Pet") -> None:
-    """What a well-behaved pet does."""
+    """Do what a well-behaved pet does: nothing."""
 
 
 async def at_once(_pet: "Pet") -> None:
-    """How long it takes a well-behaved pet."""
+    """Return at once, as a well-behaved pet does."""
 
 
 class Pet(PluginService):
@@ -119,13 +119,13 @@ def on(rack: SimRack, life: int = 1) -> Pet:
 
 
 def fill(rack: SimRack) -> None:
-    """The pet of h1 meets a full disk, which ends its life."""
+    """Let the pet of h1 meet a full disk, which ends its life."""
     with pytest.raises(Refused, match="no space left"):
         rack.ask("h1", "pet.fill", {})
 
 
 def done(rack: SimRack, work: Coroutine[Any, Any, Any], within_s: float = 10.0) -> Any:
-    """What that work on h1 answers or raises."""
+    """Do some work on h1, and return what it answers, or raise what it raises."""
     ended: list[Any] = []
 
     async def watched() -> None:
@@ -290,7 +290,7 @@ def test_a_question_to_a_plugin_away_or_unknown_is_refused_with_the_reason(
 
 
 def test_a_process_that_asks_a_plugin_that_is_away_is_told_so_at_once(rack: Callable[..., SimRack]) -> None:
-    """Instead of nothing, until it gives up."""
+    """It is told that, instead of nothing until it gives up."""
     one = rack().start()
     on(one)
 
@@ -496,7 +496,7 @@ def test_a_plugin_that_fails_while_it_lets_go_is_started_again_all_the_same(rack
 
 
 def leaves(rack: SimRack, name: str = "h1") -> float:
-    """SIGTERM to that agent: how many seconds it took to end."""
+    """Send SIGTERM to that agent, and return how many seconds it took to end."""
     process = rack.hosts[name].agent
     assert process is not None
     process.signal(15)
@@ -536,7 +536,7 @@ def test_a_plugin_that_fails_at_goodbye_keeps_no_other_plugin_from_saying_it(rac
 
 
 def test_a_plugin_is_not_started_again_by_an_agent_that_leaves(rack: Callable[..., SimRack]) -> None:
-    """Its pause ends while another thing of the agent is still stopping."""
+    """The plugin's pause ends while another thing of the agent is still stopping."""
     one = rack().start()
     on(one)
     fill(one)

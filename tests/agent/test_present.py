@@ -13,7 +13,7 @@ PAGE = 4096
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    """16 pages, of which 2, 3 and 7 are there."""
+    """Memory of 16 pages, of which 2, 3 and 7 are there."""
     descriptor = os.memfd_create("array")
     os.ftruncate(descriptor, 16 * PAGE)
     os.pwrite(descriptor, b"a" * 2 * PAGE, 2 * PAGE)

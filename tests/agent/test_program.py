@@ -1,4 +1,4 @@
-"""The entry point of our own programs."""
+"""The entry point of Covey's own programs."""
 
 import asyncio
 import errno

@@ -32,17 +32,17 @@ class Wire:
         self.off = self.fails = False
         """Whether the plugin there is off, or fails at what it hears."""
         self.not_yet: set[bytes] = set()
-        """What the plugin there cannot handle now."""
+        """Messages that the plugin there cannot handle now."""
         self.slow: asyncio.Event | None = None
         """What the plugin there waits for before it handles a message."""
         self.silent: set[HostId] = set()
-        """Hosts that hear nothing."""
+        """The hosts that hear nothing."""
         self.answers: dict[str, bytes] = {}
-        """Plugin -> what it answers; `wrong` raises, `never` never returns, others repeat the question."""
+        """What each plugin answers; `wrong` raises, `never` never returns, others repeat the question."""
         self.boots = {GPU1: 1, GPU2: 1}
         self.who = {GPU1: 101, GPU2: 102}
         self.holds: dict[HostId, int] = {}
-        """Who has a name by gossip, where that is somebody else."""
+        """The identity that has a name by gossip, where that is another installation's."""
         self.heard: list[bytes] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.log: list[tuple[HostId, bytes]] = []
@@ -165,7 +165,7 @@ async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
 async def test_a_host_installed_anew_is_heard_under_a_lower_boot_and_its_former_self_not(
     wire: Wire,
 ) -> None:
-    """Its clock was ahead when it was installed first."""
+    """The host's clock was ahead when it was installed first."""
     wire.boots[GPU1] = 30_000
     wire.add(GPU1)
     assert await wire.messengers[GPU1].send("memory", GPU2, b"before", 1.0)

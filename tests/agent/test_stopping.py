@@ -90,7 +90,7 @@ class Stopped:
 
 
 def left() -> list[str]:
-    """Live processes of these tests."""
+    """The live processes of these tests."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -11,7 +11,7 @@ from chaos.rack.booted import BootedHost
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "install.md"
 BY_PIP = ("python3 -m venv", "pip install")
-"""What the environment of these tests stands for."""
+"""The beginnings of lines that this environment of the tests replaces."""
 KEY = "/etc/covey/gossip.key"
 TOML = """\
 [gossip]
@@ -60,7 +60,8 @@ def written(host: BootedHost, path: str, text: str) -> None:
 
 
 def install(hosts: Sequence[BootedHost], toml: str = TOML, key: str = "") -> None:
-    """All but the start of it, with these settings; one gossip key for all, made on the first where none is given."""
+    """Type all lines but those that start the installation, with these settings; one gossip key for all, made on the
+    first where none is given."""
     lines = [line for line in installation() if "--make-key" not in line]
     for host in hosts:
         typed(host, "set -e; " + "\n".join(lines[:-2]))
@@ -73,7 +74,7 @@ def install(hosts: Sequence[BootedHost], toml: str = TOML, key: str = "") -> Non
 
 
 def start(hosts: Sequence[BootedHost], timeout_s: float = 60.0) -> None:
-    """The last two lines of the page on each, until they see one another."""
+    """Type the last two lines of the page on each host, and wait until the hosts see one another."""
     for host in hosts:
         typed(host, "set -e; " + "\n".join(installation()[-2:]), timeout_s)
     for host in hosts:
@@ -81,7 +82,7 @@ def start(hosts: Sequence[BootedHost], timeout_s: float = 60.0) -> None:
 
 
 def alive(host: BootedHost, count: int, within_s: float = 60.0) -> None:
-    """It sees that many, all of them alive, and one that leads."""
+    """Wait until the host sees `count` hosts, all of them alive, and one that leads."""
 
     def shown() -> str:
         return host.shell("agentctl hosts").stdout

@@ -20,8 +20,8 @@ from cli.rack.files import RackHost
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
-"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
-that happen to be on one host have an aggregator nevertheless."""
+"""The environment of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the
+last bits. Ranks that happen to be on one host have an aggregator nevertheless."""
 
 
 class LivingRack:
@@ -33,7 +33,7 @@ class LivingRack:
         self.start()
 
     def start(self) -> None:
-        """Whatever is missing, as systemd's Restart=always would."""
+        """Start whatever is missing, as systemd's Restart=always would."""
         quiet = rack.Timer(lambda _line: None)
         self.hosts = rack.start(self.directory, *self.shape, os.environ, quiet)
 
@@ -44,7 +44,7 @@ class LivingRack:
         return Agent([host.address for host in self.hosts], "the test's rack")
 
     def agentctl(self, *words: str) -> tuple[int, str]:
-        """Its exit code, and what it printed."""
+        """Run agentctl: its exit code, and what it printed."""
         program = [str(Path(sys.executable).with_name("agentctl")), "--agent", self.hosts[0].address, *words]
         done = subprocess.run(program, capture_output=True, text=True, timeout=90, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -54,7 +54,7 @@ class LivingRack:
         return found
 
     def submit(self, script: Path, *options: str, **more: Any) -> str:
-        """Four workers of it, on two hosts. `more`: of the job."""
+        """Submit a script with four workers, on two hosts, and return its id. `more`: further options of the job."""
         body = {
             "name": script.stem,
             "workers": 4,
@@ -75,7 +75,7 @@ class LivingRack:
         return pid
 
     def lose(self, name: str) -> None:
-        """All that runs on that host dies at once: its agent, programs, supervisors and ranks."""
+        """End all that runs on that host at once: its agent, programs, supervisors and ranks."""
         agent, host = self.agentd(name), self.host(name)
         for _ in range(3):  # what was just being started is there the next time
             for pid in (agent, *(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())):
@@ -101,7 +101,7 @@ class LivingRack:
 
 
 def _is_of(pid: int, host: RackHost) -> bool:
-    """Whether this is a process of that host's, of this rack."""
+    """Whether this is a process of that host, of this rack."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         is_rank = any(word.startswith(f"COVEY_SOCKET={host.run_dir}".encode()) for word in environ)
@@ -111,7 +111,7 @@ def _is_of(pid: int, host: RackHost) -> bool:
 
 
 def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """What `holds` answers, once it is true; agents that are being killed may not answer."""
+    """Wait until `holds` answers something true, and return that; agents that are being killed may not answer."""
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
         try:

@@ -1,5 +1,5 @@
-"""`examples/digits.py` whose steps take as long as it was told until a file is there, and no time then: a job that goes
-on while a test looks at it, and makes the same steps.
+"""The script `examples/digits.py`, whose steps take as long as it was told until a file is there, and no time then: a
+job that keeps running while a test looks at it, and makes the steps that it would make otherwise.
 
     python paced_digits.py FILE [arguments of digits.py]
 """

@@ -37,7 +37,7 @@ class SharingRack:
         self.hosts: list[RackHost] = []
 
     def start(self) -> None:
-        """Whatever is missing, as systemd's Restart=always would."""
+        """Start whatever is missing, as systemd's Restart=always would."""
         quiet = rack.Timer(lambda _line: None)
         self.hosts = rack.start(self.directory, self.count, self.gpus, os.environ, quiet)
 
@@ -45,7 +45,7 @@ class SharingRack:
         return next(host for host in self.hosts if host.name == name)
 
     def agent(self, name: str | None = None) -> Agent:
-        """Of this host; of whichever answers."""
+        """The agent of this host, or whichever answers."""
         hosts = self.hosts if name is None else [self.host(name)]
         return Agent([host.address for host in hosts], name or "the rack", timeout_s=5.0)
 
@@ -55,13 +55,15 @@ class SharingRack:
         return pid
 
     def kill(self, name: str) -> None:
-        """Its agent has ended when this returns: one that still holds its lock would be left alone by `start`."""
+        """Kill a host's agent, which has ended when this returns: one that still holds its lock would be left alone by
+        `start`."""
         state_dir = self.host(name).state_dir
         os.kill(self.agentd(name), signal.SIGKILL)
         wait(f"the agent of {name} has ended", lambda: not rack_processes.lock_holder(state_dir))
 
     def submit(self, name: str, argv: list[str], **more: Any) -> str:
-        """Its id. Ranks find `words` in their environment, and covey where this checkout has it."""
+        """Submit a job, and return its id. Ranks find `words` in their environment, and covey where this checkout has
+        it."""
         env = {
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/tmp"),
@@ -73,12 +75,12 @@ class SharingRack:
         return str(self.agent().post("jobs", body=body).data["id"])
 
     def job(self, job: str, at: str | None = None) -> dict[str, Any]:
-        """As this host's agent sees it."""
+        """The job as this host's agent sees it."""
         found: dict[str, Any] = self.agent(at).get("jobs", job).data
         return found
 
     def listed(self, job: str, at: str) -> dict[str, Any]:
-        """Of this host's own copy of the log; no other host is asked."""
+        """The job's row by this host's own copy of the log; no other host is asked."""
         rows: list[dict[str, Any]] = self.agent(at).get("jobs", all=1).data
         return next(row for row in rows if row["id"] == job)
 
@@ -97,7 +99,7 @@ class SharingRack:
         }
 
     def runs(self, job: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Its view, once it runs."""
+        """Wait until the job runs, and return its view."""
         found: dict[str, Any] = wait(
             f"{job} runs", lambda: (now := self.job(job))["state"] == "running" and now, timeout_s
         )
@@ -111,7 +113,7 @@ def rank(work_s: float, wait_s: float, steps: int = 0) -> list[str]:
 
 @contextlib.contextmanager
 def sharing_rack(hosts: int, gpus: int, scheduler: str, devices: str = "cpu") -> Iterator[SharingRack]:
-    """Started; stopped at the end, and nothing of it is left."""
+    """A started rack, which is stopped at the end; nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
     try:
         found = SharingRack(directory, hosts, gpus, scheduler, devices)

@@ -31,7 +31,7 @@ class LittleMemory:
     counting = False
 
     def apply(self, limit_bytes: int) -> bool:
-        """It holds at once."""
+        """Apply a limit, which holds at once."""
         return True
 
 
@@ -40,7 +40,7 @@ def words_path() -> Path:
 
 
 def resumed() -> int:
-    """Where the start before this one was: its words are its checkpoint."""
+    """The step at which the earlier start ended: its words are its checkpoint."""
     path = words_path()
     return int(json.loads(path.read_bytes())["step"]) if path.exists() else 0
 
@@ -52,7 +52,7 @@ def keep_saying(share: ShareControl, reporter: Reporter, before: int) -> None:
 
 
 def words(share: ShareControl, step: int) -> bytes:
-    """What somebody outside may know of it."""
+    """The words that tell others how the rank is."""
     limits = share._limits
     found = {
         "pid": os.getpid(),
@@ -66,7 +66,7 @@ def words(share: ShareControl, step: int) -> bytes:
 
 
 def say(path: Path, text: bytes) -> None:
-    """Whole or not at all."""
+    """Write a text, whole or not at all."""
     new = path.with_suffix(".new")
     new.write_bytes(text)
     new.replace(path)

@@ -28,11 +28,11 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 PACED = Path(__file__).with_name("paced_digits.py")
 STEPS, SHORT_S = 400, 0.2
 LONG_STEPS, LONG_S = 250, 0.34
-"""A step of 0.34 s divides into none of 0.2 s: in one cycle with it, those would lose 40 % of their speed. Jobs go on
-for more than a minute, or until they are told to hurry."""
+"""The steps of the long jobs, and their seconds: 0.34 s divides into none of 0.2 s: in one cycle with it, those would
+lose 40 % of their speed. Jobs run for more than a minute, or until they are told to hurry."""
 ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
-"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
-that happen to be on one host have an aggregator nevertheless."""
+"""The environment of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the
+last bits. Ranks that happen to be on one host have an aggregator nevertheless."""
 SETTINGS = """\
 cycles_max = 1          # the thesis: no cycle is longer than the longest iteration
 scale_s = 5
@@ -60,7 +60,7 @@ class Rack:
     def __init__(self, hosts: list[RackHost], cwd: Path) -> None:
         self.agent, self.cwd = Agent([host.address for host in hosts], "the test's rack"), cwd
         self.hurry = cwd / "hurry"
-        """Once it is there jobs no longer wait between two steps."""
+        """The file that, once it is there, makes jobs no longer wait between two steps."""
 
     def submit(self, name: str, steps: int, step_s: float) -> str:
         words = [f"--steps={steps}", f"--step-seconds={step_s}"]
@@ -140,7 +140,7 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
 
 
 def expected(steps: int) -> str:
-    """Of one process that does the work of both ranks."""
+    """The digest of what one process prints that does the work of both ranks."""
     sequential = [sys.executable, str(DIGITS), f"--steps={steps}", "--sequential=2"]
     return sha256(subprocess.run(sequential, capture_output=True, text=True, check=True, env=ENV).stdout)
 

@@ -23,7 +23,8 @@ def living() -> Iterator[LivingRack]:
 
 
 def test_a_job_out_of_core_ends_with_the_same_weights_though_servers_are_killed(living: LivingRack) -> None:
-    """`kill -9` of its volume's process, of the pager's worker and of a lender's slab process, as it works."""
+    """Servers are ended by `kill -9` while they work: the volume's process, the pager's worker and a lender's slab
+    process."""
     argv = [sys.executable, str(FEATURES)]
     local = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300, env=ENV).stdout
     body = {

@@ -89,7 +89,7 @@ def test_however_visitors_of_a_real_agent_leave_nothing_is_changed(rack: AgentRa
 
 
 def connections(host: Host) -> list[str]:
-    """Of others with the agent's TCP address, as its kernel has them."""
+    """Connections of others with the agent's TCP address, as its kernel has them."""
     rows = [row.split() for name in ("tcp", "tcp6") for row in host.shell(f"cat /proc/net/{name}").stdout.splitlines()]
     return [row[2] for row in rows if row[1].endswith(f":{PORT:04X}") and row[3] in HANGING_UP]
 
@@ -129,7 +129,7 @@ def test_who_may_read_over_the_network_and_that_it_is_said(rack: AgentRack) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_of_the_host_gets_nowhere_at_the_unix_socket(rack: AgentRack) -> None:
-    """Not by its mode, nor where somebody opened that."""
+    """Neither the socket's mode lets him in, nor a mode that somebody opened."""
     gpu1 = rack.hosts[0]
     asks = f"""
 import os, socket

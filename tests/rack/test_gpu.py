@@ -29,7 +29,7 @@ for step in range(int(sys.argv[1])):
 if device == "cuda": torch.cuda.synchronize()
 print("trained on", device, "visible", torch.cuda.device_count(), "loss", loss.item())
 """
-"""As people write it: nothing of ours."""
+"""A script as people write it: it imports nothing of Covey."""
 FOREVER = 10**9
 
 

@@ -21,7 +21,7 @@ def living() -> Iterator[LivingRack]:
 
 
 def failed(living: LivingRack, job: str) -> str:
-    """Why."""
+    """Why the job failed."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
     assert (ended["state"], ended["attempt"]) == ("failed", 1), ended["reason"]
     return str(ended["reason"])

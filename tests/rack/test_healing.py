@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 STEPS, STEP_S = 600, 0.01
 SCRIPT = EXAMPLES / "healing.py"
 OPTIONS = f"--steps={STEPS}", f"--step-seconds={STEP_S}", "--width=2048"
-"""Weights of 80 KB: where hosts are two they lie in a table of their own."""
+"""The options of the job: its weights of 80 KB are in a table of their own where hosts are two."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def living() -> Iterator[LivingRack]:
 
 
 def digest(living: LivingRack, job: str) -> str:
-    """What a job that ended well ended with."""
+    """The digest with which a job that ended well ended."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
     assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
     found = re.search(r"state sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", living.output(job))
@@ -44,7 +44,7 @@ def undisturbed(living: LivingRack) -> str:
 
 
 def ranks(living: LivingRack, job: str) -> dict[int, int]:
-    """Rank -> pid, once all of them run."""
+    """The job's ranks, once all of them run: rank -> pid."""
     view: dict[str, Any] = wait("all ranks run", lambda: (now := living.job(job))["step"] and now)
     return {rank["rank"]: rank["pid"] for rank in view["ranks"] if rank["pid"]}
 
@@ -107,7 +107,7 @@ def places(living: LivingRack, job: str) -> dict[str, list[int]]:
 
 
 def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: LivingRack) -> None:
-    """A GPU of each host is taken while it starts, so that it begins on two."""
+    """The job begins on two hosts, since a GPU of each is taken while it starts."""
     blocks = living.submit(SCRIPT, argv=["sleep", "600"], pack="apart")
     wait("a GPU of each host is taken", lambda: living.job(blocks)["state"] == "running")
     job = living.submit(SCRIPT, *OPTIONS, workers=2)
@@ -158,13 +158,13 @@ def test_a_host_is_drained_and_its_job_ends_elsewhere_with_the_same_bits(living:
 
 
 def where_spares_wait(living: LivingRack, job: str) -> dict[str, str]:
-    """By host, what the newest event says of them."""
+    """Where spares of the job wait, by host, as the newest event says."""
     told = [event for event in living.agent().get("why", job).data if event["event"] == "spares here"]
     return {event["host"]: event["reason"] for event in told}
 
 
 def processes_of(script: Path) -> set[int]:
-    """All that run it, ranks and spares."""
+    """The processes that run a script, ranks and spares."""
     found = set()
     for entry in Path("/proc").iterdir():
         with suppress(OSError):

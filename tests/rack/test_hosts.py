@@ -51,7 +51,7 @@ with RemoteMemory.open("v1", 64 * MIB) as memory:
             memory.write(page * 4096, bytes([page]) * 4096)
     assert all(memory.read(page * 4096, 4096) == bytes([page]) * 4096 for page in range(64))
 """
-"""Hot for some seconds, so that its slab is worth a place on another host."""
+"""A script whose volume is hot for some seconds, so that its slab is worth a place on another host."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_rack_of_names_trains_and_lends_memory(rack: AgentRack, expected: str)
 
 
 def train_with_several_owners(rack: AgentRack) -> None:
-    """Its tensors are in several tables; an owner that is killed is replaced, and every sum is right."""
+    """Train a job whose tensors are in several tables; an owner that is killed is replaced, and every sum is right."""
     third = rack.hosts[2]
     (third.folder / "root" / "blocks.py").write_text(BLOCKS)
     submitted = third.shell("agentctl submit --workers 4 -- python blocks.py")
@@ -161,7 +161,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("booted", marks=pytest.mark.long)])
 def test_nothing_of_a_laboratory_outlives_a_killed_driver(kind: str) -> None:
-    """Hosts, what entered them (one is stopped, and its nsenter with it), control groups and folders."""
+    """Nothing of it is left: hosts, what entered them (one is stopped, and its nsenter with it), control groups and
+    folders."""
     if kind == "booted" and (trouble := why_not_booted()):
         pytest.skip(trouble)
     driver = subprocess.run([sys.executable, "-c", KILLED, kind], capture_output=True, text=True, check=False)

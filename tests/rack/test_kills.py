@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 DIGITS = EXAMPLES / "digits.py"
 STEPS, STEP_S = 900, 0.008
 SCRIPT = f"--steps={STEPS}", "--optimizer=adam"
-"""Its moments are with the aggregator and one rank: without them other parameters would come of it."""
+"""The script of the job, whose optimizer's moments are with the aggregator and one rank: without them it would end with
+other parameters."""
 VOLUME_BYTES, PAGE, RUN = 32 * MIB, 4096, 256
 
 
@@ -104,7 +105,7 @@ class Writer:
 
 
 def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str) -> list[tuple[str, int]]:
-    """(host, pid) of what is killed."""
+    """The processes that are killed: (host, pid)."""
     if victim == "leader":
         leader = living.agent().get("leader").data["leader"]
         return [(leader, living.agentd(leader))]

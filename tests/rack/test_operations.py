@@ -1,4 +1,4 @@
-"""What README.md and docs/ tell people to type is typed, as it stands there, on hosts that are set up by
+"""What README.md and docs/ tell people to type is typed, exactly so, on hosts that are set up by
 docs/guides/install.md."""
 
 import re
@@ -20,10 +20,10 @@ PAGES = (
     *(f"docs/guides/{name}.md" for name in ("install", "users", "jobs", "gpus", "tensors", "healing", "memory")),
     *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
 )
-"""In the order in which a reader comes to them, which is that in which their commands are typed."""
+"""The pages in the order in which a reader meets them, which is that in which their commands are typed."""
 PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip", "curl")
 SHELL = ("sh", "bash", "console", "shell")
-"""Languages of blocks that are typed."""
+"""The languages of blocks that are typed."""
 BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
 NOT_TYPED = {
     "pip install covey-agent": "needs a package registry that has it",
@@ -45,7 +45,7 @@ NOT_TYPED = {
     "agentctl submit --workers 4 --follow -- python examples/healing.py": "likewise",
     "systemctl daemon-reload && systemctl enable --now covey": BOOTED,
 }
-"""Command, or its beginning -> why it is not typed here."""
+"""Why a command, or a beginning of commands, is not typed here."""
 ELSEWHERE = {
     "python3 -m venv /opt/covey && export PATH=/opt/covey/bin:$PATH": "tests/tools/test_wheels.py makes environments",
     "cd /opt/covey/share/covey": BOOTED,
@@ -54,7 +54,7 @@ ELSEWHERE = {
     "cp agent.toml /etc/covey/ && cp covey.service /etc/systemd/system/": BOOTED,
     "sudo -u covey /opt/covey/bin/agentctl submit -- python train.py": "what sudo runs is typed",
 }
-"""A line that begins with a program of the system -> what runs it."""
+"""What runs a line that begins with a program of the system."""
 
 EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
@@ -62,11 +62,11 @@ EXIT = {
     "agentctl gpus forget UUID": 3,  # no GPU is called that
     "agentctl memory detach swap1": 3,
 }
-"""Command -> its exit code, where that is not 0."""
+"""The exit codes of commands, where they are not 0."""
 
 
 def commands(text: str) -> list[str]:
-    """Every command of a page, once, in its order: lines of code blocks, and what stands between backticks."""
+    """Every command of a page, once, in its order: lines of code blocks, and what is between backticks."""
     found: dict[str, None] = {}
     fenced = False
     for line in text.splitlines():
@@ -81,7 +81,7 @@ def commands(text: str) -> list[str]:
 
 
 def typed_lines(text: str) -> list[str]:
-    """Lines of blocks that say that they are a shell's, without comments."""
+    """The lines of blocks that say that they are a shell's, without comments."""
     blocks = re.findall(rf"^```(?:{'|'.join(SHELL)})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
@@ -128,7 +128,7 @@ def test_every_page_with_a_block_for_a_shell_is_read() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_line_for_a_shell_is_typed_here_or_checked_elsewhere(page: str) -> None:
-    """Of a program that is not known here: `ELSEWHERE` names what runs it."""
+    """A line for a program that is not known here is in `ELSEWHERE`, which names what runs it."""
     lines = [line for line in typed_lines((ROOT / page).read_text()) if line.split(" ")[0] not in PROGRAMS]
     unknown = [line for line in lines if not line.startswith((".venv/bin/", "make "))]
     assert [line for line in unknown if line not in ELSEWHERE] == []

@@ -31,7 +31,8 @@ open("/tmp/made-by-a-job", "w")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
-    """The first is installed by the page alone; then both are one rack, by what the page says and nothing else."""
+    """Two hosts. The first is installed by the page alone; then both are one rack, by what the page says and nothing
+    else."""
     if trouble := why_not_booted():
         pytest.skip(f"no host can be booted here: {trouble}")
     with Laboratory(2, kind=BootedHost) as lab:
@@ -110,7 +111,8 @@ def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, Boo
 def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     hosts: tuple[BootedHost, BootedHost],
 ) -> None:
-    """Also over `stop` and `start`: the unit of an older version lets systemd remove the folder of sockets between."""
+    """It is found also over `stop` and `start`: the unit of an older version lets systemd remove the folder of sockets
+    between."""
     borrower, lender = hosts
     typed(borrower, "mkdir -p /etc/systemd/system/covey.service.d")
     written(borrower, "/etc/systemd/system/covey.service.d/older.conf", "[Service]\nRuntimeDirectoryPreserve=restart\n")
@@ -136,7 +138,7 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
 
 
 def running(*hosts: BootedHost) -> dict[str, set[int]]:
-    """Of all processes but the agents: name -> which."""
+    """All processes but the agents: name -> their pids."""
     found: dict[str, set[int]] = {}
     for host in hosts:
         for pid, command in host.processes().items():
@@ -180,12 +182,12 @@ def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[Bo
 
 @pytest.mark.long
 def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost, BootedHost]) -> None:
-    """Once a lender, then the host whose volume it is: its log is on its disk, and nobody types anything."""
+    """A lender loses its power, then the host whose volume it is: its log is on its disk, and nothing is typed."""
     borrower, lender = hosts
     typed(borrower, memory("memory.write(0, data)"))
 
     def mapped() -> bool:
-        """Every byte is right, wherever it is: slabs that are asked for find a lender again."""
+        """Whether every byte is right, wherever it is: slabs that are asked for find a lender again."""
         typed(borrower, memory("assert memory.read(0, len(data)) == data"))
         lent = re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout)
         return lent is not None and "8/8" in borrower.shell("agentctl volumes").stdout

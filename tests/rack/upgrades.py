@@ -1,4 +1,5 @@
-"""A gang of four on four hosts is upgraded where it runs while an agent dies: all ranks or none, whoever is asked.
+"""A gang of four on four hosts is upgraded where it runs while an agent dies: all ranks or none, whichever host is
+asked.
 
 Each try: a guaranteed job of four has the quota of its tenant and a rank on each host; a gang of four of the same
 tenant is demoted, since it waits for that quota, and runs beside it. The guaranteed job is cancelled, so the quota is
@@ -22,10 +23,11 @@ from tests.rack.sharing_rack import SharingRack, rank
 SCHEDULER = "beside = 1\ndemote_after_s = 0.3\nquotas = {a = 4}"
 HOSTS = ("gpu1", "gpu2", "gpu3", "gpu4")
 KILL_WITHIN_S = 1.2
-"""After the cancel: ranks end, the log hears of them, the gang is upgraded, its ranks are told."""
+"""Seconds after the cancel within which the agent is killed: ranks end, the log hears of them, the gang is upgraded,
+its ranks are told."""
 WATCH_S = 4.0
 AGREE_S, BACK_S = 15.0, 60.0
-"""For those that live to come to one word, and for all four once the dead agent is back."""
+"""Seconds for hosts that live to agree on one word, and for all four once the dead agent is back."""
 Words = frozenset[str]
 """What agents and ranks say that the gang is: `guaranteed`, `opportunistic`."""
 GUARANTEED, OPPORTUNISTIC = Words(("guaranteed",)), Words(("opportunistic",))
@@ -33,17 +35,17 @@ GUARANTEED, OPPORTUNISTIC = Words(("guaranteed",)), Words(("opportunistic",))
 
 @dataclass
 class Tried:
-    """One try."""
+    """What was seen in one try."""
 
     victim: str
     led: bool
-    """It was the leader."""
+    """Whether the victim was the leader."""
     kill_s: float
-    """After the cancel."""
+    """Seconds after the cancel when the agent was killed."""
     log_s: float | None = None
-    """After the cancel, when the first agent said that the gang is guaranteed."""
+    """Seconds after the cancel when the first agent said that the gang is guaranteed."""
     ranks_s: float | None = None
-    """The same, all ranks of agents that live."""
+    """Seconds after the cancel when all ranks of agents that live were guaranteed."""
     wrong: list[str] = field(default_factory=list)
     """What was seen at a moment and may not be: a rank that is guaranteed where the log does not say so of its gang, an
     agent that takes back that it is, two guaranteed jobs on a device."""
@@ -52,13 +54,13 @@ class Tried:
     after: Words = frozenset()
     """What agents, ranks and the sharing of all four hosts said with it."""
     back_s: float = 0.0
-    """From the return of the agent until then."""
+    """Seconds from the return of the agent until all said so."""
     upgrades: int = 0
-    """How often the log said so."""
+    """How often the log said that the gang was upgraded."""
 
     @property
     def whole(self) -> bool:
-        """All ranks or none."""
+        """Whether all ranks were upgraded, or none."""
         return not self.wrong and self.before in (GUARANTEED, OPPORTUNISTIC) and self.after == GUARANTEED
 
 
@@ -75,7 +77,7 @@ class Upgrade:
         """Whether this host's agent said that the gang is guaranteed."""
         self.owner = self.gang = ""
         self.at: dict[int, str] = {}
-        """Rank of the gang -> its host."""
+        """The host of each rank of the gang."""
 
     def run(self) -> Tried:
         self.owner = self.rack.submit("owner", rank(0.001, 0.03), workers=4, tenant="a")
@@ -137,7 +139,7 @@ class Upgrade:
         return now
 
     def _shared(self) -> Words:
-        """By the sharing of each host."""
+        """What the sharing of each host says."""
         found = [jobs.get(self.gang, "") for host in HOSTS for jobs in self.rack.shared(host).values()]
         return Words(found)
 
@@ -153,7 +155,7 @@ class Upgrade:
 
 
 def settled(words: Callable[[], Words], wanted: Sequence[Words], timeout_s: float) -> Words:
-    """What they say once it is one of these; else what they said last."""
+    """What they say once it is one of these words; else what they said last."""
     end_s, found = time.monotonic() + timeout_s, Words()
     while found not in wanted and time.monotonic() < end_s:
         time.sleep(0.1)

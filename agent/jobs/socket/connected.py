@@ -10,7 +10,7 @@ KERNEL_MAX = 64
 
 
 class ConnectedProcess:
-    """`plugins.base.JobPeer`."""
+    """The `plugins.base.JobPeer` of one connected process."""
 
     def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
         self.pid, self.job, self.uid = join.pid, join.job, uid
@@ -18,27 +18,27 @@ class ConnectedProcess:
         self.rank, self.epoch = join.rank, join.epoch
         self.kernel = plain(join.kernel, KERNEL_MAX)
         self.attached: tuple[str, str] | None = None
-        """To what, and why not to more, as this process said."""
+        """What this process said it is attached to, and why not to more."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
-        """As in `Join`; 2 also once it was sent."""
+        """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""
         self.told_no_memory = False
         self.tables: set[int] = set()
-        """In which it has Blocks (`covey.tensors.numbers.blocks`), other than table 0."""
+        """The tables, other than table 0, in which it has Blocks (`covey.tensors.numbers.blocks`)."""
         self._stream = stream
         self.outbox = Outbox()
 
     @property
     def gone(self) -> bool:
-        """Its connection ended: nobody hears what is sent."""
+        """Whether its connection ended, so that what is sent is lost."""
         return self.outbox.over
 
     def send(self, frame: Frame) -> None:
-        """Never waits; a process too far behind is cut off."""
+        """Send a frame. It never waits; a process too far behind is cut off."""
         self._put(pack(frame))
 
     def put(self, frame: Frame, pages: tuple[SharedPage, ...]) -> None:
-        """`send`, with descriptors."""
+        """Send a frame with the descriptors of pages."""
         self._put(pack(frame), pages)
 
     def _put(self, frame: bytes, pages: tuple[SharedPage, ...] = ()) -> None:
@@ -46,12 +46,13 @@ class ConnectedProcess:
             self._stream.close()
 
     def make_pages(self, port: Pages, asked: AskPages) -> None:
-        """It can go by limits; it is given its pages once. OSError when there is no memory for them."""
+        """Make the pages of a process that can go by limits; it is given them once. OSError when there is no memory for
+        them."""
         if self.pages is None:
             self.pages = HeldPages(port, asked, self._put)
             self._put(pack(PagesHere()), self.pages.all)
 
 
 def plain(text: str, length: int) -> str:
-    """What people may be shown of it."""
+    """The part of a text that people may be shown."""
     return "".join(filter(str.isprintable, text[:length]))

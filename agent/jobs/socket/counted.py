@@ -1,4 +1,4 @@
-"""Of several processes of one rank, the one whose steps count. Pure: time is an argument.
+"""Which of several processes of one rank has its steps counted. Pure: time is an argument.
 
 A script may start processes of its own (fork, `torch.multiprocessing.spawn`, workers of a loader), which carry the
 rank's variables and report as that rank. Steps of two of them, mixed, tell nothing: the first that steps counts until
@@ -11,10 +11,11 @@ from covey.core.ids import JobId
 
 SILENT_S = 10.0
 SILENT_STEPS = 5
-"""For so many of its own steps, and `SILENT_S`."""
+"""The number of its own steps for which, and for `SILENT_S`, the counting process has to be silent before another
+counts."""
 
 Rank = tuple[JobId, int, int]
-"""Job, epoch, number."""
+"""A rank: job, epoch, number."""
 
 
 @dataclass
@@ -42,5 +43,5 @@ class CountedProcesses:
         return True
 
     def gone(self, process: object) -> None:
-        """It is connected no more."""
+        """Forget a process that is no longer connected."""
         self._of = {rank: known for rank, known in self._of.items() if known.process is not process}

@@ -73,7 +73,7 @@ from plugins.facts import (
 )
 
 JOIN_S = 5.0
-"""A process that has not joined this long after connecting is cut off."""
+"""Seconds after connecting at which a process that has not joined is cut off."""
 PEERS_MAX = 1024
 METRICS_MAX = 16
 METRIC_NAME_MAX = 64
@@ -84,13 +84,13 @@ STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
 FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft)
-"""Frames that no process sends once it has joined."""
+"""Frames that no process sends once it has joined: they are the agent's, or for joining."""
 FRAMES_AT_ONCE = 32
-"""After so many frames in a row the loop gets its turn, however many more are waiting."""
+"""The number of frames in a row after which the loop gets its turn, however many more are waiting."""
 
 
 class Tokens(Protocol):
-    """What the socket needs of the runner."""
+    """The part of the runner that the socket needs."""
 
     def token(self, job: JobId, epoch: int) -> str | None: ...
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
@@ -102,7 +102,7 @@ class Tokens(Protocol):
 
 
 class JobSocket:
-    """Listens from `start` to `stop`."""
+    """The server of `jobs.sock`. It listens from `start` to `stop`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class JobSocket:
         self._offences = ProtocolErrorLimit()
 
     async def start(self) -> None:
-        """OSError when another agent listens there."""
+        """Listen. OSError when another agent listens there."""
         self._listener = await self._env.bytes.listen(f"unix:{self._env.run_dir}/jobs.sock", self._serve)
 
     async def stop(self) -> None:
@@ -131,11 +131,11 @@ class JobSocket:
             self._listener = None
 
     def peers(self, job: JobId) -> Sequence[JobPeer]:
-        """By rank, then by time of joining."""
+        """The joined processes of a job, by rank, then by time of joining."""
         return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
 
     def facts(self) -> Sequence[Fact]:
-        """What every rank that is joined now said of itself, for a plugin that started later."""
+        """The facts that every rank that is joined now said of itself, for a plugin that started later."""
         found: list[Fact] = []
         for peer in self._joined:
             if peer.job is not None:
@@ -202,7 +202,7 @@ class JobSocket:
             raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
 
     def _check_token(self, what: str, job: JobId, epoch: int, said: str) -> RanksSpec:
-        """Of the job's ranks here. Refused to whoever is not of the job."""
+        """The spec of the job's ranks here; Refused when the token is not theirs."""
         token, spec = self._runner.token(job, epoch), self._runner.spec(job, epoch)
         if token is None or spec is None:
             why = f"epoch {epoch} of {job} does not run on {self._env.host}"
@@ -329,8 +329,8 @@ class JobSocket:
         await self._runner.heals(peer.job, peer.epoch, peer.rank, step, peer.pid, frame.modules)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
-        """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out, and
-        a step of another process than the one that counts for its rank."""
+        """Handle a step. FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN)
+        is left out, and so is a step of another process than the one that counts for its rank."""
         times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s)
         counts = (frame.step, frame.memory_bytes)
         good = all(0 <= count <= STEP_MAX for count in counts) and all(0 <= time <= SECONDS_MAX for time in times)
@@ -364,14 +364,15 @@ class JobSocket:
         self._tell(RankWaitsInVain(peer.job, peer.epoch, peer.rank, plain(frame.why, IN_VAIN_MAX)))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
-        """A rank says it once after it joined, and again when that changes."""
+        """Note what a rank is attached to. It says so once after it joined, and again when that changes."""
         if peer.job is None:
             raise FrameError("Attached from outside a job")
         peer.attached = (plain(frame.to, ATTACHED_MAX), plain(frame.problem, PROBLEM_MAX))
         self._tell(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
 
     def _asked_for_pages(self, peer: ConnectedProcess, asked: AskPages) -> None:
-        """A rank without pages goes by no limits: whoever decides on them sees that."""
+        """Give a rank the pages that it asks for. A rank without pages goes by no limits: whoever decides on them sees
+        that."""
         if peer.job is None or not (0 <= asked.epoch < 1 << 62 and 0 <= asked.memory_limit_bytes < 1 << 60):
             raise FrameError("AskPages from outside a job, or with an impossible epoch or limit")
         try:

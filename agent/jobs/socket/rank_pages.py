@@ -10,7 +10,7 @@ from plugins.base import RankPages
 
 
 class HeldPages:
-    """`plugins.base.RankPages`. `send` takes a frame and the pages that go with it."""
+    """The `plugins.base.RankPages` of one rank. `send` takes a frame and the pages that go with it."""
 
     def __init__(self, pages: Pages, asked: AskPages, send: Callable[[bytes, tuple[SharedPage, ...]], None]) -> None:
         self.asked, self._send = asked, send
@@ -23,7 +23,7 @@ class HeldPages:
 
     @property
     def all(self) -> tuple[SharedPage, ...]:
-        """As `PagesHere` names them."""
+        """The three pages in the order in which `PagesHere` names them."""
         return (self._limits, self._report, self.flag)
 
     @property
@@ -31,7 +31,7 @@ class HeldPages:
         return FlagReader(self.flag.view).busy() if self.mapped else None
 
     def seal(self) -> None:
-        """The rank has mapped them."""
+        """Note that the rank has mapped the pages."""
         if not self.mapped:
             self._report.seal()
             self.flag.seal()

@@ -1,11 +1,11 @@
 """Memory in which the ranks of a job on this host exchange tensors: all of the job's, or those that are here, which add
-up what they have before it goes to an aggregator. Who was given which:
+up what they have before it goes to an aggregator. Which was given which:
 
     all of them joined, each can   -> memory is made, each is given it
     one cannot, now or later       -> each is told: whatever it has not shared yet goes to an aggregator
-    this agent began anew          -> who has it keeps it; if one has and another has not, each is told
+    this agent began anew          -> ranks that have it keep it; if one has and another has not, each is told
 
-The agent needs it for nothing but to hand it on: ranks that have it go on without an agent.
+The agent needs the memory for nothing but to hand it on: ranks that have it work on without an agent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ RESTARTED = "the agent began anew before every rank had the memory"
 
 
 class TensorMemories:
-    """Of all jobs here."""
+    """The memories in which ranks of all jobs here exchange tensors."""
 
     def __init__(self, pages: Pages, say: Callable[[JobId, str], None]) -> None:
         """`say` is told why a job shares none."""
@@ -31,7 +31,7 @@ class TensorMemories:
 
     @staticmethod
     def follows(spec: RanksSpec | None) -> bool:
-        """Whether its ranks here are all there are, or several in a row: `Joined.tensor_memory`."""
+        """Whether the job's ranks here are all there are, or several in a row: `Joined.tensor_memory`."""
         if spec is None or not 0 < len(spec.ranks) <= RANKS_MAX:
             return False
         ranks = [rank.rank for rank in spec.ranks]
@@ -39,7 +39,8 @@ class TensorMemories:
         return in_a_row and (len(ranks) > 1 or spec.world_size == 1)
 
     def joined(self, job: JobId, epoch: int, ranks: int, peers: Sequence[ConnectedProcess]) -> None:
-        """`ranks`: how many of the job are here. `peers`: all processes of this epoch now, one more than before."""
+        """Give the memory to a job's processes once all ranks have joined. `ranks`: how many of the job are here.
+        `peers`: all processes of this epoch now, one more than before."""
         key, best = (job, epoch), dict.fromkeys(sorted(peer.rank for peer in peers), 0)
         for peer in peers:
             best[peer.rank] = max(best[peer.rank], peer.tensor_memory)
@@ -54,7 +55,7 @@ class TensorMemories:
                 peer.put(TensorMemoryHere(), (self._made[key],))
 
     def refuse(self, job: JobId, epoch: int, why: str, peers: Sequence[ConnectedProcess]) -> None:
-        """Nobody shares more than is shared already; each is told once."""
+        """Share no more than is shared already, and tell each process so once."""
         if (job, epoch) not in self._refused:
             self._say(job, why)
             self._refused[job, epoch] = why
@@ -64,14 +65,15 @@ class TensorMemories:
                 peer.send(NoTensorMemory(why))
 
     def gone(self, job: JobId, epoch: int, peers: Sequence[ConnectedProcess]) -> None:
-        """`peers`: who is left."""
+        """Close the memory once no process is left. `peers`: those that are left."""
         if not peers:
             self._refused.pop((job, epoch), None)
             if (page := self._made.pop((job, epoch), None)) is not None:
                 page.close()
 
     def _why_not(self, key: tuple[JobId, int], best: Mapping[int, int], peers: Sequence[ConnectedProcess]) -> str:
-        """`best`: of each rank, what one of its processes can. Memory is made if nobody has any."""
+        """Why the ranks share no memory; empty: they do. `best`: for each rank, what one of its processes can. Memory
+        is made if no process has any."""
         cannot = [rank for rank, can in best.items() if not can]
         if cannot:
             return f"rank {cannot[0]} cannot, or is not to (COVEY_SHARED_TENSORS)"

@@ -1,1 +1,1 @@
-"""Processes that have started ahead, to become ranks."""
+"""Spares: processes that have started ahead, to become ranks."""

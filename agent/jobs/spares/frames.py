@@ -8,7 +8,7 @@ from covey.core.ids import JobId
 from covey.ports import Address, Command
 
 SPARES_MAX = 64
-"""On one host, of one job."""
+"""The most spares of one job on one host."""
 OF_ONE_RANK = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "PET_NODE_RANK"),
@@ -18,53 +18,54 @@ OF_ONE_RANK = frozenset(
         *("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
     )
 )
-"""Variables that a program reads when it begins its work, not when a module is imported. All COVEY_* are such too."""
+"""Variables that a program reads when it begins its work, not when a module is imported. All COVEY_* are read so
+too."""
 KNOWN_EARLIER = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
-"""Of these, what a spare has all the same: by them it is found and ended with the ranks of its epoch."""
+"""COVEY_* variables that a spare has all the same: by them it is found and ended with the ranks of its epoch."""
 
 
 class SparesConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host keeps of one job and epoch."""
+    """The spares that a host keeps of one job and epoch."""
 
     job: JobId
     epoch: int
     command: Command
-    """Of any of its ranks: what a spare has in common with them."""
+    """The command of any of the epoch's ranks; what all have in common a spare has too."""
     modules: tuple[str, ...]
-    """What it imports."""
+    """The modules that a spare imports."""
     socket: Address
 
 
 class SpareFrame(msgspec.Struct, frozen=True, tag=True):
-    """A frame on that socket."""
+    """A frame on the socket of a job's spares."""
 
 
 class KeepSpares(SpareFrame, frozen=True):
-    """Agent -> keeper: so many are to wait. 0: none any more, and the keeper ends."""
+    """Agent -> keeper: `count` spares are to wait. 0: none any more, and the keeper ends."""
 
     count: int
 
 
 class SparesStatus(SpareFrame, frozen=True):
-    """Keeper -> agent, whenever it changes."""
+    """Keeper -> agent, whenever it changes: how many spares wait."""
 
     warm: int
     why: str = ""
-    """Why there are none, or fewer, for good."""
+    """Why there are no spares, or fewer, for good."""
 
 
 class TakeSpare(SpareFrame, frozen=True):
-    """Supervisor -> keeper: one is to become this command, which is not started otherwise before the answer."""
+    """Supervisor -> keeper: a spare is to become this command, which is not started otherwise before the answer."""
 
     command: Command
 
 
 class SpareTaken(SpareFrame, frozen=True):
-    """Keeper -> supervisor: one has. `Processes.resume` finds it."""
+    """Keeper -> supervisor: a spare has become the command. `Processes.resume` finds it."""
 
 
 class NoSpare(SpareFrame, frozen=True):
-    """Keeper -> supervisor: none has, or will."""
+    """Keeper -> supervisor: no spare has become the command, or will."""
 
     why: str
 
@@ -74,7 +75,7 @@ decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
 def common(env: Mapping[str, str]) -> dict[str, str]:
-    """Of a rank's environment what all of its job have."""
+    """The variables of a rank's environment that all ranks of its job share."""
     return {name: value for name, value in env.items() if name in KNOWN_EARLIER or not _is_of_one_rank(name)}
 
 

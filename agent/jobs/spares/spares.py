@@ -5,7 +5,7 @@
     supervisor --Take(command)--> keeper --become--> a spare is that rank, with its record, output and shim
               <--Taken, or None--   |
 
-A rank whose process is lost, or that comes to this host, is started by its supervisor as ever; one of these is taken
+A rank whose process is lost, or that moves to this host, is started by its supervisor as ever; one of these is taken
 for it if there is one. What it takes to start Python and to import PyTorch has passed then, while the others trained.
 They hold no GPU, and belong to no supervisor, since they wait also where nothing of the job runs yet. The keeper ends,
 with all that wait, once no agent has been there for `ALONE_S`: one that comes back starts another.
@@ -37,20 +37,21 @@ from covey.wire.frames import FrameError, pack, read_frame
 from plugins.base import Outbox, Program
 
 ALONE_S = 30.0
-"""Without an agent, after which nobody wants spares."""
+"""Seconds without an agent after which no spares are wanted."""
 HERE_S = 10.0
-"""From its start to saying that it waits: whatever has not, is no script of ours."""
+"""Seconds from a spare's start until it has to say that it waits: a process that has not by then is not one of Covey's
+scripts."""
 WARM_S = 300.0
-"""To import everything."""
+"""Seconds in which a spare has to import everything."""
 PAUSE_S = 2.0
-"""Between a spare that was taken and the start of the next one: its rank starts first."""
+"""Seconds between a spare that was taken and the start of the next one: its rank starts first."""
 FAILS_MAX = 3
-"""Spares in a row that could not be used; then there are none."""
+"""The number of spares in a row that could not be used after which there are none."""
 LOOK_S = 1.0
 
 
 class SparesKeeper:
-    """One run of `SparesConfig`."""
+    """The keeper of the spares of one `SparesConfig`."""
 
     def __init__(self, env: Env, config: SparesConfig) -> None:
         self._env, self._config = env, config
@@ -88,7 +89,7 @@ class SparesKeeper:
     # ---- spares ----
 
     async def _fill(self) -> None:
-        """Start what is missing, one after another."""
+        """Start missing spares, one after another."""
         processes = self._env.processes
         if not isinstance(processes, StartsAhead):
             self._say_why("processes cannot wait here")
@@ -138,7 +139,7 @@ class SparesKeeper:
         self._tell()
 
     async def _watch(self, spare: WaitingProcess) -> None:
-        """One that ends while it waits (somebody killed it, or memory ran out) is replaced."""
+        """Replace a spare that ends while it waits (it was killed, or memory ran out)."""
         while spare in self._warm:
             await asyncio.sleep(LOOK_S)
             if self._env.processes.find(spare.id) is None and spare in self._warm:
@@ -201,7 +202,7 @@ class SparesKeeper:
 
 
 async def _warmed(spare: WaitingProcess) -> str:
-    """Why it cannot be used; empty: it waits."""
+    """Why a started spare cannot be used; empty: it waits."""
     try:
         async with asyncio.timeout(HERE_S):
             said = await spare.says()

@@ -1,4 +1,4 @@
-"""The supervisor's side of spares: a rank that is to start begins in a process that waits, where there is one."""
+"""The supervisor's side of spares: a rank that is to start begins in a waiting process, where there is one."""
 
 import asyncio
 
@@ -7,15 +7,16 @@ from covey.ports import Address, Command, Env, Process
 from covey.wire.frames import pack, read_frame
 
 TAKE_S = 5.0
-"""For the answer: a spare's record is on the disk by then."""
+"""Seconds to wait for the answer: a spare's record is on the disk by then."""
 
 
 class AnswerLost(Exception):
-    """A spare may have become the rank, or may yet: whatever waits must be ended before anything else is started."""
+    """The answer of a spare's keeper was lost: a spare may have become the rank, or may yet, so whatever waits must be
+    ended before anything else is started."""
 
 
 async def take(env: Env, socket: Address, command: Command) -> Process | None:
-    """The rank, in a process that waited; None: there is none that can be it. AnswerLost when that is not known."""
+    """Take a spare for the rank. None: there is none that can be it. AnswerLost when that is not known."""
     try:
         stream = await env.bytes.connect(socket)
     except ConnectionError:

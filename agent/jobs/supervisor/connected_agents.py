@@ -1,4 +1,4 @@
-"""The supervisor's end of its control socket: agents that are connected, what they hear, and what they say."""
+"""The supervisor's end of its control socket: the agents that are connected, what they are told, and what they say."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from plugins.base import Outbox
 
 
 class ConnectedAgents:
-    """`heard`: a frame came; FrameError ends the connection."""
+    """The agents that are connected. `heard`: called with each frame; FrameError ends the connection."""
 
     def __init__(self, config: SupervisorConfig, heard: Callable[[Frame], None]) -> None:
         self._config, self._heard = config, heard
         self.said = SupervisorState()
-        """The newest state that was told."""
+        """The newest state that the agents were told."""
         self._agents: list[Outbox] = []
 
     def tell(self, state: SupervisorState) -> None:
@@ -28,7 +28,7 @@ class ConnectedAgents:
         return pack(RanksStatus(self._config.job, self._config.epoch, self.said))
 
     async def serve(self, stream: ByteStream) -> None:
-        """Until the connection ends."""
+        """Serve an agent until the connection ends."""
         outbox = Outbox()
         self._agents.append(outbox)
         outbox.put(self._status())

@@ -3,11 +3,12 @@
 from agent.jobs.supervision import Ending
 
 EXTENSION_MAX_S = 600.0
-"""Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
+"""The most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 
 
 def asked_to_end(known: Ending | None, grace_s: float, now_s: float, firm: bool) -> Ending:
-    """After one more such request; said again with the same grace it changes nothing. `now_s`: of `Clock.boot_s`."""
+    """The ending after one more request to stop; a repeated one with an equal grace changes nothing. `now_s`: of
+    `Clock.boot_s`."""
     kill_at_s = now_s + max(0.0, grace_s)
     if known is None:
         return Ending(grace_s, kill_at_s, firm=firm)
@@ -18,7 +19,7 @@ def asked_to_end(known: Ending | None, grace_s: float, now_s: float, firm: bool)
 
 
 def extended(known: Ending | None, seconds: float, now_s: float) -> Ending | None:
-    """Once a rank asked for so much more; None: it may not have it."""
+    """The ending after a rank asked for `seconds` more; None: it may not have them."""
     if known is None or known.extended or known.firm or not known.kill_at_s > now_s or not seconds > 0:
         return None
     return Ending(known.grace_s, known.kill_at_s + min(seconds, EXTENSION_MAX_S), extended=True)

@@ -1,7 +1,7 @@
-"""The lease of one supervisor's ranks (`plugins.base.RankLease`): how long they run without news, when they stop.
+"""The lease of one supervisor's ranks (`plugins.base.RankLease`): how long they run without news, and when they stop.
 
 Ranks that may all be lost stand still long before their lease is over, so that others may take their place; a renewal
-lets them go on.
+lets them run again.
 """
 
 import msgspec
@@ -9,20 +9,21 @@ import msgspec
 from plugins.base import RankLease
 
 LOOK_S = 1.0
-"""Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
+"""Seconds of the longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease
+does not."""
 STILL_LOOK_S = 0.2
-"""The same while ranks stand still: somebody else may let them go on."""
+"""Seconds of the longest sleep while ranks stand still: another host's ranks may end, and these may run again."""
 LEAST_S = 0.001
 
 
 class HeldLease:
-    """The newest one. Times are `Clock.boot_s`."""
+    """The newest lease of the ranks. Times are `Clock.boot_s`."""
 
     def __init__(self, lease: RankLease | None) -> None:
         self.lease = lease
 
     def renewed(self, lease: RankLease, now_s: float) -> None:
-        """A renewal dated in the future counts from now."""
+        """Take a newer lease. One dated in the future counts from now."""
         asked_s = min(lease.asked_s, now_s)
         if self.lease is None or asked_s >= self.lease.asked_s:
             self.lease = msgspec.structs.replace(lease, asked_s=asked_s)
@@ -31,7 +32,7 @@ class HeldLease:
         return self.lease is not None and now_s >= self.lease.until_s
 
     def silent_s(self, now_s: float) -> float:
-        """Since when nobody has confirmed it."""
+        """Seconds since the lease was last confirmed."""
         return 0.0 if self.lease is None else now_s - self.lease.asked_s
 
     def stands_still(self, now_s: float) -> bool:
@@ -40,7 +41,8 @@ class HeldLease:
         return pause_s is not None and self.silent_s(now_s) >= pause_s
 
     def look_in_s(self, now_s: float, may_stand_still: bool) -> float:
-        """When something may have to be done. `may_stand_still`: they are suspended when nobody confirms them."""
+        """Seconds until something may have to be done. `may_stand_still`: the ranks are suspended when no leader
+        confirms them."""
         if self.lease is None:
             return LOOK_S
         left_s = min(LOOK_S, self.lease.until_s - now_s)

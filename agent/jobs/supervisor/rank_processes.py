@@ -10,15 +10,15 @@ from covey.ports import Command, Env, Process, ProcessId
 STRAYS_GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL for what ranks left behind."""
 LOOK_S = 0.1
-"""Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
+"""Seconds between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
 
 
 class SpareEnded(Exception):
-    """A spare had become the rank, perhaps, when its keeper died: it is ended, and its number is used up."""
+    """A spare had perhaps become the rank when its keeper died: it is ended, and its number is used up."""
 
 
 class RankProcesses:
-    """Of one epoch."""
+    """The processes of the ranks of one epoch."""
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
@@ -28,8 +28,8 @@ class RankProcesses:
             self._env.processes.adopt()
 
     async def start(self, command: Command, living: Iterable[Process]) -> Process:
-        """In a spare if there is one. `living`: those of the other ranks here. OSError when it cannot be started,
-        SpareEnded when another process has to be started in place of this one."""
+        """Start a rank's process, in a spare if there is one. `living`: the processes of the other ranks here. OSError
+        when it cannot be started, SpareEnded when another process has to be started in place of this one."""
         if self._config.spares:
             try:
                 found = await take(self._env, self._config.spares, command)
@@ -45,8 +45,8 @@ class RankProcesses:
         return await self._env.processes.start(command)
 
     async def ask_strays(self, left_s: Callable[[], float]) -> None:
-        """While ranks are being stopped: processes that an ended main process left running get SIGTERM too, and the
-        rest of the grace."""
+        """Send SIGTERM, while ranks are being stopped, also to processes that an ended main process left running, which
+        get the rest of the grace."""
         processes = self._env.processes
         while left_s() > 0:
             if not isinstance(processes, Adopting) or not processes.ask_strays():
@@ -61,12 +61,12 @@ class RankProcesses:
                 self._env.log.info("ended what ranks left behind", processes=strays)
 
     async def end_rest_of(self, lost: ProcessId | None) -> None:
-        """Of what a rank's lost process left running nothing goes on."""
+        """End whatever a rank's lost process left running."""
         if lost is not None and isinstance(self._env.processes, Adopting):
             await self._env.processes.end_rest_of(lost)
 
     async def end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
-        """Whatever has the marks of this epoch, and is none of these."""
+        """End whatever has the marks of this epoch, and is none of the spared processes."""
         variables = self._config.ranks[0].command.env if self._config.ranks else {}
         if unknown := await end_marked(self._env, variables, spare):
             self._env.log.warning("ended processes without a record", processes=unknown)

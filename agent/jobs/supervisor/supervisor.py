@@ -21,13 +21,13 @@ the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be de
 Ranks that may all be lost stand still long before (`agent/jobs/supervisor/rank_lease.py`); what ends them then is
 SIGKILL.
 
-Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
-state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
-lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with
-the marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
+Started once. The unix socket is the claim: two supervisors for one epoch cannot both listen. One that finds a state
+file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started, lets
+them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with the
+marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
 
 A rank that may be lost (`Heal`: its script called `job.state`) is started again alone when it fails, or is killed
-(`agent.jobs.successors`); of what its process left running nothing goes on.
+(`agent.jobs.successors`); whatever its process left running is ended.
 
 Any other rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would
 wait for it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
@@ -80,27 +80,28 @@ SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
 NOTICE_S = 1.0
-"""Longest wait for the disk between a Stop and SIGTERM."""
+"""The most seconds for which the disk is waited for between a Stop and SIGTERM."""
 
 
 class Supervisor:
-    """One run of `SupervisorConfig`."""
+    """The supervisor of one `SupervisorConfig`."""
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
         self._state = SupervisorState()
-        """The part of it that is on disk (or cannot be written) is sent."""
+        """The state of the ranks. The part of it that is on disk (or cannot be written) is sent."""
         self._processes: dict[int, Process] = {}
         self._ranks_here = RankProcesses(env, config)
         self._lease = HeldLease(config.lease)
         self._suspended = False
-        """Nobody confirms these ranks, and they may be lost."""
+        """Whether the ranks are suspended: no leader confirms them, and they may be lost."""
         self._goes_on = asyncio.Event()
-        """Not suspended, or about to end: nothing is started here while others may run in its place."""
+        """Set while the ranks are not suspended, or about to end: otherwise nothing is started here, since others may
+        run in its place."""
         self._goes_on.set()
         self._waits: set[asyncio.Task[None]] = set()  # for ranks that run
         self._comes: list[RankStart] | None = []
-        """Ranks that are to join while the first ones start; None: those have."""
+        """Ranks that are to join while the first ones start; None: the first ones have started."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -145,7 +146,7 @@ class Supervisor:
                 self._ask_to_stop(grace_s, "their supervisor was told to end")
 
     async def _ranks(self, begin: Callable[[], Awaitable[str]]) -> None:
-        """`begin` fills in the processes; it returns why they cannot go on, or an empty string."""
+        """Run the ranks. `begin` fills in the processes; it returns why they cannot run, or an empty string."""
         self._env.spawn("stopper", self._stopper())
         self._env.spawn("lease", self._keep_lease())
         try:
@@ -174,7 +175,8 @@ class Supervisor:
         self._env.log.info("all ranks ended", codes=self._state.codes, reason=self._state.reason)
 
     async def _start_all(self) -> str:
-        """Why a rank could not be started; empty when all run, or when they were told to stop before."""
+        """Start all ranks. Returns why one could not be started; empty when all run, or when they were told to stop
+        before."""
         reason = ""
         self._have_come()
         for start in self._config.ranks:
@@ -199,7 +201,8 @@ class Supervisor:
         self._waits |= {asyncio.get_running_loop().create_task(work) for work in works}
 
     def _joins(self, starts: Sequence[RankStart]) -> None:
-        """These come here; what ran here before goes on. Not once all that did has ended: then the gang has."""
+        """Let these ranks come here, while those that ran here before keep running. Not once all those have ended: then
+        the gang has."""
         known = {start.rank for start in self._config.ranks}
         comes = [start for start in starts if start.rank not in known]
         if not comes or (self._comes is None and not self._waits):
@@ -213,7 +216,7 @@ class Supervisor:
             self._comes += comes
 
     def _have_come(self) -> None:
-        """What came here from another host heals: it would not have come otherwise."""
+        """Note that what came here from another host heals: it would not have come otherwise."""
         healing = {rank: RankHealing(0, has_had_state=False) for rank in self._config.came} | self._state.healing
         self._state = msgspec.structs.replace(self._state, healing=healing)
 
@@ -249,7 +252,8 @@ class Supervisor:
         await self._ranks_here.ask_strays(self._left_s)
 
     async def _start_successor(self, rank: int, code: int | None, lost: ProcessId | None = None) -> Process | None:
-        """In place of a rank's process that ended; None: the rank ended. Its number is on disk before it starts."""
+        """Start a process in place of a rank's process that ended; None: the rank ended. Its number is on disk before
+        it starts."""
         then = None if self._state.ending is not None else after_loss(self._state.healing.get(rank), code)
         if then is None:
             return None
@@ -286,7 +290,7 @@ class Supervisor:
         return await self._ranks_here.start(command, self._processes.values())
 
     def _heal(self, rank: int, step: int) -> None:
-        """This rank may be lost. Said again whenever its agent connects."""
+        """Note that this rank may be lost. The agent repeats it whenever it connects."""
         known = self._state.healing.get(rank)
         said = healing_said(known, step)
         if said != known and any(start.rank == rank for start in self._config.ranks):
@@ -317,8 +321,8 @@ class Supervisor:
         self._stand_still_or_go_on()
 
     async def _keep_lease(self) -> None:
-        """Until the ranks are over, or their lease is. An expired lease stays expired: other ranks may be about to
-        start under the next grant, and a renewal that arrives now was requested before."""
+        """Keep the lease until the ranks are over, or the lease is. An expired lease stays expired: other ranks may be
+        about to start under the next grant, and a renewal that arrives now was requested before."""
         while not self._over:
             now_s = self._env.clock.boot_s()
             if self._lease.is_over(now_s):
@@ -346,7 +350,8 @@ class Supervisor:
                 process.go_on()
 
     def _lease_ran_out(self, now_s: float) -> None:
-        """Ranks that are being stopped for another reason keep that reason, and get no more grace than the lease's."""
+        """Stop the ranks since their lease ran out. Ranks that are being stopped for another reason keep that reason,
+        and get no more grace than the lease's."""
         if self._state.ending is None:
             self._state = msgspec.structs.replace(self._state, lost=True)
         why = (
@@ -359,7 +364,8 @@ class Supervisor:
     # ---- stopping ----
 
     def _ask_to_stop(self, grace_s: float, why: str, firm: bool = False) -> None:
-        """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
+        """Ask the ranks to stop. `firm`: no rank may ask for more time. A repeated request with an equal grace changes
+        nothing."""
         grace_s = 0.0 if self._suspended else grace_s  # others may run in their place by now
         self._goes_on.set()
         reason = why if self._state.ending is None else self._state.reason
@@ -368,7 +374,8 @@ class Supervisor:
         self._stopping.set()
 
     def _extend(self, seconds: float) -> None:
-        """A rank asked for more time. Its agent has already refused a request that cannot be granted."""
+        """Extend the grace, since a rank asked for more time. Its agent has already refused a request that cannot be
+        granted."""
         ending = extended(self._state.ending, seconds, self._env.clock.boot_s())
         if ending is None:
             return
@@ -403,8 +410,8 @@ class Supervisor:
             await asyncio.sleep(0.2)
 
     async def _give_notice(self) -> None:
-        """Before SIGTERM, so that a rank that gets it can read the reason and the grace. A disk that hangs delays
-        SIGTERM by `NOTICE_S` at most."""
+        """Write the preemption file before SIGTERM, so that a rank that gets it can read the reason and the grace. A
+        disk that hangs delays SIGTERM by `NOTICE_S` at most."""
         try:
             async with asyncio.timeout(NOTICE_S):
                 await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
@@ -440,7 +447,7 @@ class Supervisor:
         return f"the supervisor of these ranks died while it started them; missing: {missing}" if missing else ""
 
     def _resume(self, start: RankStart) -> bool:
-        """Whether an earlier supervisor started it. It may have ended since."""
+        """Resume a rank's process; whether an earlier supervisor started it. It may have ended since."""
         try:
             process = self._env.processes.resume(command_of(start, incarnation_of(self._state, start.rank)))
         except OSError as error:
@@ -455,8 +462,9 @@ class Supervisor:
     # ---- the state: on disk before it is sent ----
 
     async def _save(self, ended: bool = False) -> None:
-        """When the disk fails the state is sent all the same. The next change writes everything again; the last one is
-        tried again until it works, or until the agent has received it and sends Forget."""
+        """Save the state, then send it. When the disk fails the state is sent all the same. The next change writes
+        everything again; the last one is tried again until it works, or until the agent has received it and sends
+        Forget."""
         self._state = state = msgspec.structs.replace(self._state, ended=ended or self._state.ended)
         while True:
             try:

@@ -16,10 +16,10 @@ class Backend(Devices, Protocol):
         """All devices of this host, as the scheduler counts them, at once: also those of which nothing is known now."""
 
     def unlisted(self) -> str:
-        """Why nobody knows which devices this host has, in words; empty: `gpus` has them all."""
+        """Why it is not known which devices this host has, in words; empty: `gpus` has them all."""
 
     def forget(self, uuid: str) -> str:
-        """What is remembered of that device is forgotten. What that was, in words; empty: nothing."""
+        """Forget what is remembered of that device. Returns what that was, in words; empty: nothing."""
 
     def close(self) -> None:
-        """Threads and processes of its own end."""
+        """End the backend's own threads and processes."""

@@ -1,4 +1,4 @@
-"""What a driver may say: figures outside are bounded, so that a driver that lies does no harm further up."""
+"""Bounds of what a driver may say: figures outside are bounded, so that a driver that lies does no harm further up."""
 
 import math
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ PROCESSES_MAX = 4096
 
 
 def share(value: float) -> float:
-    """0..1; 0 of what is no number."""
+    """The value bounded to 0..1; 0 for what is no number."""
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
 def size(value: int, most: int) -> int:
-    """0..most."""
+    """The value bounded to 0..most."""
     return min(max(0, value), most)
 
 
 def sample(used_bytes: int, utilization: float, processes: Iterable[DeviceProcess], total_bytes: int) -> DeviceSample:
-    """One process per pid, the first that was named, each within the device."""
+    """A sample with one process per pid, the first that was named, each bounded by the device."""
     kept: dict[int, DeviceProcess] = {}
     for process in processes:
         if 0 < process.pid <= PID_MAX and process.pid not in kept and len(kept) < PROCESSES_MAX:

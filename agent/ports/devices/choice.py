@@ -1,4 +1,4 @@
-"""Which backend this host's devices come from."""
+"""The choice of the backend that this host's devices come from."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,9 @@ from covey.ports import Logger
 def backend(
     settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s: Callable[[], float], remembered: str = ""
 ) -> Backend:
-    """`socket`: path of jobs.sock, by which ranks of this agent are told from another's on this machine; `remembered`:
-    of the file with what NVIDIA's driver listed here before; empty: none is kept."""
+    """The backend for these settings. `socket`: path of jobs.sock, by which ranks of this agent are told from another's
+    on this machine; `remembered`: path of the file with what NVIDIA's driver listed here before; empty: none is
+    kept."""
     match settings.chosen:
         case "simulated":
             devices = simulated_devices(host, settings.simulated, parse_size(settings.simulated_memory))

@@ -4,8 +4,8 @@ A device is a set of cores and a memory size. Ranks are bound to the cores of th
 (`covey.ports.Command.cores`). What a rank uses is read from /proc (`rank_trees.py`), with everything that it started: a
 rank of several devices uses each alike, since the kernel does not say on which core a process spent its time.
 
-The memory size is what the scheduler and the sharing of devices go by; nobody holds a rank to it (`hard limit` is not
-in `can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
+The memory size is what the scheduler and the sharing of devices go by; no rank is held to it (`hard limit` is not in
+`can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from agent.ports.devices.settings import CpuDevice, usable_cores
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu, ProcessId
 
 WINDOW_S = 0.1
-"""Readings are this far apart at least: the kernel counts processor time in hundredths of a second."""
+"""The least seconds between two readings: the kernel counts processor time in hundredths of a second."""
 REFRESH_S = 1.0
 LOOK_S = 1.0
-"""How often cores are looked for that went away or came back."""
+"""Seconds between two looks for cores that went away or came back."""
 CAN = frozenset({"process memory", "process utilization", "suspend", "events"})
 Used = tuple[float, dict[int, float]]
 """A time, and the processor time of each rank until then."""
 
 
 def devices_of(host: str, settings: Sequence[CpuDevice]) -> tuple[Device, ...]:
-    """UUIDs say which host and which entry: they are the same after every restart."""
+    """The devices in the settings. UUIDs say which host and which entry: they stay unchanged over every restart."""
     return tuple(
         Device(
             uuid=f"CPU-{host}-{number}",
@@ -46,7 +46,7 @@ def devices_of(host: str, settings: Sequence[CpuDevice]) -> tuple[Device, ...]:
 
 
 class CpuDevices:
-    """`agent.ports.devices.backend.Backend`."""
+    """The `agent.ports.devices.backend.Backend` of devices made of cores."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CpuDevices:
         usable: Callable[[], Collection[int]] = usable_cores,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """`socket`: of the agent whose ranks are counted; empty: of any."""
+        """`socket`: path of the jobs.sock whose agent's ranks are counted; empty: any agent's."""
         self._devices = {device.uuid: device for device in devices_of(host, settings)}
         self._usable = usable
         self._trees = RankTrees(socket)
@@ -72,7 +72,7 @@ class CpuDevices:
     # ---- Backend ----
 
     async def start_up(self, timeout_s: float = 5.0) -> None:
-        """Nothing to wait for: the devices are what agent.toml says."""
+        """Return at once: the devices are what agent.toml says."""
 
     def gpus(self) -> Sequence[Gpu]:
         samples = self._newest.now()
@@ -92,15 +92,15 @@ class CpuDevices:
         )
 
     def unlisted(self) -> str:
-        """Never: agent.toml lists them."""
+        """Return the empty string: agent.toml lists all devices."""
         return ""
 
     def forget(self, uuid: str) -> str:
-        """Nothing is remembered beside agent.toml."""
+        """Return the empty string: nothing is remembered beside agent.toml."""
         return ""
 
     def close(self) -> None:
-        """Whatever is suspended goes on."""
+        """Let whatever is suspended run again."""
         self._suspensions.close()
 
     # ---- Devices ----
@@ -156,14 +156,14 @@ class CpuDevices:
         return changed
 
     def _processes(self, pid: int) -> Sequence[ProcessId]:
-        """Of that rank, if it has a device here."""
+        """The processes of the rank with this pid, if it has a device here."""
         with self._lock:
             trees = self._trees.read()
         found = [tree for tree in trees if tree.pid == pid and self._devices.keys() & set(tree.devices)]
         return [row.id for tree in found for row in tree.rows if not row.ended]
 
     def _read(self) -> dict[str, DeviceSample]:
-        """In a thread. The last reading again when it is of just now."""
+        """Read what ranks use, in a thread. A reading that is less than `WINDOW_S` old is returned again."""
         with self._lock:
             now_s = time.monotonic()
             if self._before is not None and now_s - self._before[0] < WINDOW_S:
@@ -196,5 +196,5 @@ class CpuDevices:
         return bounds.sample(memory, utilization, processes, device.memory_bytes)
 
     def _cores(self, tree: RankTree) -> int:
-        """Of all devices of this rank."""
+        """The number of cores of all devices of this rank."""
         return max(1, sum(len(self._devices[uuid].cores) for uuid in tree.devices if uuid in self._devices))

@@ -13,24 +13,24 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 DEADLINE_S = 5.0
-"""NVML answers within milliseconds; its first call on a machine without persistence mode takes seconds, and has its own
-deadline, `FIRST_S`."""
+"""Seconds that a call may take: NVML answers within milliseconds; its first call on a machine without persistence mode
+takes seconds, and has its own deadline, `FIRST_S`."""
 FIRST_S = 60.0
 
 
 class DriverCalls:
-    """Of one driver. Used from one event loop."""
+    """Calls of one driver, made from one event loop."""
 
     def __init__(self, driver: str, deadline_s: float = DEADLINE_S, first_s: float = FIRST_S) -> None:
         self._driver, self.deadline_s, self._first_s = driver, deadline_s, first_s
         self._running: dict[Future[object], tuple[float, str]] = {}
         self._answered = False
         self.counters = {"timeouts": 0}
-        """Calls that did not come back in time, or were not made since another hung."""
+        """Counts of calls that did not come back in time, or were not made since another hung."""
 
     @property
     def silence(self) -> str:
-        """That no call is made now, in words that stay the same as long as it is so; empty when calls are made."""
+        """The driver's silence in words that do not change while it lasts; empty when calls are made."""
         return f"{self._driver} does not answer" if self.trouble else ""
 
     @property
@@ -44,7 +44,7 @@ class DriverCalls:
         return ""
 
     def begin(self, what: str, call: Callable[[], T]) -> "Future[T]":
-        """TimeoutError while another call hangs. What the call raises the future raises."""
+        """Begin a call. TimeoutError while another call hangs. What the call raises the future raises."""
         if why := self.trouble:
             self.counters["timeouts"] += 1
             raise TimeoutError(why)
@@ -66,7 +66,7 @@ class DriverCalls:
         return done
 
     async def within(self, what: str, call: Callable[[], T]) -> T:
-        """The answer. TimeoutError once the deadline is over; the call goes on by itself."""
+        """Call, and return the answer. TimeoutError once the deadline is over; the call continues by itself."""
         waited = asyncio.wrap_future(self.begin(what, call))
         waited.add_done_callback(_look)
         try:
@@ -78,7 +78,7 @@ class DriverCalls:
 
 
 def _look(late: "asyncio.Future[T]") -> None:
-    """An error that comes after the deadline has no reader."""
+    """Look at a late call's error, which has no other reader."""
     if not late.cancelled():
         late.exception()
 
@@ -105,7 +105,7 @@ class Newest(Generic[T]):
         return self._value
 
     async def first(self, timeout_s: float) -> T:
-        """Wait for an answer of now, no longer than so."""
+        """Wait for an answer of now, at most `timeout_s` seconds."""
         self.now()
         if self._reading is not None:
             waiting: Sequence[Future[T]] = (self._reading,)

@@ -10,7 +10,7 @@ import msgspec
 from covey.ports import Condition, DeviceHealth
 
 ORDER: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
-"""The better first."""
+"""The conditions of a device, the better first."""
 XIDS: dict[int, tuple[Condition, str]] = {
     46: ("drain", "the GPU stopped processing"),
     48: ("drain", "an uncorrectable memory error"),
@@ -39,24 +39,24 @@ ACTIONS: dict[int, tuple[Condition, str]] = {
     6: ("drain", "the driver asks for a reset of the bus"),
     7: ("drain", "the driver asks for a restart of the system"),
 }
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; 0: nothing."""
+"""What the driver asks for, by NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; 0: nothing."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver says of one GPU. What it does not say is 0."""
+    """The counts that the driver gives of one GPU. What it does not say is 0."""
 
     xid: int = 0
-    """The worst since this agent listens; 0: none that counts."""
+    """The worst XID since this agent listens; 0: none that counts."""
     uncorrected: int = 0
     """Uncorrectable memory errors since the driver was loaded."""
     remap_pending: bool = False
-    """A row of memory is remapped at the next reset."""
+    """Whether a row of memory is remapped at the next reset."""
     remap_failed: bool = False
-    """A row of memory could not be remapped: the GPU is to be replaced."""
+    """Whether a row of memory could not be remapped: the GPU is to be replaced."""
     unrepairable: bool = False
-    """Of memory: more is broken than can be remapped."""
+    """Whether more memory is broken than can be remapped."""
     recovery: int = 0
-    """Of `ACTIONS`."""
+    """The key in `ACTIONS` of what the driver asks for; 0: nothing."""
     hidden: tuple[str, ...] = ()
     """What this agent may not read, in words."""
 
@@ -67,17 +67,17 @@ def of_xid(number: int) -> DeviceHealth:
 
 
 def worse(one: DeviceHealth, other: DeviceHealth) -> DeviceHealth:
-    """The first of two alike."""
+    """The worse of two healths; the first where they are equal."""
     return max((one, other), key=lambda health: ORDER.index(health.condition))
 
 
 def worse_xid(one: int, other: int) -> int:
-    """The one that says more, the first of two alike; 0 when neither says anything of the device."""
+    """The XID that says more, or `one` where they are equal; 0 when neither says anything of the device."""
     return max((0, one, other), key=lambda number: ORDER.index(of_xid(number).condition))
 
 
 def of(counts: Counts) -> DeviceHealth:
-    """The worst of all that is known; of two alike the one that says what to do."""
+    """The worst health of all that is known; among equal ones the one that says what to do."""
     found = [DeviceHealth(*ACTIONS[counts.recovery])] if counts.recovery in ACTIONS else []
     if counts.remap_failed:
         found.append(DeviceHealth("drain", "a row of memory could not be remapped: replace the GPU"))

@@ -1,4 +1,4 @@
-"""Which devices this host has, whatever its driver says of them just now.
+"""The devices that this host has, whatever its driver says of them just now.
 
 A driver that hangs, fails or is away says of no device that it is gone. So a device that was listed once is remembered,
 on disk too, until an operator says otherwise (`agentctl gpus forget UUID`): what the driver does not tell of it is
@@ -26,22 +26,22 @@ class KnownDevice(msgspec.Struct, frozen=True):
     uuid: str
     model: str
     memory_bytes: int
-    """0: the driver never told."""
+    """Bytes of the device's memory; 0: the driver never told."""
     number: int
-    """Of the GPU; of an instance, that of the GPU it is a part of."""
+    """The GPU's number; for an instance, that of the GPU it is a part of."""
     parent: str = ""
     """UUID of the GPU that it is an instance of."""
 
 
 class Unread(NamedTuple):
-    """Something that the driver lists, and says too little of to be used."""
+    """A device that the driver lists, of which it says too little for it to be used."""
 
     number: int
-    """Of the GPU."""
+    """The GPU's number."""
     why: str
     condition: Condition = "unknown"
     uuid: str = ""
-    """Empty: not known."""
+    """The device's UUID; empty: not known."""
     part: int | None = None
     """Number of the instance within the GPU, where it is one."""
     parent: str = ""
@@ -58,17 +58,17 @@ class Listed(NamedTuple):
 
 
 class InventoryFile(msgspec.Struct, frozen=True):
-    """What is on disk."""
+    """The content of the inventory's file."""
 
     boot: str
-    """Of the machine when it was written: XIDs are of that time."""
+    """The machine's boot id when the file was written: its XIDs are of that time."""
     devices: tuple[KnownDevice, ...] = ()
     xids: dict[str, int] = {}
-    """The worst of each device."""
+    """The worst XID of each device."""
 
 
 def boot_id() -> str:
-    """Another one each time the machine starts; empty where the kernel does not say."""
+    """The id of this start of the machine; empty where the kernel does not say."""
     try:
         with open(BOOT_FILE) as file:
             return file.read().strip()
@@ -77,10 +77,10 @@ def boot_id() -> str:
 
 
 class Inventory:
-    """Used in threads; what readers in others see is exchanged whole."""
+    """The inventory of devices. It is used in threads; what readers in others see is replaced whole."""
 
     def __init__(self, path: str, log: Logger, boot: Callable[[], str] = boot_id) -> None:
-        """`path`: of its file; empty: it is remembered as long as this process runs."""
+        """`path`: path of its file; empty: it is remembered as long as this process runs."""
         self._path, self._log, self._boot = path, log, boot()
         self.devices: Mapping[str, KnownDevice] = {}
         self.xids: Mapping[str, int] = {}
@@ -90,8 +90,8 @@ class Inventory:
         self._load()
 
     def learn(self, devices: Iterable[KnownDevice]) -> None:
-        """These the driver lists now. A GPU that was divided since is no device any more, nor are instances of one that
-        is whole again: the driver says so itself."""
+        """Learn the devices that the driver lists now. A GPU that was divided since is no device any more, nor are
+        instances of one that is whole again: the driver says so itself."""
         listed = {one.uuid: one for one in devices}
         divided = {one.parent for one in listed.values() if one.parent}
         with self._changing:
@@ -101,14 +101,15 @@ class Inventory:
             self._save()
 
     def struck(self, uuids: Iterable[str], xid: int) -> None:
-        """Each of these had this error."""
+        """Note that each of these devices had this error."""
         with self._changing:
             now = {uuid: health.worse_xid(self.xids.get(uuid, 0), xid) for uuid in uuids}
             self.xids = {**self.xids, **{uuid: number for uuid, number in now.items() if number}}
             self._save()
 
     def forget(self, uuid: str, listed: bool) -> str:
-        """What was forgotten, in words; empty: nothing was remembered. `listed`: the driver lists it now."""
+        """Forget a device, and return what was forgotten, in words; empty: nothing was remembered. `listed`: the driver
+        lists it now."""
         with self._changing:
             said = [f"XID {self.xids[uuid]}"] if uuid in self.xids else []
             if uuid in self.devices and not listed:
@@ -136,7 +137,7 @@ class Inventory:
             self.xids = dict(found.xids)
 
     def _save(self) -> None:
-        """Tried again with the next news when the disk fails."""
+        """Save the file. When the disk fails it is tried again with the next news."""
         now = InventoryFile(self._boot, tuple(self.devices.values()), dict(self.xids))
         if not self._path or now == self._saved:
             return
@@ -152,7 +153,7 @@ class Inventory:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """The old file or the new one, never a mix."""
+    """Replace the file: readers find the old one or the new one, never a mix."""
     beside = f"{path}~"
     with open(beside, "wb") as file:
         file.write(data)
@@ -164,8 +165,8 @@ def _replace(path: str, data: bytes) -> None:
 def shown(
     known: Mapping[str, KnownDevice], listed: Sequence[Listed], unread: Sequence[Unread], silence: str
 ) -> tuple[Gpu, ...]:
-    """Every device that this host has, in the order of their numbers. `silence`: why the driver tells nothing now;
-    then `listed` and `unread` are of before, and count for nothing."""
+    """Every device that this host has, in the order of their numbers. `silence`: why the driver tells nothing now; then
+    `listed` and `unread` are out of date, and are ignored."""
     if silence:
         found = [_unknown(one, silence) for one in known.values()]
         return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.uuid)))
@@ -199,8 +200,8 @@ def _unknown(known: KnownDevice, why: str, condition: Condition = "unknown") -> 
 
 
 def _meant(one: Unread, missing: Mapping[str, KnownDevice]) -> Sequence[KnownDevice]:
-    """Which of the devices that are not listed this is: by its name, or by where it is. Of a GPU that tells nothing all
-    its instances are meant."""
+    """The devices among those not listed that this one is: by its name, or by where it is. For a GPU that tells nothing
+    all its instances are meant."""
     if one.uuid in missing:
         return (missing[one.uuid],)
     there = [was for was in missing.values() if was.number == one.number or (one.uuid and was.parent == one.uuid)]
@@ -211,6 +212,6 @@ def _meant(one: Unread, missing: Mapping[str, KnownDevice]) -> Sequence[KnownDev
 
 
 def _nameless(one: Unread) -> KnownDevice:
-    """A name for what has none yet: it is placed on by nobody."""
+    """A device with a made-up name for what has none yet: no job is placed on it."""
     part = "" if one.part is None else f".{one.part}"
     return KnownDevice(one.uuid or f"unread-{one.number}{part}", one.model, 0, one.number, one.parent)

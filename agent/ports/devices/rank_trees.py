@@ -17,10 +17,11 @@ from covey.ports import ProcessId
 
 TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
 SETTLED_S = 5.0
-"""A process that has no mark gets none later than this after its start: between fork and exec it has its parent's."""
+"""Seconds after its start at which a process that has no mark gets none any more: between fork and exec it has its
+parent's."""
 MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_RANK", "COVEY_GPUS")
 RESIDENT = ("RssAnon:", "RssShmem:")
-"""What a process allocated. Its code and the files that it maps are the machine's, not its device's."""
+"""The fields of what a process allocated. Its code and the files that it maps are the machine's, not its device's."""
 
 
 class ProcRow(NamedTuple):
@@ -32,9 +33,9 @@ class ProcRow(NamedTuple):
     started: int
     own_s: float
     waited_for_s: float
-    """Processor time of its children that ended and that it waited for."""
+    """Processor seconds of its children that ended and that it waited for."""
     ended: bool
-    """A zombie."""
+    """Whether the process is a zombie."""
 
     @property
     def id(self) -> ProcessId:
@@ -54,15 +55,16 @@ class RankTree(NamedTuple):
     """One rank with everything that it started."""
 
     pid: int
-    """Of the rank; of the oldest process left where the rank has ended."""
+    """The rank's pid; that of the oldest process left where the rank has ended."""
     devices: tuple[str, ...]
     rows: tuple[ProcRow, ...]
     cpu_s: float
-    """Since they began, ended ones included."""
+    """Processor seconds since the processes began, ended ones included."""
 
 
 def read_rows() -> dict[int, ProcRow]:
-    """Every process of this machine, zombies included: what they used is with them until they are waited for."""
+    """Every process of this machine, zombies included: what they used is counted with them until they are waited
+    for."""
     found: dict[int, ProcRow] = {}
     for pid in pids():
         fields = stat(pid)
@@ -78,10 +80,10 @@ def _row(pid: int, fields: list[str]) -> ProcRow:
 
 
 class RankTrees:
-    """Remembers which process carries which mark: an environment is read once."""
+    """Finds ranks and their processes. It remembers which process carries which mark: an environment is read once."""
 
     def __init__(self, socket: str) -> None:
-        """`socket`: of the agent whose ranks these are; empty: of any agent."""
+        """`socket`: path of the jobs.sock whose agent's ranks these are; empty: any agent's."""
         self._socket = socket
         self._marks: dict[ProcessId, RankMark | None] = {}
 
@@ -97,7 +99,7 @@ class RankTrees:
         return sorted(_tree(mark, members, rows, owners) for mark, members in alive)
 
     def _owners(self, rows: Mapping[int, ProcRow]) -> dict[int, RankMark]:
-        """pid -> its rank, through as many parents as there are."""
+        """The rank of each pid, found through as many parents as there are."""
         owners = {pid: mark for pid, row in rows.items() if (mark := self._mark(row)) is not None}
         for pid in rows:
             line = [pid]
@@ -146,7 +148,8 @@ def _tree(
 
 
 def _is_shim(pid: int) -> bool:
-    """A shim has its rank's job for a mark (`agent.ports.processes.processes.SHIM_KEEPS`), and no rank number."""
+    """Whether the process is a shim, which has its rank's job for a mark
+    (`agent.ports.processes.processes.SHIM_KEEPS`), and no rank number."""
     try:
         variables = environment(pid)
     except OSError:
@@ -155,7 +158,7 @@ def _is_shim(pid: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """What this process allocated and has in memory; 0 when it is gone."""
+    """Bytes that this process allocated and has in memory; 0 when it is gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
             lines = [line.split() for line in file]

@@ -9,7 +9,7 @@ from covey.core.units import parse_size
 
 CPU_DEVICES_MAX = 64
 CORE_MAX = 8191
-"""Highest number of a core that Linux is built for (CONFIG_NR_CPUS of large distributions, less one)."""
+"""The highest number of a core that Linux is built for (CONFIG_NR_CPUS of large distributions, less one)."""
 BACKENDS = ("auto", "nvml", "cpu", "simulated")
 
 
@@ -17,13 +17,13 @@ class CpuDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of `[gpus] cpu`: cores and memory that a rank gets in the place of a GPU."""
 
     cores: str
-    """Such as "0-3" or "0,2,8-11", as `taskset -c` takes them."""
+    """The cores, such as "0-3" or "0,2,8-11", as `taskset -c` takes them."""
     memory: str
-    """Such as "2 GiB"."""
+    """The memory, such as "2 GiB"."""
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
-        """Ascending. ValueError says what cannot be read."""
+        """The numbers of the cores, ascending. ValueError says what cannot be read."""
         found: set[int] = set()
         for part in self.cores.split(","):
             first, _, last = part.strip().partition("-")
@@ -44,10 +44,11 @@ class GpuSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[gpus]: real ones are found by NVML and need nothing here."""
 
     backend: str = "auto"
-    """`nvml`: what NVIDIA's driver has, MIG instances included; `cpu`: what `cpu` lists; `simulated`: so many that only
-    pretend; `auto`: `simulated` or `cpu` where these say something, else `nvml`."""
+    """The source of the devices. `nvml`: what NVIDIA's driver has, MIG instances included; `cpu`: what `cpu` lists;
+    `simulated`: devices that only pretend, `simulated` of them; `auto`: `simulated` or `cpu` where these say something,
+    else `nvml`."""
     simulated: int = 0
-    """How many GPUs to pretend, for a rack on a laptop; 0: the real ones."""
+    """The number of GPUs to pretend, for a rack on a laptop; 0: the real ones."""
     simulated_memory: str = "16 GiB"
     cpu: tuple[CpuDevice, ...] = ()
     """Cores and memory in the place of GPUs, one entry per device:
@@ -65,18 +66,18 @@ class GpuSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def chosen(self) -> str:
-        """`nvml`, `cpu` or `simulated`."""
+        """The backend chosen: `nvml`, `cpu` or `simulated`."""
         if self.backend != "auto":
             return self.backend
         return "simulated" if self.simulated else "cpu" if self.cpu else "nvml"
 
 
 Trouble = tuple[str, str, str]
-"""The key, why its value cannot be used, what to do next."""
+"""What is wrong with settings: the key, why its value cannot be used, what to do next."""
 
 
 def usable_cores() -> frozenset[int]:
-    """Cores that this process may run on: those of the machine that its cgroup and its mask leave it."""
+    """The cores that this process may run on: those of the machine that its cgroup and its mask leave it."""
     return frozenset(os.sched_getaffinity(0))
 
 

@@ -1,4 +1,4 @@
-"""Devices of a story: what a process uses, which fault comes when, said beforehand or as the story goes on.
+"""Devices of a story: what a process uses, and which fault happens when, said beforehand or during the story.
 
 The simulator's hosts have these, in virtual time, and so has a real agent with `[gpus] simulated = N`, where nothing is
 ever used. A fault is one of
@@ -25,17 +25,17 @@ from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
 MODEL = "simulated GPU"
 CAN = frozenset({"process memory", "process utilization", "hard limit", "suspend", "events"})
 STUCK_S = 5.0
-"""How long a call waits for a driver that is stuck."""
+"""Seconds for which a call waits for a driver that is stuck."""
 LOOK_S = 1.0
 LEASE_S = 10.0
-"""As long a suspension lasts without being said again; of real devices too (suspensions.py)."""
+"""How long a suspension lasts unless it is said again, on real devices too (suspensions.py)."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True):
     """Something that happens to one device."""
 
     at_s: float
-    """By the clock that the devices were made with."""
+    """When the fault happens, by the clock that the devices were made with."""
     uuid: str
     kind: Literal["xid", "ecc", "lost", "stuck", "well"]
     number: int = 0
@@ -55,7 +55,7 @@ def simulated_devices(host: HostId, count: int, memory_bytes: int = 16 * GIB) ->
 
 
 class SimDevices:
-    """`agent.ports.devices.backend.Backend`."""
+    """The simulated `agent.ports.devices.backend.Backend`."""
 
     def __init__(
         self,
@@ -74,34 +74,34 @@ class SimDevices:
         self._stuck: set[str] = set()
         self._told: dict[str, DeviceHealth] = {}
         self._suspended: dict[int, float] = {}
-        """Until when."""
+        """Suspended processes, and until when."""
 
     # ---- the story ----
 
     def use(self, uuid: str, pid: int, memory_bytes: int, utilization: float) -> None:
-        """From now on. A process that is held to a limit has no more memory than that."""
+        """Let a process use this from now on. One that is held to a limit has no more memory than that."""
         known = self._uses[uuid].get(pid)
         self._uses[uuid][pid] = SimUse(memory_bytes, utilization, None if known is None else known.limit_bytes)
 
     def end(self, pid: int) -> None:
-        """This process uses nothing any more."""
+        """Let this process use nothing any more."""
         for uses in self._uses.values():
             uses.pop(pid, None)
         self._suspended.pop(pid, None)
 
     @property
     def uuids(self) -> Sequence[str]:
-        """Of all devices, those that fell off the bus included."""
+        """The UUIDs of all devices, those that fell off the bus included."""
         return tuple(self._devices)
 
     def heal(self) -> None:
-        """Nothing is wrong any more, and nothing that was to come comes."""
+        """Let nothing be wrong any more, and no fault happen that was to come."""
         self._script.clear()
         for uuid in self._devices:
             self._happen(DeviceFault(0.0, uuid, "well"))
 
     def strike(self, fault: DeviceFault) -> None:
-        """At its time, which may be now."""
+        """Let a fault happen at its time, which may be now."""
         self._script = sorted([*self._script, fault], key=lambda one: (one.at_s, one.uuid))
 
     def _catch_up(self) -> None:
@@ -132,7 +132,7 @@ class SimDevices:
     # ---- Backend ----
 
     async def start_up(self, timeout_s: float = 5.0) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def gpus(self) -> Sequence[Gpu]:
         self._catch_up()
@@ -153,17 +153,17 @@ class SimDevices:
         )
 
     def unlisted(self) -> str:
-        """Never: a story lists them."""
+        """Return the empty string: a story lists all devices."""
         return ""
 
     def forget(self, uuid: str) -> str:
-        """Its errors, as after a reset."""
+        """Forget a device's errors, as after a reset."""
         self._catch_up()
         counts = self._counts.pop(uuid, None)
         return f"XID {counts.xid}" if counts is not None and counts.xid else ""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""
 
     # ---- Devices ----
 
@@ -210,7 +210,7 @@ class SimDevices:
     # ---- within ----
 
     async def _answer(self) -> None:
-        """TimeoutError from a driver that is stuck."""
+        """Answer as the driver does: TimeoutError from one that is stuck."""
         self._catch_up()
         if self._stuck:
             await asyncio.sleep(STUCK_S)
@@ -231,7 +231,8 @@ class SimDevices:
         return bounds.sample(memory, utilization, processes, device.memory_bytes)
 
     def _of(self, pid: int, use: SimUse) -> tuple[int, float]:
-        """A suspended process keeps nothing: its memory is in the host's, as after a checkpoint."""
+        """What a process uses. A suspended process keeps nothing: its memory is in the host's, as after a
+        checkpoint."""
         if self._now_s() < self._suspended.get(pid, -math.inf):
             return 0, 0.0
         held = use.memory_bytes if use.limit_bytes is None else min(use.memory_bytes, use.limit_bytes)

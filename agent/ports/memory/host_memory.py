@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from covey.ports import MemoryNow
 
 UNLIMITED = 1 << 60
-"""cgroup v1 writes "no limit" as a number near 2**63."""
+"""The bytes from which on a limit is none: cgroup v1 writes "no limit" as a number near 2**63."""
 Files = tuple[tuple[str, ...], tuple[str, ...], str]
-"""Where a hierarchy of cgroups may be mounted, its files with a limit, its file with the memory in use."""
+"""The places where a hierarchy of cgroups may be mounted, its files with a limit, and its file with the memory in
+use."""
 VERSION_1: Files = (("sys/fs/cgroup/memory",), ("memory.limit_in_bytes",), "memory.usage_in_bytes")
 VERSION_2: Files = (("sys/fs/cgroup", "sys/fs/cgroup/unified"), ("memory.max", "memory.high"), "memory.current")
 
 
 def memory_now(root: str = "/") -> MemoryNow:
-    """Reads /proc and /sys below `root`; files that are absent (no cgroups, no PSI) are no limit and no pressure."""
+    """The memory now, from /proc and /sys below `root`; files that are absent (no cgroups, no PSI) are no limit and no
+    pressure."""
     machine = _table(os.path.join(root, "proc/meminfo"))
     total = machine.get("MemTotal:", 0) * 1024
     available = machine.get("MemAvailable:", machine.get("MemFree:", 0)) * 1024
@@ -32,7 +34,7 @@ def memory_now(root: str = "/") -> MemoryNow:
 
 
 def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
-    """(limit, used, reclaimable, pressure) of each limited cgroup above this process."""
+    """The limit, used and reclaimable bytes, and pressure of each limited cgroup above this process."""
     for line in (_read(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -54,7 +56,8 @@ def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
 
 
 def _upwards(mount: str, path: str) -> Iterator[str]:
-    """The cgroup's directory and those above it. In a container the path may be the host's: then only what exists."""
+    """The cgroup's directory and those above it. In a container the path may be the host's: then only directories that
+    exist."""
     parts = [part for part in path.split("/") if part and part != ".."]
     for depth in range(len(parts), -1, -1):
         directory = os.path.join(mount, *parts[:depth])
@@ -71,19 +74,19 @@ def _read(path: str) -> str | None:
 
 
 def _number(path: str, otherwise: int) -> int:
-    """`otherwise` where there is none: no such file, `max`."""
+    """The number in a file, or `otherwise` where there is none: no such file, `max`."""
     text = (_read(path) or "").strip()
     return int(text) if text.isdigit() else otherwise
 
 
 def _table(path: str) -> dict[str, int]:
-    """`name number ...` lines."""
+    """The numbers in `name number ...` lines, by name."""
     rows = (line.split() for line in (_read(path) or "").splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
 
 
 def _pressure(path: str) -> float:
-    """Percent: `some avg10=` of a PSI file; 0 where there is none."""
+    """The pressure in percent: `some avg10=` of a PSI file; 0 where there is none."""
     for line in (_read(path) or "").splitlines():
         if line.startswith("some avg10="):
             text = line.split()[1].removeprefix("avg10=")

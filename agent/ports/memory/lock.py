@@ -14,17 +14,17 @@ PR_SET_IO_FLUSHER = 57
 CAP_IPC_LOCK, CAP_SYS_RESOURCE = 14, 24
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_BYTES_MAX = 32 << 20
-"""The most that glibc takes."""
+"""The largest mmap threshold that glibc takes, bytes."""
 KEPT_BYTES = 64 << 20
-"""Of freed memory, when none is taken ahead: what one connection of a volume may have under way."""
+"""Bytes of freed memory that are kept when none is taken ahead: what one connection of a volume may have under way."""
 HEAP_BLOCK_BYTES = 64 << 10
 NOT_ALLOWED = "without CAP_IPC_LOCK, or LimitMEMLOCK=infinity, it may be swapped out"
 NO_FLUSHER = "without CAP_SYS_RESOURCE it is no IO_FLUSHER: short of memory, it may wait for itself"
 
 
 def lock(view: memoryview, on_fault: bool) -> bool:
-    """Whether it is locked, all of it now or each page from its first use on: a user without the right, or beyond
-    RLIMIT_MEMLOCK, may not."""
+    """Lock memory, all of it now or each page from its first use on. Whether it is locked: a user without the right, or
+    beyond RLIMIT_MEMLOCK, may not."""
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view)))
     size = ctypes.c_size_t(len(view))
@@ -34,13 +34,13 @@ def lock(view: memoryview, on_fault: bool) -> bool:
 
 
 def unlock(view: memoryview) -> None:
-    """Idempotent."""
+    """Unlock memory. Idempotent."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.munlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view))), ctypes.c_size_t(len(view)))
 
 
 def stay_in_memory(flushes: bool) -> str:
-    """`covey.ports.Probes.stay_in_memory`."""
+    """Do `covey.ports.Probes.stay_in_memory`."""
     libc = ctypes.CDLL(None, use_errno=True)
     lacks: list[str] = []
     if not _may_lock_all():
@@ -53,7 +53,7 @@ def stay_in_memory(flushes: bool) -> str:
 
 
 def keep_heap(size_bytes: int) -> str:
-    """`covey.ports.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed stays in
+    """Do `covey.ports.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed stays in
     it; where the process is locked, it stays in memory. glibc gives the kernel most of it back otherwise, and a request
     of 1 MiB costs 256 faults for pages of zeros."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -76,13 +76,13 @@ def keep_heap(size_bytes: int) -> str:
 
 
 def _may_lock_all() -> bool:
-    """With less, every later request for memory would fail at the limit."""
+    """Whether this process may lock all memory: with less, every later request for memory would fail at the limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return soft == resource.RLIM_INFINITY or bool(_capabilities() >> CAP_IPC_LOCK & 1)
 
 
 def _capabilities() -> int:
-    """The effective ones of this process."""
+    """The effective capabilities of this process."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,7}:[0-9]{1,20}")
 
 
 class MemfdPage:
-    """`covey.ports.SharedPage`."""
+    """The `covey.ports.SharedPage` in sealed memory."""
 
     def __init__(self, kind: str, mine: bool) -> None:
         self.descriptor = memfd.make(kind)
@@ -41,7 +41,7 @@ class MemfdPage:
 
 
 class MemfdMemory:
-    """`covey.ports.SharedPage` that is only handed on."""
+    """A `covey.ports.SharedPage` that is only handed on."""
 
     view = None
 
@@ -49,7 +49,7 @@ class MemfdMemory:
         self.descriptor = tensor_layout.make(ranks, first)
 
     def seal(self) -> None:
-        """Its size is fixed from the beginning, and all its ranks write it."""
+        """Do nothing: its size is fixed from the beginning, and all its ranks write it."""
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -58,7 +58,7 @@ class MemfdMemory:
 
 
 class MemfdHeld:
-    """`covey.ports.HeldMemory`: an open descriptor, mapped nowhere."""
+    """The `covey.ports.HeldMemory`: an open descriptor, mapped nowhere."""
 
     def __init__(self, descriptor: int) -> None:
         self.name = _named(descriptor)
@@ -87,8 +87,8 @@ class MemfdHeld:
 
 
 def _named(descriptor: int) -> str:
-    """The process that has it open, the descriptor there, and the inode: what has another inode by now is something
-    else."""
+    """A name for held memory: the process that has it open, the descriptor there, and the inode: what has another inode
+    by now is something else."""
     return f"{os.getpid()}:{descriptor}:{os.fstat(descriptor).st_ino}"
 
 
@@ -100,10 +100,10 @@ def _is_same(descriptor: int, other: int) -> bool:
 
 
 class MemfdRing:
-    """`covey.ports.SharedRing`. Its size is sealed, so nobody can cut it off under the other."""
+    """The `covey.ports.SharedRing`. Its size is sealed, so neither end can cut it off under the other."""
 
     def __init__(self, descriptor: int, size: int, sparse: bool) -> None:
-        """The descriptor is closed here, unless OSError says that there is no mapping."""
+        """Map the ring. The descriptor is closed here, unless OSError says that there is no mapping."""
         next_free = os.dup(descriptor)
         os.close(next_free)
         self._map = mmap.mmap(descriptor, size)  # has a descriptor of its own, and keeps it
@@ -144,7 +144,7 @@ class MemfdRing:
         self._map.madvise(_MADV_REMOVE)
 
     def _touch(self) -> None:
-        """Every page is there before the first one is needed."""
+        """Touch every page, so that it is there before the first one is needed."""
         for at in range(0, len(self.view), mmap.PAGESIZE):
             self.view[at] = 0
 
@@ -158,15 +158,15 @@ class MemfdRing:
 
 
 def _allow_many() -> None:
-    """A lender has thousands of these, two descriptors each: as many as an administrator allows this process, not as
-    many as programs have by default that know `select(2)`."""
+    """Allow this process as many descriptors as an administrator does, not as many as programs have by default that
+    know `select(2)`: a lender has thousands of rings, two descriptors each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class MemfdPages:
-    """`covey.ports.Pages`."""
+    """The `covey.ports.Pages` of this machine."""
 
     def make(self, kind: str, mine: bool) -> MemfdPage:
         return MemfdPage(kind, mine)

@@ -7,14 +7,15 @@ from collections.abc import Callable
 
 FILE = "/proc/pressure/memory"
 TRIGGER = b"some 150000 2000000\0"
-"""Some task waited for 150 ms in 2 s, microseconds. Who is not root may only watch whole multiples of 2 s."""
+"""The PSI trigger: some task waited for 150 ms in 2 s, in microseconds. A user other than root may only watch whole
+multiples of 2 s."""
 _watched: list[select.epoll] = []
-"""Open as long as this process lives."""
+"""The watches, open as long as this process lives."""
 
 
 def watch(stalls: Callable[[], None], path: str = FILE) -> str:
-    """`stalls` is called on the running loop at each such moment, at most once in 2 s, until the process ends. Why it
-    cannot be, in words; empty: it is."""
+    """Call `stalls` on the running loop at each such moment, at most once in 2 s, until the process ends. Returns why
+    that cannot be, in words; empty: it can."""
     try:
         file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

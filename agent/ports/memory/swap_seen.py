@@ -1,4 +1,4 @@
-"""Could a volume be swap of this host? What can be seen of that without a right to anything."""
+"""Whether a volume could be swap of this host, as far as that can be seen without a right to anything."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ START = "next: systemctl enable --now covey-swap"
 
 
 def lacks(helper: str, system: str = "/") -> str:
-    """`covey.ports.Probes.swap_lacks`. `system`: where `sys` and `lib` are."""
+    """Answer `covey.ports.Probes.swap_lacks`. `system`: where `sys` and `lib` are."""
     try:
         listens = stat.S_ISSOCK(os.stat(helper).st_mode)
     except PermissionError:
@@ -21,7 +21,7 @@ def lacks(helper: str, system: str = "/") -> str:
 
 
 def _has_nbd(system: str) -> bool:
-    """Loaded or built in, or there to be loaded."""
+    """Whether NBD is loaded or built in, or there to be loaded."""
     if os.path.exists(os.path.join(system, "sys/module/nbd")) or os.path.exists(os.path.join(system, "sys/block/nbd0")):
         return True
     here = os.path.join(system, "lib/modules", os.uname().release)

@@ -1,4 +1,4 @@
-"""Who listens for bulk bytes, and who connects: `covey.ports.Bytes` over TCP and unix sockets (`stream`)."""
+"""Listeners and connections for bulk bytes: `covey.ports.Bytes` over TCP and unix sockets (`stream`)."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from covey.ports.addresses import ip_port
 from covey.wire.bulk import widen
 
 CONNECTIONS_MAX = 2048
-"""Accepted per listener; what comes beyond is closed at once."""
+"""The most connections accepted per listener; further ones are closed at once."""
 FOUND_CHECK_S = 2.0
-"""How often a unix socket is looked for at its path."""
+"""Seconds between two looks for a unix socket at its path."""
 
 
 class SocketListener:
-    """`covey.ports.Listener`: a task per connection."""
+    """The `covey.ports.Listener` of one socket: a task per connection."""
 
     def __init__(self, accept: Accept, log: Logger, turn: Turn, widens: bool = False) -> None:
         self._accept, self._log, self._turn, self._widens = accept, log, turn, widens
@@ -61,7 +61,7 @@ class SocketListener:
         self._server, self.address = server, address
 
     async def serve_unix(self, path: str, uid: int) -> None:
-        """OSError. Where its file is removed it comes back."""
+        """Serve a unix socket. Where its file is removed it comes back. OSError."""
         await self._bind(path, uid)
         self._unix_path, self.address = path, f"unix:{path}"
         self._found = asyncio.get_running_loop().create_task(self._keep(path, uid), name=f"keep {self.address}")
@@ -76,8 +76,8 @@ class SocketListener:
             lost.close()
 
     async def _keep(self, path: str, uid: int) -> None:
-        """Somebody may remove the folder of sockets, make it again, and look for us there (systemd does when a service
-        stops and starts)."""
+        """Bind the socket again where its folder was removed and made again, as systemd does when a service stops and
+        starts: clients look for it there."""
         told = False
         while True:
             await asyncio.sleep(FOUND_CHECK_S)
@@ -94,14 +94,14 @@ class SocketListener:
                 told = False
 
     def _is_lost(self, path: str) -> bool:
-        """And could be made again: a folder that is gone is somebody else's to make."""
+        """Whether the socket's file is gone and can be made again; a folder that is gone is somebody else's to make."""
         try:
             return os.stat(path).st_ino != self._inode
         except OSError:
             return os.path.isdir(os.path.dirname(path) or ".")
 
     async def close(self) -> None:
-        """Idempotent. The socket file goes first, if it is still ours."""
+        """Close the listener. Idempotent. The socket file goes first, if it is still this listener's."""
         if self._found is not None:
             self._found.cancel()
             self._found = None
@@ -122,7 +122,7 @@ class SocketListener:
 
 
 class SocketBytes:
-    """`covey.ports.Bytes`."""
+    """The `covey.ports.Bytes` of this machine."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
@@ -132,9 +132,9 @@ class SocketBytes:
         return SocketStream(self._turn)
 
     async def listen(self, bind: Address, accept: Accept, uid: int = -1, bulk: bool = False) -> Listener:
-        """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
-        listener is replaced; a lock on the directory serialises two processes that try at the same moment. A unix
-        socket that somebody removed is at its path again within 2 s."""
+        """Listen. OSError when the address is taken: for a unix socket, when a process accepts there. A socket file
+        without a listener is replaced; a lock on the directory serialises two processes that try at the same moment. A
+        unix socket that somebody removed is at its path again within 2 s."""
         listener = SocketListener(accept, self._log, self._turn, bulk and bind.startswith("unix:"))
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):

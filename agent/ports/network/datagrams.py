@@ -10,11 +10,11 @@ from covey.ports import Address, DatagramSocket
 from covey.ports.addresses import ip_port, is_ip, joined
 
 BACKLOG_BYTES_MAX = 1 << 20
-"""Bytes that may wait in user space for the kernel; what comes after is dropped, as a network would."""
+"""The most bytes that may wait in user space for the kernel; further ones are dropped, as a network would."""
 
 
 def ip_port_text(sockname: Any) -> Address:
-    """What `getsockname` returned, as an address."""
+    """The address that `getsockname` returned, as text."""
     return joined(sockname[0], sockname[1])
 
 
@@ -25,7 +25,7 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._received = received
         self._transport: asyncio.DatagramTransport | None = None
         self._refused = False
-        """The kernel refused the datagram that is being sent."""
+        """Whether the kernel refused the datagram that is being sent."""
         self.address: Address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,8 +37,8 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._received(data, ip_port_text(addr))
 
     def error_received(self, exc: Exception) -> None:
-        """From within `send`: the kernel refused it (no route, too long). Otherwise ICMP reported an unreachable host:
-        ignored, since membership detects that itself."""
+        """Handle an error. From within `send`: the kernel refused it (no route, too long). Otherwise ICMP reported an
+        unreachable host: that is ignored, since membership detects it itself."""
         self._refused = True
 
     def send(self, data: bytes, to: Address) -> bool:
@@ -61,7 +61,7 @@ class UdpSocket(asyncio.DatagramProtocol):
 
 
 class UdpDatagrams:
-    """`covey.ports.Datagrams`."""
+    """The `covey.ports.Datagrams` of this machine."""
 
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> DatagramSocket:
         loop = asyncio.get_running_loop()
@@ -69,7 +69,8 @@ class UdpDatagrams:
         return socket
 
     async def resolve(self, address: Address) -> Sequence[Address]:
-        """In the order of the system's resolver (RFC 6724), without IPv6 addresses that name no interface."""
+        """The IPs of an address, in the order of the system's resolver (RFC 6724), without IPv6 addresses that name no
+        interface."""
         host, port = ip_port(address)
         if is_ip(host):
             return (address,)

@@ -1,9 +1,9 @@
 """Connections to the control link that have not shown a key yet: counted, and limited.
 
 ZeroMQ accepts every connection and gives up a handshake after `HANDSHAKE_S`; until then an idle connection holds a file
-descriptor of ours. Its monitor reports each connection accepted and ended, with the descriptor, but a handshake that
-succeeded without it. So the numbers are right, and which connections they are is not known: one that is older than the
-handshake's limit and has not ended has shown its key.
+descriptor of the agent. Its monitor reports each connection accepted and ended, with the descriptor, but reports a
+handshake that succeeded without it. So the numbers are right, and which connections they are is not known: one that is
+older than the handshake's limit and has not ended has shown its key.
 """
 
 import errno
@@ -11,11 +11,11 @@ from collections import Counter
 from typing import Literal
 
 HANDSHAKE_S = 3.0
-"""ZMQ_HANDSHAKE_IVL of the control link."""
+"""Seconds of ZMQ_HANDSHAKE_IVL of the control link."""
 GRACE_S = 1.0
-"""ZeroMQ's timers and this host's event loop may be a little late."""
+"""Seconds by which ZeroMQ's timers and this host's event loop may be late."""
 UNPROVEN_MAX = 128
-"""Connections without a key at the same time. When 256 hosts come back in the same moment, those refused try again, and
+"""The most connections without a key at a time. When 256 hosts come back in one moment, those refused try again, and
 all are connected within some hundred milliseconds."""
 
 Kind = Literal["accepted", "proven", "failed", "ended"]
@@ -25,20 +25,20 @@ class HandshakeLimit:
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
         self._unproven: dict[int, float] = {}
-        """File descriptor -> when it was accepted; oldest first."""
+        """Connections that have not shown a key: file descriptor -> when it was accepted; oldest first."""
         self.open = 0
-        """Connections that peers have made to this host now."""
+        """The number of connections that peers have made to this host now."""
 
     def unproven(self, now_s: float) -> int:
-        """Connections not known to have shown a key."""
+        """The number of connections not known to have shown a key."""
         for file, since_s in list(self._unproven.items()):
             if now_s - since_s > HANDSHAKE_S + GRACE_S:
                 del self._unproven[file]
         return min(self.open, len(self._unproven))
 
     def heard(self, kind: Kind, value: int, now_s: float) -> bool:
-        """One event of the monitor: whether its connection exceeds the limit. `value` is the file descriptor of a
-        connection that was accepted or has ended, the error number of a handshake that failed."""
+        """Take one event of the monitor, and say whether its connection exceeds the limit. `value` is the file
+        descriptor of a connection that was accepted or has ended, the error number of a handshake that failed."""
         self.unproven(now_s)
         match kind:
             case "accepted":

@@ -1,10 +1,10 @@
-"""Ends of connections that are kept for somebody else: a port that another process binds, a socket that it is given."""
+"""Ends of connections that are kept for another process: a port that it binds, a socket that it is given."""
 
 import socket
 
 
 class OtherEnd:
-    """`Handed`: the end of a pair of sockets that somebody else gets."""
+    """The `Handed` end of a pair of sockets, which another process gets."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -18,7 +18,8 @@ class OtherEnd:
 
 
 class BoundPort:
-    """`HeldPort`. SO_REUSEADDR, so that a job that sets it too may bind right after (or even before) the release."""
+    """The `HeldPort`. It has SO_REUSEADDR, so that a job that sets it too may bind right after (or even before) the
+    release."""
 
     def __init__(self, ip: str, port: int) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)

@@ -32,7 +32,7 @@ DOMAIN = "covey"
 MESSAGE_BYTES_MAX = (1 << 20) + 4096
 OUTBOX_MESSAGES_MAX = 1000
 HEARTBEAT_MS = 1000
-"""Both ends ping: with only one end, a partition can leave a black hole."""
+"""Milliseconds between two pings. Both ends ping: with only one end, a partition can leave a black hole."""
 
 
 EVENTS: Mapping[int, Kind] = {
@@ -43,8 +43,8 @@ EVENTS: Mapping[int, Kind] = {
 }
 """The events of the router's monitor that are used. Refused keys are counted where they are refused."""
 RECONNECT_S = (0.25, 2.0)
-"""A refused handshake ends a ZeroMQ connection for good; we wait this long before we open a new one, at first and at
-most. A peer refuses us until gossip has brought it our key."""
+"""The least and the most seconds before a new ZeroMQ connection is opened: a refused handshake ends one for good, and a
+peer refuses until gossip has brought it this host's key."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class LinkPeer:
 
 
 class ZmqLinks:
-    """`covey.ports.Links` over ZeroMQ."""
+    """The `covey.ports.Links` over ZeroMQ."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
@@ -85,7 +85,7 @@ class ZmqLinks:
         return self._public
 
     async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
-        """OSError when the address cannot be bound."""
+        """Open the links. OSError when the address cannot be bound."""
         shadow = zmq.asyncio.Context.shadow(self._context.underlying)
         self._authenticator = AsyncioAuthenticator(shadow)
         self._authenticator.start()
@@ -110,7 +110,7 @@ class ZmqLinks:
         self._doorkeeper = asyncio.create_task(self._watch(monitor), name="links: visitors")
 
     def callback(self, _domain: str, key: bytes | str) -> bool:
-        """ZAP asks whether this client key is allowed."""
+        """Answer ZAP, which asks whether this client key is allowed."""
         known = (key.encode() if isinstance(key, str) else key) in self._names
         self.counters["allowed" if known else "refused_key"] += 1
         return known
@@ -234,8 +234,8 @@ class ZmqLinks:
 
 
 def _turn_away(file: int, bound: Address) -> None:
-    """End a connection that ZeroMQ accepted. The descriptor may be another file's by now: only connections to our own
-    TCP port are closed, and a peer that is closed by mistake connects again."""
+    """End a connection that ZeroMQ accepted. The descriptor may be another file's by now: only connections to this
+    host's own TCP port are closed, and a peer that is closed by mistake connects again."""
     with contextlib.suppress(OSError):
         copy = os.dup(file)
         try:

@@ -7,10 +7,10 @@ from covey.wire.page_pipe import PagePipe
 
 
 class PageLender:
-    """Of a socket whose transport holds nothing back."""
+    """The way of pages into a socket whose transport holds nothing back."""
 
     def __init__(self, descriptor: int) -> None:
-        """OSError where that cannot be."""
+        """Lend pages to this socket. OSError where that cannot be."""
         self._pipe = PagePipe()
         try:
             self._socket = os.dup(descriptor)
@@ -21,7 +21,7 @@ class PageLender:
         self._sending = self._over = False
 
     async def send(self, pages: memoryview) -> None:
-        """OSError: some of them may be gone, and the connection is of no more use. One at a time."""
+        """Send pages, one call at a time. OSError: some of them may be gone, and the connection is of no more use."""
         self._sending = True
         try:
             while pages.nbytes:
@@ -40,7 +40,7 @@ class PageLender:
                 self._release()
 
     def close(self) -> None:
-        """Who sends ends. Again is harmless."""
+        """End the lender, and a `send` under way. Idempotent."""
         if self._over:
             return
         self._over = True

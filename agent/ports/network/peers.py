@@ -1,9 +1,9 @@
-"""Who is at the other end of a unix socket, as the kernel tells it: the one place that asks.
+"""The process and user at the other end of a unix socket, as the kernel tells them: the one place that asks.
 
 The kernel notes pid and uid when a process connects, so the answer stays the same when the peer closes or ends. Three
 things make it no answer, and each is `UNKNOWN_USER` here, which no rule lets in: the socket was never connected (the
-kernel says uid -1), it is closed already, or the peer's user has no number in our user namespace (the kernel says
-65534, which another process may truly be).
+kernel says uid -1), it is closed already, or the peer's user has no number in this process's user namespace (the kernel
+says 65534, which another process may truly be).
 """
 
 import socket
@@ -15,9 +15,9 @@ from covey.ports import UNKNOWN_USER
 
 _PEERCRED = struct.Struct("iII")
 _ALL_USERS = 0xFFFFFFFF
-"""How many there are; the last, 2**32 - 1, means none."""
+"""The number of user ids; the last, 2**32 - 1, means none."""
 OVERFLOW_UID = 65534
-"""The kernel's default."""
+"""The kernel's default of the overflow user id."""
 OVERFLOW, UID_MAP = Path("/proc/sys/kernel/overflowuid"), Path("/proc/self/uid_map")
 
 
@@ -33,8 +33,8 @@ def peer_of(connection: Any) -> tuple[int, int]:
 
 
 def stands_for_others(uid: int, overflow: Path = OVERFLOW, uid_map: Path = UID_MAP) -> bool:
-    """Does the kernel give this number to users that have none here? It does in a user namespace that does not hold all
-    of them, as containers are; one whose map cannot be read is taken for such."""
+    """Whether the kernel gives this number to users that have none here. It does in a user namespace that does not hold
+    all of them, as containers are; one whose map cannot be read is taken for such."""
     try:
         others = int(overflow.read_text())
     except (OSError, ValueError):

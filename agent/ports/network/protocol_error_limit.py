@@ -10,22 +10,22 @@ from collections import OrderedDict
 OFFENCES_MAX = 5
 FORGIVE_S = 60.0
 PEERS_MAX = 256
-"""Peers remembered; beyond that the one whose last offence is oldest is forgotten."""
+"""The most peers remembered; beyond that the one whose last offence is oldest is forgotten."""
 LINES_MAX = 10
 
 
 class ProtocolErrorLimit:
-    """By peer, as its stream names it (`unix:pid 7`)."""
+    """The malformed frames of each peer, as its stream names it (`unix:pid 7`)."""
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Peer -> number of malformed frames, and time of the last one or of the last refused connection."""
+        """Each peer's number of malformed frames, and the time of the last one or of the last refused connection."""
         self._lines = 0
         self._since_s = float("-inf")
         self._unsaid = 0
 
     def shut_out(self, peer: str, now_s: float) -> bool:
-        """Whether its connection is refused now. A refused connection starts `FORGIVE_S` again."""
+        """Whether the peer's connection is refused now. A refused connection starts `FORGIVE_S` again."""
         count, last_s = self._peers.get(peer, (0, 0.0))
         if count < OFFENCES_MAX:
             return False
@@ -36,7 +36,8 @@ class ProtocolErrorLimit:
         return True
 
     def add(self, peer: str, now_s: float) -> int | None:
-        """One more malformed frame: None when it is not to be logged, otherwise how many were not logged before."""
+        """Count one more malformed frame: None when it is not to be logged, otherwise how many were not logged
+        before."""
         count, last_s = self._peers.get(peer, (0, now_s))
         self._note(peer, (count if now_s - last_s < FORGIVE_S else 0) + 1, now_s)
         if now_s - self._since_s >= FORGIVE_S:

@@ -1,8 +1,8 @@
-"""One connection for bulk bytes, over TCP or a unix socket, on asyncio's BufferedProtocol; the same on
-uvloop and on stock asyncio.
+"""One connection for bulk bytes, over TCP or a unix socket, on asyncio's BufferedProtocol, for uvloop and stock asyncio
+alike.
 
 Reading: the kernel fills either the reader's own memory (a read of at least `DIRECT_BYTES` is waiting) or a spill
-buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and nobody reads, the socket is
+buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and no reader waits, the socket is
 paused, and TCP tells the peer.
 
     kernel -> get_buffer() -> the reader's view, when one waits     no copy
@@ -30,43 +30,44 @@ from covey.wire.bulk import widen
 from covey.wire.driven import Driven
 
 SPILL_BYTES: Final = 64 << 10
-"""Bytes that one connection may hold received and unread."""
+"""The most bytes that one connection may hold received and unread."""
 SPILL_BYTES_FIRST: Final = 4 << 10
-"""The same of a connection of which little was read: one that is not authenticated yet costs little memory."""
+"""Bytes that a connection of which little was read may hold received and unread: one that is not authenticated yet
+costs little memory."""
 DIRECT_BYTES: Final = 16 << 10
-"""A read with at least this much missing is filled by the kernel itself."""
+"""Bytes missing from which on the kernel fills a read itself."""
 SILENCE_MS = 5000
-"""TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
-connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
-process is paused for a few seconds must keep its connections."""
+"""TCP_USER_TIMEOUT: milliseconds after which bytes that a peer's kernel leaves unacknowledged, or refuses for want of
+room, end the connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy
+host whose process is paused for a few seconds must keep its connections."""
 FILLS_MAX: Final = 16
-"""How often a driver is told in one turn that what it wanted is there. With many requests under way both ends would
-take turns otherwise: one handles all of them while the other waits."""
+"""The most times that a driver is told in one turn that what it wanted is there. With many requests under way both ends
+would take turns otherwise: one handles all of them while the other waits."""
 
 _WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 """CVE-2024-12254: the transports of that asyncio hold any number of bytes that were given to `writelines`."""
 
 
 class Turn:
-    """Of all streams of a process: what waits until the bytes that came over one of them are handled. The loop would do
-    it in its next turn, after another look at all sockets."""
+    """Calls of all streams of a process that wait until the bytes that came over one of them are handled. The loop
+    would make them in its next turn, after another look at all sockets."""
 
     __slots__ = ("_after", "is_on")
 
     def __init__(self) -> None:
         self.is_on = False
-        """Bytes are being handled."""
+        """Whether bytes are being handled."""
         self._after: deque[Callable[[], None]] = deque()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """`covey.wire.driven.DrivenStream`."""
+        """Call later, as `covey.wire.driven.DrivenStream` says."""
         if self.is_on:
             self._after.append(call)
         else:
             asyncio.get_running_loop().call_soon(call)
 
     def end(self) -> None:
-        """They are handled. Where that failed, what is left is for the loop."""
+        """End the handling, and make the calls that waited. Where handling failed, what is left is for the loop."""
         try:
             while self._after:
                 self._after.popleft()()
@@ -77,7 +78,7 @@ class Turn:
 
 
 class SocketStream(asyncio.BufferedProtocol):
-    """`covey.ports.ByteStream` over one asyncio transport."""
+    """The `covey.ports.ByteStream` over one asyncio transport."""
 
     def __init__(self, turn: Turn, connected: Callable[["SocketStream"], None] | None = None) -> None:
         self._turn, self._connected = turn, connected
@@ -102,7 +103,8 @@ class SocketStream(asyncio.BufferedProtocol):
     # ---- reading ----
 
     async def read_into(self, view: memoryview) -> None:
-        """One reader at a time. A cancelled read leaves the stream in the middle of something: close it then."""
+        """Read into memory, one reader at a time. A cancelled read leaves the stream in the middle of something: close
+        it then."""
         target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
         size = len(target)
         if self._reader is not None:
@@ -121,7 +123,7 @@ class SocketStream(asyncio.BufferedProtocol):
             self._reader = self._target = None
 
     def _take(self, target: memoryview, at: int) -> int:
-        """Move what the spill holds into `target` from that byte on: how many bytes."""
+        """Move what the spill holds into `target` from that byte on, and return how many bytes."""
         start = self._start
         count = min(self._end - start, len(target) - at)
         target[at : at + count] = self._spill[start : start + count]
@@ -164,7 +166,8 @@ class SocketStream(asyncio.BufferedProtocol):
     # ---- driven ----
 
     def drive(self, by: Driven, polite: bool) -> None:
-        """`covey.wire.driven.DrivenStream`. What was received already comes first, in the next turn."""
+        """Drive the stream, as `covey.wire.driven.DrivenStream` says. What was received already comes first, in the
+        next turn."""
         self._driver, self._polite = by, polite
         self._target = by.wanted()
         self._filled = self._take(self._target, 0)
@@ -185,7 +188,7 @@ class SocketStream(asyncio.BufferedProtocol):
             self._transport.writelines(parts)
 
     def _drive_soon(self) -> None:
-        """In the next turn, once."""
+        """Drive in the next turn, once."""
         if not self._driven_soon:
             self._driven_soon = True
             asyncio.get_running_loop().call_soon(self._driven_in_turn)
@@ -209,7 +212,7 @@ class SocketStream(asyncio.BufferedProtocol):
             turn.end()
 
     def _hand_over(self, most: int) -> None:
-        """What is here, unless the peer has to take something first; what is more in the next turn."""
+        """Hand over what is here, unless the peer has to take something first; the rest follows in the next turn."""
         self._driven_soon = False
         driver, fills = self._driver, 0
         while driver is not None and self._target is not None and not self._waits():
@@ -235,7 +238,7 @@ class SocketStream(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def _waits(self) -> bool:
-        """Is no request to be read now?"""
+        """Whether no request is to be read now."""
         return self._held or (self._polite and self._writing_paused)
 
     def hold(self) -> None:
@@ -265,7 +268,8 @@ class SocketStream(asyncio.BufferedProtocol):
     # ---- writing ----
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
-        """Cancelled while the kernel has not taken everything, the connection ends: half a unit is of no use."""
+        """Write. When it is cancelled while the kernel has not taken everything, the connection ends: half a unit is of
+        no use."""
         again = False
         while self._held_up():
             await self._wait_writable(first=again)
@@ -283,13 +287,14 @@ class SocketStream(asyncio.BufferedProtocol):
         self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
-        """A method, since a check that is made again after a wait is taken for needless where types are compiled in."""
+        """Raise the error of an ended connection. It is a method, since a check that is made again after a wait is
+        taken for needless where types are compiled in."""
         if self._ended is not None:
             raise self._ended
 
     async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
-        """Transports send no descriptors, so this goes to the socket itself, at a moment when the transport holds
-        nothing back; what the kernel does not take of `data` goes the usual way."""
+        """Write with descriptors. Transports send none, so this goes to the socket itself, at a moment when the
+        transport holds nothing back; what the kernel does not take of `data` goes the usual way."""
         while self._held_up():
             await self._wait_writable(first=False)
         self._raise_if_ended()
@@ -308,7 +313,7 @@ class SocketStream(asyncio.BufferedProtocol):
             await self.write(data[sent:])
 
     async def lend(self, head: bytes, pages: memoryview) -> None:
-        """`covey.wire.splicing.PageStream`."""
+        """Lend pages, as `covey.wire.splicing.PageStream` says."""
         if self._lender is None and self._lends and self.uid >= 0 and self._transport is not None:
             try:
                 self._lender = PageLender(self._transport.get_extra_info("socket").fileno())
@@ -336,7 +341,8 @@ class SocketStream(asyncio.BufferedProtocol):
         return self._writing_paused and self._ended is None
 
     async def _wait_writable(self, first: bool) -> None:
-        """`first`: a writer that has bytes under way, or has waited before, precedes those that wait to begin."""
+        """Wait until the stream is writable. `first`: a writer that has bytes under way, or has waited before, precedes
+        those that wait to begin."""
         writer = asyncio.get_running_loop().create_future()
         if first:
             self._writers.appendleft(writer)
@@ -384,12 +390,12 @@ class SocketStream(asyncio.BufferedProtocol):
             self._connected(self)
 
     def widen(self) -> None:
-        """It carries bulk bytes over a unix socket."""
+        """Widen the socket's buffers: it carries bulk bytes over a unix socket."""
         assert self._transport is not None
         widen(self._transport.get_extra_info("socket"))
 
     def _drive_to_the_end(self) -> None:
-        """What came before the end is handed over before it is told."""
+        """Hand over what came before the end, before the end is told."""
         if self._driven_soon and self._ended is None:
             self._drive_on(sys.maxsize)
 
@@ -427,7 +433,7 @@ def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryv
 
 
 def is_same_host(connection: Any) -> bool:
-    """Of a TCP connection, by its addresses."""
+    """Whether a TCP connection stays on this host, by its addresses."""
     try:
         near, far = connection.getsockname()[0], connection.getpeername()[0]
     except OSError:  # already gone

@@ -1,4 +1,4 @@
-"""Unix sockets of this host: made, replaced when their process is dead, and handed to the user whom they are for."""
+"""Unix sockets of this host: made, replaced when their process is dead, and handed to the user that they are for."""
 
 import contextlib
 import fcntl
@@ -18,10 +18,10 @@ _NOBODY = 0xFFFFFFFF
 
 
 def hand_over(path: str, uid: int) -> None:
-    """That user, and nobody but him and us, may connect there: the file becomes his where this process may give files
-    away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system has no ACLs everybody
-    may connect, and the process behind the socket asks the kernel who does, as it always has to. -1: ours alone;
-    `ANYBODY`: everybody's. The folder can be passed through from now on, not listed."""
+    """Let that user, and no other but him and this process's own, connect there: the file becomes his where this
+    process may give files away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system
+    has no ACLs everybody may connect, and the process behind the socket asks the kernel who does, as it always has to.
+    -1: this user's alone; `ANYBODY`: everybody's. The folder can be passed through from now on, not listed."""
     if uid in (-1, os.geteuid()):
         return
     try:
@@ -41,7 +41,8 @@ def hand_over(path: str, uid: int) -> None:
 
 
 def _entries(uid: int) -> bytes:
-    """An ACL in the form of the kernel's extended attribute, version 2: we and that user read and write."""
+    """An ACL in the form of the kernel's extended attribute, version 2: this process's user and that user read and
+    write."""
     listed = ((_OWNER, _READ_WRITE, _NOBODY), (_USER, _READ_WRITE, uid), (_GROUP, 0, _NOBODY),
               (_MASK, _READ_WRITE, _NOBODY), (_OTHER, 0, _NOBODY))  # fmt: skip
     return struct.pack("<I", 2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in listed)
@@ -78,7 +79,8 @@ def bind_unix(path: str, kind: int = socket.SOCK_STREAM, uid: int = -1) -> socke
 
 
 def _check_folder(directory: str, found: os.stat_result) -> None:
-    """OSError: whoever connects there, root perhaps, would talk to whomever that user likes."""
+    """OSError when another user could put a socket there: a client, root perhaps, would talk to whomever that user
+    likes."""
     if found.st_uid not in (os.geteuid(), 0):
         raise OSError(f"{directory} belongs to another user (uid {found.st_uid}), who could replace a socket there")
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:

@@ -14,14 +14,15 @@ from agent.ports.network.verbs_found import RdmaPort, look, pyverbs_spec
 from covey.ports.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
 
 EVENT_FILE = "anon_inode:[infinibandevent]"
-"""What the kernel calls the descriptor of a completion channel; pyverbs does not tell its number."""
+"""The kernel's name for the descriptor of a completion channel; pyverbs does not tell its number."""
 CHANNEL_TRIES = 8
 POLLED = 64
-"""Completions taken at once."""
+"""The number of completions taken at once."""
 RESPONDER = 4
-"""READs of one end that the other has under way at once."""
+"""The number of READs of one end that the other has under way at once."""
 ACK_TIMEOUT, RETRIES = 14, 7
-"""4.096 us * 2^14 = 67 ms without an answer, so many times; then the pair has failed."""
+"""The exponent of the time without an answer, 4.096 us * 2^14 = 67 ms, and the number of retries; then the pair has
+failed."""
 NO_RECEIVER_TIMER = 12
 STATUSES = {
     4: "a local protection error", 5: "flushed", 10: "the peer does not allow access to that memory any more",
@@ -30,7 +31,7 @@ STATUSES = {
 
 
 class PyVerbs:
-    """`covey.ports.verbs.Verbs` of this host."""
+    """The `covey.ports.verbs.Verbs` of this host."""
 
     def __init__(self) -> None:
         self._opened: OpenedDevice | None = None
@@ -53,7 +54,7 @@ class PyVerbs:
 
 
 def _load() -> None:
-    """Also from where a virtual environment does not look; nothing else is found there because of it."""
+    """Load pyverbs also from where a virtual environment does not look; nothing else is found there because of it."""
     if "pyverbs" in sys.modules:
         return
     spec = pyverbs_spec()
@@ -66,7 +67,7 @@ def _load() -> None:
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-    """pyverbs raises errors of its own, which say what the device refused."""
+    """Turn errors of pyverbs, which say what the device refused, into NoVerbs."""
     from pyverbs.pyverbs_error import PyverbsError
 
     try:
@@ -88,7 +89,7 @@ class OpenedDevice:
 
 
 class PyVerbsDevice:
-    """`covey.ports.verbs.VerbsDevice`."""
+    """The `covey.ports.verbs.VerbsDevice`."""
 
     def __init__(self, opened: OpenedDevice) -> None:
         from pyverbs.pd import PD
@@ -109,7 +110,7 @@ class PyVerbsDevice:
 
 
 class PyRegion:
-    """`covey.ports.verbs.Region`."""
+    """The `covey.ports.verbs.Region`."""
 
     def __init__(self, device: PyVerbsDevice, memory: memoryview, remote: bool) -> None:
         import numpy as np
@@ -120,7 +121,7 @@ class PyRegion:
         if remote:
             access |= int(e.IBV_ACCESS_REMOTE_READ) | int(e.IBV_ACCESS_REMOTE_WRITE)
         self._held: Any = np.frombuffer(memory, np.uint8)
-        """Keeps the memory where it is until nobody can reach it."""
+        """The buffer that keeps the memory where it is until no peer can reach it."""
         self.address = int(self._held.ctypes.data)
         with _refusals(f"to register {len(self._held)} bytes (memory that may be locked: ulimit -l)"):
             self._region = MR(device.domain, len(self._held), access, self.address)
@@ -133,7 +134,7 @@ class PyRegion:
 
 
 class PyPair:
-    """`covey.ports.verbs.Pair`. A completion channel of its own, whose descriptor the loop watches."""
+    """The `covey.ports.verbs.Pair`. It has a completion channel of its own, whose descriptor the loop watches."""
 
     def __init__(self, device: PyVerbsDevice, done: Callable[[str], None]) -> None:
         import pyverbs.enums as e
@@ -143,7 +144,7 @@ class PyPair:
         self._e, self._device, self._done = e, device, done
         self._loop = asyncio.get_running_loop()
         self._under_way: deque[int] = deque()
-        """Numbers of posts, oldest first."""
+        """The numbers of posts under way, oldest first."""
         self._last = 0
         self._closed = False
         with _refusals("a queue pair"):
@@ -201,7 +202,7 @@ class PyPair:
             self._loop.call_soon(self._fail, str(why))
 
     def _completed(self) -> None:
-        """The channel says that there is something."""
+        """Take completions: the channel says that there are some."""
         if self._closed:
             return
         self._channel.get_cq_event(self._queue)

@@ -1,4 +1,5 @@
-"""Is there RDMA on this host, and if not, why? Only files are looked at: nothing is loaded and nothing is opened.
+"""Whether there is RDMA on this host, and if not, why. Only files are looked at: nothing is loaded and nothing is
+opened.
 
 What is found may still refuse when a byte process opens it; that process says so itself.
 """
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DISTRIBUTION = "/usr/lib/python3/dist-packages"
-"""Where Debian puts python3-pyverbs; a virtual environment does not look there."""
+"""The folder where Debian puts python3-pyverbs; a virtual environment does not look there."""
 ACTIVE = "4:"
-"""How the kernel begins the state of a port that works."""
+"""The beginning of the state of a port that works, as the kernel writes it."""
 ROCE_V2 = "RoCE v2"
 
 
@@ -28,12 +29,13 @@ class RdmaPort:
     gid: bytes
     lid: int
     mtu: int
-    """As verbs number them."""
+    """The MTU's number in verbs, not its bytes."""
 
 
 @dataclass(frozen=True)
 class RdmaFound:
-    """`port` is None: there is none, `why` says why, and what to do where something can be done."""
+    """The port that was found. `port` None: there is none, `why` says why, and what to do where something can be
+    done."""
 
     port: RdmaPort | None
     why: str = ""
@@ -45,7 +47,7 @@ def look(
     distribution: str = DISTRIBUTION,
     needs_bytes: int = 0,
 ) -> RdmaFound:
-    """`needs_bytes`: memory that must be locked at least, a slab."""
+    """Look for a port. `needs_bytes`: memory that must be lockable at least, a slab."""
     if not sysfs.is_dir() or not any(sysfs.iterdir()):
         return RdmaFound(None, "this host has no RDMA device")
     if pyverbs_spec(distribution) is None:
@@ -69,7 +71,7 @@ def look(
 
 
 def pyverbs_spec(distribution: str = DISTRIBUTION) -> importlib.machinery.ModuleSpec | None:
-    """Of a pyverbs that this Python can load: its own, or the distribution's."""
+    """The import spec of a pyverbs that this Python can load: its own, or the distribution's."""
     for path in (None, [distribution]):
         spec = importlib.machinery.PathFinder.find_spec("pyverbs", path)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -80,7 +82,7 @@ def pyverbs_spec(distribution: str = DISTRIBUTION) -> importlib.machinery.Module
 
 
 def _other(distribution: str) -> str:
-    """What there is instead."""
+    """What there is instead of a pyverbs for this Python."""
     built = sorted(Path(distribution).glob("pyverbs/device.*.so"))
     if not built:
         return "; next: apt install python3-pyverbs"
@@ -109,8 +111,8 @@ def _ports(device: Path) -> list[RdmaPort]:
 
 
 def _gid(port: Path, ethernet: bool) -> tuple[int, bytes] | None:
-    """Index and value: over Ethernet an IPv4 address of RoCE v2, since that is routed and needs no scope; else any that
-    is not link-local, else any."""
+    """The GID's index and value: over Ethernet an IPv4 address of RoCE v2, since that is routed and needs no scope;
+    else any that is not link-local, else any."""
     named = []
     for path in sorted((port / "gids").glob("*"), key=lambda each: int(each.name)):
         gid = bytes.fromhex(_text(path).replace(":", ""))
@@ -123,12 +125,13 @@ def _gid(port: Path, ethernet: bool) -> tuple[int, bytes] | None:
 
 
 def _mtu(port: Path) -> int:
-    """sysfs does not tell it; pyverbs does when the device is opened. 1024 bytes is what every RoCE port has."""
+    """The assumed MTU's number, since sysfs does not tell it: over Ethernet that of 1024 bytes, which every RoCE port
+    has, else that of 2048. pyverbs tells it when the device is opened."""
     return 3 if _text(port / "link_layer") == "Ethernet" else 4
 
 
 def _text(path: Path) -> str:
-    """Of a file of the kernel; some cannot be read for entries that are not in use."""
+    """The text of a file of the kernel; empty where it cannot be read, as for entries that are not in use."""
     try:
         return path.read_text().strip()
     except OSError:

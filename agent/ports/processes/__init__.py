@@ -1,1 +1,1 @@
-"""Processes of this machine: ranks under their shims, and our own programs."""
+"""Processes of this machine: ranks under their shims, and Covey's own programs."""

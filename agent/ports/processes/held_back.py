@@ -1,4 +1,4 @@
-"""Processes that run on what others leave of the cores, until somebody lets them go.
+"""Processes that run on what others leave of the cores, until they are let go.
 
 A rank that starts beside a guaranteed job imports its framework for ten seconds or more, and nothing in it can hold it
 back before it has. So it is started with the lowest priority (`agent/ports/processes/shim.py`, `hold_back`): nice 19,
@@ -7,7 +7,7 @@ Once its channel answers it is let go with all that it has started meanwhile: th
 it had.
 
 Raising a priority again needs CAP_SYS_NICE, or a limit RLIMIT_NICE of 20 (`LimitNICE=+0` in covey.service). Without
-either a rank's own nice stays as it is, since nobody could take it back; its automatic group needs neither.
+either a rank's own nice stays as it is, since it could not be taken back; its automatic group needs neither.
 """
 
 import os
@@ -17,13 +17,14 @@ from agent.ports.processes import procfs
 
 HELD_NICE = 19
 AGAIN_S, TRIES = 0.15, 10
-"""The kernel takes one change of a group in 0.1 s from users."""
+"""Seconds between two tries, and their number: the kernel takes one change of a group in 0.1 s from users."""
 ROUNDS_MAX = 20
-"""While a tree is let go it may fork: it is read again until nothing is held."""
+"""The most times that a tree is read while it is let go, since it may fork: until nothing is held."""
 
 
 def let_go(pid: int) -> bool:
-    """Blocking, some milliseconds. Whether nothing of that rank is held back any more; true of one that is gone."""
+    """Let a rank go, blocking for some milliseconds. Whether nothing of that rank is held back any more; True for one
+    that is gone."""
     for _ in range(ROUNDS_MAX):
         held = [(process, thread) for process in tree(pid) for thread in _threads(process) if _is_held(thread)]
         groups = [process for process in tree(pid) if _group_is_held(process)]
@@ -36,7 +37,7 @@ def let_go(pid: int) -> bool:
 
 
 def tree(pid: int) -> list[int]:
-    """It and its descendants that are alive."""
+    """The process and its descendants that are alive."""
     found, line = dict.fromkeys([pid]), [pid]
     while line:
         one = line.pop()
@@ -64,7 +65,7 @@ def _is_held(thread: int) -> bool:
 
 
 def _raise(thread: int) -> bool:
-    """To what this process has itself, which no rank is above."""
+    """Raise a thread's priority to what this process itself has, which no rank is above."""
     try:
         os.setpriority(os.PRIO_PROCESS, thread, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
     except ProcessLookupError:
@@ -75,7 +76,7 @@ def _raise(thread: int) -> bool:
 
 
 def _group_is_held(pid: int) -> bool:
-    """A zombie's cannot be read, and is none."""
+    """Whether the process's group is held. That of a zombie cannot be read, and is not."""
     try:
         with open(f"/proc/{pid}/autogroup") as file:
             return file.read().split()[-1:] == [str(HELD_NICE)]

@@ -1,5 +1,5 @@
-"""What a rank and our own programs inherit of the agent that starts them. This is the one place that says so, and the
-tests look from inside (`tests/agent/ports/test_inheritance.py`).
+"""What a rank and Covey's own programs inherit of the agent that starts them. This is the one place that says so, and
+the tests look from inside (`tests/agent/ports/test_inheritance.py`).
 
 A *rank*, and a spare that waits to become one:
 
@@ -13,10 +13,10 @@ A *rank*, and a spare that waits to become one:
   limits, control group, cores, I/O priority, namespaces, `no_new_privs`, the system call filter, and which
   capabilities may ever be had.
 
-Our *programs* (a supervisor, a keeper of spares, byte processes) get descriptors 0 to 2 and one pipe by which they say
-that they are loaded (sockets they open themselves, or are sent), the agent's environment without what systemd says to
-the agent alone (`NOT_INHERITED`), and no blocked signal. A *shim* gets the few variables by
-which it is found, and writes its own errors to the log of the supervisor (descriptor 2).
+Covey's *programs* (a supervisor, a keeper of spares, byte processes) get descriptors 0 to 2 and one pipe by which they
+say that they are loaded (sockets they open themselves, or are sent), the agent's environment without what systemd says
+to the agent alone (`NOT_INHERITED`), and no blocked signal. A *shim* gets the few variables by which it is found, and
+writes its own errors to the log of the supervisor (descriptor 2).
 
 Standard library only, and little of it: a shim imports this without site (`agent/ports/processes/shim.py`).
 """
@@ -42,16 +42,17 @@ NOT_INHERITED = frozenset(
     MANAGERPID INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID CREDENTIALS_DIRECTORY MEMORY_PRESSURE_WATCH
     MEMORY_PRESSURE_WRITE""".split()  # noqa: SIM905
 )
-"""systemd's variables for the agent, not for its programs."""
+"""The agent's variables from systemd, which its programs do not get."""
 UMASK = "COVEY_UMASK"
-"""In a rank's environment: octal, of whoever submitted it."""
+"""The variable of a rank's environment with its submitter's umask, octal."""
 UMASK_UNLESS_SET = 0o077
-"""Of a job that does not say: what it writes is its user's alone."""
+"""The umask of a job that does not say one: what it writes is its user's alone."""
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
 def begin_anew() -> None:
-    """In a process that is about to become a rank. Nothing here raises: what this kernel cannot do it never gave."""
+    """Begin anew in a process that is about to become a rank. Nothing here raises: what this kernel cannot do it never
+    gave."""
     for number in valid_signals():
         if number not in (SIGKILL, SIGSTOP):
             try:
@@ -63,19 +64,19 @@ def begin_anew() -> None:
 
 
 def unblock_signals() -> None:
-    """In a program of ours or a shim, as it begins."""
+    """Unblock all signals in one of Covey's programs or a shim, as it begins."""
     pthread_sigmask(SIG_SETMASK, ())
 
 
 def umask_of(env: dict[str, str]) -> int:
-    """ValueError for what is no octal number."""
+    """The umask in an environment. ValueError for what is no octal number."""
     given = env.get(UMASK)
     return int(given, 8) & 0o777 if given else UMASK_UNLESS_SET
 
 
 def make_ordinary(process: int | str, pid: int) -> None:
-    """The agent runs before others and is killed last (systemd/covey.service); what it starts for users does not.
-    `process` as /proc names it, `pid` as the kernel does (0: this one)."""
+    """Make a process ordinary: the agent runs before others and is killed last (systemd/covey.service); what it starts
+    for users does not. `process` as /proc names it, `pid` as the kernel does (0: this one)."""
     try:
         if os.sched_getscheduler(pid) != os.SCHED_OTHER:
             os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))

@@ -1,12 +1,13 @@
-"""Processes on this machine: users' commands and our own programs.
+"""Processes on this machine: users' commands and Covey's own programs.
 
-Every process gets a session and a process group of its own, and no death signal tied to us: it lives on when this agent
-is killed. Its end is seen through a pidfd, also when it is not our child (found again after a restart).
+Every process gets a session and a process group of its own, and no death signal tied to this one: it lives on when this
+agent is killed. Its end is seen through a pidfd, also when it is not this process's child (found again after a
+restart).
 
     start(Command)      no shell, nothing inherited, stdout and stderr appended to a file; with `run` under a shim that
-                        outlives us, bounds what is written and tells how it ended (`agent/ports/processes/shim.py`,
-                        `agent/ports/processes/shims.py`)
-    resume(Command)     what was started under that shim, by us or by a supervisor before
+                        outlives this one, bounds what is written and tells how it ended
+                        (`agent/ports/processes/shim.py`, `agent/ports/processes/shims.py`)
+    resume(Command)     what was started under that shim, here or by an earlier supervisor
     start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
     find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
 
@@ -37,20 +38,22 @@ from covey.wire.checked import StateRefused
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
-"""How often an end is looked for where the kernel has no pidfd (before Linux 5.3)."""
+"""Seconds between two looks for an end where the kernel has no pidfd (before Linux 5.3)."""
 REAP_S = 1.0
 SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
-"""Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
+"""The rank's variables that its shim gets: those by which it is found, and what an interpreter may need to start."""
 RACK_MARK = "COVEY_RACK"
-"""By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
+"""The variable by which covey-rack finds what it started and whatever that started: a shim has it from the agent, not
+from its rank."""
 LOG_BYTES_MAX = 8 << 20
-"""A program that starts begins another log when its last one is longer: one of before is kept, as NAME.log.old."""
+"""A program that starts begins another log when its last one is longer, bytes; one earlier log is kept, as
+NAME.log.old."""
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
 
 class ProgramBase(msgspec.Struct, frozen=True):
-    """What every program of ours gets beside its own configuration."""
+    """What each of Covey's programs gets beside its own configuration."""
 
     host: str
     state_dir: str
@@ -62,16 +65,17 @@ class ProgramBase(msgspec.Struct, frozen=True):
 
 
 WORDS_MAX = 400
-"""Characters of a program's last words."""
+"""The most characters of a program's last words."""
 
 
 def words_path(run_dir: str, instance: str) -> str:
-    """Where a program says why it gives up. Beside its sockets, in memory: a disk that is full takes no words."""
+    """The path where a program says why it gives up. It is beside its sockets, in memory: a disk that is full takes no
+    words."""
     return os.path.join(run_dir, f"{instance}.died")
 
 
 def leave_words(run_dir: str, instance: str, why: BaseException) -> None:
-    """For whoever starts this program again, and its clients."""
+    """Leave words for whoever starts this program again, and for its clients."""
     plain = isinstance(why, OSError | ValueError | StateRefused) and str(why)
     words = str(why) if plain else f"{type(why).__name__}: {why}"
     with contextlib.suppress(OSError), open(words_path(run_dir, instance), "w") as file:
@@ -86,10 +90,10 @@ class ProgramStart(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process we started. Reaped as soon as it ends, whether or not a caller waits."""
+    """A process that this one started. It is reaped as soon as it ends, whether or not a caller waits."""
 
     def __init__(self, popen: DetachedProcess, tells: int = -1) -> None:
-        """`tells`: our end of the pipe `LOADED_FD`; closed here."""
+        """`tells`: this process's end of the pipe `LOADED_FD`; it is closed here."""
         self._popen, self.loaded = popen, tells < 0
         started = start_ticks(popen.pid)
         self.id = ProcessId(popen.pid, started if started is not None else 0)
@@ -100,7 +104,7 @@ class ChildProcess:
             self._loop.add_reader(tells, self._heard, tells)
 
     def _heard(self, tells: int) -> None:
-        """The program told that it is loaded, or ended, which closed the pipe."""
+        """Note that the program told that it is loaded, or ended, which closed the pipe."""
         self.loaded = True
         self._loop.remove_reader(tells)
         os.close(tells)
@@ -115,7 +119,7 @@ class ChildProcess:
         return await asyncio.shield(self._ended)
 
     def signal(self, number: int) -> None:
-        """Only while it has not been reaped: until then its pid is not used again."""
+        """Send a signal, only while the process has not been reaped: until then its pid is not used again."""
         if self._popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
@@ -139,7 +143,7 @@ class ChildProcess:
 
 
 class FoundProcess:
-    """A process that is not our child: how it ended cannot be known, only that it did."""
+    """A process that is not a child of this one: how it ended cannot be known, only that it did."""
 
     def __init__(self, process: ProcessId) -> None:
         self.id = process
@@ -179,18 +183,19 @@ class FoundProcess:
 
 
 class RealProcesses:
-    """`covey.ports.Processes`. `base` says where programs started from here keep their files."""
+    """The `covey.ports.Processes` of this machine. `base` says where programs started from here keep their files."""
 
     def __init__(self, base: ProgramBase) -> None:
         self._base = base
         self._children: dict[int, ChildProcess] = {}
         self._kept: dict[ProcessId, KeptProcess] = {}
-        """Started under a shim, here or before."""
+        """The processes that were started under a shim, here or before."""
         self._asked: dict[ProcessId, None] = {}
-        """Strays that got their SIGTERM."""
+        """The strays that got their SIGTERM."""
 
     async def start(self, command: Command) -> Process:
-        """Blocks for the one or two milliseconds between fork and exec. OSError names the file that is at fault."""
+        """Start a command. It blocks for the one or two milliseconds between fork and exec. OSError names the file that
+        is at fault."""
         if not command.argv:
             raise FileNotFoundError("the command is empty")
         if command.run:
@@ -306,7 +311,7 @@ class RealProcesses:
         self._reap()
 
     def _reap(self) -> None:
-        """Once in `REAP_S`: dead adopted children off the process table, so that they do not pile up."""
+        """Take dead adopted children off the process table, once in `REAP_S`, so that they do not pile up."""
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 known = self._unreaped(dead.si_pid)
@@ -317,8 +322,9 @@ class RealProcesses:
         asyncio.get_running_loop().call_later(REAP_S, self._reap)
 
     def ask_strays(self) -> int:
-        """SIGTERM, once, to every adopted process, ours or a shim's: what a process that we started, and that ended,
-        had left running, but not what that has started in its turn. How many adopted processes there are."""
+        """Send SIGTERM, once, to every adopted process, this process's or a shim's: what a process that was started
+        here, and that ended, had left running, but not what that has started in its turn. Returns how many adopted
+        processes there are."""
         parents = {os.getpid(), *(kept.shim.pid for kept in self._kept.values() if kept.shim_lives())}
         strays: list[ProcessId] = []
         for pid in pids():
@@ -335,9 +341,9 @@ class RealProcesses:
         return len(strays)
 
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int:
-        """SIGTERM to every descendant, SIGKILL to what is left after `grace_s`, until there is none: how many there
-        were. Only of use after `adopt`, in a process that has no other children than those to be ended. Shims end by
-        themselves, once nothing is left of their ranks and all of the output is on disk."""
+        """Send SIGTERM to every descendant, SIGKILL to what is left after `grace_s`, until there is none, and return
+        how many there were. It is only of use after `adopt`, in a process that has no other children than those to be
+        ended. Shims end by themselves, once nothing is left of their ranks and all of the output is on disk."""
         seen: set[ProcessId] = set()
         loop = asyncio.get_running_loop()
         began_s, number = loop.time(), signals.SIGTERM if grace_s > 0 else signals.SIGKILL
@@ -359,8 +365,8 @@ class RealProcesses:
             await asyncio.sleep(0.01)
 
     async def end_rest_of(self, process: ProcessId, timeout_s: float = 5.0) -> int:
-        """SIGKILL to what a process that we started with `run`, and that ended, has left running, until there is none:
-        how many there were."""
+        """Send SIGKILL to what a process that was started here with `run`, and that ended, has left running, until
+        there is none, and return how many there were."""
         kept = self._kept.get(process)
         seen: set[ProcessId] = set()
         end_s = asyncio.get_running_loop().time() + timeout_s
@@ -378,8 +384,9 @@ class RealProcesses:
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:
-        """SIGKILL to every process of our user that was started with all of these environment variables, whether or
-        not our child, until there is none: how many there were. Not to ranks in `spare`, their shims, descendants."""
+        """Send SIGKILL to every process of this user that was started with all of these environment variables, whether
+        or not a child, until there is none, and return how many there were. Not to ranks in `spare`, their shims,
+        descendants."""
         seen: set[ProcessId] = set()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
@@ -399,12 +406,13 @@ class RealProcesses:
         return [process for process in found if process not in spared]
 
     def _unreaped(self, pid: int) -> ChildProcess | None:
-        """The process we started under this pid, as long as the pid is its own."""
+        """The process that was started here under this pid, as long as the pid is its own."""
         known = self._children.get(pid)
         return known if known is not None and known._popen.returncode is None else None
 
     def _reaped(self, stray: ProcessId) -> bool:
-        """Take a dead adopted child off the process table. Those we started are reaped by their own watch."""
+        """Take a dead adopted child off the process table. Processes that were started here are reaped by their own
+        watch."""
         known = self._unreaped(stray.pid)
         if known is not None:
             return known._popen.poll() is not None
@@ -419,7 +427,7 @@ def _pid(process: ProcessId) -> int:
 
 
 def _open_log(path: str) -> int:
-    """A program's log. One that has grown long begins anew beside the one before it."""
+    """Open a program's log. One that has grown long begins anew beside the one before it."""
     with contextlib.suppress(OSError):
         if os.stat(path).st_size > LOG_BYTES_MAX:
             os.replace(path, f"{path}.old")
@@ -432,7 +440,7 @@ def _open_output(path: str) -> int:
 
 
 def watch(pid: int, look: Callable[[], None]) -> Callable[[], None]:
-    """Call `look` when the process ends (at least then): the returned function stops it."""
+    """Call `look` when the process ends (at least then). The returned function stops it."""
     loop = asyncio.get_running_loop()
     try:
         file = os.pidfd_open(pid)
@@ -464,7 +472,7 @@ def _poll(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Callable
 
 
 def descendants(root: int) -> list[ProcessId]:
-    """Children, grandchildren and so on, zombies included, by pid."""
+    """The children, grandchildren and so on, zombies included, by pid."""
     children: dict[int, list[ProcessId]] = {}
     for pid in pids():
         if (fields := stat(pid)) is not None:
@@ -478,8 +486,8 @@ def descendants(root: int) -> list[ProcessId]:
 
 
 def holding(variables: Mapping[str, str]) -> list[ProcessId]:
-    """Processes of our user, other than this one, whose environment held all of these when they began; by pid. None
-    when there are no variables to tell them by."""
+    """The processes of this user, other than this one, whose environment held all of these when they began; by pid.
+    None when there are no variables to tell them by."""
     found: list[ProcessId] = []
     for pid in pids() if variables else ():
         with contextlib.suppress(OSError):  # it ended, or is somebody else's

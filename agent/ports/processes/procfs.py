@@ -7,31 +7,31 @@ from covey.ports import ProcessId
 
 
 def pids() -> list[int]:
-    """Every process and zombie, ascending."""
+    """The pids of every process and zombie, ascending."""
     return sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def words(pid: int, file: str) -> list[str]:
-    """The NUL-separated words of /proc/PID/`cmdline` or `environ`; empty of a zombie. OSError when it is gone or
-    somebody else's."""
+    """The NUL-separated words of /proc/PID/`cmdline` or `environ`; empty for a zombie. OSError when it is gone or
+    another user's."""
     with open(f"/proc/{pid}/{file}", "rb") as opened:
         return [os.fsdecode(word) for word in opened.read().split(b"\0") if word]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Its variables as they were when it began. OSError when it is gone or somebody else's."""
+    """The process's variables as they were when it began. OSError when it is gone or another user's."""
     pairs = (word.partition("=") for word in words(pid, "environ"))
     return {name: value for name, _, value in pairs}
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it runs as our own user. FileNotFoundError when it is gone."""
+    """Whether the process runs as this user. FileNotFoundError when it is gone."""
     return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
 
 
 def stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the third on (state, ppid, ...); None when there is no such process. The name in
-    the second field may hold anything, also blanks and parentheses."""
+    """The fields of /proc/PID/stat from the third on (state, ppid, ...); None when there is no such process. The name
+    in the second field may hold anything, also blanks and parentheses."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
@@ -41,31 +41,32 @@ def stat(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22: clock ticks since boot. Of a zombie too."""
+    """When a process was started, in clock ticks since boot (field 22); of a zombie too."""
     fields = stat(pid)
     return None if fields is None else int(fields[19])
 
 
 def live_ticks(pid: int) -> int | None:
-    """The same of a process that runs or is stopped; None when it has ended, whether or not it was reaped."""
+    """When a process that runs or is stopped was started, in clock ticks; None when it has ended, whether or not it was
+    reaped."""
     fields = stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def parent(pid: int) -> int | None:
-    """Field 4; 0 of the first process."""
+    """The parent's pid (field 4); 0 for the first process."""
     fields = stat(pid)
     return None if fields is None else int(fields[1])
 
 
 def group(pid: int) -> int | None:
-    """Field 5, its process group; None when it is gone."""
+    """The process group (field 5); None when the process is gone."""
     fields = stat(pid)
     return None if fields is None else int(fields[2])
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether it has a handler for this signal. False when it is gone."""
+    """Whether the process has a handler for this signal. False when it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             caught = next(line.split()[1] for line in file if line.startswith(b"SigCgt:"))
@@ -75,5 +76,5 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Running or stopped, and the very same; a zombie has ended."""
+    """Whether this very process is running or stopped; a zombie has ended."""
     return live_ticks(process.pid) == process.started

@@ -23,11 +23,11 @@ there is none what is new is lost, and a line says so.
 
 A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
 script (`covey.hooks.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
-that socket, and from there on it is a rank like any other. Its shim ends it once nobody holds the other end.
+that socket, and from there on it is a rank like any other. Its shim ends it once no process holds the other end.
 
     keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
 
-Run as a script of its own, without site and with one small module of ours, which says what a rank inherits
+Run as a script of its own, without site and with one small module of Covey, which says what a rank inherits
 (`agent/ports/processes/inheritance.py`): it starts in some 20 ms of CPU and 10 MB.
 """
 
@@ -67,32 +67,33 @@ HELD_NICE, NICE_LIMIT, CAP_SYS_NICE = 19, 20, 23
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 18
 HEAD_SHARE, PARTS, PART_SHARE = 4, 12, 16
-"""A quarter of the limit for the head, and twelve parts of a sixteenth each."""
+"""The divisors of the limit: a quarter of it for the head, and twelve parts of a sixteenth each."""
 PART_DIGITS = 15
 LINE_BYTES = 200
-"""Room for the line at the end of the head."""
+"""Bytes of room for the line at the end of the head."""
 FIRST_BYTES = 1 << 20
-"""How a rank began is of use to everybody: so much of its output need only leave half as much free."""
+"""How a rank began is of use to everybody: its first bytes, this many, need only half the room left free."""
 WRITE_TRIES, RETRY_MS = 30, 1000
-"""How often, and how far apart, writing the exit status is tried when the disk fails."""
+"""How often, and how many milliseconds apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
 AT_FAULT_MAX = 2048
-"""Characters of what is at fault, in words: they fit into a pipe at once."""
+"""The most characters of what is at fault, in words: they fit into a pipe at once."""
 SPARE = "COVEY_SPARE"
-"""In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
+"""The variable of a spare's environment with the descriptors by which it hears what it is, and says that it waits."""
 SPARE_LINE_BYTES = 4096
 LENGTH_BYTES = 8
 GOES_FIRST, ORDINARY = 800, 0
-"""oom_score_adj of what is of use to nobody's work yet, and of a rank."""
+"""The oom_score_adj of a spare, which does no work yet, and of a rank."""
 
 
 def sealed(text: str) -> bytes:
-    """A line with its own checksum."""
+    """The line with its own checksum."""
     return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
 
 class Output:
-    """The head and the ring. Nothing here raises: what cannot be written is dropped, and a line says how much."""
+    """A rank's output: the head and the ring. Nothing here raises: what cannot be written is dropped, and a line says
+    how much."""
 
     def __init__(self, path: str, limit_bytes: int, keep_free: int = 0) -> None:
         self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
@@ -128,7 +129,7 @@ class Output:
         self.dropped += len(data) if short or self.dropped else self._put(data)
 
     def close(self) -> None:
-        """The rank and all that it left behind are over: what was lost at the end is said too."""
+        """Close the output: the rank and all that it left behind are over; what was lost at the end is said too."""
         if self.dropped:
             self._put(self._lost())
 
@@ -136,7 +137,7 @@ class Output:
         return f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
 
     def _is_short(self, size: int) -> bool:
-        """Whether so much more would leave too little free; one old part goes then, if there is one."""
+        """Whether `size` more bytes would leave too little free; one old part goes then, if there is one."""
         least = self.keep_free if self.end + size > FIRST_BYTES else self.keep_free // 2
         try:
             if not least or free_at(self.file) - size >= least:
@@ -150,7 +151,7 @@ class Output:
             return True
 
     def _put(self, data: bytes) -> int:
-        """How many bytes of it could not be written."""
+        """Write data, and return how many bytes of it could not be written."""
         view = memoryview(data)
         try:
             while view:
@@ -186,13 +187,13 @@ def free_at(file: int) -> int:
 
 
 def started(pid: int) -> int:
-    """Clock ticks since boot when this process began."""
+    """When this process began, in clock ticks since boot."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def replace(path: str, data: bytes) -> None:
-    """Whole or not at all, for every reader while this machine runs."""
+    """Replace a file, whole or not at all, for every reader while this machine runs."""
     file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.write(file, data)
     os.close(file)
@@ -200,7 +201,7 @@ def replace(path: str, data: bytes) -> None:
 
 
 class ExitFile:
-    """The file is allocated beforehand: a full disk loses no exit status."""
+    """The file of a rank's exit status, allocated beforehand: a full disk loses no exit status."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -210,7 +211,7 @@ class ExitFile:
         os.fsync(self.file)
 
     def write(self, code: int) -> bool:
-        """Whether it is on disk now."""
+        """Write the exit status; whether it is on disk now."""
         try:
             os.pwrite(self.file, sealed(f"exit 1 {code}").ljust(EXIT_BYTES), 0)
             os.fsync(self.file)
@@ -227,7 +228,8 @@ class ExitFile:
 
 
 def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tuple[int, int] | None) -> NoReturn:
-    """In the rank: wait until it is written down, then run the user's command. `spare`: by which it hears and says."""
+    """Become the rank: wait until it is written down, then run the user's command. `spare`: the descriptors by which it
+    hears and says."""
     at_fault = config["argv"][0]
     try:
         os.setsid()
@@ -262,7 +264,7 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
 
 
 def hold_back() -> None:
-    """On what others leave of the cores from now on, as far as that can be taken back
+    """Run on what others leave of the cores from now on, as far as that can be taken back
     (`agent/ports/processes/held_back.py`)."""
     try:
         with open("/proc/self/autogroup", "w") as file:
@@ -277,7 +279,7 @@ def hold_back() -> None:
 
 
 def may_be_let_go() -> bool:
-    """Whether this user may raise a priority again that he lowered."""
+    """Whether this user may raise again a priority that he lowered."""
     import resource  # takes longer than all the rest of the start, so only where it is asked for
 
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= NICE_LIMIT:
@@ -288,13 +290,13 @@ def may_be_let_go() -> bool:
 
 
 def record(run: str, rank: int) -> None:
-    """Who the rank and its shim are, before the rank begins."""
+    """Write down which processes the rank and its shim are, before the rank begins."""
     own = os.getpid()
     replace(f"{run}.run", sealed(f"run 1 {rank} {started(rank)} {own} {started(own)}"))
 
 
 def score(pid: int | str, adj: int) -> None:
-    """How soon the kernel ends it when memory runs out."""
+    """Set how soon the kernel ends a process when memory runs out."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "w") as file:
             file.write(str(adj))
@@ -303,7 +305,7 @@ def score(pid: int | str, adj: int) -> None:
 
 
 def begin(config: dict[str, Any], output: int, spare: tuple[int, int] | None = None) -> tuple[int, str]:
-    """The rank's process, and why it could not start."""
+    """Start the rank's process, and return it, and why it could not start."""
     go_out, go = os.pipe2(os.O_CLOEXEC)
     trouble, trouble_in = os.pipe2(os.O_CLOEXEC)
     rank = os.fork()
@@ -336,7 +338,7 @@ def reap(rank: int) -> tuple[int | None, bool]:
 
 
 def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
-    """Until the rank and all that it left behind are over: its exit status."""
+    """Keep the rank until it and all that it left behind are over, and return its exit status."""
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal(SIGCHLD, lambda _number, _frame: None)
@@ -366,8 +368,8 @@ def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
 
 
 def pump(pipe: int, output: Output) -> int:
-    """Bytes that went from the pipe to the disk, a buffer of them at most; 0 when nothing will come any more, -1 when
-    there is nothing now."""
+    """Move a buffer from the pipe to the disk, and return how many bytes went; 0 when nothing will come any more, -1
+    when there is nothing now."""
     try:
         data = os.read(pipe, READ_BYTES)
     except BlockingIOError:
@@ -378,7 +380,7 @@ def pump(pipe: int, output: Output) -> int:
 
 
 def read_exactly(file: int, size: int) -> bytes:
-    """Fewer bytes: the other end was closed."""
+    """Read `size` bytes; fewer: the other end was closed."""
     found = b""
     while len(found) < size and (part := os.read(file, size - len(found))):
         found += part
@@ -392,7 +394,7 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def await_taken(control: int, says: int) -> dict[str, Any] | None:
-    """What a spare is to be; None when nobody will say so any more, or it has ended."""
+    """Wait until a spare is told what it is to be; None when its keeper will not say so any more, or it has ended."""
     ready = select.poll()
     ready.register(control, select.POLLIN)
     ready.register(says, select.POLLIN)
@@ -410,7 +412,7 @@ def await_taken(control: int, says: int) -> dict[str, Any] | None:
 
 
 def end_spare(spare: int) -> NoReturn:
-    """It has no rank, and all of its group goes."""
+    """End a spare: it has no rank, and all of its group goes."""
     try:
         os.killpg(spare, SIGKILL)
         os.waitpid(spare, 0)
@@ -420,7 +422,7 @@ def end_spare(spare: int) -> NoReturn:
 
 
 def keep_spare(config: dict[str, Any]) -> int:
-    """Until it is taken and has ended: its exit status."""
+    """Keep a spare until it is taken and has ended, and return its exit status."""
     control = config["control"]
     os.set_inheritable(control, False)
     hears, tell = os.pipe2(os.O_CLOEXEC)
@@ -469,7 +471,7 @@ def output_pipe() -> tuple[int, int]:
 
 
 def answer(rank: int, wrong: str) -> None:
-    """To whoever started this shim: the rank's process, or why there is none."""
+    """Answer whoever started this shim: the rank's process, or why there is none."""
     try:
         os.write(1, sealed(f"error 1 {wrong}") if wrong else sealed(f"started 1 {rank} {started(rank)}"))
     except OSError:
@@ -493,7 +495,7 @@ def status_of(code: int) -> int:
 
 
 def keep_rank(config: dict[str, Any]) -> int:
-    """Until it has ended: its exit status."""
+    """Keep a rank until it has ended, and return its exit status."""
     rank, wrong = 0, ""
     try:
         os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)

@@ -24,21 +24,22 @@ from covey.core.carried import for_process, for_processes
 from covey.ports import Command, ProcessId
 
 EXIT_POLL_S = 0.01
-"""How often a rank's exit file is looked for once the rank has ended: its shim writes it at once, then syncs it."""
+"""Seconds between two looks for a rank's exit file once the rank has ended: its shim writes it at once, then syncs
+it."""
 ANSWER_BYTES_MAX = 1 << 16
 NO_LIMIT_BYTES = 1 << 50
 Watch = Callable[[int, Callable[[], None]], Callable[[], None]]
 
 
 class DetachedProcess(subprocess.Popen[bytes]):
-    """A child that is meant to outlive us, so dropping the object gives no warning."""
+    """A child that is meant to outlive this process, so dropping the object gives no warning."""
 
     def __del__(self, *_: object) -> None:
-        """Does nothing: the parent class would warn that the process still runs."""
+        """Do nothing: the parent class would warn that the process still runs."""
 
 
 def unsealed(line: bytes, word: str) -> str | None:
-    """What follows `word` and its version in a line of a shim; None when it is another, or damaged."""
+    """What follows `word` and its version in a line of a shim; None when it is another word, or damaged."""
     text, _, check = line.strip().rpartition(b" ")
     if not text.startswith(f"{word} 1 ".encode()) or check != f"{zlib.crc32(text):08x}".encode():
         return None
@@ -54,7 +55,7 @@ def _read(path: str, word: str) -> str | None:
 
 
 class KeptProcess:
-    """A rank, started here or by a supervisor before."""
+    """A rank under a shim, started here or by an earlier supervisor."""
 
     def __init__(
         self, run: str, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
@@ -64,7 +65,7 @@ class KeptProcess:
 
     @property
     def loaded(self) -> bool:
-        """True: a user's command has no such signal."""
+        """Whether it is loaded: True, since a user's command has no such signal."""
         return True
 
     async def wait(self) -> int | None:
@@ -77,14 +78,14 @@ class KeptProcess:
         return self._code()
 
     async def _until(self, true: Callable[[], bool]) -> None:
-        """Polls: every condition awaited here comes true within milliseconds."""
+        """Poll until the condition holds: every one awaited here does within milliseconds."""
         while True:
             if true():
                 return
             await asyncio.sleep(EXIT_POLL_S)
 
     async def _over(self) -> None:
-        """Until the rank or its shim has ended."""
+        """Wait until the rank or its shim has ended."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def look() -> None:
@@ -105,7 +106,7 @@ class KeptProcess:
         return is_alive(self.shim)
 
     def _code(self) -> int | None:
-        """The exit status that the shim wrote; the shim's own exit status where the disk did not take it."""
+        """The exit status that the shim wrote, or the shim's own exit status where the disk did not take it."""
         text = _read(f"{self._run}.exit", "exit")
         if text is not None:
             return int(text)
@@ -115,7 +116,7 @@ class KeptProcess:
         return own if own <= 128 else 128 - own
 
     def signal(self, number: int) -> None:
-        """Through a pidfd: its shim may reap it at any moment, and the pid be used again."""
+        """Send a signal through a pidfd: the rank's shim may reap it at any moment, and the pid be used again."""
         try:
             file = os.pidfd_open(self.id.pid)
         except OSError as error:
@@ -143,14 +144,14 @@ class KeptProcess:
 
 
 def signal_group(leader: ProcessId, number: int) -> None:
-    """To a process and its whole group. Nothing happens when it is gone."""
+    """Send a signal to a process and its whole group. Nothing happens when it is gone."""
     if is_alive(leader):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, number)
 
 
 def signal_catchers(leader: ProcessId, number: int) -> None:
-    """To those of its group that have a handler for it."""
+    """Send a signal to the processes of its group that have a handler for it."""
     if not is_alive(leader):
         return
     for pid in procfs.pids():
@@ -160,13 +161,13 @@ def signal_catchers(leader: ProcessId, number: int) -> None:
 
 
 async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:
-    """`marks`: the shim's own environment. OSError names what is at fault."""
+    """Start a rank under a shim. `marks`: the shim's own environment. OSError names what is at fault."""
     popen, started = await _start(command, _config(command), marks)
     return _found(command, watch, popen) or _gone(command, started, watch, popen), popen
 
 
 def _config(command: Command) -> dict[str, object]:
-    """What a shim goes by; `Command` in its words."""
+    """The configuration of a shim: `Command` in its words."""
     return {
         "argv": [for_process(each) for each in command.argv],
         "cwd": for_process(command.cwd),
@@ -183,7 +184,7 @@ def _config(command: Command) -> dict[str, object]:
 async def _start(
     command: Command, config: dict[str, object], marks: dict[str, str], control: int = -1
 ) -> tuple[DetachedProcess, str]:
-    """The shim, and what it says of its process. `control`: a descriptor that it keeps."""
+    """Start a shim, and return it and what it says of its process. `control`: a descriptor that it keeps."""
     given = os.memfd_create("covey-shim", os.MFD_CLOEXEC)
     answer, answered = os.pipe2(os.O_CLOEXEC)
     try:
@@ -215,7 +216,7 @@ async def _start(
 
 
 class SpareProcess:
-    """`covey.ports.WaitingProcess`: one that was started ahead, under its shim."""
+    """The `covey.ports.WaitingProcess`: one that was started ahead, under its shim."""
 
     def __init__(self, id: ProcessId, popen: DetachedProcess, control: socket.socket) -> None:
         self.id, self._popen, self._control = id, popen, control
@@ -250,7 +251,7 @@ class SpareProcess:
 
 
 async def start_waiting(command: Command, marks: dict[str, str]) -> SpareProcess:
-    """OSError names what is at fault."""
+    """Start a process ahead. OSError names what is at fault."""
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as unless_started:
         unless_started.callback(ours.close)
@@ -297,7 +298,7 @@ def _set(future: "asyncio.Future[None]") -> None:
 
 
 async def _read_all(file: int) -> bytes:
-    """Until the other end is closed."""
+    """Read until the other end is closed."""
     loop = asyncio.get_running_loop()
     os.set_blocking(file, False)
     parts: list[bytes] = []

@@ -22,9 +22,9 @@ from covey.wire.checked import OtherFormat, other_format
 
 FILE = "acknowledged"
 SLOT_BYTES = 512
-"""A sector: a torn write damages one slot, never both."""
+"""Bytes of a slot, a sector: a torn write damages one slot, never both."""
 SYNC_EVERY = 256
-"""Writes between two syncs: the kernel would do it by itself within half a minute."""
+"""The number of writes between two syncs: the kernel would do it by itself within half a minute."""
 VERSION = 1
 _MAGIC = b"COVEYACK"
 _HEAD = struct.Struct(">8sHH")
@@ -32,10 +32,10 @@ _CRC = struct.Struct(">I")
 
 
 class AcknowledgedRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the log held, durable, when this was written."""
+    """What the log held, durable, when this record was written."""
 
     number: Count
-    """Grows with every record."""
+    """The record's number, which grows with every record."""
     rack: Rack
     identity: Identity
     generation: Count
@@ -55,11 +55,11 @@ class Acknowledged:
         self._number = 0
         self._unsynced = 0
         self._has_slots = False
-        """The file is there, whole: a record of it takes no room on the disk."""
+        """Whether the file is there, whole: then a record takes no more room on the disk."""
 
     async def load(self) -> AcknowledgedRecord | None:
-        """The newest record; None where there never was one. Of a file that is damaged as a whole: a record of nothing
-        in particular (its identity is empty), since this host has voted before. OtherFormat."""
+        """The newest record; None where there never was one. For a file that is damaged as a whole it is a record of
+        nothing in particular (its identity is empty), since this host has voted before. OtherFormat."""
         data = await self._disk.read(FILE)
         if data is None:
             return None
@@ -71,7 +71,7 @@ class Acknowledged:
         return newest
 
     async def begin(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
-        """The first record since the start or of a generation, durable on return."""
+        """Write the first record since the start or of a generation, durable on return."""
         if self._has_slots:
             await self.note(rack, identity, generation, size)
             await self._sync()

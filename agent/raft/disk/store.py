@@ -43,7 +43,7 @@ FOLDER = "consensus"
 VERSION = 1
 LOG_MAGIC, SNAPSHOT_MAGIC = b"COVEYLOG", b"COVEYSNP"
 WRITE_BYTES_MAX = 4 * 1024 * 1024
-"""Command bytes that one write joins (group commit), unless a single request is longer."""
+"""The most command bytes that one write joins (group commit), unless a single request is longer."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a disk, or of a quota on it, that is full."""
@@ -63,7 +63,7 @@ class DiskRefused(StateRefused):
 
 
 class Contradicted(StateRefused):
-    """The leader's log and ours hold different entries where ours are committed."""
+    """The leader's log and this host's hold different entries where this host's are committed."""
 
     status = 4
 
@@ -72,11 +72,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     base_index: Count
     base_term: Count
     image_index: Count
-    """The snapshot that belongs to this generation; 0: none."""
+    """The index of the snapshot that belongs to this generation; 0: none."""
     frames: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
-    """Frames after this one that were written together with it and cannot be torn."""
+    """The number of frames after this one that were written together with it and cannot be torn."""
     configuration: Configuration
-    """Who votes after the base, and in which rack; no voters while the log has not begun."""
+    """The configuration after the base, with the rack; no voters while the log has not begun."""
 
 
 class WrittenEntries(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +100,7 @@ _blocks = msgspec.msgpack.Decoder(tuple[WrittenEntries, ...])
 
 
 def write_length(requests: Sequence[Persist]) -> int:
-    """How many of these requests go into one write: at least one, about WRITE_BYTES_MAX of commands."""
+    """The number of these requests that go into one write: at least one, about WRITE_BYTES_MAX of commands."""
     size = 0
     for count, request in enumerate(requests):
         size += sum(len(entry.command) for entry in request.entries)
@@ -118,15 +118,15 @@ class Store:
         self._generation = 0
         self._salt = 0
         self._size = 0
-        """Of the log file, as far as it is durable."""
+        """Bytes of the log file that are durable."""
         self._torn = False
-        """The last append was refused, and may have left a part of itself behind what is durable."""
+        """Whether the last append was refused, and may have left a part of itself behind what is durable."""
         self._hard = HardState()
 
     async def load(self, alone: bool = False) -> Saved:
-        """What the last run left. DiskRefused when the files are damaged or of another version, and also when they hold
-        less than was acknowledged and no other host votes: by the log, or, where it has not begun, by `alone`. OSError
-        when the disk fails."""
+        """Load what the last run left. DiskRefused when the files are damaged or of another version, and also when they
+        hold less than was acknowledged and no other host votes: by the log, or, where it has not begun, by `alone`.
+        OSError when the disk fails."""
         record = await self._acknowledged.load()
         names = await self._disk.names(f"{FOLDER}/")
         logs = sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"{FOLDER}/log-(\d{{8}})", name)))
@@ -147,8 +147,8 @@ class Store:
         return saved
 
     async def _write_anew(self, name: str, data: bytes, size: int) -> None:
-        """Rewrite also a whole file: a frame whose sync failed can be read, and a later sync may not bring it to disk.
-        A disk without room for a second copy keeps the first, and the host starts all the same."""
+        """Write a file anew, also one that is whole: a frame whose sync failed can be read, and a later sync may not
+        bring it to disk. A disk without room for a second copy keeps the first, and the host starts all the same."""
         try:
             await self._disk.replace(name, data[:size])
         except OSError as error:
@@ -158,8 +158,8 @@ class Store:
                 await self._disk.truncate(name, size)
 
     async def peek(self) -> Configuration:
-        """Who votes according to the newest file, which stays as it is; no voters when no log has begun. DiskRefused,
-        OSError."""
+        """The configuration according to the newest file, which stays as it is; no voters when no log has begun.
+        DiskRefused, OSError."""
         logs = sorted(name for name in await self._disk.names(f"{FOLDER}/log-") if name[-8:].isdigit())
         if not logs:
             return Configuration()
@@ -197,7 +197,7 @@ class Store:
         )
 
     async def _lose(self, saved: Saved, alone: bool) -> Saved:
-        """The same log under a new identity, durable before it is sent to other hosts."""
+        """The saved log under a new identity, durable before it is sent to other hosts."""
         if _alone(saved, alone):
             raise self._nobody_else("holds less than it acknowledged")
         hard = msgspec.structs.replace(saved.hard, identity=self._entropy(IDENTITY_BYTES), lost=True)
@@ -206,7 +206,7 @@ class Store:
         return msgspec.structs.replace(saved, hard=hard)
 
     async def append(self, requests: Sequence[Persist]) -> None:
-        """Durable on return: all of these requests, as one frame. OSError: none of them is."""
+        """Append all of these requests as one frame, durable on return. OSError: none of them is."""
         blocks = [WrittenEntries(request.hard, request.first, request.entries) for request in requests]
         written = frame(_encode(blocks), self._salt)
         if self._torn:
@@ -218,8 +218,8 @@ class Store:
         await self._acknowledged.note(self._hard.rack, self._hard.identity, self._generation, self._size)
 
     async def checkpoint(self, request: SaveSnapshot) -> None:
-        """Durable on return: the snapshot and what is left of the log, as a new generation. OSError: the one before it
-        still counts, or both hold the same."""
+        """Write the snapshot and what is left of the log as a new generation, durable on return. OSError: the earlier
+        generation still counts, or both hold the log."""
         old = await self._disk.names(f"{FOLDER}/") if self._generation else []
         image, generation = request.image, self._generation + 1
         salt = int.from_bytes(self._entropy(4), "big")
@@ -245,7 +245,7 @@ class Store:
             await self._disk.replace(_name_of("snapshot", generation), whole)
 
     async def _drop_image(self, generation: int) -> None:
-        """Give its room back, unless the log that needs it has its name already."""
+        """Give an image's room back, unless the log that needs it has its name already."""
         with contextlib.suppress(OSError):
             if not await self._disk.names(_name_of("log", generation)):
                 await self._disk.delete(_name_of("snapshot", generation))
@@ -294,7 +294,7 @@ class Store:
         return self._replay(name, head, frames[1:]), head, size
 
     def _checked_header(self, name: str, data: bytes, magic: bytes) -> int:
-        """The salt."""
+        """Check the header of a file, and return its salt."""
         body = data[: _HEADER.size]
         rest = data[_HEADER.size : _HEADER.size + _CRC.size]
         if len(rest) < _CRC.size or _CRC.unpack(rest)[0] != zlib.crc32(body):
@@ -369,7 +369,7 @@ def header(magic: bytes, salt: int) -> bytes:
 
 
 def frame(payload: bytes, salt: int) -> bytes:
-    """One write, as bytes of the file."""
+    """One write as bytes of the file."""
     return _FRAME.pack(_MARK, len(payload), _frame_crc(payload, salt)) + payload
 
 
@@ -387,7 +387,8 @@ def read_frames(data: bytes, at: int, salt: int) -> tuple[list[bytes], int]:
 
 
 def next_frame(data: bytes, after: int, salt: int) -> int | None:
-    """Where a good frame begins behind the damage at `after`; None when there is none, as after a torn write."""
+    """The position where a good frame begins behind the damage at `after`; None when there is none, as after a torn
+    write."""
     at = data.find(_MARK_BYTES, after + 1)
     while at >= 0:
         if _frame_at(data, at, salt) is not None:

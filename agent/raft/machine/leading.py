@@ -1,11 +1,11 @@
-"""A leader's own state: what each other host has, and whether a majority still answers us.
+"""A leader's own state: what each other host has, and whether a majority still answers.
 
 It is created at each election and dropped when the leader steps down (Raft Figure 2, "volatile state on leaders").
 
 CheckQuorum and the lease. Each round of heartbeats has a number, every answer names it, and what counts is when the
 round *began*: at that moment the voter had not yet voted for another host, and for `election_min_s` after it received
-our heartbeat it will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority
-answered, no other leader can exist.
+this leader's heartbeat it will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a
+majority answered, no other leader can exist.
 
 Who counts. A voter is a name and the log that it votes with (`messages.Voter`). The leader writes down which log that
 is before it counts an answer of it: of a host that has answered no leader yet, with the first answer; of one that
@@ -42,11 +42,11 @@ from agent.raft.policy import Timing
 from covey.core.ids import HostId
 
 ROUNDS_MAX = 256
-"""Rounds whose start is remembered; an answer to an older one is ignored."""
+"""The number of rounds whose start is remembered; an answer to an older one is ignored."""
 RETRY_ROUNDS = 4
-"""Heartbeats after which a piece of a snapshot is sent again."""
+"""The number of heartbeats after which a piece of a snapshot is sent again."""
 OBSERVER_PATIENCE_S = 5.0
-"""An observer that has been silent for longer is tried at the slow pace."""
+"""Seconds after which a silent observer is tried at the slow pace."""
 
 
 class Leading:
@@ -60,8 +60,8 @@ class Leading:
         now_s: float,
         rng: random.Random,
     ) -> None:
-        """`alive`: the other living hosts; those that do not vote observe. `identities`: which logs voted for us, our
-        own among them. `rng` draws the identity of a rack whose log begins with us."""
+        """`alive`: the other living hosts; those that do not vote observe. `identities`: the logs that voted for this
+        leader, its own among them. `rng` draws the identity of a rack whose log begins with this leader."""
         self._raft_log, self._timing, self._me, self._alive, self._rng = raft_log, timing, me, alive, rng
         self._elected_s = now_s
         self._round = 0
@@ -70,18 +70,19 @@ class Leading:
         self._changed_s = now_s
         """When the configuration in force was appended: a host that answers a later round answers under it."""
         self._leaving: tuple[float, float] | None = None
-        """Since when, and until when, this leader offers to hand over."""
+        """The times since when, and until when, this leader offers to hand over; None: it does not."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
         self.first_index = raft_log.log.last_index + 1
-        """Our no-op: once it is committed, so is everything before it (Raft §5.4.2, §8)."""
+        """The index of this leader's no-op: once that is committed, so is everything before it (Raft §5.4.2, §8)."""
         self.peers: dict[HostId, Progress] = {}
         self._arrange()
         raft_log.append([self._first_entry(identities)])
         self.beat(now_s)
 
     def _first_entry(self, identities: Mapping[HostId, bytes]) -> Entry:
-        """A no-op, or the configuration where it is not written yet; in a new log also with the rack's identity."""
+        """The first entry: a no-op, or the configuration where it is not written yet; in a new log also with the rack's
+        identity."""
         raft_log, known = self._raft_log, self._raft_log.configuration
         voters = tuple(
             voter if voter.identity else Voter(voter.host, identities.get(voter.host, b"")) for voter in known.voters
@@ -93,7 +94,7 @@ class Leading:
     # ---- who takes part ----
 
     def observe(self, alive: Sequence[HostId]) -> None:
-        """The living hosts are these now."""
+        """Take these hosts as the living ones from now on."""
         self._alive = alive
         self._arrange()
 
@@ -111,13 +112,13 @@ class Leading:
 
     @property
     def may_change(self) -> bool:
-        """One change at a time, and none before an entry of our own term is committed: else two leaders could each
-        have appended a change that the other does not know, and their majorities need not meet (Ongaro, raft-dev,
-        July 2015)."""
+        """Whether a change of voters may begin: one at a time, and none before an entry of this term is committed: else
+        two leaders could each have appended a change that the other does not know, and their majorities need not meet
+        (Ongaro, raft-dev, July 2015)."""
         return self._raft_log.commit >= self.first_index and self._raft_log.configuration_committed
 
     def change(self, configuration: Configuration, now_s: float) -> None:
-        """Append who takes part from now on."""
+        """Append a configuration, which holds from now on."""
         raft_log = self._raft_log
         assert self.may_change and policy.one_step(raft_log.configuration, configuration), "two changes at a time"
         assert self._me in configuration.hosts, "a leader that does not vote"
@@ -127,7 +128,7 @@ class Leading:
         self._feed_all(now_s)
 
     def next_step(self, now_s: float) -> Configuration | None:
-        """Who is to take part next, when a change is under way and its next step can be taken now."""
+        """The next configuration, when a change is under way and its next step can be taken now."""
         configuration = self._raft_log.configuration
         if not self.may_change:
             return None
@@ -146,7 +147,7 @@ class Leading:
         return wanted if self._caught_up(host, now_s) and self._stands(wanted, now_s) else None
 
     def gives_way(self, now_s: float) -> bool:
-        """This leader is to leave the voters, and another voter could lead."""
+        """Whether this leader is to leave the voters, and another voter could lead."""
         configuration = self._raft_log.configuration
         if configuration.leaving != self._me or configuration.learner or not self.may_change:
             return False
@@ -163,7 +164,7 @@ class Leading:
         return heard and progress.state is ProgressState.STREAM and progress.match >= self._raft_log.commit
 
     def _stands(self, configuration: Configuration, now_s: float) -> bool:
-        """A majority of these voters answered so lately that it can commit the next entry."""
+        """Whether a majority of these voters answered so lately that it can commit the next entry."""
 
         def confirmed_s(host: HostId) -> float:
             if host == self._me:
@@ -174,14 +175,15 @@ class Leading:
         return policy.stands(configuration.hosts, confirmed_s, self._lately(now_s))
 
     def _lately(self, now_s: float) -> float:
-        """A host that answered a round that began then or later still has the log that counts: each step of a change
-        needs new answers, so that a host that lost its log meanwhile does not count."""
+        """The start of the earliest round whose answers are recent: a host that answered it or a later one still has
+        the log that counts. Each step of a change needs new answers, so that a host that lost its log meanwhile does
+        not count."""
         return max(now_s - self._timing.election_min_s, self._changed_s)
 
     # ---- time ----
 
     def beat(self, now_s: float) -> None:
-        """A round of heartbeats; an Append that got lost is sent again."""
+        """Send a round of heartbeats; an Append that got lost is sent again."""
         self._round += 1
         self._rounds[self._round] = now_s
         self._rounds.pop(self._round - ROUNDS_MAX, None)
@@ -212,7 +214,7 @@ class Leading:
         return 2 * self._timing.heartbeat_s if behind and not silent else self._timing.observer_s
 
     def confirmed_s(self, now_s: float) -> float:
-        """The start of the latest round that a majority, ourselves included, answered; -inf before the first."""
+        """The start of the latest round that a majority, this host included, answered; -inf before the first."""
         others = [
             progress.confirmed_s if self._counts(host) else -math.inf
             for host, progress in self.peers.items()
@@ -221,8 +223,8 @@ class Leading:
         return policy.quorum_time([now_s, *others])
 
     def deserted(self, now_s: float, stalled_until_s: float = -math.inf) -> bool:
-        """No majority has answered for `step_down_s`, or longer where answers were late before. While this host itself
-        was stopped it asked no voter: they have as long again from then on, up to `LATE_S_MAX` in all."""
+        """Whether no majority has answered for `step_down_s`, or longer where answers were late before. While this host
+        itself was stopped it asked no voter: they have as long again from then on, up to `LATE_S_MAX` in all."""
         heard_s = max(self.confirmed_s(now_s), self._elected_s)
         if now_s - heard_s <= LATE_S_MAX:
             heard_s = max(heard_s, stalled_until_s)
@@ -251,14 +253,14 @@ class Leading:
     # ---- who counts ----
 
     def _counts(self, host: HostId) -> bool:
-        """Its answers count towards majorities: it votes, and with the log that answers."""
+        """Whether the host's answers count towards majorities: it votes, and with the log that answers."""
         voter, progress = self._raft_log.configuration.voter(host), self.peers[host]
         if voter is None or not progress.voter:
             return False
         return voter.identity == progress.identity and voter.since <= self._raft_log.commit
 
     def uncounted(self) -> tuple[HostId, ...]:
-        """Voters that answer with a log that does not count."""
+        """The voters that answer with a log that does not count."""
         return tuple(
             host
             for host, progress in self.peers.items()
@@ -277,7 +279,8 @@ class Leading:
         return True
 
     def _write_down(self, voter: Voter, progress: Progress) -> None:
-        """One change at a time, and after our first entry is committed; the next answer comes soon."""
+        """Write a voter's log down, one change at a time, and after this leader's first entry is committed; the next
+        answer comes soon."""
         raft_log, since = self._raft_log, 0
         if voter.identity or progress.lost:
             since = raft_log.log.last_index + 1
@@ -302,7 +305,7 @@ class Leading:
                 self.feed(host, progress, now_s)
 
     def advance(self, now_s: float) -> None:
-        """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and tell the others."""
+        """Commit what a majority holds durably, if it is of this term (Raft §5.3, §5.4.2), and tell the others."""
         raft_log = self._raft_log
         voters = [host for host, progress in self.peers.items() if progress.voter]
         matches = [self.peers[host].match if self._counts(host) else 0 for host in voters]
@@ -338,7 +341,7 @@ class Leading:
             progress.sent(prev_index + len(entries), raft_log.commit)
 
     def appended(self, sender: HostId, reply: AppendReply, now_s: float) -> None:
-        """An answer to an Append, or to a whole snapshot."""
+        """Take an answer to an Append, or to a whole snapshot."""
         if not self._answered(sender, reply):
             return
         progress = self.peers[sender]
@@ -380,7 +383,7 @@ class Leading:
         self._raft_log.send(host, msgspec.structs.replace(piece, invited=True) if invited else piece)
 
     def wanted(self, sender: HostId, reply: SnapshotReply, now_s: float) -> None:
-        """The next piece is asked for."""
+        """Send the next piece of a snapshot, which was asked for."""
         if not self._answered(sender, reply):
             return
         progress = self.peers[sender]

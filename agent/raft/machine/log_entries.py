@@ -1,4 +1,4 @@
-"""The log in memory: entries `base_index + 1 .. last_index`; what lies below is only in the snapshot."""
+"""The log in memory: entries `base_index + 1 .. last_index`; earlier ones are only in the snapshot."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ from agent.raft.messages import Entry
 
 
 class LogEntries:
-    """Indices count from 1. `base_term` is the term of the last entry that is no longer here (0 at the beginning)."""
+    """The entries of a log. Indices count from 1. `base_term` is the term of the last entry that is no longer here (0
+    at the beginning)."""
 
     __slots__ = ("_entries", "base_index", "base_term")
 

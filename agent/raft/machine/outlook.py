@@ -1,4 +1,4 @@
-"""What other modules may ask of the Raft core of one host: who leads, who votes, how far its log goes."""
+"""What other modules may ask of the Raft core of one host: which host leads, which vote, how far its log goes."""
 
 from agent.raft.machine.leading import Leading
 from agent.raft.machine.raft_log import RaftLog
@@ -24,7 +24,7 @@ class Outlook:
 
     @property
     def configuration(self) -> Configuration:
-        """Who votes and learns, according to this host's log."""
+        """The voters and the learner, according to this host's log."""
         return self._raft_log.configuration
 
     @property
@@ -42,11 +42,11 @@ class Outlook:
 
     @property
     def may_change(self) -> bool:
-        """We lead and could append another configuration now."""
+        """Whether this host leads and could append another configuration now."""
         return self.leading is not None and self.leading.may_change and not self.leading.leaving(self._now_s)
 
     def heard_lately(self, now_s: float) -> frozenset[HostId]:
-        """Leader: the hosts that answered within an election timeout, and this one."""
+        """The hosts that answered this leader within an election timeout, and itself."""
         return frozenset(
             {self.me, *(self.leading.heard_since(now_s - self._timing.election_min_s))} if self.leading else ()
         )
@@ -65,7 +65,7 @@ class Outlook:
         return self._raft_log.log.last_index
 
     def entries_after(self, index: int) -> tuple[Entry, ...]:
-        """What this copy has behind that one, committed or not; nothing that only a snapshot has."""
+        """The entries that this copy has behind that one, committed or not; nothing that only a snapshot has."""
         log = self._raft_log.log
         return log.slice(max(index, log.base_index) + 1, log.last_index)
 
@@ -80,7 +80,7 @@ class Outlook:
 
     @property
     def _votes_here(self) -> bool:
-        """This log votes: see the module's essay."""
+        """Whether this log votes: see the module's essay."""
         voter = self._raft_log.configuration.voter(self.me)
         if voter is None:
             return False
@@ -90,12 +90,12 @@ class Outlook:
 
     @property
     def forgotten(self) -> bool:
-        """This host is a voter, but its log is not the one that votes."""
+        """Whether this host is a voter, but its log is not the one that votes."""
         return self.me in self.voters and not self._votes_here
 
     @property
     def uncounted(self) -> tuple[HostId, ...]:
-        """Leader: the voters whose answers make no majority yet, since another log answers under their names."""
+        """The voters whose answers to this leader make no majority yet, since another log answers under their names."""
         return self.leading.uncounted() if self.leading else ()
 
     @property
@@ -104,12 +104,13 @@ class Outlook:
         return self.leading.tick_s if self.leading else self._deadline_s
 
     def confirmed_s(self, now_s: float) -> float | None:
-        """The start of the latest round that a majority answered; None: we do not lead, or our no-op is not committed,
-        so that the state applied here may be old."""
+        """The start of the latest round that a majority answered; None: this host does not lead, or its no-op is not
+        committed, so that the state applied here may be old."""
         leading = self.leading
         return leading.confirmed_s(now_s) if leading and self._raft_log.commit >= leading.first_index else None
 
     def holds_lease(self, now_s: float) -> bool:
-        """We lead, no other host can, and our no-op is committed: the state applied here is the newest there is."""
+        """Whether this host leads, no other can, and its no-op is committed: the state applied here is the newest there
+        is."""
         confirmed_s = self.confirmed_s(now_s)
         return confirmed_s is not None and now_s - confirmed_s < self._timing.lease_s

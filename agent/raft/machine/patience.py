@@ -1,4 +1,4 @@
-"""How long silence may last before it counts as a loss: longer where it was long before and ended well.
+"""How long silence may last before it counts as a loss: longer where earlier silences were long and ended well.
 
 A host whose processor or disk is busy answers late; a fixed timeout then changes the leader every half minute although
 no host failed. So each host remembers the longest silences of the last minute that *ended*, which shows that no host
@@ -11,11 +11,12 @@ import math
 from collections import deque
 
 MEMORY_S = 60.0
-"""How long a silence is remembered."""
+"""Seconds for which a silence is remembered."""
 STRETCH = 2.0
-"""Times the longest silence seen: load seldom doubles from one minute to the next."""
+"""The factor on the longest silence seen: load seldom doubles from one minute to the next."""
 LATE_S_MAX = 2.5
-"""A longer silence is an outage, not lateness: it stretches nothing, so a real loss is noticed within twice this."""
+"""Seconds above which a silence is an outage, not lateness: it stretches nothing, so a real loss is noticed within
+twice this."""
 
 
 class ElectionPatience:
@@ -23,10 +24,10 @@ class ElectionPatience:
 
     def __init__(self) -> None:
         self._silences: deque[tuple[float, float]] = deque()
-        """(when it ended, how long it was)."""
+        """The silences: (when it ended, how long it was)."""
 
     def ended(self, silence_s: float, now_s: float) -> None:
-        """A host that was silent for this long sent a message again."""
+        """Note that a host that was silent for this long sent a message again."""
         if silence_s > LATE_S_MAX:
             return
         while self._silences and self._silences[-1][1] <= silence_s:
@@ -35,7 +36,7 @@ class ElectionPatience:
         self._forget(now_s)
 
     def stretched(self, least_s: float, now_s: float) -> float:
-        """How long to wait now, at least `least_s`."""
+        """Seconds to wait now, at least `least_s`."""
         self._forget(now_s)
         worst_s = self._silences[0][1] if self._silences else 0.0
         return max(least_s, STRETCH * worst_s)
@@ -51,14 +52,14 @@ class Stall:
     def __init__(self, heartbeat_s: float, now_s: float) -> None:
         self._heartbeat_s, self._last_s = heartbeat_s, now_s
         self.ended_s = -math.inf
-        """When this host went on after the last time."""
+        """When this host last continued after a stall."""
 
     def passed(self, due_s: float, now_s: float) -> None:
-        """An event is handled; the core was to wake at `due_s`."""
+        """Note that an event is handled; the core was to wake at `due_s`."""
         if now_s - max(due_s, self._last_s) > self._heartbeat_s:
             self.ended_s = now_s
         self._last_s = now_s
 
     def holds(self, now_s: float) -> bool:
-        """A decision about others can wait for one more heartbeat."""
+        """Whether a decision about others can wait for one more heartbeat."""
         return now_s < self.ended_s + self._heartbeat_s

@@ -2,7 +2,7 @@
 
 probe     one Append at a time, until the place is found where the two logs agree
 stream    entries are sent ahead of the answers, up to `window` messages
-snapshot  the host is further behind than our log reaches: pieces of the snapshot, one at a time
+snapshot  the host is further behind than the leader's log reaches: pieces of the snapshot, one at a time
 """
 
 import enum
@@ -12,9 +12,10 @@ from collections import deque
 from agent.raft.machine.types import Snapshot
 
 VOTER_WINDOW = 16
-"""Appends under way to one voter; at 512 KiB each that is 8 MiB."""
+"""The most Appends under way to one voter; at 512 KiB each that is 8 MiB."""
 OBSERVER_WINDOW = 1
-"""To an observer: the next one goes out with its answer, so that fan-out batches by itself."""
+"""The most Appends under way to an observer: the next one goes out with its answer, so that fan-out batches by
+itself."""
 
 
 class ProgressState(enum.Enum):
@@ -46,33 +47,34 @@ class Progress:
 
     def __init__(self, next_index: int) -> None:
         self.voter = False
-        """Its name is among the voters'."""
+        """Whether the host's name is among the voters'."""
         self.whole = False
-        """It receives all entries at once: voters and the learner do, observers receive what is committed."""
+        """Whether the host receives all entries at once: voters and the learner do, observers receive what is
+        committed."""
         self.identity = b""
         """The identity of the log that answers; empty until one has."""
         self.since = 0
-        """The round that began last when this log first answered."""
+        """The round that had last begun when this log first answered."""
         self.lost = False
-        """See AppendReply."""
+        """Whether the log replaces one that is missing or holds less than it acknowledged (`AppendReply.lost`)."""
         self.last_index = 0
-        """The end of its log, by its last answer."""
+        """The end of the host's log, by its last answer."""
         self.match = 0
         self.next = next_index
         self.state = ProgressState.PROBE
         self.waiting = False
-        """Probe: one Append is under way."""
+        """Whether one Append is under way, while probing."""
         self.inflight: deque[int] = deque()
-        """Stream: the last index of each Append under way."""
+        """The last index of each Append under way, while streaming."""
         self.told_commit = 0
         self.confirmed_s = -math.inf
         """When the last round began that this host answered."""
         self.beat_s = -math.inf
-        """When the next heartbeat to it is due."""
+        """When the next heartbeat to the host is due."""
         self.image: Snapshot | None = None
         self.offset = 0
         self.sent_s = -math.inf
-        """Snapshot: when the current piece was sent."""
+        """When the current piece of the snapshot was sent."""
 
     @property
     def window(self) -> int:
@@ -85,7 +87,7 @@ class Progress:
         return self.state is ProgressState.STREAM and len(self.inflight) < self.window
 
     def sent(self, last: int, commit: int) -> None:
-        """An Append went out; it ends at `last`."""
+        """Note that an Append went out; it ends at `last`."""
         self.told_commit = min(commit, last)
         if self.state is ProgressState.PROBE:
             self.waiting = True
@@ -94,7 +96,8 @@ class Progress:
             self.next = last + 1
 
     def accepted(self, match: int) -> bool:
-        """True when this host got further, or a new place to stream from was found."""
+        """Note that an Append was accepted. True when this host got further, or a new place to stream from was
+        found."""
         if self.state is ProgressState.SNAPSHOT and self.image is not None and match < self.image.index:
             return False
         further = match > self.match
@@ -110,7 +113,8 @@ class Progress:
         return further
 
     def refused(self, rejected: int, try_next: int) -> bool:
-        """`rejected` was the prev_index that did not fit. False when that answer is out of date."""
+        """Note that an Append was refused; `rejected` was the prev_index that did not fit. False when that answer is
+        out of date."""
         if self.state is ProgressState.SNAPSHOT or rejected <= self.match:
             return False
         if self.state is ProgressState.PROBE and rejected != self.next - 1:

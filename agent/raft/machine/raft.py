@@ -78,11 +78,11 @@ from covey.core.events import Heard
 from covey.core.ids import HostId
 
 OFFER_S = 5.0
-"""How long a leader with a slow disk waits for a successor before it takes commands again, for a while."""
+"""Seconds for which a leader with a slow disk waits for a successor before it takes commands again, for a while."""
 GIVE_WAY_S = 0.7
-"""How long a leader that is to leave the voters looks for a successor; usually one message."""
+"""Seconds for which a leader that is to leave the voters looks for a successor; usually one message."""
 OBSERVER_SILENCE = 3.5
-"""Heartbeats to observers that must be missed before an observer says that it knows no leader."""
+"""The number of missed heartbeats to observers after which an observer says that it knows no leader."""
 
 
 class Role(enum.Enum):
@@ -117,21 +117,21 @@ class Raft(Outlook):
         self._voted_here = True
         """Whether this log voted before this event."""
         self._own_vote = 0
-        """Candidate: the write that makes our vote for ourselves durable."""
+        """The number of the write that makes a candidate's vote for itself durable."""
         self._heard_s = now_s
-        """When a leader was last heard; see the module's essay for the start."""
+        """When a leader was last heard; the module's essay tells of the start."""
         self._heard_in: tuple[int, HostId | None] = (0, None)
-        """Term and name of that leader."""
+        """The term and name of that leader."""
         self._silences, self._stall = ElectionPatience(), Stall(timing.heartbeat_s, now_s)
         self._excused = False
-        """We were late ourselves when `_deadline_s` came, and wait for one more heartbeat."""
+        """Whether this host was late itself when `_deadline_s` came, and waits for one more heartbeat."""
         self._disk = DiskPace()
         self._deadline_s = now_s + self._patience()
         self.current_s: float | None = None
         """When a leader last confirmed that all it had committed is applied here."""
         self._receiver = SnapshotReceiver()
         self.stranger: HostId | None = None
-        """A leader that is none of agent.toml's voters, while this host knows no rack."""
+        """A leader that is not one of agent.toml's voters, while this host knows no rack."""
         self._told: tuple[int, HostId | None] = (0, None)
         self._told_configuration: tuple[Configuration, bool] | None = None
 
@@ -209,7 +209,7 @@ class Raft(Outlook):
     # ---- handing over ----
 
     def _spare_a_slow_disk(self) -> None:
-        """A leader whose disk hangs offers to hand over, again and again while no voter can take over."""
+        """Offer to hand over, as a leader whose disk hangs, again and again while no voter can take over."""
         if self.leading and self._others and self._disk.hangs(self._now_s) and not self.leading.leaving(self._now_s):
             self.counters["handovers_for_slow_disk"] += 1
             self.leading.hand_over(self._now_s + OFFER_S, self._now_s)
@@ -286,7 +286,7 @@ class Raft(Outlook):
         self._wait()
 
     def _ask(self) -> None:
-        """Pre-vote: ask whether a majority would vote for us. No term changes yet."""
+        """Ask, by a pre-vote, whether a majority would vote for this host. No term changes yet."""
         self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
         self.counters["prevotes"] += 1
         for host in self._others:
@@ -301,7 +301,7 @@ class Raft(Outlook):
             self.counters["handover_orders_stale"] += 1
 
     def _stand(self, handed_over: bool = False) -> None:
-        """Stand for election: a new term; the requests leave once our own vote is durable."""
+        """Stand for election: a new term; the requests leave once this host's own vote is durable."""
         self.role, self.leader, self._votes, self._voted_with = Role.CANDIDATE, None, {}, {}
         self.counters["elections"] += 1
         self._raft_log.enter(self.term + 1, self.me)
@@ -316,7 +316,8 @@ class Raft(Outlook):
         return RequestVote(term, pre_vote, own.log.last_index, own.log.last_term, handed_over, counts, own.rack)
 
     def _may_vote(self, asked: RequestVote) -> bool:
-        """For any candidate of the rack of this host, if its log is not known to be one that does not vote."""
+        """Whether this host may vote, for any candidate of its rack, if its log is not known to be one that does not
+        vote."""
         if asked.counts and asked.counts == self._raft_log.identity:
             return True
         return (self.rack != NO_RACK or self._raft_log.may_be_of(asked.rack)) and not self.forgotten
@@ -342,7 +343,7 @@ class Raft(Outlook):
         raft_log.promise(sender, VoteReply(self.term, False, True, raft_log.identity))
 
     def _loyal(self) -> bool:
-        """A leader was heard so recently that its lease may still run."""
+        """Whether a leader was heard so recently that its lease may still run."""
         least_s = self._silences.stretched(self._timing.election_min_s, self._now_s)
         return self.leading is not None or self._now_s - self._heard_s < least_s
 
@@ -365,7 +366,7 @@ class Raft(Outlook):
         self._count()
 
     def _count(self) -> None:
-        """Each voter counts once, with its first answer (Raft §5.2)."""
+        """Count the votes: each voter counts once, with its first answer (Raft §5.2)."""
         majority = policy.quorum(len(self.voters))
         granted = sum(self._votes.values())
         if granted >= majority:
@@ -411,7 +412,8 @@ class Raft(Outlook):
             self._snapshot(sender, message)
 
     def _one_of_us(self, sender: HostId, message: Append | InstallSnapshot) -> bool:
-        """Whether this leader may lead us. Once a log has begun here, envelopes name the rack; see the essay above."""
+        """Whether this leader may lead this host. Once a log has begun here, envelopes name the rack; see the essay
+        above."""
         if self.rack != NO_RACK or sender in self._raft_log.configuration.hosts or message.invited:
             return True
         if isinstance(message, InstallSnapshot):
@@ -450,8 +452,8 @@ class Raft(Outlook):
             self._accept(sender, message.round, min(verified, raft_log.durable), durable=True)
 
     def _accept(self, sender: HostId, number: int, match: int, durable: bool) -> None:
-        """A heartbeat is answered at once with what is already durable, so that a slow disk does not look like a lost
-        host; entries are answered when they are on the disk."""
+        """Answer a leader. A heartbeat is answered at once with what is already durable, so that a slow disk does not
+        look like a lost host; entries are answered when they are on the disk."""
         raft_log = self._raft_log
         reply = AppendReply(self.term, number, True, match, 0, 0, raft_log.identity, raft_log.lost, raft_log.durable)
         (raft_log.answer if durable else raft_log.promise)(sender, reply)

@@ -33,11 +33,11 @@ from agent.raft.policy import ENTRY_OVERHEAD_BYTES
 from covey.core.ids import HostId
 
 KEEP_BYTES_MAX = 8 * 1024 * 1024
-"""Command bytes kept below a snapshot, whatever their number."""
+"""The most command bytes kept below a snapshot, whatever the number of entries."""
 
 
 class Contradiction(Exception):
-    """A leader's log holds another entry where ours is known to be committed: one of the two lost entries that a
+    """A leader's log holds another entry where this host's is known to be committed: one of the two lost entries that a
     majority had acknowledged. This host cannot repair that by itself."""
 
     def __init__(self, index: int, own_term: int, other_term: int) -> None:
@@ -52,7 +52,7 @@ class RaftLog:
         self.identity, self.lost, self.rack_before = saved.hard.identity, saved.hard.lost, saved.hard.rack
         first = saved.configuration if saved.configuration.voters else founders
         self._configurations = [(saved.base_index, first)]
-        """(index, who votes from there on), ascending; the first is what holds at the log's base."""
+        """The configurations: (index, the one from there on), ascending; the first is what holds at the log's base."""
         self._configure(saved.base_index + 1, saved.entries)
         self.log = LogEntries(saved.base_index, saved.base_term, saved.entries)
         self.image = saved.image
@@ -63,14 +63,15 @@ class RaftLog:
         self._saved_s = 0.0
         self._changed = False
         self._unsaved: int | None = None
-        """The first entry that no write was asked for yet."""
+        """The first entry that no write was asked for yet; None: all were."""
         self._number = self._identity_number = 0
-        """The last write, and the one that made our identity durable."""
+        """The number of the last write, and of the one that made this log's identity durable."""
         self._writing: deque[tuple[int, int]] = deque()
-        """(number, last index) of writes under way."""
+        """The writes under way: (number, last index)."""
         self._promises: list[tuple[HostId, Words]] = []
         self._held: deque[tuple[int, int, HostId, Words]] = deque()
-        """(number, term, to, message): sent once `number` is durable, if that is still our term."""
+        """The answers held back: (number, term, to, message), sent once `number` is durable, if that term is still the
+        present one."""
         self._actions: list[Action] = []
 
     def begin(self) -> None:
@@ -82,7 +83,7 @@ class RaftLog:
     # ---- term and vote ----
 
     def enter(self, term: int, vote: str = "") -> None:
-        """Enter a later term, in which we have voted for `vote`, or not yet."""
+        """Enter a later term, in which this host has voted for `vote`, or not yet."""
         assert term > self.term, f"term {term} after {self.term}"
         self.term, self.vote, self._changed = term, vote, True
 
@@ -100,7 +101,7 @@ class RaftLog:
 
     @property
     def configuration_index(self) -> int:
-        """The index of its entry."""
+        """The index of the entry of `configuration`."""
         return self._configurations[-1][0]
 
     @property
@@ -129,12 +130,12 @@ class RaftLog:
         raise AssertionError(f"entry {index} is below the log's base")
 
     def lose(self, identity: bytes) -> None:
-        """This log holds less than it acknowledged: from here on it is another one."""
+        """Draw a line: this log holds less than it acknowledged, and from here on it is another one."""
         self.identity, self.lost, self._changed = identity, True, True
         self._identity_number = self.next_number
 
     def write_commit(self) -> None:
-        """This log votes since an entry was committed: write that down for after a restart."""
+        """Write down, for after a restart, that this log votes since an entry was committed."""
         self._changed = True
 
     # ---- entries ----
@@ -175,7 +176,7 @@ class RaftLog:
         self._unsaved = first if self._unsaved is None else min(self._unsaved, first)
 
     def commit_to(self, index: int) -> bool:
-        """Entries up to `index` are committed: apply the new ones. False when there is nothing new."""
+        """Apply the new entries up to `index`, which are committed. False when there is nothing new."""
         if index <= self.commit:
             return False
         assert index <= self.log.last_index, f"commit {index} is beyond the log's end {self.log.last_index}"
@@ -188,7 +189,7 @@ class RaftLog:
     # ---- snapshots ----
 
     def install(self, image: Snapshot) -> None:
-        """A leader's snapshot takes the place of our whole log (Raft §7, step 7)."""
+        """Install a leader's snapshot in the place of the whole log (Raft §7, step 7)."""
         assert image.index > self.commit, "a snapshot of what is already applied"
         self.log.reset(image.index, image.term)
         voting = image.configuration if image.configuration.voters else self.configuration
@@ -199,7 +200,7 @@ class RaftLog:
         self._save_image(image)
 
     def compact(self, taken: SnapshotTaken) -> None:
-        """Our own snapshot: forget entries far enough below it."""
+        """Forget entries far enough below this host's own snapshot."""
         if taken.index > self.commit or (self.image is not None and taken.index <= self.image.index):
             return
         term = self.log.term_at(taken.index)
@@ -235,16 +236,16 @@ class RaftLog:
     # ---- sending ----
 
     def send(self, to: HostId, message: Words) -> None:
-        """At once: it promises nothing that a crash could undo."""
+        """Send a message at once: it promises nothing that a crash could undo."""
         self._actions.append(SendRaft(to, message))
 
     def answer(self, to: HostId, message: Words) -> None:
-        """At once, unless our identity is not durable yet."""
+        """Answer at once, unless this log's identity is not durable yet."""
         named = not self._writing or self._writing[0][0] > self._identity_number
         (self.send if named and not self._changed else self.promise)(to, message)
 
     def promise(self, to: HostId, message: Words) -> None:
-        """Once everything known by the end of this event is durable."""
+        """Answer once everything known by the end of this event is durable."""
         self._promises.append((to, message))
 
     @property

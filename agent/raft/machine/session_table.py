@@ -5,10 +5,10 @@ id, and the log may then hold it twice. Every copy of the state remembers the id
 their results: the second copy is not applied and gets the first one's result.
 
 A bounded memory alone would forget too early. Therefore each proposal carries `base`, an index that was committed
-before its first try. Any earlier copy that was committed stands above `base`: so at index i, if `base >= i - window`,
-the memory is certain to hold it; otherwise the command is not applied (`expired`), since it might be a second time.
-All of this depends on the log alone, hence is the same on every host, and it is part of the snapshot. (Raft §8 solves
-this with client sessions; this needs none.)
+before its first try. Any earlier copy that was committed is above `base`: so at index i, if `base >= i - window`, the
+memory is certain to hold it; otherwise the command is not applied (`expired`), since it might be a second time. All of
+this depends on the log alone, hence is the same on every host, and it is part of the snapshot. (Raft §8 solves this
+with client sessions; this needs none.)
 """
 
 from collections import OrderedDict, deque
@@ -19,9 +19,9 @@ import msgspec
 from agent.raft.messages import Entry
 
 WINDOW = 8192
-"""Entries whose ids are remembered: minutes at 100 commands a second."""
+"""The number of entries whose ids are remembered: minutes at 100 commands a second."""
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Results remembered, all together; the oldest are dropped first, their ids stay."""
+"""The most bytes of remembered results, all together; the oldest are dropped first, their ids stay."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class SessionTable:
                 self._drop_result()
 
     def dump(self) -> list[AppliedRequest]:
-        """For the snapshot, oldest first."""
+        """The applied requests for the snapshot, oldest first."""
         return list(self._kept.values())
 
     def load(self, kept: list[AppliedRequest]) -> None:

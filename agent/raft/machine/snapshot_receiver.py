@@ -6,7 +6,8 @@ from covey.core.ids import HostId
 
 
 class SnapshotReceiver:
-    """At most one snapshot at a time; the first piece of another one replaces it. It holds only what has arrived."""
+    """The pieces of a snapshot, at most of one at a time; the first piece of another one replaces it. It holds only
+    what has arrived."""
 
     def __init__(self) -> None:
         self._of: tuple[HostId, int, int, int, int, int] | None = None

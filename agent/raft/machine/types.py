@@ -22,11 +22,11 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
     vote: str = ""
     """The host that this one voted for in `term`; empty: none."""
     commit: int = 0
-    """A hint: entries up to here may be applied again after a restart. More may be committed."""
+    """The commit index, a hint: entries up to here may be applied again after a restart. More may be committed."""
     identity: bytes = b""
     """The identity of this log: see `messages.Voter`."""
     lost: bool = False
-    """It replaces one that is missing, or that holds less than it acknowledged: see `machine.raft`."""
+    """Whether the log replaces one that is missing, or that holds less than it acknowledged: see `machine.raft`."""
     rack: Rack = NO_RACK
     """The rack that this host belongs to, or belonged to with the log that is missing."""
 
@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     data: bytes
     crc: int
     configuration: Configuration = Configuration()
-    """Who votes after that entry."""
+    """The configuration after that entry."""
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -51,18 +51,18 @@ class Saved(msgspec.Struct, frozen=True):
     base_term: int = 0
     entries: tuple[Entry, ...] = ()
     configuration: Configuration = Configuration()
-    """Who votes after `base_index`; without voters: those of leader.voters."""
+    """The configuration after `base_index`; without voters: that of leader.voters."""
 
 
 # ---- events ----
 
 
 class RaftStarted(msgspec.Struct, frozen=True):
-    """The service runs; what the disk held is to be applied."""
+    """The service has started; what the disk held is to be applied."""
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """`wake_s` has come."""
+    """`wake_s` is due."""
 
 
 class Persisted(msgspec.Struct, frozen=True):
@@ -78,33 +78,34 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """Commands to append; ignored by a host that does not lead."""
+    """Commands to append; a host that does not lead ignores them."""
 
     proposals: Sequence[Proposal]
 
 
 class RaftHostsChanged(msgspec.Struct, frozen=True):
-    """The other living hosts; those that do not vote observe."""
+    """The other living hosts have changed; those that do not vote observe."""
 
     hosts: tuple[HostId, ...]
 
 
 class ConfigurationWanted(msgspec.Struct, frozen=True):
-    """Append this, if this host leads, `instead_of` is in force and committed, and the two are one step apart."""
+    """Append this configuration, if this host leads, `instead_of` is in force and committed, and the two are one step
+    apart."""
 
     instead_of: Configuration
     configuration: Configuration
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """This host is to be stopped: if it leads, another voter should, as soon as one has the whole log (Raft thesis
-    §3.10). Until `until_s` no command is appended; if no voter was ready by then, it goes on as leader."""
+    """This host is to be stopped: if it leads, another voter should, once one has the whole log (Raft thesis §3.10).
+    Until `until_s` no command is appended; if no voter was ready by then, it continues as leader."""
 
     until_s: float
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True):
-    """The applied state after `index`; the log below it may be forgotten."""
+    """A snapshot of the applied state after `index` was taken; the log below it may be forgotten."""
 
     index: int
     data: bytes
@@ -152,11 +153,11 @@ class SaveSnapshot(msgspec.Struct, frozen=True):
     base_term: int
     entries: tuple[Entry, ...]
     configuration: Configuration = Configuration()
-    """Who votes after `base_index`."""
+    """The configuration after `base_index`."""
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """These entries are committed; apply them in order, once."""
+    """Apply these committed entries in order, once."""
 
     first: int
     entries: tuple[Entry, ...]

@@ -1,4 +1,4 @@
-"""A change of voters on its way to the leader, and a host's notes on who votes.
+"""A change of voters on its way to the leader, and a host's notes on the voters.
 
 The leader decides (`voters.decide`) and appends the first step; the core of the leader of that time takes the others
 (`machine.leading`). Nothing here has to run until a change is completed.
@@ -25,13 +25,13 @@ from covey.core.ids import HostId
 from covey.ports import Env
 
 PAUSE_S = 0.2
-"""Pause before a leader that could not change anything yet is asked again."""
+"""Seconds to pause before a leader that could not change anything yet is asked again."""
 REASON_MAX = 400
-"""Characters of a reply's line."""
+"""The most characters of a reply's line."""
 
 
 class ProposalLogView(Protocol):
-    """What changes need of the log."""
+    """The part of the log that changes need."""
 
     @property
     def leader(self) -> HostId | None: ...
@@ -41,11 +41,11 @@ class ProposalLogView(Protocol):
     def configuration(self) -> Configuration: ...
     @property
     def may_change(self) -> bool:
-        """This host leads and can append another configuration now."""
+        """Whether this host leads and can append another configuration now."""
 
     @property
     def heard_lately(self) -> frozenset[HostId]:
-        """On the leader: the hosts that answered within an election timeout, itself included."""
+        """The hosts that answered this leader within an election timeout, itself included."""
 
     @property
     def stranger(self) -> HostId | None:
@@ -64,18 +64,18 @@ class Changes:
         ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
     ) -> None:
         self.strangers: dict[HostId, float] = {}
-        """Hosts whose log is of another rack, and when each was last heard."""
+        """The hosts whose log is of another rack, and when each was last heard."""
         self.alive: tuple[HostId, ...] = ()
         """The other living hosts."""
         self.away: tuple[HostId, ...] = ()
-        """Known hosts that are gone or left."""
+        """The known hosts that are gone or left."""
         self._env, self._me, self._founders, self._desk, self._ask_leader = env, me, founders, desk, ask_leader
         self._told: Configuration | None = None
 
     # ---- from this host ----
 
     async def change(self, add: str, remove: str, force: bool, timeout_s: float) -> str:
-        """Ask the leader: one line on what it does. Refused."""
+        """Ask the leader for a change, and return one line on what it does. Refused."""
         asked = ChangeVoters(self._desk.rack, HostId(add), HostId(remove), force)
         end_s = self._env.clock.now_s() + timeout_s
         while True:
@@ -106,7 +106,7 @@ class Changes:
     # ---- as the leader ----
 
     def answer(self, sender: HostId, asked: ChangeVoters) -> bytes:
-        """To another host's `change`. Refused when that one belongs to another rack."""
+        """Answer another host's `change`. Refused when that one belongs to another rack."""
         if another_rack(asked.rack, self._desk.rack):
             why = "its log began apart from the one here"
             raise Refused(2, f"{sender} belongs to another rack", why, f"on {sender}: {voters.GIVE_UP_LOG}")
@@ -131,7 +131,7 @@ class Changes:
     # ---- notes ----
 
     def changed(self, changed: ConfigurationChanged) -> bool:
-        """Log who votes once that is committed. True when it differs from the last time."""
+        """Log the voters once a change of them is committed. True when they differ from the last time."""
         now, before = changed.configuration, self._told
         if not changed.committed or now == before:
             return False
@@ -144,7 +144,7 @@ class Changes:
         return True
 
     def notes(self, source: str = "agent.toml") -> list[str]:
-        """Warnings about who votes, one sentence each."""
+        """Warnings about the voters, one sentence each."""
         now = self._desk.configuration
         found = [
             voters.differs(self._founders, now, source),
@@ -155,7 +155,7 @@ class Changes:
         return [each for each in found if each]
 
     def stranger(self, host: HostId) -> None:
-        """A message of another rack's log came from there."""
+        """Note that a message of another rack's log came from this host."""
         if host not in self.strangers:
             told = voters.of_another_rack(host, self._env.disk.path(FOLDER))
             self._env.log.error("a host has the log of another rack", host=host, why=told)

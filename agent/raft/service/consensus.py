@@ -4,8 +4,8 @@ Writes. One task performs them in order (`service.writer`). While one write is u
 become the next one (group commit). What the core promised to others leaves only after `Persisted`.
 
 Trouble. A full disk is waited for. When it fails otherwise, or the state cannot apply a committed command, this host's
-part in the log ends: what an interrupted write left there is unknown until a restart reads it back. The agent goes on
-and answers reads with their age.
+part in the log ends: what an interrupted write left there is unknown until a restart reads it back. The agent keeps
+running and answers reads with their age.
 """
 
 import asyncio
@@ -70,16 +70,16 @@ WAITS = (
     "longer than it must; next: free some in its state directory"
 )
 TIMER_S_MIN = 0.002
-"""uvloop's timers may fire a millisecond early."""
+"""The shortest timer in seconds: uvloop's timers may fire a millisecond early."""
 HAND_OVER_S = 0.7
-"""How long a leader that is stopped looks for a successor, and waits until that one leads: usually some hundredths of
-a second. Shorter than an election timeout; after it the others elect one by themselves."""
+"""Seconds for which a leader that is stopped looks for a successor, and waits until that one leads: usually some
+hundredths of a second. It is shorter than an election timeout; after it the others elect one by themselves."""
 STOP_S = 1.0
-"""How long `stop` waits for a write that is under way; with `HAND_OVER_S` a part of `agent.main.LEAVE_S`."""
+"""Seconds for which `stop` waits for a write that is under way; with `HAND_OVER_S` a part of `agent.main.LEAVE_S`."""
 
 
 class StateBody(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot holds: the ids that were applied, and the state."""
+    """The content of a snapshot: the ids that were applied, and the state."""
 
     kept: list[AppliedRequest]
     state: bytes
@@ -93,9 +93,9 @@ def _unbound(index: int, command: bytes) -> bytes:
 
 
 class Consensus:
-    """`plugins.base.ReplicatedLog`. `send(to, data)` is one try at most; `ask_leader(to, data, seconds)` asks until it
-    is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term, leader)` is called when
-    either is new, and with (term, None) when this host's part ends."""
+    """The `plugins.base.ReplicatedLog` of one host. `send(to, data)` is one try at most; `ask_leader(to, data,
+    seconds)` asks until it is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term,
+    leader)` is called when either is new, and with (term, None) when this host's part ends."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class Consensus:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.founders = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
-        """Who votes in a log that has not begun, as agent.toml says."""
+        """The voters of a log that has not begun, as agent.toml says."""
         self.configured: Callable[[], None] = lambda: None
-        """Called when other hosts vote, or a change begins, and that is committed."""
+        """Called when a change of voters, or its beginning, is committed."""
         self._env, self._me, self._settings = env, me, settings
         self._send, self._changed = send, changed
         self._store = Store(env.disk, env.entropy)
@@ -130,7 +130,7 @@ class Consensus:
         self._timer: asyncio.TimerHandle | None = None
         self._writer = LogWriter(env, self._store, self.counters, self._durable, self._break)
         self._turned = asyncio.Event()
-        """The leader changed."""
+        """Set when the leader changed."""
         self._broken: BaseException | None = None
         self._said_trouble = ""
 
@@ -151,14 +151,14 @@ class Consensus:
 
     @property
     def leaderless_s(self) -> float:
-        """See ReplicatedLog."""
+        """Seconds without a leader, as `ReplicatedLog` says."""
         if self._raft is None or self._leader is not None:
             return 0.0
         return max(0.0, self._env.clock.now_s() - self._leaderless_since_s - self._settings.step_down_s)
 
     @property
     def configuration(self) -> Configuration:
-        """Who takes part, and which change is under way, as this host's log says."""
+        """The voters, and the change that is under way, as this host's log says."""
         return self._raft.configuration if self._raft else founders(self.founders, NO_RACK)
 
     @property
@@ -172,12 +172,12 @@ class Consensus:
 
     @property
     def may_change(self) -> bool:
-        """See `changes.ProposalLogView`."""
+        """Whether this host may change the voters now, as `changes.ProposalLogView` says."""
         return self._raft is not None and self.is_leader and self._raft.may_change
 
     @property
     def stranger(self) -> HostId | None:
-        """See `changes.ProposalLogView`."""
+        """A leader that this host does not follow, as `changes.ProposalLogView` says."""
         return self._raft.stranger if self._raft else None
 
     @property
@@ -190,8 +190,8 @@ class Consensus:
 
     @property
     def trouble(self) -> str:
-        """For people: why this host's log cannot be written, or has no vote although it should have one, or, on the
-        leader, which voters do not count; empty when all is well."""
+        """Why this host's log cannot be written, or has no vote although it should have one, or, on the leader, which
+        voters do not count, for people; empty when all is well."""
         if self._raft is None or self._broken:
             return ""
         if self._writer.no_room:
@@ -208,11 +208,11 @@ class Consensus:
 
     @property
     def counted(self) -> Mapping[str, int]:
-        """For metrics: what this service and its machine counted since the start."""
+        """What this service and its machine counted since the start, for metrics."""
         return {**self.counters, **(self._raft.counters if self._raft else {})}
 
     def _say_trouble(self) -> None:
-        """Logged once when it begins, changes or ends."""
+        """Log a trouble once when it begins, changes or ends."""
         if (now := self.trouble) != self._said_trouble:
             self._said_trouble = now
             if now:
@@ -229,7 +229,7 @@ class Consensus:
         return self._applied
 
     def undecided(self) -> Sequence[bytes]:
-        """See ReplicatedLog."""
+        """The undecided commands, as `ReplicatedLog` says."""
         entries = self._raft.entries_after(self._applied) if self._raft else ()
         return [entry.command for entry in entries if entry.id]
 
@@ -243,7 +243,8 @@ class Consensus:
 
     @property
     def age_s(self) -> float:
-        """See ReplicatedLog. Before any leader confirmed this copy: seconds since this log started."""
+        """The age of this copy, as `ReplicatedLog` says. Before any leader confirmed it: seconds since this log
+        started."""
         now_s = self._env.clock.now_s()
         if self._raft is None or self.is_leader:
             return 0.0
@@ -253,7 +254,7 @@ class Consensus:
 
     @property
     def caught_up(self) -> bool:
-        """See ReplicatedLog."""
+        """Whether this copy has caught up, as `ReplicatedLog` says."""
         return self.is_leader or (self._raft is not None and self._raft.current_s is not None)
 
     def bind(
@@ -262,7 +263,8 @@ class Consensus:
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
-        """See ReplicatedLog. Once something is applied, the state goes over as a snapshot: the log does not stop."""
+        """Bind the state machine, as `ReplicatedLog` says. Once something is applied, the state is passed on as a
+        snapshot: the log does not stop."""
         if self._applied:
             restore(self._snapshot())
         self._apply, self._snapshot, self._restore = apply, snapshot, restore
@@ -302,7 +304,7 @@ class Consensus:
         self._proposals.leader_changed()
 
     async def _hand_over(self) -> None:
-        """If we lead, wait until another voter does, so that a planned stop costs less than an election timeout."""
+        """Wait, as a leader, until another voter leads, so that a planned stop costs less than an election timeout."""
         if self._leader != self._me or not self.open or len(self.voters) == 1:
             return
         end_s = self._env.clock.now_s() + HAND_OVER_S
@@ -315,7 +317,7 @@ class Consensus:
                     await self._turned.wait()
 
     def hosts(self, alive: Sequence[HostId], away: Sequence[HostId] = ()) -> None:
-        """The living hosts: those that do not vote receive what is committed. `away` are known, and gone or
+        """Take the living hosts: those that do not vote receive what is committed. `away` are known, and gone or
         left."""
         self.changes.away = tuple(away)
         found = tuple(sorted({host for host in alive if host != self._me}))
@@ -327,7 +329,7 @@ class Consensus:
         return await self._proposals.propose(command, timeout_s)
 
     async def answer(self, sender: HostId, data: bytes) -> bytes:
-        """A proposal that another host forwards to us (`ask_leader` there). Refused when it is of another kind."""
+        """Answer a proposal that another host forwards (`ask_leader` there). Refused when it is of another kind."""
         try:
             asked = decode_asked(data)
         except MalformedMessage as error:
@@ -338,14 +340,15 @@ class Consensus:
         return await self._proposals.answer(sender, asked)
 
     async def change_voters(self, add: str, remove: str, force: bool, timeout_s: float = 5.0) -> str:
-        """Ask the leader for another voter, one fewer, or one in the place of another: one line on what it does. The
-        change goes on by itself, also under another leader. Refused."""
+        """Ask the leader for another voter, one fewer, or one in the place of another, and return one line on what it
+        does. The change continues by itself, also under another leader. Refused."""
         return await self.changes.change(add, remove, force, timeout_s)
 
     # ---- events and actions ----
 
     def receive(self, sender: HostId, data: bytes) -> None:
-        """A raw message of an authenticated host. Never raises: it is only decoded here and handled as an event."""
+        """Take a raw message of an authenticated host. It never raises: the message is only decoded here and handled as
+        an event."""
         try:
             envelope = decode(data)
         except MalformedMessage:
@@ -359,7 +362,7 @@ class Consensus:
         asyncio.get_running_loop().call_soon(self.dispatch, Heard(sender, envelope.message))
 
     def dispatch(self, event: Event) -> None:
-        """One event at a time: an action performed for one may bring the next, which waits its turn."""
+        """Handle one event at a time: an action performed for one may bring the next, which waits its turn."""
         if self._raft is None or self._broken or (self._stopping and not isinstance(event, Persisted)):
             return
         self._events.append(event)
@@ -400,7 +403,8 @@ class Consensus:
                 assert_never(action)
 
     def _arm(self) -> None:
-        """Wake up when the core wants to be; a timer that fires too early finds nothing to do and is set again."""
+        """Set the timer to when the core wants to wake; one that fires too early finds nothing to do and is set
+        again."""
         if self._raft is None or not self.open:
             return
         loop = asyncio.get_running_loop()
@@ -424,7 +428,8 @@ class Consensus:
         self._changed(led.term, led.leader)
 
     def _break(self, error: BaseException) -> None:
-        """This host takes no further part: neither its state nor its disk can be relied on until a restart."""
+        """Break off: this host takes no further part, since neither its state nor its disk can be relied on until a
+        restart."""
         if self._broken is None:
             if self._leader is not None:
                 self._leaderless_since_s = self._env.clock.now_s()

@@ -30,33 +30,33 @@ from covey.core.ids import HostId
 from covey.ports import Env
 
 UNDER_WAY_MAX = 16384
-"""Entries appended but not committed above which a leader takes no more."""
+"""The number of entries appended but not committed above which a leader takes no more."""
 FORWARD_S = 2.0
-"""How long the leader is asked before it is asked again."""
+"""Seconds for which the leader is asked before it is asked again."""
 ANSWER_S = 10.0
-"""How long a forwarded proposal is kept waiting here."""
+"""Seconds for which a forwarded proposal is kept waiting here."""
 APPLY_S = 1.0
-"""How long a result from the leader waits for this host to apply the command as well."""
+"""Seconds for which a result from the leader waits for this host to apply the command as well."""
 PAUSE_S = 0.05
-"""Before the next try when the one asked does not lead."""
+"""Seconds before the next try when the host asked does not lead."""
 REFUSED_MAX = 4096
-"""Attempts remembered as refused, so that a late copy of the same message is refused too."""
+"""The number of attempts remembered as refused, so that a late copy of one message is refused too."""
 
 Result = asyncio.Future[Outcome]
 
 
 class ProposalLog(Protocol):
-    """What proposals need of the log."""
+    """The part of the log that proposals need."""
 
     @property
     def leader(self) -> HostId | None: ...
     @property
     def open(self) -> bool:
-        """This host takes part."""
+        """Whether this host takes part."""
 
     @property
     def rack(self) -> bytes:
-        """Which rack this is; NO_RACK until that is certain."""
+        """The rack of the log; NO_RACK until that is certain."""
 
     @property
     def term(self) -> int: ...
@@ -64,7 +64,7 @@ class ProposalLog(Protocol):
     def commit_index(self) -> int: ...
     @property
     def under_way(self) -> int:
-        """Entries appended and not committed."""
+        """The number of entries appended and not committed."""
 
     @property
     def no_room(self) -> str:
@@ -86,23 +86,23 @@ class Proposals:
         self._env, self._me, self._desk = env, me, desk
         self._ask_leader, self._sessions, self._counters = ask_leader, once, counters
         self._queued: dict[bytes, Proposal] = {}
-        """To be handed to the core at the end of this turn of the loop."""
+        """The proposals to be handed to the core at the end of this turn of the loop."""
         self._appended: set[bytes] = set()
-        """Ids handed to the core since the leader last changed, and not applied yet."""
+        """The ids handed to the core since the leader last changed, and not applied yet."""
         self._results: dict[bytes, Result] = {}
         self._turn: asyncio.Future[None] | None = None
-        """Done when the leader changes; made when a proposal waits for it."""
+        """Done when the leader changes; made when a proposal waits for that."""
         self._refused: OrderedDict[tuple[bytes, int], None] = OrderedDict()
 
     # ---- from the log ----
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """One copy of this command was reached here."""
+        """Take the outcome of one copy of this command, which was reached here."""
         self._appended.discard(entry.id)
         self._resolve(entry.id, outcome)
 
     def restored(self, image: Snapshot) -> None:
-        """A snapshot took the place of many commands; proposals here may wait for some of them."""
+        """Take in a snapshot, which took the place of many commands; proposals here may wait for some of them."""
         for proposal in list(self._results):
             if outcome := self._sessions.find(proposal):
                 self._resolve(proposal, outcome)
@@ -113,7 +113,7 @@ class Proposals:
             waiting.set_result(outcome)
 
     def leader_changed(self) -> None:
-        """What was appended may be lost: propose it again."""
+        """Propose again what was appended, which may be lost: the leader changed."""
         self._appended.clear()
         if self._turn and not self._turn.done():
             self._turn.set_result(None)
@@ -121,7 +121,7 @@ class Proposals:
     # ---- from this host ----
 
     async def propose(self, command: bytes, timeout_s: float) -> bytes:
-        """See `plugins.base.ReplicatedLog`. ValueError for a command over COMMAND_BYTES_MAX."""
+        """Propose a command, as `plugins.base.ReplicatedLog` says. ValueError for a command over COMMAND_BYTES_MAX."""
         if len(command) > COMMAND_BYTES_MAX:
             raise ValueError(f"a command of {len(command)} bytes is over the limit of {COMMAND_BYTES_MAX}")
         proposal = Proposal(self._env.entropy(ID_BYTES), self._desk.commit_index, command)
@@ -132,7 +132,7 @@ class Proposals:
             self._results.pop(proposal.id, None)
 
     async def _until(self, proposal: Proposal, result: Result, end_s: float) -> bytes:
-        """Try until it is applied or the time is over."""
+        """Try until the command is applied or the time is over."""
         tried, attempt = False, 0
         while self._desk.open and (left_s := end_s - self._env.clock.now_s()) > 0:
             attempt += 1
@@ -160,7 +160,7 @@ class Proposals:
         raise NoLeader("no leader is known" if leader is None else f"{leader} takes no proposals now")
 
     async def _own_copy(self, result: Result, reply: ProposeReply, end_s: float) -> bytes:
-        """The leader's result; wait a little until this host has applied the command as well."""
+        """The leader's result, after a little wait until this host has applied the command as well."""
         wait_s = min(end_s - self._env.clock.now_s(), APPLY_S)
         if not result.done() and wait_s > 0:
             await asyncio.wait([result], timeout=wait_s)
@@ -182,7 +182,7 @@ class Proposals:
         return self._results[proposal]
 
     def _append(self, proposal: Proposal) -> bool:
-        """Queue it for the core, once while the same leader leads. False when too much is under way, or cannot be
+        """Queue a proposal for the core, once while one leader leads. False when too much is under way, or cannot be
         written."""
         if proposal.id in self._appended:
             return True
@@ -204,7 +204,8 @@ class Proposals:
     async def _forward(
         self, leader: HostId, proposal: Proposal, attempt: int, result: Result, seconds: float
     ) -> ProposeReply:
-        """The leader's answer; `lost` when there is none, or when the result or another leader came first."""
+        """Forward a proposal, and return the leader's answer; `lost` when there is none, or when the result or another
+        leader came first."""
         question = ProposeEntry(self._desk.rack, proposal.id, attempt, proposal.base, proposal.command)
         reply: asyncio.Future[ProposeReply] = asyncio.get_running_loop().create_future()
         self._counters["forwarded"] += 1
@@ -229,7 +230,7 @@ class Proposals:
     # ---- as the leader ----
 
     async def answer(self, sender: HostId, question: Asked) -> bytes:
-        """A proposal that `sender` forwards. Refused when it is something else, or for another log."""
+        """Answer a proposal that `sender` forwards. Refused when it is something else, or for another log."""
         if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
             self._counters["of_another_rack"] += 1
             why = "its log began apart from the one here"

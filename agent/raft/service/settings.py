@@ -8,28 +8,31 @@ from agent.raft.policy import Timing
 from covey.core.ids import ID_PATTERN
 
 VOTERS = (1, 3, 5)
-"""How many hosts may vote; a second or a fourth voter lets the log survive no further loss."""
+"""The numbers of hosts that may vote; a second or a fourth voter lets the log survive no further loss."""
 
 
 class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[leader]: who votes, and after what timeouts."""
+    """[leader]: which hosts vote, and after what timeouts."""
 
     voters: tuple[str, ...] = ()
-    """Names of one, three or five hosts, the same on every host; empty: this host alone (a rack of one)."""
+    """The names of one, three or five hosts, which must be equal on every host; empty: this host alone (a rack of
+    one)."""
     heartbeat_s: float = 0.15
-    """A leader's heartbeat."""
+    """Seconds between two heartbeats of a leader."""
     election_min_s: float = 1.2
-    """A voter stands for election after a silence between this ..."""
+    """The least seconds of silence after which a voter stands for election; it waits a random time from this to
+    `election_max_s`."""
     election_max_s: float = 1.75
-    """... and this. The defaults give a failover of about 1.5 s. Both grow with the silences seen on a busy machine."""
+    """The most seconds of silence after which a voter stands for election. The defaults give a failover of about 1.5 s.
+    Both grow with the silences seen on a busy machine."""
     step_down_s: float = 1.55
-    """A leader that no majority answers steps down after this."""
+    """Seconds after which a leader that no majority answers steps down."""
     observer_s: float = 1.0
-    """A heartbeat to hosts that do not vote."""
+    """Seconds between two heartbeats to hosts that do not vote."""
     snapshot_entries: int = 4096
-    """Entries applied between two snapshots."""
+    """The number of entries applied between two snapshots."""
     keep_entries: int = 1024
-    """Entries kept below a snapshot for hosts that are a little behind."""
+    """The number of entries kept below a snapshot for hosts that are a little behind."""
 
     def __post_init__(self) -> None:
         if self.voters and (len(self.voters) not in VOTERS or len(set(self.voters)) != len(self.voters)):
@@ -49,7 +52,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("snapshot_entries: expected at least 16; keep_entries: at least 0")
 
     def timing(self) -> Timing:
-        """For the core."""
+        """The timing for the core."""
         return Timing(
             heartbeat_s=self.heartbeat_s,
             election_min_s=self.election_min_s,

@@ -1,4 +1,4 @@
-"""Who votes: requests to the leader, and its answers.
+"""The voters: requests to the leader to change them, and its answers.
 
 `decide` is the whole decision: its arguments are a request, the configuration of the log and the hosts that answer; its
 result is the next configuration, or a refusal of three lines. A request that is fulfilled already, or under way, is no
@@ -15,7 +15,7 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId
 
 VOTERS_AT_MOST = 7
-"""More make every change slower and protect against nothing that seven do not."""
+"""The most voters: more make every change slower and protect against nothing that seven do not."""
 REFUSED, AGAIN = 4, 75
 NOBODY = HostId("")
 
@@ -24,9 +24,9 @@ class VotersSeen(msgspec.Struct, frozen=True):
     """The hosts of the rack as the leader knows them."""
 
     alive: frozenset[HostId]
-    """By gossip, itself included."""
+    """The hosts that are alive by gossip, the leader included."""
     away: frozenset[HostId]
-    """Known by gossip, but gone or left."""
+    """The hosts that gossip knows, but that are gone or left."""
     heard: frozenset[HostId]
     """Hosts that answered the leader within an election timeout, itself included."""
     strangers: frozenset[HostId]
@@ -34,7 +34,7 @@ class VotersSeen(msgspec.Struct, frozen=True):
 
 
 def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configuration:
-    """The next configuration; the same as now when the request is fulfilled or under way. Refused."""
+    """The next configuration; the present one when the request is fulfilled or under way. Refused."""
     add, remove = asked.add, asked.remove
     if (not add and not remove) or add == remove:
         raise Refused(2, "nothing to change", "expected a host to add, one to remove, or two different ones", NEXT)
@@ -129,7 +129,7 @@ def _majority(voters: list[HostId], heard: Iterable[HostId]) -> bool:
 
 
 def under_way(now: Configuration) -> str:
-    """The change that is under way; empty when there is none."""
+    """The change that is under way, in words; empty when there is none."""
     if now.learner and now.leaving:
         return f"{now.learner} is to take the place of {now.leaving}: it learns the log first"
     if now.learner:
@@ -138,7 +138,7 @@ def under_way(now: Configuration) -> str:
 
 
 def accepted(asked: ChangeVoters, before: Configuration, after: Configuration) -> str:
-    """The answer to a request that was not refused."""
+    """The answer to a request that was not refused, in words."""
     if not (after.learner or after.leaving) and (before.learner or before.leaving):
         return f"called off: {', '.join(after.hosts)} {_vote(after.hosts)}"
     return under_way(after) or f"it is so: {', '.join(after.hosts)} {_vote(after.hosts)}"

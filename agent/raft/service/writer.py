@@ -1,7 +1,7 @@
 """The only writer of a log: requests in order, those that gathered meanwhile as one write.
 
 A disk without room is waited for: nothing counts as written before it is, so this host acknowledges nothing, gives no
-vote and, after `machine.disk_pace.SLOW_S`, leads no longer; its part in the log goes on by itself once there is room.
+vote and, after `machine.disk_pace.SLOW_S`, leads no longer; its part in the log continues by itself once there is room.
 Any other failure of the disk ends that part (`failed`): what is on the disk then is known after a restart.
 """
 
@@ -14,12 +14,12 @@ from agent.raft.machine.types import Persist, SaveSnapshot
 from covey.ports import Env
 
 RETRY_S = 0.5
-"""Pause before a write that the full disk refused is tried again."""
+"""Seconds to pause before a write that the full disk refused is tried again."""
 
 
 class LogWriter:
-    """`written(number)`: everything up to this number is durable. `failed`: the disk did something that no wait
-    mends. `told`: called when `no_room` begins and when it ends."""
+    """Writes a log. `written(number)`: everything up to this number is durable. `failed`: the disk did something that
+    no wait mends. `told`: called when `no_room` begins and when it ends."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class LogWriter:
         self._work.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing is written any more. `error`: why not; the first one fails `run`."""
+        """Write nothing any more. `error`: why not; the first one fails `run`."""
         self._over, self._error = True, self._error or error
         self._work.set()
         self._turned.set()
 
     async def turned(self) -> None:
-        """Until something was written, the disk refused something, or all is over."""
+        """Wait until something was written, the disk refused something, or all is over."""
         if not self._over:
             self._turned.clear()
             await self._turned.wait()
 
     async def idle(self) -> None:
-        """Until all that was asked for is written, or will not be."""
+        """Wait until all that was asked for is written, or will not be."""
         while self._requests and not self._over and not self.no_room:
             await self.turned()
 
     async def run(self) -> None:
-        """Until `end`. OSError when the disk fails, and the error that `end` was given."""
+        """Write until `end`. OSError when the disk fails, and the error that `end` was given."""
         try:
             while not self._over:
                 await self._work.wait()
@@ -99,7 +99,7 @@ class LogWriter:
         await asyncio.sleep(RETRY_S)
 
     async def _write_some(self) -> int:
-        """The number up to which everything is durable now."""
+        """Write some requests, and return the number up to which everything is durable now."""
         first = self._requests[0]
         if isinstance(first, SaveSnapshot):
             await self._store.checkpoint(first)

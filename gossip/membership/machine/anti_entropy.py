@@ -1,4 +1,4 @@
-"""Finding one another: seeds, calls to hosts that are missing, and comparing tables."""
+"""How hosts find one another: seeds, calls to hosts that are missing, and comparing tables."""
 
 from covey.core.events import Message
 from covey.ports import Address
@@ -10,23 +10,23 @@ from gossip.membership.machine.table import Table
 from gossip.types import SendDatagram, Sender, batches, identity, size
 
 SYNC_SOON_S = 3.0
-"""Between two comparisons of tables as long as they differ."""
+"""Seconds between two comparisons of tables as long as they differ."""
 LEFT_REMEMBERED_S = 24 * 3600.0
-"""How long a host that left is listed (Serf's TombstoneTimeout: 24 h)."""
+"""Seconds for which a host that left is listed (Serf's TombstoneTimeout: 24 h)."""
 
 
 class AntiEntropy:
-    """Calls missing hosts; compares and exchanges tables."""
+    """Calls missing hosts, and compares and exchanges tables."""
 
     def __init__(self, table: Table, standing: MemberStates) -> None:
         self._table, self._standing = table, standing
         self.same_s = float("-inf")
-        """When a table was last found to be like ours."""
+        """When a table was last found to be equal to this host's."""
 
     # ---- calls ----
 
     def seeds_are(self, seeds: tuple[Address, ...]) -> None:
-        """A new seed is called at once while no other host is alive."""
+        """Take these seeds. A new one is called at once while no other host is alive."""
         new = set(seeds) - set(self._table.seeds)
         self._table.seeds = seeds
         if new and self._table.alone:
@@ -46,7 +46,7 @@ class AntiEntropy:
         self._table.timer(self._table.call_s * self._table.rng.uniform(0.8, 1.0), CallDue(generation))
 
     def _accusations(self, address: Address) -> list[Message]:
-        """Under which boot the missing host there is known: of an earlier one nobody hears its answer."""
+        """Tells the missing host there its boot as known here: its answer under an earlier one would be ignored."""
         there = [member for member in self._table.by_name() if member.missing and member.address == address]
         said = [member.accusation(self._table.now_s) for member in there if not member.remembered]
         return [accusation for accusation in said if accusation is not None]
@@ -62,7 +62,7 @@ class AntiEntropy:
     # ---- tables ----
 
     def sync(self, now_s: float) -> None:
-        """Compare tables with one host; forget hosts that left long ago."""
+        """Compare tables with one host, and forget hosts that left long ago."""
         for member in self._table.by_name():
             if member.state == "left" and now_s - member.since_s > LEFT_REMEMBERED_S:
                 self._table.drop(member)
@@ -73,7 +73,7 @@ class AntiEntropy:
         self._table.timer(SYNC_SOON_S * self._table.rng.uniform(0.8, 1.2), SyncDue())
 
     def _where(self) -> list[Message]:
-        """While our own address is unknown: an `Alive`, which the receiver answers with `SeenAt`."""
+        """An `Alive`, while this host's own address is unknown, which the receiver answers with `SeenAt`."""
         return [] if self._table.address else [self._table.mine()]
 
     def heard_sync(self, source: Address, checksum: int) -> list[Message]:
@@ -87,7 +87,8 @@ class AntiEntropy:
             self._table.out.append(SendDatagram(to, tuple(batch)))
 
     def heard_record(self, record: m.MemberRecord, sender: Sender, now_s: float) -> None:
-        """A line of another host's table. A host gone there becomes suspect here, since it may live (memberlist)."""
+        """Take a line of another host's table. A host gone there becomes suspect here, since it may live
+        (memberlist)."""
         about = identity(record.host, record.uuid)
         state = policy.STATES[record.state]
         by = record.by or sender.host

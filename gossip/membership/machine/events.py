@@ -10,24 +10,24 @@ from gossip.types import SendDatagram, Sender
 
 
 class MembershipStarted(msgspec.Struct, frozen=True):
-    """Begin."""
+    """Event: membership begins."""
 
     address: Address
     """This host's address for the others; empty while no peer has told it."""
     remembered: tuple[MemberRecord, ...] = ()
-    """Hosts that were known before a restart."""
+    """The hosts that were known before a restart."""
     seeds: tuple[Address, ...] = ()
-    """Addresses to join through, as far as they are known yet."""
+    """The addresses to join through, as far as they are known yet."""
 
 
 class SeedsFound(msgspec.Struct, frozen=True):
-    """Addresses of the seeds, after their names were looked up. Replaces those known before."""
+    """Event: the addresses of the seeds, after their names were looked up. They replace those known before."""
 
     seeds: tuple[Address, ...]
 
 
 class PacketHeard(msgspec.Struct, frozen=True):
-    """One authenticated datagram, also one without a membership message: it shows that the sender is alive."""
+    """Event: one authenticated datagram, also one without a membership message: it shows that the sender is alive."""
 
     sender: Sender
     source: Address
@@ -35,31 +35,31 @@ class PacketHeard(msgspec.Struct, frozen=True):
 
 
 class EarlierHeard(msgspec.Struct, frozen=True):
-    """One authenticated datagram of an earlier boot than the newest of this sender. Nothing in it counts."""
+    """Event: one authenticated datagram of an earlier boot than the newest of this sender. Nothing in it counts."""
 
     sender: Sender
     source: Address
     counter: int
-    """Grows with each datagram of that sender and boot."""
+    """The datagram's number, which grows with each datagram of that sender and boot."""
 
 
 class LoopStalled(msgspec.Struct, frozen=True):
-    """This process did not run from `start_s` to `end_s`: an answer missed then proves nothing."""
+    """Event: this process did not run from `start_s` to `end_s`: an answer missed then proves nothing."""
 
     start_s: float
     end_s: float
 
 
 class Leaving(msgspec.Struct, frozen=True):
-    """Tell the others `Left` (the event may come more than once, since datagrams get lost). After it the
-    machine ignores every other event."""
+    """Event: tell the others `Left` (the event may come more than once, since datagrams get lost). After it the machine
+    ignores every other event."""
 
     away_s: int = 0
-    """Back within so many seconds; 0: for good."""
+    """Seconds within which this host is back; 0: it leaves for good."""
 
 
 class AwayOver(msgspec.Struct, frozen=True):
-    """The time that a host announced for its absence is over."""
+    """Event: the time that a host announced for its absence is over."""
 
     host: HostId
     identity: int
@@ -67,17 +67,17 @@ class AwayOver(msgspec.Struct, frozen=True):
 
 
 class ProbeDue(msgspec.Struct, frozen=True):
-    """The last probe is over, the next one begins."""
+    """Event: the last probe is over, the next one begins."""
 
 
 class ProbeLate(msgspec.Struct, frozen=True):
-    """No answer to the direct ping in time: ask other hosts to ping."""
+    """Event: no answer to the direct ping in time: ask other hosts to ping."""
 
     seq: int
 
 
 class RelayLate(msgspec.Struct, frozen=True):
-    """The host that we pinged for another host does not answer."""
+    """Event: the host that was pinged for another host does not answer."""
 
     seq: int
 
@@ -94,7 +94,7 @@ class GossipDue(msgspec.Struct, frozen=True):
 
 
 class CallDue(msgspec.Struct, frozen=True):
-    """Call hosts that are missing. `generation`: an older timer is stale."""
+    """Event: call hosts that are missing. `generation`: an older timer is stale."""
 
     generation: int
 

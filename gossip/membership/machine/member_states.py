@@ -52,7 +52,7 @@ class MemberStates:
                 self._renew(member, alive, address, now_s)
 
     def _alive_self(self, alive: m.Alive, about: policy.Claimant, now_s: float) -> None:
-        """An `Alive` about this host: one that differs from our own is corrected."""
+        """Correct an `Alive` about this host that differs from its own."""
         claimed = policy.claim(self._table.claimant, about)
         if claimed == "earlier":
             return  # this machine under an identity that it has lost
@@ -85,7 +85,7 @@ class MemberStates:
             self.recount(now_s)
 
     def remember(self, record: m.MemberRecord, now_s: float) -> None:
-        """A host from before our restart: suspect until a message about it comes, or gone if it was gone then."""
+        """Take a host from before the restart: suspect until a message about it comes, or gone if it was gone then."""
         known = record.host == self._table.me.host or record.host in self._table.members
         left = record.state == policy.rank("left")
         if known or not record.address or (left and not record.away_s):
@@ -134,7 +134,7 @@ class MemberStates:
         return None if old else member
 
     def suspected(self, member: Member, boot: int, incarnation: int, by: HostId, now_s: float) -> None:
-        """`by` could not reach it: a new suspicion, or one more confirmation."""
+        """Note that `by` could not reach the member: a new suspicion, or one more confirmation."""
         if not member.live:
             return
         if member.state == "alive" or (boot, incarnation) > (member.boot, member.incarnation):
@@ -188,7 +188,7 @@ class MemberStates:
             self._table.timer(ends_s - now_s, about)
 
     def recount(self, now_s: float) -> None:
-        """The number of hosts that could confirm a suspicion has changed."""
+        """Take in that the number of hosts that could confirm a suspicion has changed."""
         suspects = [member for member in self._table.members.values() if member.suspicion is not None]
         if not suspects:
             return
@@ -211,7 +211,7 @@ class MemberStates:
         self._bury(member, "gone", now_s)
 
     def stalled(self, stall: LoopStalled) -> None:
-        """Time in which this process was stalled is added to every suspicion."""
+        """Add time in which this process was stalled to every suspicion."""
         start_s = max([stall.start_s, *(end_s for _, end_s in self.stalls[-1:])])
         if start_s >= stall.end_s:
             return
@@ -223,7 +223,7 @@ class MemberStates:
     # ---- gone and left ----
 
     def heard_gone(self, gone: m.Gone, now_s: float) -> None:
-        """A suspect becomes gone; any other host becomes suspect."""
+        """Take a `Gone`: a suspect becomes gone; any other host becomes suspect."""
         member = self.accused(gone)
         if member is None or not policy.supersedes((gone.boot, gone.incarnation, "gone"), member.order):
             return
@@ -243,7 +243,7 @@ class MemberStates:
         self._bury(member, "left", now_s, left.away_s)
 
     def away_over(self, over: AwayOver) -> None:
-        """It did not come back within the time that it announced."""
+        """Take a host for gone that did not come back within the time that it announced."""
         member = self._table.members.get(over.host)
         if member is not None and (member.identity, member.boot, member.state) == (over.identity, over.boot, "left"):
             self._table.publish(HostDown(member.host, left=False))
@@ -271,5 +271,5 @@ class MemberStates:
 
 
 def with_address(alive: m.Alive, address: Address) -> m.Alive:
-    """The same with an address that others can use."""
+    """The message with an address that others can use: its own, or `address` where it gives none."""
     return alive if alive.address else m.Alive(alive.host, alive.uuid, alive.boot, alive.incarnation, address)

@@ -59,14 +59,14 @@ from gossip.settings import GossipSettings
 from gossip.types import SendDatagram, Sender
 
 REMARK_INTERVAL_S = 0.2
-"""Between two unasked messages to the same host about its state here."""
+"""Seconds between two unasked messages to one host about its state here."""
 EARLIER_S = 10.0
-"""A host that is alive in a later boot while its earlier one still speaks after so long is two machines with one
-identity: datagrams are late for a second or two, and one whose later boot is over is suspected within that time."""
+"""Seconds after which an earlier boot of a live host that still speaks shows two machines with one identity: datagrams
+are late for a second or two, and one whose later boot is over is suspected within that time."""
 
 
 class Membership:
-    """`budget`: bytes of messages in a datagram."""
+    """The membership of one host. `budget`: bytes of messages in a datagram."""
 
     def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.leaving = False
@@ -76,7 +76,7 @@ class Membership:
         self._meeting = AntiEntropy(self._table, self._standing)
         self._remarked: dict[int, float] = {}
         self._earlier: dict[int, tuple[int, int, float]] = {}
-        """Identity -> an earlier boot that spoke after the later one, its newest counter, and since when."""
+        """Earlier boots that spoke after the later one: identity -> boot, its newest counter, and since when."""
 
     # ---- what is known ----
 
@@ -90,7 +90,7 @@ class Membership:
 
     @property
     def health(self) -> int:
-        """Local health score, 0 (healthy) to 7."""
+        """The local health score, 0 (healthy) to 7."""
         return self._table.health
 
     @property
@@ -110,7 +110,7 @@ class Membership:
         return self._table.records()
 
     def accepts(self, sender: Sender) -> bool:
-        """Whether this is a live member in its present boot: of others only membership messages are accepted."""
+        """Whether this is a live member in its present boot: from others only membership messages are accepted."""
         member = self._table.members.get(sender.host)
         return member is not None and member.live and member.identity == sender.identity and member.boot == sender.boot
 
@@ -188,7 +188,8 @@ class Membership:
             self._table.send(event.source, *replies)
 
     def _heard_earlier(self, heard: EarlierHeard, now_s: float) -> None:
-        """Two machines have one identity file, as copies of one disk have: the earlier one is told, too."""
+        """Take a datagram of an earlier boot: two machines have one identity file, as copies of one disk have; the
+        earlier one is told, too."""
         sender = heard.sender
         member = self._table.members.get(sender.host)
         if member is None or member.identity != sender.identity or member.state != "alive" or member.remembered:
@@ -207,7 +208,8 @@ class Membership:
                 self._table.send(heard.source, m.NameTaken(sender.host))
 
     def _may_remark(self, about: int, now_s: float) -> bool:
-        """A limit per sender: two hosts that cannot agree must not answer each other forever."""
+        """Whether a remark may be sent now: a limit per sender, since two hosts that cannot agree must not answer each
+        other forever."""
         if now_s - self._remarked.get(about, float("-inf")) < REMARK_INTERVAL_S:
             return False
         if len(self._remarked) >= self._table.settings.hosts_max:
@@ -216,7 +218,8 @@ class Membership:
         return True
 
     def _may_speak(self, sender: Sender, source: Address, now_s: float) -> bool:
-        """False for a machine that has the name of another live one elsewhere, and for an earlier boot of a host."""
+        """Whether the sender may speak: False for a machine that has the name of another live one elsewhere, and for an
+        earlier boot of a host."""
         if sender.host != self._table.me.host:
             member = self._table.members.get(sender.host)
             if member is None or (member.identity != sender.identity and not member.has_name(now_s)):
@@ -244,7 +247,7 @@ class Membership:
         return [] if accusation is None else [accusation]
 
     def _message(self, sender: Sender, source: Address, message: m.AnyMessage, now_s: float) -> list[Message]:
-        """Handles one message; returns the answers."""
+        """Handle one message, and return the answers."""
         match message:
             case m.Ping():
                 return [m.Ack(message.seq)] if message.to == self._table.identity else []

@@ -15,9 +15,10 @@ from gossip.membership.machine.table import Member, Table
 from gossip.types import U32_MAX
 
 RELAYS_MAX = 256
-"""Pings for others that are open at the same time."""
+"""The most pings for others that are open at a time."""
 NACK_FRACTION = 0.6
-"""Part of the probe timeout before a helper reports that it got no answer: early enough for the asker's interval."""
+"""The part of the probe timeout after which a helper reports that it got no answer: early enough for the asker's
+interval."""
 
 
 @dataclass
@@ -43,8 +44,8 @@ class Relay:
 
 
 class ProbeOrder:
-    """Every host once per round, in an order shuffled for each round: so a dead one is probed within 2n - 1 periods at
-    worst (SWIM 4.3). A new host gets a random place in the present round."""
+    """The order of probes: every host once per round, in an order shuffled for each round: so a dead one is probed
+    within 2n - 1 periods at worst (SWIM 4.3). A new host gets a random place in the present round."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -54,11 +55,11 @@ class ProbeOrder:
         """Every host that has a place in this round."""
 
     def again(self, host: HostId) -> None:
-        """Probe this one next."""
+        """Probe this host next."""
         self._coming.append(host)
 
     def next(self, live: Sequence[HostId]) -> HostId | None:
-        """The next one of `live`, which is sorted; None when there is none."""
+        """The next host of `live`, which is sorted; None when there is none."""
         for host in live:
             if host not in self._round:
                 self._round.add(host)
@@ -75,7 +76,7 @@ class ProbeOrder:
 
 
 class Prober:
-    """One probe at a time, and pings on behalf of others."""
+    """Probes hosts, one at a time, and pings on behalf of others."""
 
     def __init__(self, table: Table, standing: MemberStates) -> None:
         self._table, self._standing = table, standing
@@ -99,7 +100,7 @@ class Prober:
         self._table.timer(self._table.settings.probe_timeout_s, ProbeLate(self._seq))
 
     def _ping(self, target: Member, seq: int) -> None:
-        """The ping to a suspect says that it is one: Lifeguard's buddy system."""
+        """Ping a host. The ping to a suspect says that it is one: Lifeguard's buddy system."""
         accusation = None if target.remembered else target.accusation(self._table.now_s)
         self._table.send(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
 

@@ -1,4 +1,4 @@
-"""Rumours: messages to pass on, and how often."""
+"""Rumours: messages that are passed on, and how often."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ class Rumour:
 
 
 class Rumours:
-    """Messages to pass on: the newest about each host, those sent least first (memberlist, TransmitLimitedQueue)."""
+    """The messages to pass on: the newest about each host, those sent least first (memberlist,
+    TransmitLimitedQueue)."""
 
     def __init__(self) -> None:
         self._by_host: dict[HostId, Rumour] = {}
@@ -26,7 +27,7 @@ class Rumours:
         return len(self._by_host)
 
     def publish(self, host: HostId, message: Message) -> None:
-        """From now on send this about `host`, and nothing older."""
+        """Send this message about `host` from now on, and no older one."""
         self._serial += 1
         self._by_host[host] = Rumour(message, size(message), self._serial)
 

@@ -27,21 +27,22 @@ from gossip.types import (
 )
 
 CONFLICT_INTERVAL_S = 30.0
-"""Between two reports of the same conflict, or of a full table."""
+"""Seconds between two reports of one conflict, or of a full table."""
 GOSSIP_TO_THE_DEAD_S = 30.0
-"""Rumours are also sent to hosts gone for less than this, so that they can refute (memberlist: 30 s)."""
+"""Seconds since it was gone within which a host still gets rumours, so that it can refute (memberlist: 30 s)."""
 
 
 @dataclass
 class Suspicion:
-    """A host is suspected since `start_s`. `extra_s` is time in which this process was stalled; it does not count."""
+    """The suspicion of a host since `start_s`. `extra_s` is time in which this process was stalled; it does not
+    count."""
 
     start_s: float
     by: list[HostId]
     """The first host that suspected it, then all that confirmed it independently."""
     extra_s: float = 0.0
     timer_s: float = float("inf")
-    """When the next timer for it fires."""
+    """When the next timer for the suspicion fires."""
 
 
 @dataclass
@@ -58,9 +59,9 @@ class Member:
     suspected_by: HostId | None = None
     suspicion: Suspicion | None = None
     remembered: bool = False
-    """Known from before a restart of this host only: no message about it since."""
+    """Whether the host is known only from before a restart of this one: no message about it came since."""
     away_until_s: float | None = None
-    """Of one that left: when it will be back, as it announced; None: never."""
+    """When a host that left announced to be back, on this host's clock, s; None: never."""
     identity: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Member:
 
     @property
     def missing(self) -> bool:
-        """Gone, left with an announced return, or known from before our restart only."""
+        """Whether the host is gone, left with an announced return, or known only from before this one's restart."""
         return self.state == "gone" or self.remembered or (self.state == "left" and self.away_until_s is not None)
 
     def shown(self, now_s: float) -> HostState:
@@ -129,7 +130,7 @@ class Table:
         self.address: Address = ""
         """This host's address for the others; empty while no peer has told it."""
         self.seeds: tuple[Address, ...] = ()
-        """Addresses to join through: those known of `settings.seeds`, a name as all its addresses."""
+        """The addresses to join through: those known of `settings.seeds`, a name as all its addresses."""
         self.settings, self.budget, self.rng = settings, budget, rng
         self.now_s = 0.0
         """The time of the event that is being handled."""
@@ -140,14 +141,14 @@ class Table:
         self.rumours = Rumours()
         self.out: list[Action] = []
         self.call_s = policy.CALL_FIRST_S
-        """Pause before the next call of missing hosts."""
+        """Seconds to pause before the next call of missing hosts."""
         self.call_generation = 0
         self._gossip_set = False
         self._conflicts: dict[HostId, float] = {}
         self._full_s = float("-inf")
-        """When it was told last that this table is full."""
+        """When it was last told that this table is full."""
         self._later_boot = me.boot
-        """The latest boot of ours that anybody spoke of."""
+        """The latest boot number of this agent that any host spoke of."""
 
     # ---- what is known ----
 
@@ -172,7 +173,7 @@ class Table:
         return [self.members[host] for host in sorted(self.members)]
 
     def hosts(self) -> int:
-        """Live hosts, this one included."""
+        """The number of live hosts, this one included."""
         return 1 + sum(member.live for member in self.members.values())
 
     def mine(self) -> m.Alive:
@@ -187,7 +188,7 @@ class Table:
         self.out.append(Publish(fact))
 
     def send(self, to: Address, *messages: Message) -> None:
-        """One datagram, filled up with rumours."""
+        """Send one datagram, filled up with rumours."""
         if not to:
             return
         room = self.budget - sum(size(message) for message in messages)
@@ -228,13 +229,13 @@ class Table:
             self.publish(NameConflict(host, at))
 
     def outrun(self, boot: int) -> None:
-        """Others know a later boot of this host, and take it for gone."""
+        """Note that others know a later boot of this host, and take it for gone."""
         if boot > self._later_boot:
             self._later_boot = boot
             self.publish(LaterBootKnown(boot))
 
     def call_soon(self) -> None:
-        """Another host is missing: begin with short pauses again."""
+        """Call missing hosts with short pauses again, since another one is missing."""
         self.call_generation += 1
         self.call_s = self.settings.probe_interval_s
         self.timer(self.call_s, CallDue(self.call_generation))

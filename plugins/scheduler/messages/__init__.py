@@ -1,2 +1,2 @@
-"""What the scheduler says: what a person asks for (`spec`), what the replicated log holds (`commands`), and what hosts
+"""The scheduler's messages: what a person asks for (`spec`), what the replicated log holds (`commands`), and what hosts
 tell one another (`wire`)."""

@@ -18,39 +18,41 @@ Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Step = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""As large as jobs.sock takes it from a script, which may count samples."""
+"""A step's number, as large as jobs.sock takes it from a script, which may count samples."""
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 COMMAND_BYTES_MAX = 256 * 1024
-"""Longest encoded command that is offered to the log or looked at, bytes; the log takes no longer ones."""
+"""The longest encoded command that is proposed to the log or decoded, in bytes; the log takes no longer ones."""
 
 
 UNREACHABLE_MAX = 64
-"""Other hosts of a gang that a host asks when its ranks have failed."""
+"""The most other hosts of a gang that a host asks when its ranks have failed."""
 
 
 class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One command of the log."""
 
     wall_s: Wall
-    """Proposer's wall clock, for people."""
+    """The proposer's wall clock in seconds, for people."""
     rack_s: Seconds = 0.0
-    """The rack's clock at the proposer (`service.rack_clock`), which does not step: durations are counted by it."""
+    """The rack's clock at the proposer (`service.rack_clock`) in seconds, which does not step: durations are counted by
+    it."""
 
 
 class Submitted(CommandBase, frozen=True, kw_only=True):
     key: Key
     spec: JobSpec
     may_demote: bool = False
-    """The rack demotes jobs of class auto that wait long, so one that is over its quota can run all the same."""
+    """Whether the rack demotes jobs of class auto that wait long, so that one that is over its quota can run all the
+    same."""
     numbers: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Ids below this number were given out, as far as the host that proposes this has ever seen. In a log that was
+    """Job ids below this number were given out, as far as the host that proposes this has ever seen. In a log that was
     begun anew they are not given out again, since ranks of the former one may still run under them."""
     env: SealedEnv | None = None
-    """Of the submitter; `spec.env` is empty here."""
+    """The submitter's environment; `spec.env` is empty here."""
 
 
 class Granted(CommandBase, frozen=True, kw_only=True):
@@ -62,18 +64,18 @@ class Granted(CommandBase, frozen=True, kw_only=True):
 
 
 class Placed(CommandBase, frozen=True, kw_only=True):
-    """Coordinator: every host said yes. Applying this is the start, everywhere at once."""
+    """Coordinator: every host said yes. Applying this starts the gang, everywhere at once."""
 
     job: JobId
     epoch: Epoch
     places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=4096)]
-    """In rank order; the first holds rank 0."""
+    """The gang's places in rank order; the first holds rank 0."""
     master_addr: Id
     master_port: Annotated[int, Meta(ge=0, le=65535)]
 
 
 class PlaceFailed(CommandBase, frozen=True, kw_only=True):
-    """Coordinator: no room was found; back to the queue."""
+    """Coordinator: no room was found; the job goes back to the queue."""
 
     job: JobId
     epoch: Epoch
@@ -89,31 +91,32 @@ class RanksReported(CommandBase, frozen=True, kw_only=True):
     codes: Annotated[dict[int, int], Meta(max_length=4096)]
     reason: Text = ""
     asked: bool = False
-    """This host had told them to stop before they ended."""
+    """Whether this host had told the ranks to stop before they ended."""
     step: Step | None = None
     metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=16)] = {}
     lost: bool = False
-    """They did not end by themselves: the machine restarted, their supervisor died, or their lease ran out."""
+    """The ranks did not end by themselves: the machine restarted, their supervisor died, or their lease ran out."""
     step_s: Seconds | None = None
-    """Median time of its newest steps; None when there were few."""
+    """Median time in seconds of the job's newest steps; None when there were few."""
     unreachable: Annotated[tuple[HostId, ...], Meta(max_length=UNREACHABLE_MAX)] = ()
     """Other hosts of the gang that did not answer this one when its ranks had failed."""
     since: Count = 0
-    """Of the place that they had: a report of ranks that were replaced is not one of those that took over."""
+    """`Place.since` of the place that these ranks had: a report of ranks that were replaced is not one of those that
+    took over."""
 
 
 class RanksDone(CommandBase, frozen=True, kw_only=True):
-    """A host: these of my ranks ended with 0 some time ago, and others of mine run on."""
+    """A host: these of my ranks ended with 0 some time ago, and others of mine keep running."""
 
     job: JobId
     epoch: Epoch
     host: HostId
     steps: Annotated[dict[int, Step | None], Meta(max_length=4096)]
-    """The newest step of each that this host heard of; None: of none."""
+    """The newest step of each such rank that this host heard of; None: it heard of none."""
 
 
 class PlacesLost(CommandBase, frozen=True, kw_only=True):
-    """Leader: these hosts are lost, and nothing of this grant runs there any more. The rest of the gang goes on: it
+    """Leader: these hosts are lost, and nothing of this grant runs there any more. The rest of the gang continues: it
     has what successors need. `coordinator` finds a host for each."""
 
     job: JobId
@@ -122,22 +125,22 @@ class PlacesLost(CommandBase, frozen=True, kw_only=True):
     coordinator: HostId
     reason: Text
     term: Count = 0
-    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
-    knows."""
+    """The term of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: the word
+    of somebody who knows."""
 
 
 class MoveAsked(CommandBase, frozen=True, kw_only=True):
-    """Somebody: this job's ranks on `host` are to go on elsewhere, while the rest of the gang waits for them."""
+    """Somebody: this job's ranks on `host` are to continue elsewhere, while the rest of the gang waits for them."""
 
     job: JobId
     epoch: Epoch
     host: HostId
     to: HostId | None
-    """None: wherever there is room."""
+    """The host where the ranks are to go; None: wherever there is room."""
     coordinator: HostId
     by: Text = ""
     gang: JobId | None = None
-    """That waits for it. Only told, in its events."""
+    """The gang that waits for the move. It is only named in its events."""
 
 
 class Replaced(CommandBase, frozen=True, kw_only=True):
@@ -147,9 +150,9 @@ class Replaced(CommandBase, frozen=True, kw_only=True):
     job: JobId
     epoch: Epoch
     places: Annotated[dict[HostId, Place], Meta(min_length=1, max_length=4096)]
-    """Host that they leave -> where they go on."""
+    """The exchanged places: the host that ranks leave -> the place where they continue."""
     master_addr: Id = ""
-    """If rank 0 is among them."""
+    """The address of rank 0's new host, if rank 0 is among the ranks that move."""
     master_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
@@ -172,15 +175,16 @@ class TakenBack(CommandBase, frozen=True, kw_only=True):
     job: JobId
     epoch: Epoch
     cause: Literal["preempted", "host lost", "coordinator lost", "placing took too long", "unfit"]
-    """`unfit`: a host, whose GPUs are shared, says that it cannot be there, or stay."""
+    """Why the grant is taken back. `unfit`: a host, whose GPUs are shared, says that the job cannot be there, or
+    stay."""
     reason: Text
     lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
     """Hosts that cannot report any more, and where nothing of this grant is left."""
     term: Count = 0
-    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
-    knows."""
+    """The term of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: the word
+    of somebody who knows."""
     harms: JobId | None = None
-    """The guaranteed job beside which it must not be again."""
+    """The guaranteed job beside which the job must not be again."""
 
 
 class Leads(CommandBase, frozen=True, kw_only=True):
@@ -188,9 +192,9 @@ class Leads(CommandBase, frozen=True, kw_only=True):
 
     term: Count
     leases_over_s: Seconds
-    """Within which every lease given by it, or still by an earlier one, is certainly over."""
+    """Seconds within which every lease given by this leader, or still by an earlier one, is certainly over."""
     pauses_over_s: Seconds
-    """Within which ranks that may be lost certainly stand still without such a lease."""
+    """Seconds within which ranks that may be lost certainly stand still without such a lease."""
 
 
 class Promoted(CommandBase, frozen=True, kw_only=True):
@@ -216,8 +220,8 @@ class Upgraded(CommandBase, frozen=True, kw_only=True):
 
 
 class GpusKept(CommandBase, frozen=True, kw_only=True):
-    """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. All that it has,
-    per host; none gives them back."""
+    """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. `gpus` are all
+    that it keeps, per host; empty: it gives them back."""
 
     job: JobId
     epoch: Epoch
@@ -225,32 +229,34 @@ class GpusKept(CommandBase, frozen=True, kw_only=True):
 
 
 class Elapsed(CommandBase, frozen=True, kw_only=True):
-    """Leader: so long has somebody waited on this rack since ever. Only ever grows (max-merge)."""
+    """Leader: the seconds during which any job has waited on this rack, in all. They only grow (max-merge)."""
 
     clock_s: Seconds
 
 
 class QuotaSet(CommandBase, frozen=True, kw_only=True):
     tenant: Annotated[str, Meta(pattern=r"^(\*|[a-z0-9][a-z0-9.-]{0,62})$", max_length=63)]
-    """`*`: every tenant without a quota of its own."""
+    """The tenant's name; `*`: every tenant without a quota of its own."""
     gpus: Count | None
-    """None: not limited."""
+    """The quota in GPUs; None: not limited."""
     if_absent: bool = False
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
 
 
 class HostDrained(CommandBase, frozen=True, kw_only=True):
-    """Somebody: no rank starts on this host from now on, and those that are there leave it; or no more so."""
+    """Somebody: no rank starts on this host from now on, and those that are there leave it; or (`drained` False) the
+    host is used again."""
 
     host: HostId
     drained: bool = True
     stop_jobs: bool = False
-    """Those of jobs that cannot go on elsewhere leave it too: such a job stops, and is queued again."""
+    """Whether ranks of jobs that cannot continue elsewhere leave the host too: such a job stops, and is queued
+    again."""
     by: Text = ""
 
 
 class JobSteps(msgspec.Struct, frozen=True):
-    """Where a job is that runs, as one of its hosts sees it."""
+    """How far a running job is, as one of its hosts sees it."""
 
     epoch: Epoch
     step: Step
@@ -262,23 +268,23 @@ class JobHeals(msgspec.Struct, frozen=True):
 
     epoch: Epoch
     since: Count
-    """Of their place."""
+    """`Place.since` of these ranks' place."""
     may_be_lost: bool
 
 
 class Attained(CommandBase, frozen=True, kw_only=True):
-    """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
+    """A host: what its GPUs have done for each job since its submission, GPU·s. It only grows (max-merge)."""
 
     host: HostId
     service_gpu_s: Annotated[dict[JobId, Annotated[float, Meta(ge=0, le=1e15)]], Meta(max_length=4096)]
     barrier: Annotated[str, Meta(max_length=128)] = ""
-    """Whoever sees this come out of its copy of the log knows that the copy is current."""
+    """A name for this command: a host that sees it come out of its copy of the log knows that the copy is current."""
     tensors: Annotated[dict[JobId, tuple[Bytes, Bytes]], Meta(max_length=4096)] = {}
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
     steps: Annotated[dict[JobId, JobSteps], Meta(max_length=4096)] = {}
-    """Of jobs that run there and report steps."""
+    """Step times of jobs that run there and report steps."""
     heals: Annotated[dict[JobId, JobHeals], Meta(max_length=4096)] = {}
-    """What changed of that."""
+    """Changes in whether the host and its ranks may be lost, by job."""
 
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced
@@ -290,13 +296,14 @@ Command = Submitted | AboutJob | QuotaSet | HostDrained | Attained | Elapsed | L
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
-    """Done, or was done before."""
+    """The command was applied, or had been before."""
 
     job: JobId | None = None
 
 
 class NotApplied(msgspec.Struct, frozen=True, tag=True):
-    """The state did not allow it; nothing changed. `code` as in `plugins.base.Refused`."""
+    """The command was not applied since the state did not allow it; nothing changed. `code` as in
+    `plugins.base.Refused`."""
 
     code: int
     what: str

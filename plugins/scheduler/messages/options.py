@@ -12,16 +12,17 @@ from typing import Literal, NamedTuple, assert_never, get_args
 from covey.core.carried import ARGUMENTS_MAX, VARIABLES_MAX
 
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
-"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
-guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
+"""The class of a job (AntMan §3.3). `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left
+and yields. `auto` is guaranteed until it has waited for long (`demote_after_s`); then opportunistic, until its tenant's
+quota has room for it."""
 
 Pack = Literal["few", "host", "any", "apart"]
 """How a gang lies on hosts: on the fewest that have room, on one, in gaps, or one worker on each
 (`policy/place.py`)."""
 
 Kind = Literal["text", "choice", "count", "number", "seconds", "bytes", "switch"]
-"""How an option is written. `switch`: true or false in JSON, and a flag without a value in agentctl, which says the
-opposite of what holds without it."""
+"""How an option is written. `switch`: true or false in JSON, and in agentctl a flag without a value, which says the
+opposite of the default."""
 
 TIME_S_MAX = 1e9
 STARTS_MAX = 1_000_000
@@ -33,26 +34,26 @@ class Option(NamedTuple):
     """One field of a job."""
 
     field: str
-    """Its name in JSON."""
+    """The field's name in JSON."""
     kind: Kind
     low: float | None = None
     high: float | None = None
     over_low: bool = False
-    """`low` itself is too small."""
+    """Whether `low` itself is too small."""
     choices: tuple[str, ...] = ()
     words: str = ""
-    """Of `text`: what is expected. Of other kinds: what is to be known beyond kind and bounds, after a comma, a colon
-    or the like."""
+    """What is expected, for kind `text`; for other kinds what is to be known beyond kind and bounds, after a comma, a
+    colon or the like."""
     flag: str = ""
-    """Of `agentctl submit`; empty: it has none, or sets the field in a way of its own."""
+    """The option's flag of `agentctl submit`; empty: it has none, or sets the field in a way of its own."""
     flag_choices: tuple[str, ...] = ()
-    """What the flag takes, where that is not `choices`."""
+    """The values that the flag takes, where they are not `choices`."""
     metavar: str = ""
     help: str = ""
 
     @property
     def expected(self) -> str:
-        """What a value has to be, behind `expected`."""
+        """What a value has to be, in the words that follow `expected`."""
         match self.kind:
             case "text":
                 return self.words
@@ -156,7 +157,7 @@ OPTIONS: tuple[Option, ...] = (
         "grace_s", "seconds", 0, 3600, flag="--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)",
     ),
 )  # fmt: skip
-"""In the order in which `agentctl submit --help` lists them."""
+"""All options, in the order in which `agentctl submit --help` lists them."""
 
 
 def named(field: str) -> Option:

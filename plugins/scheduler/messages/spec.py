@@ -1,7 +1,7 @@
 """What a person asks for: one job, checked once.
 
 `JobSpec.parse` is the only validation of a submission. Every error names the field, what was found and what was
-expected, and on a misspelt field the nearest one there is. The limits stand in the types, so the same struct is bounded
+expected, and on a misspelt field the nearest one there is. The limits are in the types, so the struct is bounded too
 when it comes back out of the log or from another host.
 """
 
@@ -29,18 +29,19 @@ from plugins.scheduler.messages.options import JobClass as JobClass
 from plugins.scheduler.messages.options import Pack as Pack
 
 GRACE_S = 60.0
-"""Seconds that a job gets to write a checkpoint when it does not say."""
+"""Seconds that a job gets to write a checkpoint when its submission does not say."""
 
 OnLost = Literal["heal", "restart", "keep"]
 """What becomes of ranks on a host that no leader reaches. `heal`: another host takes them over and the rest of the job
-goes on, if its script attached its state; if not, as `restart`: they end there, and the whole job is placed again.
+continues, if its script attached its state; if not, as `restart`: they end there, and the whole job is placed again.
 `keep` lets them run, and the job waits for that host."""
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
-"""What a process can be given, as `covey.core.carried` writes it: each byte has at most three characters."""
+"""An argument that a process can be given, as `covey.core.carried` writes it: each byte has at most three
+characters."""
 Variable = Annotated[str, Meta(pattern=f"^(?:(?!=){TEXT})+$", max_length=3 * NAME_CHARACTERS_MAX)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
-"""What makes a submission idempotent: the same key twice is one job."""
+"""The key that makes a submission idempotent: the same key twice is one job."""
 
 
 class SealedEnv(msgspec.Struct, frozen=True):
@@ -48,11 +49,11 @@ class SealedEnv(msgspec.Struct, frozen=True):
     The environment itself lies sealed on those hosts and on hosts that ran the job (`service/ranks/envs.py`)."""
 
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
-    """Of the sealed bytes, which say nothing of what is in them."""
+    """Digest of the sealed bytes, which says nothing of what is in them."""
     key: Annotated[bytes, Meta(max_length=32)] = b""
-    """Empty once the job is over."""
+    """The key of the environment; empty once the job is over."""
     holders: Annotated[tuple[Annotated[HostId, Meta(max_length=63)], ...], Meta(max_length=16)] = ()
-    """The submitting agent's host first."""
+    """The hosts that have the environment, the submitting agent's first."""
 
 
 class SpecError(ValueError):
@@ -86,33 +87,38 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Bytes of the largest tensor over bytes of all tensors (NSDI'19 §3.2); over `packlimit` the gang is packed. 0: as
     seen when a job of this name ran before."""
     time_limit_s: Annotated[float, within("time_limit_s")] | None = None
-    """Seconds of running, all attempts together; None: no limit."""
+    """Seconds that the job may run, all attempts together; None: no limit."""
     grace_s: Annotated[float, within("grace_s")] = GRACE_S
-    """Between SIGTERM and SIGKILL: to write a checkpoint."""
+    """Seconds between SIGTERM and SIGKILL, to write a checkpoint."""
     pack: Pack = "few"
     gpu_memory: Annotated[int, within("gpu_memory")] = 0
     """Device memory that each rank asks for on each of its GPUs, bytes; 0: not said. Where GPUs are shared, a host that
-    has less does not take it."""
+    has less does not take the job."""
     remote_memory: Annotated[int, within("remote_memory")] = 0
-    """Most memory of other hosts that its volumes have, all its hosts together, bytes; 0: not limited."""
+    """The most memory of other hosts that the job's volumes may have, all its hosts together, bytes; 0: not limited."""
     bind_gpus: bool = False
-    """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
+    """Whether each rank sees its own GPUs only; otherwise all that the job has on its host
+    (`agent/jobs/rank_env.py`)."""
     attach: bool = True
-    """Steps of a script are seen without a change to it (`covey/hooks`)."""
+    """Whether steps of a script are seen without a change to it (`covey/hooks`)."""
     on_lost: OnLost = "heal"
     hang_s: Annotated[float, within("hang_s")] | None = None
-    """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
-    ended: a successor takes its place, or the job fails. None: for ever."""
+    """Seconds for which the others may wait for the part of one rank in a sum; then its stacks are kept, and its
+    process is ended: a successor takes its place, or the job fails. None: for ever."""
     spares: Annotated[int, within("spares")] = 0
-    """Processes that wait on each of its hosts, and on one more, to become one of its ranks: of a job that heals."""
+    """The number of processes that wait on each of the job's hosts, and on one more, to become one of its ranks, if the
+    job heals."""
     retries: Annotated[int, within("retries")] = 0
-    """Starts that it gets again after a failure of its own."""
+    """The number of times that the job is started again after a failure of its own."""
     retries_lost: Annotated[int, within("retries_lost")] = 5
-    """The same after a host lost its ranks (chosen: a job that takes its hosts along should not take all)."""
+    """The number of times that the job is started again after a host lost its ranks (chosen: a job that takes its hosts
+    along should not take all)."""
     retries_again: Annotated[int, within("retries_again")] = 1000
-    """The same after exit 75 (chosen: a job that saves and asks again every hour for weeks)."""
+    """The number of times that the job is started again after exit 75 (chosen: a job that saves and asks again every
+    hour for weeks)."""
     retries_preempted: Annotated[int, within("retries_preempted")] | None = None
-    """The same after it had to yield; None: always, since that is not its fault."""
+    """The number of times that the job is started again after it had to yield; None: always, since that is not its
+    fault."""
 
     @property
     def gpus(self) -> int:

@@ -21,15 +21,15 @@ from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, T
 
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
-"""Grants in one question about leases."""
+"""The most grants in one question about leases."""
 APART_MAX = 64
-"""Jobs in one question that it must not be beside."""
+"""The most jobs in one question that the asked-for job must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
 Age = Annotated[float, Meta(ge=0, le=1e9)]
-"""Seconds."""
+"""An age in seconds."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
 SEALED_BYTES_MAX = ENV_BYTES_MAX + 16 * VARIABLES_MAX
-"""Of an environment as it travels, with what msgpack needs for each variable and the seal."""
+"""The longest environment as it travels, with what msgpack needs for each variable and the seal, bytes."""
 SealedBytes = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
 
 
@@ -42,16 +42,16 @@ class Reserve(Message, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=4096)]
     gpus_per_worker: Annotated[int, Meta(ge=0, le=64)]
     master: bool
-    """Rank 0 will be here: reserve a TCP port too."""
+    """Whether rank 0 will be here: reserve a TCP port too."""
     lease_s: Annotated[float, Meta(gt=0, le=3600)]
     opportunistic: bool = False
-    """It may be beside others, where GPUs are shared."""
+    """Whether the job may be beside others, where GPUs are shared."""
     memory_bytes: Bytes = 0
-    """On each of its GPUs; 0: it did not say."""
+    """Bytes that it asks for on each of its GPUs; 0: it did not say."""
     apart_from: Annotated[tuple[Job, ...], Meta(max_length=APART_MAX)] = ()
     """Guaranteed jobs that were measured to suffer from it, or from one of its name."""
     joins: bool = False
-    """Ranks of this grant run there, and more are to join them."""
+    """Whether ranks of this grant run there already, and more are to join them."""
 
 
 class Reserved(Message, frozen=True):
@@ -66,7 +66,7 @@ class Reserved(Message, frozen=True):
 
 
 class NotReserved(Message, frozen=True):
-    """Host -> coordinator: no, and how many GPUs it might have here in truth."""
+    """Host -> coordinator: no, and how many GPUs it might really have here."""
 
     job: Job
     epoch: Epoch
@@ -74,11 +74,11 @@ class NotReserved(Message, frozen=True):
     free: Count
     reason: Text
     beside: bool = False
-    """`free` are parts of GPUs, beside others."""
+    """Whether `free` counts parts of GPUs, beside others."""
 
 
 class Release(Message, frozen=True):
-    """Coordinator -> host: this attempt, and any before it, is over."""
+    """Coordinator -> host: this attempt, and any earlier one, is over."""
 
     job: Job
     epoch: Epoch
@@ -88,7 +88,7 @@ class Release(Message, frozen=True):
 ToHost = Reserve | Release
 """What a gang's coordinator says to the hosts that it wants."""
 ToGang = Reserved | NotReserved
-"""What they say to it."""
+"""What the hosts say to the gang's coordinator."""
 
 
 class JobNow(Message, frozen=True):
@@ -100,21 +100,21 @@ class JobNow(Message, frozen=True):
 class JobNowAnswer(Message, frozen=True):
     epoch: Epoch
     pids: dict[int, int]
-    """rank -> pid of what runs now."""
+    """The ranks that run now: rank -> pid."""
     step: Step | None
     metrics: dict[str, float]
     aggregator: HostId | None = None
-    """Who sums its tensors."""
+    """The host that sums the job's tensors."""
     kernels: Annotated[dict[Count, Annotated[str, Meta(max_length=64)]], Meta(max_length=4096)] = {}
-    """rank -> what it computes with (`covey/healing/kernels.py`), of ranks that said so."""
+    """The kernels of the ranks that said so: rank -> what it computes with (`covey/healing/kernels.py`)."""
     timing: StepTiming | None = None
-    """None: too few steps were reported there."""
+    """How long steps take there; None: too few steps were reported."""
     attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
-    """rank -> what sees its steps (`torch 2.13.0`), or why nothing does."""
+    """What sees each rank's steps: rank -> `torch 2.13.0`, or why nothing does."""
     joined: bool = False
-    """A rank is connected to its agent there."""
+    """Whether a rank is connected to its agent there."""
     reports: bool = False
-    """A rank reported a step, or used tensors: it can be seen to stand still."""
+    """Whether a rank reported a step, or used tensors: then it can be seen to stand still."""
 
 
 class LogTail(Message, frozen=True):
@@ -131,14 +131,14 @@ class LogTailAnswer(Message, frozen=True):
     offset: int
     size: int
     ended: bool
-    """No rank of this job runs here any more."""
+    """Whether no rank of this job runs here any more."""
     host: HostId
     kept: bool = True
-    """There is a file of it, be it empty."""
+    """Whether there is a file of the output, be it empty."""
 
 
 class RenewLeases(Message, frozen=True):
-    """Question to the leader, or to somebody who asks it for us: may these ranks of `host` go on?"""
+    """Question to the leader, or to another host that asks it for us: may these ranks of `host` go on running?"""
 
     host: HostId
     grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
@@ -146,21 +146,22 @@ class RenewLeases(Message, frozen=True):
 
 
 class LeasesRenewed(Message, frozen=True):
-    """These may, for so long from when it was asked."""
+    """Answer: these ranks may run for `lease_s` seconds from when it was asked."""
 
     grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
     lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
-    """None: without end, as `host` is the only voter and nobody else can ever lead."""
+    """Seconds of the lease; None: without end, as `host` is the only voter and no other host can ever lead."""
     grace_s: Annotated[float, Meta(ge=0, le=1e9)]
     pause_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """After which ranks that may be lost are suspended; None: not before the lease is over."""
+    """Seconds after which ranks that may be lost are suspended; None: not before the lease is over."""
 
 
 class Leaderless(Message, frozen=True):
-    """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
+    """A voter's answer to `RenewLeases`: I have known no leader for so long that no leader can still live on my
+    vote."""
 
     over: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)] = ()
-    """Of those asked for, what by this log is over on that host, or may be."""
+    """Grants among those asked for that, by this voter's log, are over on that host, or may be."""
 
 
 class KeepEnv(Message, frozen=True):
@@ -171,7 +172,7 @@ class KeepEnv(Message, frozen=True):
 
 
 class EnvOf(Message, frozen=True):
-    """Question of a host that is to run this job: its environment, as it was sealed."""
+    """Question of a host that is to run this job: what is its environment, as it was sealed?"""
 
     job: Job
     epoch: Epoch
@@ -180,42 +181,44 @@ class EnvOf(Message, frozen=True):
 
 class EnvAnswer(Message, frozen=True):
     data: SealedBytes
-    """Empty: it is not here, or the log as it is known here does not say that you run this job."""
+    """The sealed environment; empty: it is not here, or the log as it is known here does not say that you run this
+    job."""
 
 
 class RankHangs(Message, frozen=True):
-    """Host that sums a job, or looks after it -> host of a rank: the others have waited so long for it."""
+    """Host that sums a job, or looks after it -> host of a rank: the others have waited for it for `waits_s`
+    seconds."""
 
     job: Job
     epoch: Epoch
     rank: Count
     waits_s: Age
     why: Text = ""
-    """How that is known, if it is not who sums the job that says so."""
+    """How that is known, if it is not the host that sums the job that says so."""
 
 
 class RankNow(msgspec.Struct, frozen=True):
-    """How one rank gets on, as its host knows it. Times are ages, in seconds, and none is older than what disturbed the
-    gang last."""
+    """How one rank is doing, as its host knows it. Times are ages, in seconds, and none is older than what disturbed
+    the gang last."""
 
     rank: Count
     runs: bool
-    """It has a process. False: it has ended, or has not begun."""
+    """Whether the rank has a process. False: it has ended, or has not begun."""
     age_s: Age
-    """For how long that has been so."""
+    """Seconds for which it has had this process, or none."""
     says: bool
-    """A process of it is connected there."""
+    """Whether a process of the rank is connected there."""
     step: Step | None = None
     quiet_s: Age | None = None
-    """Since its last sign of life; None: it does not say."""
+    """Seconds since its last sign of life; None: it does not say."""
     waits_s: Age = 0.0
-    """For so long it has waited for other ranks; 0: it does not, or does not say."""
+    """Seconds for which it has waited for other ranks; 0: it does not, or does not say."""
     begun: bool = False
-    """It did a step, or had the result of a tensor."""
+    """Whether it did a step, or had the result of a tensor."""
 
 
 class GangNow(Message, frozen=True):
-    """Question to a host of a job: how do its ranks there get on?"""
+    """Question to a host of a job: how are its ranks there doing?"""
 
     job: Job
     epoch: Epoch
@@ -223,12 +226,12 @@ class GangNow(Message, frozen=True):
 
 class GangNowAnswer(Message, frozen=True):
     known: bool
-    """False: nothing can be said now; they are on their way, or are ended there."""
+    """Whether the host can say how they are; False: they are on their way, or have ended there."""
     ranks: Annotated[tuple[RankNow, ...], Meta(max_length=4096)] = ()
 
 
 class GangStands(Message, frozen=True):
-    """To the host of the lowest rank: all ranks have stood still for so long, and nobody can be named."""
+    """To the host of the lowest rank: all ranks have stood still for `quiet_s` seconds, and none can be blamed."""
 
     job: Job
     epoch: Epoch
@@ -247,24 +250,24 @@ ModuleName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")]
 
 
 class SparesWanted(Message, frozen=True):
-    """Host that has ranks of a job -> another one: so many processes are to wait there for ranks of it. Said again
+    """Host that has ranks of a job -> another one: keep `count` processes waiting there for ranks of it. It is repeated
     while they are wanted."""
 
     job: Job
     epoch: Epoch
     count: Annotated[int, Meta(ge=1, le=4096)]
     modules: Annotated[tuple[ModuleName, ...], Meta(max_length=256)]
-    """What they import meanwhile."""
+    """The modules that they import meanwhile."""
 
 
 class SparesWarm(Message, frozen=True):
-    """The answer, to all hosts of the job: so many wait."""
+    """The answer, to all hosts of the job: `warm` processes wait."""
 
     job: Job
     epoch: Epoch
     warm: Count
     why: Annotated[str, Meta(max_length=200)] = ""
-    """Why there are none, or fewer, for good."""
+    """Why there are no spares, or fewer, for good."""
 
 
 Talk = (

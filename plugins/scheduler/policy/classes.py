@@ -1,8 +1,8 @@
 """What a job's class lets it do: quotas, demotion, upgrade, and one gang that waits for GPUs (AntMan §3.2, §3.3).
 
-A *guaranteed* job uses its tenant's quota and nobody else's job may be in its way. An *opportunistic* one uses none,
-takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then it is
-opportunistic, until a quota that got free makes it guaranteed where it runs.
+A *guaranteed* job uses its tenant's quota and no other tenant's job may be in its way. An *opportunistic* one uses
+none, takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then
+it is opportunistic, until a quota that got free makes it guaranteed where it runs.
 
 These functions decide that for the replicated queue of a rack (`machine/leader/leader.py`), whether its GPUs are shared
 (`machine/leader/shared_capacity.py`) or not.
@@ -73,9 +73,9 @@ def victims(
     each: int,
     pack: Pack = "few",
 ) -> list[Guest] | None:
-    """Which opportunistic jobs stop so that a gang of `workers` times `each` GPUs fits: none of the older ones that
-    need not, and nobody when all of them would not be enough (None). `opportunistic`: newest first, with the GPUs that
-    each holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
+    """The opportunistic jobs that stop so that a gang of `workers` times `each` GPUs fits: none of the older ones that
+    need not, and None when all of them would not be enough. `opportunistic`: newest first, with the GPUs that each
+    holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
     have = dict(free)
 
     def room(host: Host) -> int:
@@ -113,11 +113,11 @@ class QuotaWalk:
     def __init__(self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int]) -> None:
         """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants."""
         self.own = dict(held)
-        """GPUs of each tenant's running jobs that the walk has not come to yet."""
+        """GPUs of each tenant's running jobs that the walk has not reached yet."""
         self.pool = max(0, capacity - sum(self.own.values()))
-        """GPUs that no such tenant holds."""
+        """GPUs that no tenant with a quota holds."""
         self.left = dict(quotas)
-        """What is left of each quota."""
+        """What is left of each tenant's quota, in GPUs."""
         self.debt = dict.fromkeys(self.own, 0)
         """GPUs that a tenant's chosen jobs take from its own running jobs later in the order."""
 
@@ -126,7 +126,7 @@ class QuotaWalk:
         return min(self.left[tenant], self.pool + self.own[tenant] - self.debt[tenant])
 
     def admit_all(self, tenant: str, gpus: int) -> bool:
-        """Whether its running jobs of one queue, of so many GPUs together, all stay; if so they are counted."""
+        """Whether the tenant's running jobs of one queue, of `gpus` GPUs together, all stay; if so they are counted."""
         if self.debt[tenant] or gpus > self.left[tenant]:
             return False
         self.left[tenant] -= gpus
@@ -149,13 +149,13 @@ class QuotaWalk:
         return True
 
     def _stop(self, tenant: str, gpus: int) -> None:
-        """A running job is passed over: its GPUs pay its tenant's debt, and the rest is anybody's."""
+        """Pass a running job over: its GPUs pay its tenant's debt, and the rest goes to the pool."""
         self.own[tenant] -= gpus
         self.pool += max(0, gpus - self.debt[tenant])
         self.debt[tenant] = max(0, self.debt[tenant] - gpus)
 
     def _pay(self, tenant: str, gpus: int) -> None:
-        """So much of the tenant's debt comes from the pool."""
+        """Pay `gpus` of the tenant's debt from the pool."""
         self.pool -= gpus
         self.debt[tenant] -= gpus
 

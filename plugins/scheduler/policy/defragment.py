@@ -1,4 +1,4 @@
-"""Which places of running gangs go on elsewhere so that one that waits fits.
+"""Which places of running gangs move elsewhere so that a gang that waits fits.
 
     h1 [AA..]  h2 [BB..]  h3 [CCC.]      4 GPUs on one host are wanted, and there are 5 in gaps
     h1 [AABB]  h2 [....]                 B's ranks move: cheapest, since B is narrow; C would not fit anywhere
@@ -7,15 +7,16 @@ A gang that fits already, on several hosts, and is slower there, waits for moves
 
     h1 [AA..]  h2 [....]                 4 GPUs, and it minds being spread: A's ranks move to h2, and it starts on h1
 
-That is worth it if what it loses to the network in the time that it is taken to run is more than what all stand still.
+Such moves pay if the gang would lose more to the network, in the time that it is expected to run, than all that move
+lose by standing still.
 
 A gang that runs on several hosts, and is slower there, moves together once one of them has room for all of it:
 
     h1 [AA..]  h2 [BBBA]                 B has ended: A's rank on h2 moves to h1
 
-Only gangs that go on without a host can move (`machine/log/replacing.py`); each waits for some seconds meanwhile,
-whole. Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it,
-for a job's processes would begin anew.
+Only gangs that can continue without a host can move (`machine/log/replacing.py`); each waits for some seconds
+meanwhile, whole. Nothing moves from where that would cost more room than it makes. This is Covey's own: no scheduler of
+the six papers can do it, since a job's processes would begin anew there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,37 +26,37 @@ from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy.eligible import GangShape
 
 MOVES_MAX = 4
-"""Places that move for one gang."""
+"""The most places that move for one gang."""
 PAUSE_S = 3.0
-"""How long a gang stands while a part of it moves (measured: 0.4 s with numpy, 2 s with PyTorch)."""
+"""Seconds for which a gang stands still while a part of it moves (measured: 0.4 s with numpy, 2 s with PyTorch)."""
 WAIT_LEAST_S = 30.0
-"""How much longer a gang that cannot start is taken to wait, at least: others run for minutes. Otherwise as long again
-as it has waited."""
+"""The least time, in seconds, that a gang that cannot start is expected to wait longer: others run for minutes.
+Otherwise it is expected to wait as long again as it has."""
 
 
 RUN_LEAST_S = 300.0
-"""For how long a gang that did not run yet is taken to run, at least (a third of those of 2 to 8 GPUs in the Philly
-trace run for less). Otherwise as long again as it has run."""
+"""The least time, in seconds, that a gang that has not run yet is expected to run (a third of those of 2 to 8 GPUs in
+the Philly trace run for less). Otherwise it is expected to run as long again as it has."""
 STARTS_LATER_S = 5.0
-"""So much later starts a gang that waits for that: moves, and until their end is known everywhere."""
+"""How much later a gang starts when others move first, s: the moves, and until their end is known everywhere."""
 TOGETHER_MAX = 2
-"""Places that move for a gang that could start without."""
+"""The most places that move for a gang that could start without moves."""
 
 
 class Movable(NamedTuple):
-    """A place of a gang that can go on elsewhere."""
+    """A place of a gang that can continue elsewhere."""
 
     job: JobId
     host: HostId
     gpus: int
     width: int
-    """Of the whole gang, which waits."""
+    """GPUs of the whole gang, which waits while the place moves."""
     hosts: frozenset[HostId]
-    """Where the gang is, or may not be: it does not move there."""
+    """Hosts where the gang is, or may not be: the place does not move there."""
 
 
 class Departure(NamedTuple):
-    """A place that moves."""
+    """A place that moves, and the host where it goes."""
 
     place: Movable
     to: HostId
@@ -65,7 +66,7 @@ class Apart(NamedTuple):
     """A gang that runs on several hosts."""
 
     places: tuple[tuple[HostId, int], ...]
-    """Hosts, and GPUs of each."""
+    """The gang's hosts, and its GPUs on each."""
 
     @property
     def width(self) -> int:
@@ -74,7 +75,7 @@ class Apart(NamedTuple):
 
 def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
     """Moves after which the gang fits; None: there are none. `free`: GPUs that it may start on, of each host that takes
-    jobs, 0 too. Those hosts are cleared first for which the fewest GPUs stand still."""
+    jobs, those with 0 too. Hosts are cleared first for which the fewest GPUs stand still."""
     left, chosen = dict(sorted(free.items())), list[Departure]()
     places: dict[HostId, list[Movable]] = {}
     for place in sorted(movable):
@@ -99,7 +100,7 @@ def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[M
 
 
 def together(workers: int, each: int, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
-    """The same so that a gang, which fits on several hosts, fits on one; None: there are none, or too many."""
+    """Moves after which a gang that fits on several hosts fits on one; None: there are none, or too many."""
     found = departures(GangShape(workers, each, "host"), free, movable)
     return found if found and len(found) <= TOGETHER_MAX else None
 
@@ -127,7 +128,7 @@ def _cleared(shape: GangShape, host: HostId, free: Mapping[HostId, int], places:
 
 
 def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
-    """The tightest host that has room for it, and no slot less for the gang that waits then."""
+    """The tightest host that has room for this place, and afterwards no slot less for the gang that waits."""
     able = [
         (gpus, host)
         for host, gpus in free.items()
@@ -137,8 +138,9 @@ def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> Hos
 
 
 def merging(gang: Apart, free: Mapping[HostId, int]) -> list[tuple[HostId, HostId]] | None:
-    """Moves, from where and to where, after which it lies on one of its hosts; None: none has room for the rest of it,
-    or too many would move. `free`: as of `departures`. The host that has most of it, the lowest name of these."""
+    """Moves, as (from, to), after which a gang fits on one of its hosts: the one that has most of it, with the lowest
+    name among equals. None: no host has room for the rest of it, or too many places would move. `free`: as in
+    `departures`."""
     able = [(-gpus, host) for host, gpus in gang.places if host in free and free[host] >= gang.width - gpus]
     if len(gang.places) < 2 or len(gang.places) - 1 > TOGETHER_MAX or not able:
         return None
@@ -147,7 +149,7 @@ def merging(gang: Apart, free: Mapping[HostId, int]) -> list[tuple[HostId, HostI
 
 
 def merging_gains(gang: Apart, ran_s: float, loss: float, moves: int) -> bool:
-    """Whether it loses more GPU·s on several hosts than it stands still for moving together. `loss`, `ran_s`: as of
+    """Whether a gang loses more GPU·s on several hosts than it stands still for moving together. `loss`, `ran_s`: as in
     `gains`."""
     return loss * gang.width * max(ran_s, RUN_LEAST_S) > PAUSE_S * gang.width * moves
 
@@ -159,6 +161,6 @@ def pays(gpus: int, waited_s: float, steps: Sequence[Departure]) -> bool:
 
 def gains(gpus: int, ran_s: float, loss: float, steps: Sequence[Departure]) -> bool:
     """Whether a gang that could start on several hosts loses more GPU·s there than stand still while these move, its
-    own too. `loss`: as of `packing.loss`; `ran_s`: for how long it has run, in earlier starts."""
+    own too. `loss`: as in `packing.loss`; `ran_s`: seconds for which it has run, in earlier starts."""
     stands = STARTS_LATER_S * gpus + PAUSE_S * sum(step.place.width for step in steps)
     return loss * gpus * max(ran_s, RUN_LEAST_S) > stands

@@ -22,26 +22,26 @@ class Drain(msgspec.Struct, frozen=True):
 
     by: str
     stop_jobs: bool
-    """Also those of jobs that can only begin again elsewhere."""
+    """Ranks of jobs that can only begin again elsewhere leave the host too."""
     wall_s: float
-    """Since when."""
+    """When the drain began, on the wall clock, s."""
 
 
 class GangShape(NamedTuple):
-    """What a gang asks of hosts: jobs of one shape fit where any of them fits."""
+    """The shape of a gang: what it asks of hosts. Jobs of one shape fit where any of them fits."""
 
     workers: int
     gpus_per_worker: int
     pack: Pack
     barred: frozenset[HostId] = frozenset()
-    """Hosts that it may not use for a reason of its own."""
+    """Hosts that this gang may not use for a reason of its own."""
 
     def slots(self, gpus: int) -> int:
-        """Workers that a host with so many free GPUs takes."""
+        """The number of its workers that a host with `gpus` free GPUs takes."""
         return slots(gpus, self.workers, self.gpus_per_worker, self.pack)
 
     def missing(self, gpus: int) -> int | None:
-        """GPUs that a host with so many free lacks for one slot more; None: it never has one more."""
+        """GPUs that a host with `gpus` free ones lacks for one slot more; None: it never has one more."""
         if self.pack == "host":
             return self.workers * self.gpus_per_worker - gpus if not self.slots(gpus) else None
         if self.pack == "apart" and self.slots(gpus):
@@ -50,7 +50,7 @@ class GangShape(NamedTuple):
 
 
 def shape_of(spec: JobSpec) -> GangShape:
-    """All that says where a gang fits."""
+    """The shape of a job: all that decides where it fits."""
     return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, frozenset(bars(spec, {})))
 
 
@@ -65,8 +65,8 @@ def open_to(
     drained: Mapping[HostId, Drain],
     host_of: Callable[[HostId], HostId] | None = None,
 ) -> Mapping[HostId, Known]:
-    """Those of these hosts, with what is known of each, that this job may use. `host_of`: they are GPUs, by name; whose
-    each of them is."""
+    """The hosts, with what is known of each, that this job may use. `host_of`: set when the keys are GPUs by name; it
+    says whose each of them is."""
     barred = bars(spec, drained)
     if not barred:
         return hosts

@@ -16,7 +16,7 @@ from plugins.scheduler.policy.place import slots
 from plugins.scheduler.policy.queue_positions import QueuePositions
 
 NAMED_MAX = 3
-"""Jobs named one by one before the rest becomes a number."""
+"""The number of jobs that are named one by one before the rest becomes a number."""
 
 
 class Never(msgspec.Struct, frozen=True):
@@ -33,29 +33,31 @@ class GpusOut(msgspec.Struct, frozen=True):
 
     count: int
     why: str
-    """Of the worst one."""
+    """What is wrong with the worst of these GPUs."""
 
 
 def gpus(count: int) -> str:
-    """`1 GPU`, `4 GPUs`."""
+    """A number of GPUs in words: `1 GPU`, `4 GPUs`."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
-    """`GPUs that take no job: h2 2 (XID 48: an uncorrectable memory error)`; empty: all take jobs."""
+    """GPUs that take no job, in words: `GPUs that take no job: h2 2 (XID 48: an uncorrectable memory error)`; empty:
+    all take jobs."""
     rows = [f"{host} {one.count} ({one.why})" for host, one in sorted(out.items())]
     more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
     return f"GPUs that take no job: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
 
 
 def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    """An ordinal number: `1st`, `2nd`, `3rd`, `4th`, `11th`."""
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
 def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
-    """No host, or not the whole rack, could hold this gang even if it were empty. `totals`: GPUs per host."""
+    """Why no host, or not the whole rack, could hold this gang even if it were empty; None: it could. `totals`: GPUs
+    per host."""
     have = sum(totals.values())
     largest = max(totals.values(), default=0)
     if spec.gpus_per_worker > largest:
@@ -86,8 +88,8 @@ def _fits_in_empty(spec: JobSpec, totals: Mapping[HostId, int]) -> int:
 
 
 def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Never | None:
-    """More than the tenant could ever hold at once; opportunistic jobs need no quota, nor do jobs of class auto in the
-    end where they are demoted."""
+    """Why the job asks for more than the tenant could ever hold at once; None: it does not. Opportunistic jobs need no
+    quota, nor do jobs of class auto in the end where they are demoted."""
     needs_none = spec.job_class == "opportunistic" or (spec.job_class == "auto" and may_demote)
     if quota is None or needs_none or spec.gpus <= quota:
         return None
@@ -97,7 +99,7 @@ def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Ne
 
 
 def demoted(spec: JobSpec, waited_s: float) -> str:
-    """What happened to a job of class auto that waited this long."""
+    """What happened to a job of class auto that waited for `waited_s` seconds."""
     return (
         f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic, "
         f"runs on GPUs that guaranteed jobs leave, and yields to them"
@@ -111,14 +113,14 @@ def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
 
 
 def shares(other: JobId, job_class: str, hosts: Sequence[HostId]) -> str:
-    """Whom a job is on GPUs with from now on: `with j3 (opportunistic) on h1, h2`."""
+    """Which job shares GPUs with a job from now on: `with j3 (opportunistic) on h1, h2`."""
     return (
         f"with {other} ({job_class}) on {', '.join(hosts[:NAMED_MAX])}{' and more' if len(hosts) > NAMED_MAX else ''}"
     )
 
 
 def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
-    """`2 of 4 GPUs kept: h1 2`."""
+    """The GPUs kept, in words: `2 of 4 GPUs kept: h1 2`."""
     if not kept:
         return "it keeps no GPUs any more: others may have them"
     by_host: dict[str, int] = {}
@@ -130,7 +132,8 @@ def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
 
 
 def named(rows: Sequence[Row], count: int | None = None) -> str:
-    """`j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`. `count`: how many there are, if `rows` are the first few."""
+    """Jobs in words: `j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`. `count`: how many there are, if `rows` are the
+    first few."""
     shown = ", ".join(f"{row.id} ({row.tenant}, {gpus(row.gpus)})" for row in rows[:NAMED_MAX])
     rest = (len(rows) if count is None else count) - NAMED_MAX
     return f"{shown} and {rest} more" if rest > 0 else shown
@@ -144,7 +147,7 @@ class OrderInForce(NamedTuple):
     quotas: Mapping[str, int | None]
     """GPUs of each tenant that has a quota of its own; None: not limited."""
     default: int | None
-    """GPUs of every other tenant."""
+    """GPUs of every tenant without a quota of its own; None: not limited."""
     preempts: bool = True
     """Whether jobs of a lower queue are stopped for those of a higher one."""
 
@@ -161,9 +164,9 @@ def waits_for(
     order: OrderInForce,
     hindrance: str = "",
 ) -> str:
-    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start. `walk`: all
-    guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start on
-    GPUs that are free."""
+    """What a waiting job waits for: its place, who is ahead and whose jobs these are, what would let it start. `walk`:
+    all guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start
+    on GPUs that are free."""
     position = walk.positions[job]
     row, waiting = position.row, position.ahead
     queue = queue_of(row.attained_gpu_s, order.thresholds)
@@ -195,8 +198,8 @@ def _when_others_sink(
     free: int,
     order: OrderInForce,
 ) -> str:
-    """Running jobs that this one would stop once they attained so much service that they sink below it: the first few
-    that suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
+    """Running jobs that this one would stop once they attained enough service to sink below it: the first few that
+    suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
     thresholds, limited = order.thresholds, order.quota(row.tenant) is not None
     mine = [
         other
@@ -243,14 +246,14 @@ def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed
 
 
 def keeps_and_waits(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
-    """`2 of 4 GPUs kept: h1 2, waiting for j3 (alice, 2 GPUs)`."""
+    """The GPUs kept and the jobs awaited, in words: `2 of 4 GPUs kept: h1 2, waiting for j3 (alice, 2 GPUs)`."""
     waits = f", waiting for {named(holders)}" if holders else ""
     return f"{keeps(wanted, kept)}{waits}"
 
 
 def unlike_kernels(kernels: Mapping[int, str]) -> str:
-    """`ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX; ...` Empty when they are alike.
-    `kernels`: by rank, of those that said so."""
+    """Ranks with unlike kernels, in words: `ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS
+    SkylakeX; ...` Empty when they are alike. `kernels`: by rank, of those that said so."""
     ranks: dict[str, list[int]] = {}
     for rank, kernel in sorted(kernels.items()):
         ranks.setdefault(kernel, []).append(rank)
@@ -262,19 +265,19 @@ def unlike_kernels(kernels: Mapping[int, str]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 2`, `ranks 0, 1, 2 and 5 more`."""
+    """Ranks in words: `rank 2`, `ranks 0, 1, 2 and 5 more`."""
     shown = ", ".join(str(rank) for rank in ranks[:NAMED_MAX])
     more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def are_free(count: int) -> str:
-    """`1 GPU is free`, `4 GPUs are free`."""
+    """Free GPUs in words: `1 GPU is free`, `4 GPUs are free`."""
     return f"{gpus(count)} {'is' if count == 1 else 'are'} free"
 
 
 def scattered(free: Mapping[HostId, int], spec: JobSpec) -> str:
-    """Enough GPUs, and not where this gang needs them."""
+    """The words for GPUs that suffice, but are not where this gang needs them."""
     where = ", ".join(f"{host} {count}" for host, count in sorted(free.items()) if count)
     return f"free GPUs by host are {where}, and {_needs(spec)}"
 
@@ -294,7 +297,7 @@ def _needs(spec: JobSpec) -> str:
 
 
 def demoted_later(after_s: float) -> str:
-    """What a waiting job of class auto will come to."""
+    """What will happen to a waiting job of class auto."""
     return f"it becomes opportunistic after a wait of {format_seconds(after_s)}"
 
 
@@ -311,7 +314,7 @@ def _quota_words(row: Row, walk: QueuePositions, quota: int | None) -> str:
 
 
 def ended_words(rank: int, host: HostId, code: int, signal_name: str | None) -> str:
-    """`rank 2 on gpu3 was killed by SIGKILL (9)`, `rank 0 on gpu1 exited with 3`."""
+    """How a rank ended, in words: `rank 2 on gpu3 was killed by SIGKILL (9)`, `rank 0 on gpu1 exited with 3`."""
     if code < 0:
         return f"rank {rank} on {host} was killed by {signal_name or 'signal'} ({-code})"
     return f"rank {rank} on {host} exited with {code}"
@@ -322,17 +325,17 @@ SIGNALS = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-"""Linux's numbers on x86-64 and arm64; written down because a simulated rack must say the same everywhere."""
+"""Names of Linux's signals on x86-64 and arm64; written down because a simulated rack must say the same everywhere."""
 EXIT_AGAIN = 75
-"""EX_TEMPFAIL: a job that ends so wants to be started again."""
+"""EX_TEMPFAIL, the exit code of a job that wants to be started again."""
 EXIT_LOST = 255
-"""A job whose hosts were lost once too often: no rank could say how it ended."""
+"""The exit code of a job whose hosts were lost once too often: no rank could say how it ended."""
 EXIT_CANCELLED = 143
-"""128 + SIGTERM: a job cancelled before any of its ranks said otherwise."""
+"""The exit code of a job that was cancelled before any of its ranks said otherwise: 128 + SIGTERM."""
 
 
 def too_often(cause: str, count: int, allowed: int) -> str:
-    """Why it is not started again, behind what happened; empty where nobody would expect it to be."""
+    """Why a job is not started again, behind what happened; empty where it is plain."""
     if not allowed:
         return ""
     times = {
@@ -347,7 +350,7 @@ def too_often(cause: str, count: int, allowed: int) -> str:
 
 def away(gone_s: Mapping[HostId, float], lost_after_s: float, keeps: bool, leads: bool) -> str:
     """What a gang waits for whose hosts are gone, each for so many seconds: `waits for gpu2, gone for 12 s; taken back
-    in 48 s`. `keeps`: its ranks are not ended; `leads`: somebody leads, who could take it back."""
+    in 48 s`. `keeps`: its ranks are not ended; `leads`: the log has a leader, which could take it back."""
     where = ", ".join(f"{host}, gone for {format_seconds(s)}" for host, s in sorted(gone_s.items()))
     left_s = lost_after_s - max(gone_s.values())
     if keeps:

@@ -5,12 +5,12 @@ What shows it, the strongest first:
     a sum waits for the part of rank 3            an aggregator says so (`stuck`)
     rank 3 does not wait, all that wait do so     each rank tells its agent for how long it has waited for others, and
     for others, and rank 3 shows no sign of life  since its last sign of life (`judged`)
-    all stand still, rank 3 a step behind         likewise, where no tensors are summed
-    all stand still                               nobody can be named: the whole gang ends
+    all stand still, rank 3 a step behind         each rank tells its agent, where no tensors are summed
+    all stand still                               no rank can be named: the whole gang ends
 
 A sign of life is a step, a batch that was fetched, also in an evaluation, a call of tensors, or `job.alive()`. A rank
-that never connected to its agent has none, and what only it could know counts against nobody but itself. Of a gang that
-reports nothing, and waits for nothing, nothing is known, and nothing is done.
+that never connected to its agent has none, and what only it could know counts against itself alone. If a gang reports
+nothing, and waits for nothing, nothing is known of it, and nothing is done.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,16 +19,17 @@ from typing import NamedTuple, Protocol
 from covey.core.units import format_seconds
 
 LATE_SHARE = 0.1
-"""Part of a job's time from which on it is said that others wait for a host."""
+"""The part of a job's time from which on it is said that others wait for a host."""
 LATE_BEYOND = 3.0
-"""So many times as long as for any other host: where all are waited for in turn none is to blame."""
+"""The factor by which this part has to exceed that of any other host: where all are waited for in turn none is to
+blame."""
 FIRST_STEP = 3.0
-"""So many times as long a gang may take for the first step or sum of a start: for what it compiles, loads and prepares,
-often on one rank for all."""
+"""The factor by which a gang may take longer for the first step or sum of a start: for what it compiles, loads and
+prepares, often on one rank for all."""
 
 
 class RankSeen(Protocol):
-    """As `plugins.scheduler.messages.wire.RankNow`."""
+    """What the judgement needs of one rank, as in `plugins.scheduler.messages.wire.RankNow`."""
 
     @property
     def rank(self) -> int: ...
@@ -49,7 +50,7 @@ class RankSeen(Protocol):
 
 
 class StuckRank(NamedTuple):
-    """Others wait for it."""
+    """A rank for which others wait."""
 
     rank: int
     waits_s: float
@@ -57,7 +58,7 @@ class StuckRank(NamedTuple):
 
 
 class StuckGang(NamedTuple):
-    """All stand still, and nobody can be named."""
+    """A gang whose ranks all stand still, none of which can be blamed."""
 
     quiet_s: float
     why: str
@@ -66,16 +67,16 @@ class StuckGang(NamedTuple):
 def stuck(
     missing: Collection[int], workers: int, waits_s: float, hang_s: float | None, asked: Collection[int] = ()
 ) -> int | None:
-    """The lowest rank of those that are awaited and that nobody has asked about yet; None: nobody is stuck. `waits_s`:
-    for how long the ranks that are there have waited. Where all are awaited nobody waits for anybody."""
+    """The lowest rank of those that are awaited and have not been asked about; None: none is stuck. `waits_s`: seconds
+    for which the ranks that are there have waited. Where all are awaited no rank waits for another."""
     if hang_s is None or waits_s < hang_s or len(missing) >= workers:
         return None
     return min((rank for rank in missing if rank not in asked), default=None)
 
 
 def judged(ranks: Sequence[RankSeen], workers: int, hang_s: float, steps_before: bool) -> StuckRank | StuckGang | None:
-    """Who is stuck, of a gang of which every host answered; None: nobody, or nothing can be said. `steps_before`: an
-    earlier one like it reported steps."""
+    """The stuck rank, or the stuck gang, of a gang of which every host answered; None: none is, or nothing can be said.
+    `steps_before`: whether an earlier gang like it reported steps."""
     if len(ranks) < workers:
         return None
     limit_s = hang_s if any(rank.begun for rank in ranks) else FIRST_STEP * hang_s
@@ -106,7 +107,8 @@ def _awaited(waiting: Sequence[RankSeen], rest: Sequence[RankSeen], limit_s: flo
 
 
 def _still(ranks: Sequence[RankSeen], limit_s: float) -> StuckRank | StuckGang | None:
-    """All that say something have been quiet for so long, and nobody is new."""
+    """The stuck rank or gang where all ranks that say something have been quiet for `limit_s` seconds, and none is
+    new."""
     says = [rank for rank in ranks if rank.says]
     quiet = [rank.quiet_s for rank in says if rank.quiet_s is not None]
     if not says or len(quiet) < len(says) or min(*quiet, *(rank.age_s for rank in ranks)) < limit_s:
@@ -127,7 +129,7 @@ def _still(ranks: Sequence[RankSeen], limit_s: float) -> StuckRank | StuckGang |
 
 def unseen(reported: bool, joined: bool, beside: bool) -> str:
     """Why `--hang` does nothing about a job that runs, for people; empty: it does. `reported`: a rank did a step, or
-    waits for others in tensors; `joined`: one is connected to its agent; `beside`: it has parts of GPUs."""
+    waits for others in tensors; `joined`: a rank is connected to its agent; `beside`: it has parts of GPUs."""
     if beside:
         return "not while it is opportunistic beside other jobs, for whom it may be stopped"
     if reported:
@@ -137,5 +139,6 @@ def unseen(reported: bool, joined: bool, beside: bool) -> str:
 
 
 def is_late(share: float, next_share: float) -> bool:
-    """Whether one host is to blame: others wait for it so much of a job's time, and for the next host `next_share`."""
+    """Whether one host is to blame: others wait for it for `share` of a job's time, and for the next host for
+    `next_share`."""
     return share >= LATE_SHARE and share >= LATE_BEYOND * next_share

@@ -31,7 +31,7 @@ class History:
         self._next = self._hulls()
 
     def _hulls(self) -> list[int]:
-        """For each j the vertex after it on the upper hull of the points j ... n; n's own is n."""
+        """The vertex after j, for each j, on the upper hull of the points j ... n; n's own is n."""
         count, cost = len(self.totals), self._cost
         following = [count] * (count + 1)
         for j in range(count - 1, 0, -1):

@@ -10,9 +10,9 @@ The host counts from when it asked, the leader from when it answered, which is l
 slow link, a stopped agent) is on the safe side. Two clocks may differ in rate by `DRIFT` each.
 
 Ranks that may be lost (`covey.job.job_state`) need not be gone before others take over: it is enough that they stand
-still. They are suspended `pause_s` after the question that was answered last, and go on when one is answered in time
-after all. So a host that falls silent is replaced within seconds, and a busy one, or one whose agent restarts, loses
-nothing:
+still. They are suspended `pause_s` after the question that was answered last, and run again once one is answered in
+time after all. So a host that falls silent is replaced within seconds, and a busy one, or one whose agent restarts,
+loses nothing:
 
     asked      answered          suspended              they stand still: others may start in their place
     --+-----------+-----------------+------ slack ------+--->
@@ -23,38 +23,39 @@ nothing:
 import msgspec
 
 LEASE_SHARE, GRACE_SHARE = 0.5, 0.25
-"""Parts of `host_lost_after_s` (chosen: 30 s of 60 s): with the defaults an agent may be away for 30 s
-before ranks are asked to end, and they have 15 s for it; the rest is margin."""
+"""The parts of `host_lost_after_s` for lease and grace (chosen: 30 s and 15 s of 60 s): with the defaults an agent may
+be away for 30 s before ranks are asked to end, and they have 15 s for it; the rest is margin."""
 RENEWALS = 6
-"""Times that a lease is renewed while it runs: 5 s with the defaults; five may be lost in a row."""
+"""How often a lease is renewed while it runs: every 5 s with the defaults; five renewals may be lost in a row."""
 DRIFT = 0.02
-"""Clocks run this much too fast or too slow at most, in parts of one; crystals manage 0.0001."""
+"""The most that a clock runs too fast or too slow, as a fraction; crystals manage 0.0001."""
 SLACK_S = 5.0
-"""From the last SIGKILL until nothing runs, on a busy machine."""
+"""Seconds from the last SIGKILL until nothing runs, on a busy machine."""
 HEAL_PAUSE_S = 4.0
-"""Default of the setting (chosen: longer than an agent's restart; with the slack it is over by the time that gossip
-has found a host dead, 5 s)."""
+"""The default of the setting `heal_pause_s` (chosen: longer than an agent's restart; with the slack it is over by the
+time that gossip has found a host dead, 5 s)."""
 PAUSE_RENEWALS = 4
-"""Times that a host of ranks that may be lost asks before they are suspended: once a second with the defaults."""
+"""How often a host of ranks that may be lost asks before they are suspended: once a second with the defaults."""
 PAUSE_SLACK_S = 1.5
-"""From the end of that time until the last of a host's ranks stands still, on a busy machine. Late ones harm no sum:
-whoever sums hears only the newest process of a rank."""
+"""Seconds from the end of that time until the last of a host's ranks stands still, on a busy machine. Late ones harm no
+sum: the host that sums hears only the newest process of a rank."""
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a leader promises to every host."""
+    """The times that a leader promises to every host."""
 
     lease_s: float
     grace_s: float
     over_s: float
-    """After its answer, on its own clock: no rank of that lease is left anywhere."""
+    """Seconds after the leader's answer, on its own clock, when no rank of that lease is left anywhere."""
     pause_s: float
     paused_s: float
-    """The same: every rank of that lease that may be lost stands still, or is gone."""
+    """Seconds after the leader's answer, on its own clock, when every rank of that lease that may be lost stands still,
+    or is gone."""
 
 
 def terms(host_lost_after_s: float, heal_pause_s: float = HEAL_PAUSE_S) -> Terms:
-    """With every setting, however short; a leader waits for the longer of `over_s` and the setting."""
+    """The terms for these settings, however short; a leader waits for the longer of `over_s` and the setting."""
     lease_s, grace_s = LEASE_SHARE * host_lost_after_s, GRACE_SHARE * host_lost_after_s
     over_s = (lease_s + grace_s) * (1 + DRIFT) / (1 - DRIFT) + SLACK_S
     pause_s = min(heal_pause_s, lease_s)

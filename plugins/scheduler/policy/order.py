@@ -2,9 +2,9 @@
 
 A job's attained service is its GPUs times the seconds it ran. Jobs start in queue 0 and sink as they attain service;
 inside a queue it is first come, first served. The walk goes down the order and skips a gang that does not fit whole
-(all or nothing, no blocking behind it). Where the paper's text, pseudocode and simulator disagree we keep running jobs
-ahead of waiting ones inside a queue ("sticky"): a job is preempted only by one of a strictly higher queue or a promoted
-one. The literal pseudocode preempts six times as often for nothing.
+(all or nothing, no blocking behind it). Where the paper's text, pseudocode and simulator disagree, Covey keeps running
+jobs ahead of waiting ones inside a queue ("sticky"): a job is preempted only by one of a strictly higher queue or a
+promoted one. The literal pseudocode preempts six times as often for nothing.
 """
 
 import bisect
@@ -17,7 +17,7 @@ from covey.core.ids import JobId
 from plugins.scheduler.policy.rules import Discipline as Discipline
 
 NEVER = 1 << 60
-"""Stands for the first start of a job that never started; over every index of the log, and over every time."""
+"""A number in place of the first start of a job that never started; above every index of the log, and every time."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,32 +25,33 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     id: JobId
     number: int
-    """Order of admission; the last tie-break."""
+    """The job's place in the order of admission; the last tie-break."""
     tenant: str
     job_class: str
     gpus: int
-    """What it takes of the capacity."""
+    """GPUs that the job takes of the capacity."""
     submitted: float
     attained_gpu_s: float
-    """Since its last promotion."""
+    """Attained service since the job's last promotion, GPU·s."""
     running: bool
-    """Runs or resumes: it holds GPUs and would have to be preempted."""
+    """Whether the job runs or resumes: it holds GPUs and would have to be preempted."""
     first: float | None = None
-    """When it first started."""
+    """When the job first started."""
     promoted: float | None = None
-    """When it was promoted to the highest queue for having starved; None once it sank again."""
+    """When the job was promoted to the highest queue for having starved; None once it sank again."""
     remaining_s: float = 0.0
-    """Known only to the disciplines that are told how long jobs are (`srsf`, `srtf`)."""
+    """Seconds that the job still has to run, known only to the disciplines that are told how long jobs are (`srsf`,
+    `srtf`)."""
 
 
 def queue_of(attained_gpu_s: float, thresholds: Sequence[float]) -> int:
-    """Index of the queue [h_i-1, h_i) that holds this attained service; 0 is the highest."""
+    """The index of the queue [h_i-1, h_i) that holds this attained service; 0 is the highest."""
     return bisect.bisect_right(thresholds, attained_gpu_s)
 
 
 def gittins(attained: float, delta: float, totals: Sequence[float]) -> float:
-    """Gittins index, 1/(GPU·s): the chance to end within `delta` more GPU·s, over the service that would cost, from the
-    totals of ended jobs, ascending (Tiresias, Pseudocode 1)."""
+    """The Gittins index, 1/(GPU·s): the chance to end within `delta` more GPU·s, over the service that would cost, from
+    the totals of ended jobs, ascending (Tiresias, Pseudocode 1)."""
     begin = bisect.bisect_right(totals, attained)
     end = bisect.bisect_right(totals, attained + delta)
     beyond = len(totals) - end
@@ -72,7 +73,8 @@ def key(
     totals: Sequence[float] = (),
     narrow_first: bool = False,
 ) -> tuple[object, ...]:
-    """Sort key: smallest first. `narrow_first`: among those of a queue that wait, fewer GPUs come first."""
+    """The sort key of a job: smallest first. `narrow_first`: among those of a queue that wait, fewer GPUs come
+    first."""
     by_arrival = (row.submitted, row.number)
     match discipline:
         case "dlas" | "dgittins":
@@ -109,14 +111,15 @@ def _queued_key(
 
 
 def inside(row: Row, narrow_first: bool) -> tuple[float, float, float]:
-    """Who comes first of two jobs of one queue that both run, or both wait: the smaller answer, and the lower number
+    """The sort key of two jobs of one queue that both run, or both wait: the smaller comes first, and the lower number
     among equals. The leader's books (`machine/leader/run_queues.py`) and the sorted order (`key`) both go by this."""
     narrow = row.gpus if narrow_first and not row.running and row.promoted is None else 0
     return narrow, NEVER if row.first is None else row.first, row.submitted
 
 
 def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int:
-    """0: a job of a tenant with a quota; 1: of a tenant without one, who shares what is left; 2: opportunistic."""
+    """The rank of a job's tenant and class: 0: a tenant with a quota; 1: a tenant without one, who shares what is left;
+    2: an opportunistic job."""
     if row.job_class == "opportunistic":
         return 2
     return 1 if quotas.get(row.tenant, default) is None else 0
@@ -137,11 +140,11 @@ class Selection(msgspec.Struct, frozen=True):
     """One decision: who runs, who is stopped for it, and what keeps each of the others."""
 
     run: tuple[JobId, ...]
-    """In order; those that do not run yet are to be started, in this order, as GPUs become free."""
+    """The jobs that run, in order; those that do not run yet are to be started, in this order, as GPUs become free."""
     preempt: tuple[JobId, ...]
-    """Running, but not selected."""
+    """The jobs that run, but are not selected."""
     over_quota: tuple[JobId, ...]
-    """Waiting only because their tenant's quota is used up by jobs ahead of them."""
+    """The jobs that wait only because their tenant's quota is used up by jobs ahead of them."""
 
 
 def select(

@@ -11,19 +11,20 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 PACKLIMIT = 0.3
-"""Between the published models that do not mind (0.04-0.15) and those that do (0.61-0.77) (Gu 2021, table 3.3)."""
+"""The default limit, between the published models that do not mind (0.04-0.15) and those that do (0.61-0.77) (Gu 2021,
+table 3.3)."""
 TOLERATED = 0.05
 """A gang that loses less than this to the network does not need packing (chosen: what sharing may cost a job too)."""
 
 
 def skew(tensor_bytes: Iterable[int]) -> float:
-    """Bytes of the largest tensor over bytes of all, 0..1; 0 when there is none."""
+    """A model's skew: bytes of the largest tensor over bytes of all, 0..1; 0 when there is none."""
     sizes = list(tensor_bytes)
     return share(max(sizes, default=0), sum(sizes))
 
 
 def share(largest_bytes: int, total_bytes: int) -> float:
-    """The same from the two sums that matter."""
+    """A model's skew, 0..1, from the bytes of its largest tensor and of all its tensors."""
     return min(1.0, largest_bytes / total_bytes) if total_bytes > 0 else 0.0
 
 
@@ -34,8 +35,9 @@ def shown(skew: float | None, slowdown: float | None, tolerated: float = TOLERAT
 
 
 def loss(skew: float | None, slowdown: float | None, packlimit: float, tolerated: float = TOLERATED) -> float:
-    """What a gang loses when it is spread, as a share of its step on one host; 0: it does not mind, or nobody knows.
-    What was measured counts; of one that did not run both ways the skew, and then only the least that counts."""
+    """What a gang loses when it is spread, as a share of its step on one host; 0: it does not mind, or that is not
+    known. What was measured counts; for a gang that did not run both ways the skew does, and then only the least loss
+    that counts."""
     if slowdown is not None:
         return slowdown if slowdown > tolerated else 0.0
     return tolerated if skew is not None and skew > packlimit else 0.0

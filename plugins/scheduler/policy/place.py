@@ -1,10 +1,10 @@
-"""Where a gang goes: onto few hosts, unless its steps took no longer on several (NSDI'19 §3.4).
+"""The placement of a gang: onto few hosts, unless its steps took no longer on several (NSDI'19 §3.4).
 
 Workers on several hosts communicate through the network. Tiresias packs the models that have one huge tensor and
 spreads all others into gaps. Most jobs do not describe their tensors, so a gang is packed here until its model is
 known: `skew` is None until its tensors were seen to be small and its steps were seen to take no longer when spread
-(`packing.shown`). What fits
-into a gap whole goes there (best fit), which keeps whole hosts free for those that need them.
+(`packing.shown`). A gang that fits into a gap whole goes there (best fit), which keeps whole hosts free for gangs that
+need them.
 
 Functions work in slots: a slot is what one worker takes, so with one GPU per worker a slot is a GPU. `pack` is what the
 submitter asked for:
@@ -57,7 +57,8 @@ def place(
 
 
 def consolidate(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
-    """As few hosts as possible: whole freest hosts first, then the tightest one that takes the rest. Slots suffice."""
+    """Choose as few hosts as possible: whole freest hosts first, then the tightest one that takes the rest. There must
+    be slots enough."""
     left = {host: count for host, count in slots.items() if count > 0}
     chosen: dict[HostId, int] = {}
     while workers > 0:
@@ -73,7 +74,7 @@ def consolidate(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
 
 
 def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
-    """The fullest hosts first, so that their gaps are used up. Slots suffice."""
+    """Choose the fullest hosts first, so that their gaps are used up. There must be slots enough."""
     chosen: dict[HostId, int] = {}
     for count, host in sorted((count, host) for host, count in slots.items() if count > 0):
         take = min(count, workers)
@@ -84,9 +85,9 @@ def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
 
 
 def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]]) -> list[HostId] | None:
-    """A host of its own for each place of a gang that goes on elsewhere; None: not all of them find one. `room`: slots
-    of each host that may be taken, or minus its ranks for a job without GPUs, which needs 0; `needs`: slots, and the
-    host that somebody wants. The widest place chooses first, the tightest host that has room."""
+    """A host of its own for each place of a gang that is to continue elsewhere; None: not all of them find one. `room`:
+    slots of each host that may be taken, or minus its ranks for a job without GPUs, which needs 0; `needs`: slots, and
+    the host that somebody wants. The widest place chooses first, the tightest host that has room."""
     left, chosen = dict(sorted(room.items())), dict[int, HostId]()
     for at in sorted(range(len(needs)), key=lambda at: (needs[at][1] is None, -needs[at][0])):
         slots, wanted = needs[at]
@@ -100,8 +101,8 @@ def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | Non
 
 
 def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:
-    """For a job without GPUs: each worker to the host that then has the fewest ranks. Empty when there is no host, or
-    too few of them for a gang whose workers lie apart."""
+    """Place a job without GPUs: each worker goes to the host that then has the fewest ranks. Empty when there is no
+    host, or too few of them for a gang whose workers lie apart."""
     load = dict(sorted(ranks_now.items()))
     if not load or (pack == "apart" and len(load) < workers):
         return {}

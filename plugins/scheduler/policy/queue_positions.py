@@ -9,28 +9,28 @@ from plugins.scheduler.policy.order import Row
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where one job stands."""
+    """The position of one job in an order."""
 
     row: Row
     ahead: int
-    """Jobs before it that wait."""
+    """The number of jobs ahead of it that wait."""
     passed: bool
-    """One of these was admitted later and asks for fewer GPUs."""
+    """Whether one of these was admitted later and asks for fewer GPUs."""
 
 
 class QueuePositions:
-    """What an order says of all its jobs. To make it takes time in proportion to jobs times distinct widths; to ask
-    it takes none."""
+    """What an order says of all its jobs. Making it takes time in proportion to jobs times distinct widths; asking it
+    takes none."""
 
     def __init__(self, order: Sequence[Row]) -> None:
         self.positions: dict[JobId, Position] = {}
         self.waiting: list[Row] = []
         self.holders: list[Row] = []
-        """Those that run, in order."""
+        """The jobs that run, in order."""
         self.held = 0
-        """Their GPUs."""
+        """The GPUs of the jobs that run."""
         self.holders_of: dict[str, list[Row]] = {}
-        """The same by tenant."""
+        """Tenant -> its jobs that run, in order."""
         self.used: dict[str, int] = {}
         """GPUs of a tenant's holders that count against its quota."""
         newest: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""How jobs are ordered, as one value: the published policies, what they are compared with, and ours.
+"""How jobs are ordered, as one value: the published policies, what they are compared with, and Covey's own.
 
 Every policy is a walk down an order (`policy/order.py`); they differ in the queues, in who stays, and in the order
-inside a queue. A `OrderRules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
+inside a queue. An `OrderRules` says all of it, so that the agent, the simulator and the tests mean one thing.
 """
 
 from typing import Literal, get_args
@@ -9,16 +9,16 @@ from typing import Literal, get_args
 import msgspec
 
 Discipline = Literal["dlas", "dgittins", "las", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo", "backfill", "gandiva"]
-"""`dlas`, `dgittins`: discretised 2DAS. `las`, `gittins`: the same without queues. `srsf`, `srtf`: they are told how
-long jobs are. `sjf`: fewest GPUs first. `fjf`: first come, best effort; `fifo`: first come, and a job that does not fit
-blocks the others. `backfill`: fifo, and a job that does not delay the first may pass it (EASY). `gandiva`: turns of
-equal length."""
+"""How jobs are ordered. `dlas`, `dgittins`: discretised 2DAS. `las`, `gittins`: these two without queues. `srsf`,
+`srtf`: they are told how long jobs are. `sjf`: fewest GPUs first. `fjf`: first come, best effort; `fifo`: first come,
+and a job that does not fit blocks the others. `backfill`: fifo, and a job that does not delay the first may pass it
+(EASY). `gandiva`: turns of equal length."""
 Inside = Literal["sticky", "first"]
-"""Inside a queue: a job that runs stays, or strictly by first start."""
+"""The order inside a queue: a job that runs stays, or strictly by first start."""
 
 NON_PREEMPTIVE: tuple[Discipline, ...] = ("fjf", "fifo", "backfill")
 MOVING: tuple[Discipline, ...] = ("las", "gittins", "dgittins", "srsf", "srtf")
-"""Their keys change while a job runs."""
+"""The disciplines whose keys change while a job runs."""
 
 
 class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,21 +26,21 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
 
     discipline: Discipline = "dlas"
     thresholds_gpu_s: tuple[int, ...] = ()
-    """n thresholds make n + 1 queues [h_i-1, h_i); none: one queue."""
+    """The thresholds between queues, GPU·s: n thresholds make n + 1 queues [h_i-1, h_i); none: one queue."""
     inside: Inside = "sticky"
     quantum_s: int | None = None
-    """Decide only at multiples of this; None: at every event. Never for fifo and fjf."""
+    """Seconds whose multiples are the only times of decisions; None: every event is one. Never for fifo and fjf."""
     knob: tuple[int, int] | None = None
     """PROMOTEKNOB as a fraction; None: infinite (Gu 2021 §3.3.2.3). Below 1 for the simulator only: a promoted job has
     its GPUs for a whole first quantum there, while on hosts one that stops may come back before another starts."""
     starve_limit_s: int | None = None
     """STARVELIMIT; None: infinite."""
     preempt_s: int = 0
-    """A checkpoint; it holds the GPUs."""
+    """Seconds that a checkpoint takes; it holds the GPUs."""
     restore_s: int = 0
-    """A restart from it; it holds the GPUs and is no service."""
+    """Seconds that a restart from a checkpoint takes; it holds the GPUs and is no service."""
     narrow_first: bool = False
-    """Inside a queue, waiting jobs of fewer GPUs come first; by age among equals."""
+    """Whether, inside a queue, waiting jobs of fewer GPUs come first; by age among equals."""
 
     def __post_init__(self) -> None:
         if self.discipline not in get_args(Discipline):
@@ -63,7 +63,7 @@ LAS_PUBLISHED = OrderRules(thresholds_gpu_s=(3200,), inside="first")
 """2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Gu 2021 §3.5.2)."""
 
 COVEY = OrderRules(thresholds_gpu_s=(3200, 51200), narrow_first=True, starve_limit_s=7 * 86400)
-"""Ours, from the same information (GPUs asked for and service attained): the paper's threshold and a second one 16
-times higher, so that jobs of hours do not share a queue with jobs of weeks; inside a queue whoever runs stays, and
-narrow gangs go first, because of two jobs that have attained the same the narrower one has less service ahead of it and
-leaves fewer GPUs waiting; nobody waits more than a week without going to the head of everything."""
+"""Covey's policy, from the same information (GPUs asked for and service attained): the paper's threshold and a second
+one 16 times higher, so that jobs of hours do not share a queue with jobs of weeks; inside a queue whoever runs stays,
+and narrow gangs go first, because of two jobs that have attained the same the narrower one has less service ahead of it
+and leaves fewer GPUs waiting; no job waits more than a week without going to the head of everything."""

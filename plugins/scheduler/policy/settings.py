@@ -11,7 +11,7 @@ from plugins.scheduler.policy.rules import COVEY
 from plugins.scheduler.policy.shared import BUSY
 
 BESIDE_MAX = 16
-"""Opportunistic jobs on one GPU at most: each has a context of hundreds of MB there."""
+"""The most opportunistic jobs on one GPU: each has a context of hundreds of MB there."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Attained service at which a job leaves a queue for the next lower one, GPU·s; n thresholds make n + 1 queues
     (NSDI'19 §5.3: 3200 GPU·s; the second one keeps jobs of hours apart from jobs of weeks, see `policy/rules.py`)."""
     narrow_first: bool = COVEY.narrow_first
-    """Of those that wait in a queue, gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
+    """Among jobs that wait in one queue gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
     packlimit: float = 0.3
     """Skew above which a gang is packed onto few hosts (NSDI'19 §3.4; published models lie at 0.04-0.15 or
     0.61-0.77)."""
@@ -31,49 +31,54 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs, except that an
     opportunistic one always yields to guaranteed ones."""
     defragment: bool = True
-    """Where a gang fits once others have moved, and these go on without a host (`job.state`), they move instead of
-    being stopped, or waited for; also where it lies on one host then, and loses on several (`policy/defragment.py`)."""
+    """Whether gangs that can continue without a host (`job.state`) move so that another gang fits, instead of being
+    stopped, or waited for; also so that a gang fits on one host that loses on several (`policy/defragment.py`)."""
     demote_after_s: float | None = 300.0
-    """A job of class auto that waited this long for its tenant's quota becomes opportunistic; None or inf: never
-    (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a job)."""
+    """A job of class auto that waited this many seconds for its tenant's quota becomes opportunistic; None or inf:
+    never (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a
+    job)."""
     starve_limit_s: float | None = COVEY.starve_limit_s
-    """A job that waited this long goes to the head of everything; None: never (NSDI'19 §3.3, STARVELIMIT; a week, so
-    that nobody is passed for ever). Longer than jobs take to their next checkpoint: under that two that need the same
-    GPUs may stop one another before either gets on."""
+    """A job that waited this many seconds goes to the head of everything; None: never (NSDI'19 §3.3, STARVELIMIT; a
+    week, so that no job is passed for ever). Longer than jobs take to their next checkpoint: under that two that need
+    the same GPUs may stop one another before either makes progress."""
     promote_knob: float | None = None
     """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
     or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too). At least 1, where the paper's
-    own series begins (§5): under that two jobs that need the same GPUs stop one another before either gets on."""
+    own series begins (§5): under that two jobs that need the same GPUs stop one another before either makes
+    progress."""
     host_lost_after_s: float = 60.0
-    """A host gone for longer loses its jobs (chosen: an agent's restart and a switch's reboot fit in). Ranks that no
-    leader confirms are asked to end after half of it, and are gone after three quarters (`policy/leases.py`)."""
+    """A host gone for more seconds than this loses its jobs (chosen: an agent's restart and a switch's reboot fit in).
+    Ranks that no leader confirms are asked to end after half of it, and are gone after three quarters
+    (`policy/leases.py`)."""
     heal_pause_s: float = HEAL_PAUSE_S
-    """Ranks of a job that heals are suspended when no leader has confirmed them for so long, and go on once one does.
-    1.7 s after that others may start in their place, if their host is dead to gossip (`policy/leases.py`)."""
+    """Ranks of a job that heals are suspended when no leader has confirmed them for this many seconds, and continue
+    once one does. 1.7 s after that others may start in their place, if their host is dead to gossip
+    (`policy/leases.py`)."""
     coordinator_lost_after_s: float = 3.0
-    """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
+    """Seconds for which the host that looks for a gang's GPUs may be gone before another one takes over: nothing runs
+    yet, so waiting gains nothing."""
     placing_limit_s: float = 60.0
-    """A grant that is not placed by then goes to another coordinator."""
+    """A grant that is not placed within this many seconds goes to another coordinator."""
     reservation_lease_s: float = 15.0
-    """How long a host holds GPUs for a gang without news of its grant."""
+    """Seconds for which a host holds GPUs for a gang without news of its grant."""
     reserve_deadline_s: float = 3.0
-    """How long a coordinator waits for the hosts of one attempt."""
+    """Seconds for which a coordinator waits for the hosts of one attempt."""
     env_copies: int = 2
-    """Hosts beside the submitting agent's that keep the (sealed) environment of a job from its submission on, voters
-    first: so many hosts may be lost before its first start (chosen: as many as a log of five voters survives). 0: only
-    the submitting agent's and those that run it."""
+    """The number of hosts beside the submitting agent's that keep the (sealed) environment of a job from its submission
+    on, voters first: this many hosts may be lost before its first start (chosen: as many as a log of five voters
+    survives). 0: only the submitting agent's host and those that run it."""
     place_attempts: int = 3
-    """Attempts before a grant goes back to the queue."""
+    """The number of attempts before a grant goes back to the queue."""
     checkpoint_s: float = 10.0
-    """Between two reports of attained service to the log: at most this much is forgotten with a host."""
+    """Seconds between two reports of attained service to the log: at most this much is forgotten with a host."""
     current_s: float = 3.0
-    """A copy of the log older than this starts no ranks."""
+    """A copy of the log that is older than this many seconds starts no ranks."""
     beside: int = 0
-    """Opportunistic jobs on a GPU beside one guaranteed job (AntMan §3.3). 0: a GPU is one job's. The same on all
-    hosts; one that says 0 takes none beside others. Over 0 ranks wait for the plugin `sharing` (default: a decision of
-    whoever owns the rack)."""
+    """The most opportunistic jobs on a GPU beside one guaranteed job (AntMan §3.3). 0: a GPU is one job's. It should be
+    the same on all hosts; one that says 0 takes none beside others. Over 0 ranks wait for the plugin `sharing`
+    (default: a decision of whoever owns the rack)."""
     busy_max: float = BUSY
-    """Utilisation over the last 10 s, 0..1, from which on a GPU takes no more of them (AntMan §3.3: M)."""
+    """Utilisation over the last 10 s, 0..1, from which on a GPU takes no more opportunistic jobs (AntMan §3.3: M)."""
     quotas: dict[str, int] = {}
     """GPUs per tenant, written into the log once by the first leader; `agentctl quota` changes them later."""
     default_quota: int | None = None
@@ -81,7 +86,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def knob(self) -> tuple[int, int] | None:
-        """`promote_knob` as a fraction, as `Rules` has it."""
+        """`promote_knob` as a fraction, as `OrderRules` has it."""
         if self.promote_knob is None:
             return None
         return Fraction(self.promote_knob).limit_denominator(1000).as_integer_ratio()

@@ -6,8 +6,8 @@ they are: Algorithm 1 asks for the topology of guaranteed jobs only. A job of se
 its workers apart, lies on hosts as anywhere else (`policy/place.py`), and takes the best GPUs of each.
 
 The log gives one name to one job, so parts of a GPU have names of their own: a guaranteed job holds `UUID`, those
-beside it `UUID+1`, `UUID+2`, ... One that is upgraded where it runs goes on holding its part; no guaranteed job comes
-to that GPU while it does.
+beside it `UUID+1`, `UUID+2`, ... A job that is upgraded where it runs keeps its part; no guaranteed job starts on that
+GPU while it does.
 """
 
 import zlib
@@ -42,19 +42,19 @@ def part_of(device: str, number: int | str) -> str:
 
 def short_name(device: str) -> str:
     """Eight hex digits for a GPU's name: what gossip says of GPUs must be short. Two of one host may, with a chance of
-    1 in 35 million for 16 of them, come out alike; the host notices (`SharedGpus.alike`)."""
+    1 in 35 million for 16 of them, come out alike; the host notices (`GpusShared.names`)."""
     return f"{zlib.crc32(device.encode()):08x}"
 
 
 def has_room_beside(utilisation: float, beside: int, beside_max: int, busy: float = BUSY) -> bool:
-    """Whether a GPU takes one more opportunistic job. `beside`: those that it has."""
+    """Whether a GPU takes one more opportunistic job. `beside`: the number of those that it has."""
     return utilisation < busy and beside < beside_max
 
 
 def least_busy(
     candidates: Sequence[Gpu], gpus: int, utilisation: Mapping[Gpu, float], beside: Mapping[Gpu, int]
 ) -> list[Gpu]:
-    """The GPUs of an opportunistic job; none when there are too few. `beside`: opportunistic jobs on each."""
+    """The GPUs of an opportunistic job; empty when there are too few. `beside`: opportunistic jobs on each."""
     chosen = sorted(candidates, key=lambda gpu: (utilisation.get(gpu, 0.0), beside.get(gpu, 0), gpu))[:gpus]
     return sorted(chosen) if len(chosen) == gpus else []
 
@@ -62,7 +62,8 @@ def least_busy(
 def least_shared(
     candidates: Sequence[Gpu], gpus: int, beside: Mapping[Gpu, int], host_of: Callable[[Gpu], Any] | None = None
 ) -> list[Gpu]:
-    """The GPUs of a guaranteed job; none when there are too few. `host_of`: it wants one host for all of them."""
+    """The GPUs of a guaranteed job; empty when there are too few. `host_of`: set when it wants one host for all of
+    them."""
     if host_of is not None:
         fewest = _tightest(_by_host(candidates, host_of), gpus)
         candidates = [gpu for gpu in candidates if host_of(gpu) == fewest]
@@ -77,8 +78,8 @@ def which_to_keep(
     beside: Mapping[Gpu, int],
     host_of: Callable[[Gpu], Any] | None = None,
 ) -> list[Gpu]:
-    """The GPUs that a gang keeps while it does not fit: what it has, `mine`, and more up to what it asks for; for one
-    host where most is. It never shrinks while `candidates`, `mine` among them, do not."""
+    """The GPUs that a gang keeps while it does not fit: what it has, `mine`, and more up to what it asks for; where it
+    wants one host, on that which has most. It never shrinks while `candidates`, `mine` among them, do not."""
     wanted = list(candidates)
     if host_of is not None:
         there = _by_host(candidates, host_of)
@@ -97,6 +98,6 @@ def _by_host(gpus: Sequence[Gpu], host_of: Callable[[Gpu], Host]) -> dict[Host, 
 
 
 def _tightest(room: Mapping[Any, int], gpus: int) -> Any:
-    """The host with the fewest that suffice; None when none has so many."""
+    """The host with the fewest GPUs that suffice; None when none has enough."""
     whole = {host: count for host, count in room.items() if count >= gpus}
     return next(iter(consolidate(whole, gpus))) if whole else None

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Seconds = TypeVar("Seconds", int, float)
 EARLY_S = 1e-6
-"""A time is looked at so much before it comes: sums of seconds are rounded."""
+"""How long before its time an event is already looked at, s: sums of seconds are rounded."""
 
 
 def promoted_after(

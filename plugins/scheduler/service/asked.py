@@ -1,4 +1,4 @@
-"""What people give with a question or a change over HTTP, checked once; Refused (2) when it cannot be used."""
+"""Checks of what people give with a question or a change over HTTP; Refused (2) when it cannot be used."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from covey.core.errors import Refused
 from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53
-"""What every reader of JSON understands; messages take no more than 64 bits."""
+"""The largest number that every reader of JSON understands; messages take no more than 64 bits."""
 SECONDS_MAX = 600.0
-"""Longest time that a reader may have an agent wait, seconds."""
+"""The longest time for which a reader may have an agent wait, seconds."""
 
 
 def whole(given: Mapping[str, Any], field: str, default: int) -> int:

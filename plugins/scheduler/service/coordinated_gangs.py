@@ -24,7 +24,8 @@ Perform = Callable[[Send | SetTimer[gang.AttemptOver | gang.TryAgain], Callable[
 
 
 class CoordinatedGangs:
-    """`standing`: the queue at this moment; `perform`: sends and sets timers."""
+    """The gangs whose coordinator is this host. `standing`: the queue at this moment; `perform`: sends and sets
+    timers."""
 
     def __init__(
         self,
@@ -41,13 +42,13 @@ class CoordinatedGangs:
         self._standing, self._perform = standing, perform
         self.gangs = gang.Gangs(settings)
         self.spares_of: Callable[[Job], HostId | None] = lambda job: None
-        """Another host where processes wait for a job."""
+        """The other host where processes wait for a job, if there is one."""
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
         self._fetching: dict[tuple[JobId, int], None] = {}
         """Grants whose environment is on its way here."""
         self._kept: dict[HostId, int] = {}
-        """GPUs that were kept for a gang when this was last looked at."""
+        """GPUs that were kept for a gang when this host last looked."""
 
     def look(self, changed: list[JobId]) -> None:
         self._unseen |= dict.fromkeys(changed)
@@ -68,8 +69,8 @@ class CoordinatedGangs:
         self._look_at_what_is_kept()
 
     def _see_grant(self, job: Job) -> None:
-        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's. One that runs
-        has it on each of its hosts."""
+        """Look for a job's GPUs, once its environment is here: a gang that could not start keeps no GPUs. A gang that
+        runs has its environment on each of its hosts."""
         if job.env is None or job.seeks:
             self._begin(job)
         elif (job.id, job.grant.epoch) not in self._fetching:
@@ -96,7 +97,7 @@ class CoordinatedGangs:
         self.feed(gang.GrantSeen(job.id, job.grant.epoch, job.spec, skew, not job.counts, apart_from, sought))
 
     def _look_at_what_is_kept(self) -> None:
-        """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
+        """Tell gangs that look for GPUs here of kept GPUs that are newer than their plans."""
         by, kept = self.queue.keeper, self.queue.kept
         if kept == self._kept:
             return
@@ -122,7 +123,7 @@ class CoordinatedGangs:
                     self._perform(action, self.feed)
 
     def free_for(self, job: Job) -> Mapping[HostId, int]:
-        """GPUs of each host that this job may have; of one without GPUs, the ranks of each host."""
+        """GPUs of each host that this job may have; for a job without GPUs, the ranks of each host."""
         if job.spec.gpus:
             return self._free_now(job, packlimit(self.queue, self.settings), self.env.clock.now_s())
         ranks = views.ranks_of(self.queue)
@@ -150,7 +151,8 @@ class CoordinatedGangs:
 
 
 def sought_places(job: Job, spares_on: HostId | None = None) -> gang.PlacesSought:
-    """What a gang that has lost hosts, or is to leave some, looks for. `spares_on`: where processes wait for it."""
+    """The places that a gang seeks which has lost hosts, or is to leave some. `spares_on`: where processes wait for
+    it."""
     avoid = tuple(dict.fromkeys(place.host for place in (*job.start.places, *job.healing.leaving)))
     stays = tuple(replacing.joinable(job))
     return gang.PlacesSought(

@@ -12,10 +12,10 @@ from plugins.scheduler.messages.commands import HostDrained
 from plugins.scheduler.service.log import QueueLog
 
 SHOWN_S = 2.0
-"""How long this host's own copy of the log is waited for."""
+"""Seconds for which this host's own copy of the log is waited for."""
 BY_MAX = 100
 GOSSIP_BYTES_MAX = 48
-"""Of the name of whoever drains a host: all that a host gossips has 960 bytes."""
+"""The longest name of whoever drains a host in gossip, bytes: all that a host gossips has 960 bytes."""
 
 
 class Drains:
@@ -23,8 +23,8 @@ class Drains:
         self.host, self.queue, self.log = host, queue, log
 
     async def drain(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
-        """Nothing new starts on it from now on; the leader has what can leave it leave. Jobs that are on it. Refused:
-        nobody knows such a host. `given`: `stop_jobs`, `by`."""
+        """Drain a host: nothing new starts on it from now on, and the leader has what can leave it leave. Returns the
+        jobs that are on it. Refused: no host of this name is known. `given`: `stop_jobs`, `by`."""
         self._known(host)
         stop = given.get("stop_jobs", False)
         if not isinstance(stop, bool):
@@ -34,7 +34,7 @@ class Drains:
         return [job for job in self.queue.live() if job.awaits(host)]
 
     async def resume(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
-        """Jobs, slabs and sums may come to it again. Jobs that are on it."""
+        """Let jobs, slabs and sums use the host again. Returns the jobs that are on it."""
         if host not in self.queue.drained:
             self._known(host)
             raise Refused(4, f"{host} was not resumed", "it is not drained", "agentctl hosts")
@@ -52,10 +52,10 @@ class Drains:
 
 
 def _by(given: Mapping[str, Any]) -> str:
-    """Whatever JSON may hold, as text that the log can."""
+    """The name of whoever drains, from whatever JSON may hold, as text that the log can hold."""
     return str(given.get("by", ""))[:BY_MAX].encode(errors="replace").decode()
 
 
 def in_gossip(by: str) -> str:
-    """That name, as much of it as fits."""
+    """The beginning of the drainer's name, cut to `GOSSIP_BYTES_MAX` bytes."""
     return by.encode()[:GOSSIP_BYTES_MAX].decode(errors="ignore")

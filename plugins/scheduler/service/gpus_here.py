@@ -15,17 +15,18 @@ from plugins.scheduler.service import metrics
 
 WHY_BYTES_MAX = 96
 WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
-"""The better first."""
+"""The conditions of a GPU, the better first."""
 
 
 def worst(gpus: Sequence[Gpu]) -> Gpu | None:
-    """The one that takes no job and is in the worst condition; None: all take jobs."""
+    """The GPU that takes no job and is in the worst condition; None: all take jobs."""
     out = [gpu for gpu in gpus if not gpu.takes_jobs]
     return max(out, key=lambda gpu: WORSE.index(gpu.condition), default=None)
 
 
 def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusNow:
-    """For gossip. `unlisted`: why nobody knows which GPUs are here; empty: `gpus` has them all."""
+    """What gossip says of this host's GPUs. `unlisted`: why it is not known which GPUs are here; empty: `gpus` has them
+    all."""
     out, sick = reservations.out(), worst(gpus)
     why = unlisted or (sick.why or sick.condition if sick is not None else next(iter(out.values()), ""))
     return GpusNow(
@@ -40,7 +41,7 @@ def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusN
 
 
 class OwnGpus:
-    """`look` once a second: what changed is written down."""
+    """What this host writes down of its GPUs; `look` once a second notes what changed."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -49,7 +50,7 @@ class OwnGpus:
         self._published: GpusNow | None = None
 
     def publish(self, reservations: Reservations) -> None:
-        """To the rack, when it changed."""
+        """Gossip the host's GPUs to the rack, when they changed."""
         probes = self._host.env.probes
         said = now(probes.gpus(), probes.gpus_unlisted(), reservations)
         if said != self._published:
@@ -84,7 +85,7 @@ class OwnGpus:
         self._host.note(f"host/{self._host.id}", event, said)
 
     def notes(self) -> list[str]:
-        """For `agentctl status`: what is not as it should be."""
+        """Notes for `agentctl status`: what is not as it should be."""
         probes = self._host.env.probes
         found = [
             f"GPU {gpu.index} ({gpu.uuid}) takes no job: {gpu.condition}, {gpu.why}"

@@ -1,4 +1,4 @@
-"""What this host must remember across a restart of its agent: one small file, replaced whole."""
+"""What this host must remember across a restart of its agent: one small file, which is replaced whole."""
 
 import asyncio
 
@@ -13,24 +13,24 @@ FILE = "scheduler/state"
 
 
 class ReservationFile(msgspec.Struct, frozen=True):
-    """The file's content."""
+    """The content of the journal's file."""
 
     kept: HeldReservations = HeldReservations()
     fences: dict[JobId, int] = {}
     """Highest epoch started here per job that is not over: nothing older starts."""
     told: dict[JobId, int] = {}
-    """Jobs that the other plugins were told are placed, and under which epoch."""
+    """Jobs that the other plugins were told are placed -> under which epoch."""
     asked: list[tuple[JobId, int]] = []
     """Grants whose ranks this host told to stop."""
     numbers: int = 0
-    """Jobs below this number were given out, as far as this host has seen: see `Submitted.numbers`."""
+    """Job ids below this number were given out, as far as this host has seen: see `Submitted.numbers`."""
 
 
 _decoder = msgspec.msgpack.Decoder(ReservationFile)
 
 
 class ReservationJournal:
-    """Writes are one after the other; those that wait share the next one."""
+    """The journal's file. Writes are one after the other; those that wait share the next one."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -38,11 +38,11 @@ class ReservationJournal:
         self._written = b""
 
     async def load(self) -> ReservationFile:
-        """Damaged when the file is: what it says of who holds which GPU is not believed then."""
+        """Read the file; Damaged when it is: what it says of who holds which GPU is not believed then."""
         return await checked.load(self._env.disk, FILE, _decoder) or ReservationFile()
 
     async def save(self, remembered: ReservationFile) -> None:
-        """Durable on return. OSError on a sick disk."""
+        """Write the file, which is durable on return. OSError on a sick disk."""
         data = checked.seal(remembered)
         async with self._lock:
             if data != self._written:

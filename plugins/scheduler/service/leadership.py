@@ -18,11 +18,12 @@ from plugins.scheduler.service import views
 from plugins.scheduler.service.log import QueueLog
 
 KNOW_S = 5.0
-"""How long a new leader tries to learn everything before it begins anew."""
+"""Seconds for which a new leader tries to learn everything before it begins anew."""
 LOOK_S = 1.0
-"""Between two looks at most."""
+"""The most seconds between two looks."""
 SOON_S = 0.05
-"""Between two looks at least, when nothing happens; so whoever was just elected looks for its first entry."""
+"""The least seconds between two looks when nothing happens; a host that was just elected looks for its first entry so
+often."""
 
 
 class Leadership:
@@ -87,8 +88,8 @@ class Leadership:
             self.counters["preemptions"] += getattr(action.command, "cause", "") == "preempted"
 
     def renew(self, question: RenewLeases) -> LeasesRenewed | None:
-        """What the leader says; None when this host does not lead. A host that is the only voter gives itself leases
-        without end: while its agent is away nobody can lead."""
+        """The leader's answer to a host that asks for leases; None when this host does not lead. A host that is the
+        only voter gives itself leases without end: while its agent is away no host can lead."""
         log = self.host.log
         if not self._led_term or self._led_term != log.term or not log.is_leader:
             return None

@@ -3,14 +3,14 @@
     ranks to start, ranks that run --> RenewLeases --> the leader, or any other host that reaches it
     LeasesRenewed: these, for so long --> runner.renew --> their supervisors
 
-While nobody leads, nobody can grant anything elsewhere either, and whoever is elected next waits for one whole lease.
-So ranks that run go on as long as a majority of voters answers, each for itself, that it knows no leader
-(`Leaderless`), and no copy of the log among theirs and ours has an entry that ended these ranks, or may have: a host
+While the log has no leader, no host can grant anything elsewhere either, and the next leader waits for one whole lease.
+So ranks that run keep running as long as a majority of voters answers, each for itself, that it knows no leader
+(`Leaderless`), and no copy of the log, theirs or this host's, has an entry that ended these ranks, or may have: a host
 that was cut off does not know what was decided meanwhile. A host that reaches neither a leader nor that majority cannot
 tell whether the voters are dead or it is cut off: its ranks end.
 
-Ranks of a job that is submitted with `--on-lost keep` need none. Nothing else starts here without one: a host that
-receives the log but is heard by nobody would otherwise begin what is being taken back.
+Ranks of a job that is submitted with `--on-lost keep` need no lease. Nothing else starts here without one: a host that
+receives the log but cannot make itself heard would otherwise begin what is being taken back.
 """
 
 import asyncio
@@ -29,33 +29,35 @@ from plugins.scheduler.policy.leases import PAUSE_RENEWALS, RENEWALS, Terms
 from plugins.scheduler.service.leadership import set_within
 
 ASK_S = 2.0
-"""How long the leader may take to answer; a relayed question twice as long."""
+"""Seconds that the leader may take to answer; a relayed question may take twice as long."""
 RELAYS = 3
-"""Other hosts that are asked when the leader does not answer us: the way to it may be cut for us alone."""
+"""The number of other hosts that are asked when the leader does not answer this one: the way to it may be cut for this
+one alone."""
 AGAIN_S = 1.0
-"""After a renewal that nobody answered."""
+"""Seconds to wait after a renewal that no host answered."""
 Key = tuple[JobId, int]
 
 
 class HostLeases:
-    """Asks, and tells the runner. `here(question)`: what this host says to it, None when it does not lead."""
+    """The leases of this host's ranks: it asks for them, and tells the runner. `here(question)`: what this host itself
+    answers, None when it does not lead."""
 
     def __init__(
         self, host: Host, queue: JobTable, terms: Terms, here: Callable[[RenewLeases], LeasesRenewed | None]
     ) -> None:
         self.host, self.queue, self.terms, self._here = host, queue, terms, here
         self.leases: dict[Key, RankLease] = {}
-        """The newest of everything that runs here or is about to."""
+        """The newest lease of everything that runs here or is about to."""
         self._wanted: dict[Key, None] = {}
-        """About to start."""
+        """Grants that are about to start."""
         self._may_be_lost: set[Key] = set()
-        """Ranks that stand still when they are not confirmed within seconds."""
+        """Grants whose ranks stand still when they are not confirmed within seconds."""
         self.news = asyncio.Event()
-        """Set when something that was wanted has its lease."""
+        """Set when a grant that was wanted has its lease."""
         self._wake = asyncio.Event()
 
     def look(self) -> None:
-        """Somebody else leads: ranks that stand still soon are confirmed there."""
+        """Ask again at once where ranks would stand still soon: the leader has changed."""
         if self._may_be_lost:
             self._wake.set()
 
@@ -70,17 +72,18 @@ class HostLeases:
         return None
 
     def may_be_lost(self, key: Key) -> None:
-        """These ranks here stand still from now on when they are not confirmed in time: they are asked for at once."""
+        """Note that these ranks here stand still from now on when they are not confirmed in time, and ask for them at
+        once."""
         self._may_be_lost.add(key)
         self._wake.set()
 
     async def keep(self) -> None:
-        """For as long as the plugin lives."""
+        """Renew leases for as long as the plugin lives."""
         while True:
             await set_within(self._wake, await self._renew())
 
     async def _renew(self) -> float:
-        """Once, for everything; the seconds until the next time."""
+        """Renew once, for everything; returns the seconds until the next time."""
         self._wake.clear()
         wanted, self._wanted = self._wanted, {}
         lacking = [key for key in wanted if key not in self.leases]
@@ -116,8 +119,8 @@ class HostLeases:
         return answer.lease_s / RENEWALS
 
     async def _ask(self, question: RenewLeases, within_s: float) -> LeasesRenewed | None:
-        """The leader's answer, on whichever way, or the terms of old while nobody leads; None: neither. `within_s`: how
-        long the leader may take."""
+        """The leader's answer, on whichever way, or the former terms while there is no leader; None: neither.
+        `within_s`: seconds that the leader may take."""
         own = self._here(question)
         if own is not None:
             return own
@@ -149,7 +152,7 @@ class HostLeases:
             return None
 
     async def _while_nobody_leads(self, question: RenewLeases, within_s: float) -> LeasesRenewed | None:
-        """The terms of old for what runs, when a majority of voters knows no leader."""
+        """The former terms for what runs, when a majority of voters knows no leader."""
         voters, me = self.host.log.voters, self.host.id
         direct = msgspec.structs.replace(question, relayed=True)
         answers = await asyncio.gather(*(self._answer(voter, direct, within_s) for voter in voters if voter != me))
@@ -166,12 +169,12 @@ class HostLeases:
 
 
 def knows_no_leader(host: Host) -> bool:
-    """Whether this host is a voter without which no majority stands behind anybody now."""
+    """Whether this host is a voter that no present leader can count in its majority."""
     return host.id in host.log.voters and host.log.leaderless_s > 0
 
 
 def over_here(host: Host, queue: JobTable, question: RenewLeases) -> tuple[Key, ...]:
-    """`over_there`, by this host's copy of the log. What cannot be read may be anything."""
+    """`over_there` by this host's copy of the log. A command that cannot be read may be about anything."""
     undecided: list[Command] = []
     for data in host.log.undecided() if question.grants else ():
         try:
@@ -182,7 +185,7 @@ def over_here(host: Host, queue: JobTable, question: RenewLeases) -> tuple[Key, 
 
 
 async def relay(host: Host, queue: JobTable, question: RenewLeases) -> msgspec.Struct:
-    """Somebody else's question, taken to the leader that this host knows. Refused when there is none."""
+    """Take another host's question to the leader that this host knows. Refused when there is none."""
     what, next = f"{host.id} cannot confirm ranks of {question.host}", "ask the leader (agentctl leader)"
     leader = host.log.leader
     if knows_no_leader(host):

@@ -1,4 +1,5 @@
-"""Between the scheduler and the replicated log: it proposes commands and applies what the log says to the queue.
+"""The link between the scheduler and the replicated log: it proposes commands and applies what the log says to the
+queue.
 
 `behind` tells whether this copy may be missing what was already decided: true from the start of the agent until a
 command of its own came back out of the log, and whenever the copy is older than `current_s`. What is read from an old
@@ -30,19 +31,19 @@ from plugins.scheduler.messages.commands import (
 from plugins.scheduler.service.rack_clock import RackClock
 
 RETRY_S = 0.5
-"""Pause before something that must reach the log is proposed again."""
+"""Seconds to pause before something that must reach the log is proposed again."""
 
 
 class QueueLog:
-    """Applies the log to the queue, and proposes."""
+    """The scheduler's side of the log: it applies the log to the queue, and proposes."""
 
     def __init__(self, host: Host, queue: JobTable, current_s: float) -> None:
         self.host, self.queue, self.current_s = host, queue, current_s
         self.malformed = 0
         self.listeners: list[asyncio.Event] = []
-        """Set at every change of the queue."""
+        """Events that are set at every change of the queue."""
         self._barriers: dict[str, None] = {}
-        """Own commands on their way through the log, whose coming out proves that this copy is current."""
+        """This host's own commands under way through the log; when one comes out, this copy is current."""
         self._caught_up = False
         self._names = itertools.count(1)
         self.rack_clock = RackClock(host.env.clock)
@@ -69,7 +70,7 @@ class QueueLog:
         return pack(result)
 
     def _restore(self, data: bytes) -> None:
-        """StateRefused: nothing of the snapshot is used."""
+        """Restore the queue from a snapshot. StateRefused: nothing of the snapshot is used."""
         try:
             self.queue.restore(data)
         except (ValueError, msgspec.DecodeError) as error:
@@ -79,12 +80,13 @@ class QueueLog:
         self.wake()
 
     def wake(self) -> None:
-        """Everything that waits for a change looks again."""
+        """Wake everything that waits for a change."""
         for event in self.listeners:
             event.set()
 
     async def propose(self, command: Command, timeout_s: float = 5.0) -> Result:
-        """What the log says to `command`, stamped with the time now. NoLeader, OutcomeUnknown."""
+        """Propose `command`, stamped with the time now, and return what the log says to it. NoLeader,
+        OutcomeUnknown."""
         wall_s, rack_s = max(0.0, self.host.env.clock.wall_s()), round(self.rack_clock.now_s(), 3)
         stamped = msgspec.structs.replace(command, wall_s=wall_s, rack_s=rack_s)
         data = pack(stamped)
@@ -94,7 +96,7 @@ class QueueLog:
         return open_result(await self.host.log.propose(data, timeout_s))
 
     async def insist(self, command: Command) -> Result:
-        """Propose until the log has answered. Only for commands that mean the same when they come twice."""
+        """Propose until the log has answered. It is only for commands that mean the same when they come twice."""
         while True:
             try:
                 return await self.propose(command)
@@ -103,7 +105,8 @@ class QueueLog:
                 await asyncio.sleep(RETRY_S)
 
     async def change(self, command: Command, what: str, tries: int = 3) -> Result:
-        """For a person: the log's yes. Refused when it said no, 75 when nobody leads or nobody knows."""
+        """Make a change that a person asked for, and return the log's yes. Refused when it said no, with 75 when there
+        is no leader or the outcome is unknown."""
         for attempt in range(1, tries + 1):
             try:
                 result = await self.propose(command)

@@ -1,4 +1,4 @@
-"""The plugin on one host: facts and messages in, commands answered, and, on the leader, decisions."""
+"""The plugin on one host: it takes facts and messages in, answers commands, and, on the leader, decides."""
 
 import asyncio
 import math
@@ -79,17 +79,17 @@ from plugins.scheduler.service.shared_gpus import GpuGossip
 from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
-"""How long a host may take to say what runs there, when a person asks."""
+"""Seconds that a host may take to say what runs there, when a person asks."""
 NEWS_S = 0.5
-"""How long a job that this host has not heard of is waited for: news of the log take milliseconds."""
+"""Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
-"""Most that one `logs` returns."""
+"""The most bytes that one `logs` returns."""
 SHOWN_S = 2.0
-"""How long a submission waits to be seen in this host's own copy of the log."""
+"""Seconds for which a submission waits to be seen in this host's own copy of the log."""
 
 
 class SchedulerService(PluginService):
-    """See the plugin's essay in `plugins/scheduler/__init__.py`."""
+    """The scheduler's service; see the plugin's essay in `plugins/scheduler/__init__.py`."""
 
     name: ClassVar[str] = "scheduler"
 
@@ -256,7 +256,7 @@ class SchedulerService(PluginService):
         return await super().answer(sender, question)
 
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:
-        """The part of a rank's output that lies on this host. Only a rank number reaches the file's name."""
+        """The part of a rank's output that is on this host. Only a rank number reaches the file's name."""
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
         try:
             read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
@@ -269,8 +269,8 @@ class SchedulerService(PluginService):
     # ---- what this host tells others ----
 
     def _send_for_ranks(self, action: Send) -> None:
-        """Answers of this host's reservations, and words about ranks that are stuck. When one is lost it is asked for,
-        or told, again: nobody waits for the outcome."""
+        """Send answers of this host's reservations, and words about ranks that are stuck. A lost one is asked for, or
+        told, again: nothing waits for the outcome."""
         self.perform(action, lambda _undelivered: None)
 
     def _publish(self) -> None:
@@ -350,8 +350,8 @@ class SchedulerService(PluginService):
         return await self._job({"id": id})
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
-        """What this rack could never hold, even with every host back that went away and every GPU well. Nothing is
-        refused while a voter is missing here, or some host has not said yet, or does not know, what it has."""
+        """Refuse what this rack could never hold, even with every host back that went away and every GPU well. Nothing
+        is refused while a voter is missing here, or some host has not said yet, or does not know, what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         told = len(rack) == len(hosts) and all(host.known for host in rack)
@@ -368,7 +368,7 @@ class SchedulerService(PluginService):
         return after_s is not None and math.isfinite(after_s)
 
     def _standing(self) -> views.QueueSnapshot:
-        """Of this moment. Nothing is sorted again before the log or the rack changes."""
+        """The queue's snapshot now. Nothing is sorted again before the log or the rack changes."""
         shares = self.settings.beside > 0
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
         drained = self.queue.drained
@@ -496,7 +496,7 @@ class SchedulerService(PluginService):
         return views.CapacityView(len(alive), sum(host.gpus for host in alive), sum(free.values()), largest)
 
     async def _seek(self, given: Mapping[str, Any]) -> Job:
-        """What another host has just accepted is on its way here."""
+        """Find a job by its id. A job that another host has just accepted is on its way here, and is waited for."""
         id = JobId(str(given.get("id", "")))
         if not self.host.log.is_leader:
             await self.queue_log.until(lambda: self.queue.was(id), NEWS_S)

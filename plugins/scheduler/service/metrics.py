@@ -1,4 +1,4 @@
-"""What the plugin `scheduler` measures."""
+"""The metrics of the plugin `scheduler`."""
 
 from covey.core.metrics import MetricGroup
 

@@ -1,4 +1,4 @@
-"""What people ask of ranks that run: to go on elsewhere, or not to wait for a host that is gone."""
+"""What people ask of ranks that run: to move to another host, or not to wait for a host that is gone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ from plugins.scheduler.messages.commands import PlacesLost
 from plugins.scheduler.service.log import QueueLog
 
 MOVED_S = 8.0
-"""How long a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
+"""Seconds for which a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
 BY_MAX = 100
 
 
 class RunningMoves:
-    """Of the gangs that the log knows here."""
+    """Moves of ranks of the gangs that the log knows here."""
 
     def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self.host, self.queue, self.log = host, queue, log
 
     async def move(self, job: Job, given: Mapping[str, Any]) -> None:
-        """Once the log has the new place. `given`: `what`, a rank or a host of the job; `to`, a host, or nothing.
-        Refused says why they stay."""
+        """Move ranks, and return once the log has their new place. `given`: `what`, a rank or a host of the job; `to`,
+        a host, or nothing. Refused says why they stay."""
         leaves, to = self._leaves(job, str(given.get("what", ""))), self._wanted(given.get("to"))
         what, by = f"ranks of {job.id} on {leaves} were not moved", str(given.get("by", ""))[:BY_MAX]
         alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
@@ -74,8 +74,8 @@ class RunningMoves:
         return next((view.state for view in self.host.hosts() if view.host == host), None)
 
     async def give_up(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
-        """A person says that nothing runs on a host that is gone: jobs that heal go on without it now, others are taken
-        back. Those jobs."""
+        """Take a person's word that nothing runs on a host that is gone: jobs that heal continue without it now, others
+        are taken back. Returns these jobs."""
         state, on_it = self._state(host), [job for job in self.queue.live() if job.awaits(host)]
         if state is None and not on_it:
             raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")

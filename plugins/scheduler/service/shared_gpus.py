@@ -1,4 +1,4 @@
-"""Where GPUs are shared: what a host gossips of its own, and what a coordinator and its leader make of it.
+"""GPUs that are shared: what a host gossips of its own, and what a coordinator and its leader make of it.
 
     GpusMeasured (once a second) --> GpuGossip: key `gpus_shared`, at most 256 bytes --> SharedGpus of each host
 
@@ -19,39 +19,39 @@ from plugins.scheduler.policy.shared import short_name
 
 KEY = "gpus_shared"
 GPUS_MAX = 36
-"""GPUs of one host that fit into 256 bytes; a host with more shares none."""
+"""The number of GPUs of one host that fit into 256 bytes; a host with more shares none."""
 MEASURED_S = 5.0
-"""Without a word of its sharing for so long, a host takes no more jobs beside others."""
+"""Seconds without a word of its sharing after which a host takes no more jobs beside others."""
 DIFFERS_S = 10.0
-"""How long hosts must differ before that is said: one that has just begun has not gossiped yet."""
+"""Seconds for which hosts must differ before that is said: a host that has just begun has not gossiped yet."""
 STEP = 5
-"""Percent of utilisation in which it is gossiped, so that not every second brings news."""
+"""The step of gossiped utilisation in percent, so that not every second brings news."""
 REFUSES = 127
 
 
 class GpuGossip:
-    """What this host says of its GPUs, and which others differ from it."""
+    """What this host gossips of its GPUs, and which other hosts differ from it."""
 
     def __init__(self, host: Host, settings: SchedulerSettings) -> None:
         self.host, self.settings = host, settings
         self.measured: tuple[GpuUse, ...] = ()
         self.measured_s: float | None = None
         self.differs: tuple[str, ...] = ()
-        """Hosts that do not share as this one does, in words."""
+        """The hosts that do not share as this one does, in words."""
         self._said: GpusShared | None = None
         self._seen: tuple[tuple[str, ...], float] = ((), 0.0)
-        """What differed when this was last looked at, and since when."""
+        """What differed at the last look, and since when."""
 
     def heard(self, fact: GpusMeasured) -> None:
         self.measured, self.measured_s = fact.gpus, self.host.env.clock.now_s()
 
     @property
     def measures(self) -> bool:
-        """Whether this host's sharing said something a moment ago."""
+        """Whether this host's sharing measured within the last `MEASURED_S` seconds."""
         return self.measured_s is not None and self.host.env.clock.now_s() - self.measured_s <= MEASURED_S
 
     def publish(self, gpus: Sequence[str]) -> None:
-        """`gpus`: UUIDs, by number."""
+        """Gossip how the GPUs are used. `gpus`: UUIDs, by number."""
         others = {view.host: _said_by(view) for view in self.host.hosts() if view.host != self.host.id}
         shared = self.settings.beside > 0 or any(said is not None and said.setting > 0 for said in others.values())
         if not shared and self._said is None:
@@ -106,7 +106,7 @@ def _use(use: GpuUse | None) -> int:
 
 
 def heard(view: HostView) -> SharedGpus | None:
-    """What another host says of its GPUs; None: nothing."""
+    """What another host says of its GPUs; None: it says nothing."""
     said = _said_by(view)
     if said is None:
         return None
@@ -119,8 +119,8 @@ def heard(view: HostView) -> SharedGpus | None:
 def where(
     capacity: SharedCapacity, job: Job, skew: float | None, packlimit: float, said: Mapping[HostId, int]
 ) -> dict[HostId, int]:
-    """GPUs of each host that a gang is to have, or, when it does not fit whole, may have. `said`: as many as hosts that
-    refused a moment ago have in truth."""
+    """GPUs of each host that a gang is to have, or, when it does not fit whole, may have. `said`: GPUs that hosts which
+    refused a moment ago really have."""
     free: Gpus = {}
     taken: dict[HostId, int] = {}
     for unit in sorted(capacity.free_for(job), key=lambda unit: (capacity.utilisation.get(unit, 0.0), unit)):

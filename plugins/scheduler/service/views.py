@@ -30,7 +30,7 @@ from plugins.scheduler.service import shared_gpus
 from plugins.views import BesideView, JobView, QuotaView, RankView
 
 ARGV_LISTED = 4096
-"""Characters of a job's command in a list of jobs."""
+"""The most characters of a job's command in a list of jobs."""
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -38,16 +38,17 @@ class LogPart(msgspec.Struct, frozen=True):
 
     data: bytes
     offset: int
-    """Of the first byte of `data` in the output."""
+    """Position of the first byte of `data` in the output, bytes."""
     end: bool
-    """The rank has ended and nothing follows `data`."""
+    """Whether the rank has ended and nothing follows `data`."""
     host: HostId
     size: int
-    """Bytes there are now."""
+    """Bytes of output that there are now."""
 
 
 def unknown(id: JobId, was: bool, host: HostId, caught_up: bool, age_s: float, current_s: float) -> Refused:
-    """This host's copy of the log does not have it. Of a copy that is not current nobody can say that it never was."""
+    """The refusal of a job that this host's copy of the log does not have. A copy that is not current cannot say that
+    there never was such a job."""
     if was:
         return Refused(3, f"{id} is not kept any more", "it ended long ago", "agentctl jobs --all shows what is kept")
     what = f"{str(id)[:80]!r}"
@@ -58,7 +59,7 @@ def unknown(id: JobId, was: bool, host: HostId, caught_up: bool, age_s: float, c
 
 
 def output_gone(job: Job, rank: int, host: HostId) -> Refused:
-    """Its rank has ended, and its host has no file of it."""
+    """The refusal of output of a rank that has ended, and of which its host has no file."""
     why = f"nothing of it is on {host}: removed for its age, number or size, or the rank never began there"
     limits = f"keep_ended_for, keep_ended and output_host_max of [jobs] in agent.toml of {host} say what is kept"
     what = f"the output of rank {rank} of {job.id} is not kept any more"
@@ -66,7 +67,7 @@ def output_gone(job: Job, rank: int, host: HostId) -> Refused:
 
 
 class CapacityView(msgspec.Struct, frozen=True):
-    """Answer of `rack`: what there is to run on."""
+    """Answer of `rack`: the hosts and GPUs that there are to run on."""
 
     hosts: int
     gpus_total: int
@@ -76,7 +77,7 @@ class CapacityView(msgspec.Struct, frozen=True):
 
 class QueueSnapshot:
     """The order of all jobs at one moment, for saying what each of them waits for. Each part of it is computed once,
-    when somebody asks, and only as long as the queue has the same `index`."""
+    when it is asked for, and only as long as the queue has the same `index`."""
 
     def __init__(
         self,
@@ -91,9 +92,9 @@ class QueueSnapshot:
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
         self.shared, self.out = shared, dict(out or {})
         self._fits: dict[GangShape, bool] = {}
-        """Whether there is room now."""
+        """Whether there is room now for each shape of a gang."""
         self._scattered: dict[GangShape, str] = {}
-        """The same -> words."""
+        """Shape of a gang -> how the free GPUs lie that are too scattered for it, in words."""
 
     def holds(
         self,
@@ -111,7 +112,7 @@ class QueueSnapshot:
 
     @cached_property
     def capacity(self) -> int:
-        """GPUs of hosts that are alive, or more where guaranteed jobs hold more."""
+        """GPUs of hosts that are alive, or more where guaranteed jobs hold more than that."""
         held = sum(job.spec.gpus for job in self.queue.live() if job.state in HOLDING and job.counts)
         return max(sum(self.totals.values()), held)
 
@@ -130,7 +131,7 @@ class QueueSnapshot:
 
     @cached_property
     def gpu_capacity(self) -> Capacity:
-        """GPUs by host; where they are shared, each for itself."""
+        """Free GPUs by host; where GPUs are shared, each GPU for itself."""
         sharing = sharing_of(self.settings)
         if sharing is None:
             return Capacity(self.queue, self.totals)
@@ -181,7 +182,7 @@ class QueueSnapshot:
         )
 
     def _hindrance(self, job: Job) -> str:
-        """Why a guaranteed job does not start on GPUs that are free, as far as there are any; empty when it may."""
+        """Why a guaranteed job does not start on GPUs that are free, if any are; empty when it may."""
         queue = self.queue
         gang = queue.jobs.get(queue.keeper) if queue.keeper is not None else None
         if gang is not None and gang.id == job.id:
@@ -222,8 +223,8 @@ class QueueSnapshot:
         return self._scattered[shape]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
-        """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or
-        everybody whose end would help."""
+        """The jobs that hold GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is
+        there, or all jobs whose end would help."""
         queue = self.queue
         complete = sum(queue.kept.values()) == job.spec.gpus
         rows = {row.id: row for row in (self.opportunistic if complete else self.guaranteed)}
@@ -231,34 +232,34 @@ class QueueSnapshot:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What this host sees of the rack just now."""
+    """What this host sees of the rack at one moment."""
 
     gone: Mapping[HostId, float]
     """Hosts that are gone, and for how many seconds."""
     leads: bool
-    """Somebody leads."""
+    """Whether the log has a leader."""
     rack_s: float
-    """The rack's clock."""
+    """The rack's clock, s."""
 
 
 CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
 
 
 def _for_s(job: Job, rack_s: float) -> float:
-    """Seconds that it has waited, or has run since its first start, or took."""
+    """Seconds for which the job has waited, or has run since its first start, or took."""
     began_s = job.times.submitted_rack_s if job.times.started_rack_s is None else job.times.started_rack_s
     return max(0.0, (rack_s if job.times.ended_rack_s is None else job.times.ended_rack_s) - began_s)
 
 
 def heals(job: Job) -> bool:
-    """Whether it goes on whichever one of its hosts is lost now."""
+    """Whether the job continues whichever one of its hosts is lost now."""
     return all(job.heals_without((place.host,)) for place in job.start.places if place.host not in job.healing.missing)
 
 
 def job_view(
     job: Job, standing: QueueSnapshot, age_s: float, seen: Seen, heard: Mapping[HostId, JobNowAnswer] | None = None
 ) -> JobView:
-    """One job. `heard`: what hosts of its places said about their ranks just now."""
+    """The view of one job. `heard`: what hosts of its places just said about their ranks."""
     heard = heard or {}
     away = {place.host: seen.gone[place.host] for place in job.awaited if place.host in seen.gone}
     now = [answer for answer in heard.values() if answer.epoch == job.grant.epoch]
@@ -316,7 +317,7 @@ def job_view(
 
 
 def brief(view: JobView) -> JobView:
-    """The same in a list of jobs, where a long command is cut; `agentctl job` shows all of it."""
+    """The view shortened for a list of jobs, where a long command is cut; `agentctl job` shows all of it."""
     room, kept = ARGV_LISTED, []
     for word in view.argv:
         kept.append(word if len(word) <= room else f"{word[: max(0, room)]}...")
@@ -327,7 +328,7 @@ def brief(view: JobView) -> JobView:
 
 
 def _hang_unseen(job: Job, now: Sequence[JobNowAnswer]) -> str:
-    """`now`: what hosts of it said."""
+    """Why nothing is done about ranks of the job that hang. `now`: what hosts of it said."""
     awaited = [place for place in job.start.places if place.host not in job.ending.codes]
     if job.spec.hang_s is None or job.state != "running" or len(now) < len(awaited):
         return ""
@@ -343,7 +344,7 @@ def _beside(job: Job, standing: QueueSnapshot) -> tuple[BesideView, ...]:
 
 
 def _reason(job: Job, standing: QueueSnapshot, away: Mapping[HostId, float], leads: bool) -> str:
-    """Why the job is in its state; of one whose hosts are gone, what it waits for."""
+    """Why the job is in its state; for one whose hosts are gone, what it waits for."""
     reason = standing.reason(job)
     if not away:
         return reason
@@ -378,7 +379,8 @@ def progress(parts: Sequence[tuple[int | None, Mapping[str, float]]]) -> tuple[i
 
 
 def slowest(timings: Sequence[StepTiming]) -> StepTiming | None:
-    """A gang is as fast as its slowest host; the memory is that of the rank which uses most."""
+    """The step times of a gang, which is as fast as its slowest host; the memory is that of the rank which uses
+    most."""
     if not timings:
         return None
     found = max(timings, key=lambda timing: timing.step_s)
@@ -406,7 +408,7 @@ def quota_views(queue: JobTable) -> list[QuotaView]:
 
 
 def sharing_of(settings: SchedulerSettings) -> Sharing | None:
-    """None: a GPU is one job's."""
+    """How GPUs are shared; None: a GPU is one job's."""
     return Sharing(beside=settings.beside, busy=settings.busy_max) if settings.beside else None
 
 
@@ -440,7 +442,7 @@ def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) 
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
-    """The same without GPUs that are kept for another gang than `job`."""
+    """Free GPUs of hosts for this job, without GPUs that are kept for another gang than `job`."""
     free = free_of(hosts, standing.queue, job)
     if job is None or standing.queue.keeper in (None, job.id):
         return free
@@ -449,7 +451,7 @@ def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None
 
 
 def ranks_of(queue: JobTable) -> dict[HostId, int]:
-    """Ranks per host of everything that runs."""
+    """The number of ranks of all running jobs on each host."""
     found: dict[HostId, int] = {}
     for job in queue.live():
         for place in job.start.places if job.placed else ():

@@ -8,7 +8,8 @@ from plugins.sharing.policy.interference import Slowdown
 
 
 class Unverified(Ladder):
-    """Whoever is beside a slower job is guilty: down a rung at once, and the first baseline is kept for ever."""
+    """The ladder without verification: the jobs beside a slower job are always guilty. They go down a rung at once, and
+    the first baseline is kept for ever."""
 
     def _violated(self, measured: Slowdown) -> str | None:
         if measured.excess < 0:
@@ -23,7 +24,7 @@ class Unverified(Ladder):
 
 
 class Unaudited(Ladder):
-    """A baseline is taken again after a violation only."""
+    """The ladder without audits: a baseline is taken again after a violation only."""
 
     def _is_old(self) -> bool:
         if self.quiet >= ladder.QUIET_WINDOWS:
@@ -32,28 +33,29 @@ class Unaudited(Ladder):
 
 
 class OnAnyBaseline(Ladder):
-    """Busy time is given away on any baseline."""
+    """The ladder without a known baseline: busy time is given away on any baseline."""
 
     def _is_known(self) -> bool:
         return True
 
 
 class Forgetful(Ladder):
-    """What was too much is climbed to again as fast as the first time."""
+    """The ladder without memory: a rung that was too much is climbed to again as fast as the first time."""
 
     def _ceiling(self) -> float | None:
         return None
 
 
 class NeverAway(Ladder):
-    """A job that is away is waited for: its idle phase has no more than the rung says."""
+    """The ladder without idle phases of a job that is away: it is waited for, and its idle phase gives no more than the
+    rung says."""
 
     def passed(self, now_s: float, busy: bool) -> str | None:
         return None
 
 
 class Closed(Ladder):
-    """Busy time is never given away: nothing above the whole idle phases."""
+    """The ladder without busy time: nothing is given away above the whole idle phases."""
 
     def _is_known(self) -> bool:
         return False
@@ -68,4 +70,4 @@ RULES: dict[str, type[Ladder]] = {
     "away": NeverAway,
     "busy": Closed,
 }
-"""By the rule that is missing."""
+"""The ablated ladders, by the rule that is missing."""

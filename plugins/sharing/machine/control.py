@@ -14,25 +14,25 @@ from plugins.sharing.machine.ladder import Ladder, Phase
 
 
 class Unwatched(msgspec.Struct, frozen=True):
-    """No guaranteed job runs: none is there, it waits for memory, or the device is lost."""
+    """No guaranteed job runs: there is none, it waits for memory, or the device is lost."""
 
     ladder = None
 
 
 class Settling(msgspec.Struct, frozen=True):
-    """It runs, but not steadily yet: the others are stopped."""
+    """The guaranteed job runs, but not steadily yet: the others are stopped."""
 
     ladder = None
 
 
 class Steady(msgspec.Struct, frozen=True):
-    """The ladder controls the others by its mini-batches."""
+    """The ladder controls the others by the guaranteed job's mini-batches."""
 
     ladder: Ladder
 
 
 class Surging(msgspec.Struct, frozen=True):
-    """It lacks memory: the others are stopped and give way (AntMan §3.3, figure 7a)."""
+    """The guaranteed job lacks memory: the others are stopped and give way (AntMan §3.3, figure 7a)."""
 
     ladder: Ladder | None
 
@@ -42,7 +42,7 @@ class Stuck(msgspec.Struct, frozen=True):
 
     ladder: Ladder | None
     surging: bool
-    """It lacked memory before."""
+    """Whether it lacked memory before."""
 
 
 Control = Unwatched | Settling | Steady | Surging | Stuck
@@ -77,7 +77,7 @@ TRANSITIONS: StateTable[Control] = StateTable(
 
 
 def word(control: Control) -> Literal["init", "surge", "stuck"] | Phase:
-    """For people."""
+    """The control in one word, for people."""
     match control:
         case Stuck():
             return "stuck"

@@ -1,4 +1,4 @@
-"""May the device be used? A lost one never is again, and one that drains is given no more jobs."""
+"""Whether the device may be used: a lost one never again, and one that drains is given no more jobs."""
 
 import msgspec
 
@@ -6,19 +6,20 @@ from covey.core.transitions import StateTable
 
 
 class InUse(msgspec.Struct, frozen=True):
-    """Jobs may come."""
+    """The device is in use: jobs may come."""
 
     why = ""
 
 
 class DrainingDevice(msgspec.Struct, frozen=True):
-    """No job comes or starts any more, opportunistic ones go, and a guaranteed one that runs may end by itself."""
+    """The device drains: no job comes or starts any more, opportunistic ones go, and a guaranteed one that runs may end
+    by itself."""
 
     why: str
 
 
 class LostDevice(msgspec.Struct, frozen=True):
-    """No job may use it any more, and all are told to end."""
+    """The device is lost: no job may use it any more, and all are told to end."""
 
     why: str
 

@@ -15,11 +15,11 @@ class RankArrived(msgspec.Struct, frozen=True):
     job: JobId
     kind: Kind
     memory_bytes: int
-    """What it asks for: its peak; 0: it did not say, and is given all until it shows what it needs."""
+    """Bytes that the job asks for: its peak; 0: it did not say, and is given all until it shows what it needs."""
     weight: float = 1.0
-    """Of an opportunistic job among its equals."""
+    """Weight of an opportunistic job among the opportunistic jobs of its GPU."""
     flag: bool = True
-    """It can say when it is idle on the device."""
+    """Whether the job can say when it is idle on the device."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True):
     memory_bytes: int
     limit_bytes: int
     epoch: int
-    """Of the limits it has applied."""
+    """Epoch of the limits that the job has applied."""
     weight: float = 1.0
     flag: bool = True
 
@@ -47,13 +47,13 @@ class Acked(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     gate: bool
-    """It can be held back."""
+    """Whether the job can be held back."""
     flag: bool
-    """It says when it is idle on the device."""
+    """Whether the job says when it is idle on the device."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):
-    """Several times a second. `busy`: the guaranteed job has work on the device now."""
+    """Time passed; told several times a second. `busy`: the guaranteed job has work on the device now."""
 
     busy: bool
 
@@ -71,8 +71,8 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class Retagged(msgspec.Struct, frozen=True):
-    """The log upgraded or downgraded the whole gang, all ranks at one index (AntMan §3.3). Of an older index than one
-    seen: nothing."""
+    """The log upgraded or downgraded the whole gang, all ranks at one index (AntMan §3.3). An index older than one seen
+    changes nothing."""
 
     job: JobId
     kind: Kind
@@ -80,7 +80,7 @@ class Retagged(msgspec.Struct, frozen=True):
 
 
 class HardLimited(msgspec.Struct, frozen=True):
-    """Came of `HardLimit`: the driver enforces it now (`ok`), or cannot."""
+    """The driver enforces the limit of a `HardLimit` now (`ok`), or cannot."""
 
     job: JobId
     limit_bytes: int
@@ -88,7 +88,7 @@ class HardLimited(msgspec.Struct, frozen=True):
 
 
 class Suspended(msgspec.Struct, frozen=True):
-    """Came of `Suspend`: the job holds no device memory now (`ok`), or could not be suspended."""
+    """The outcome of a `Suspend`: the job holds no device memory now (`ok`), or could not be suspended."""
 
     job: JobId
     ok: bool
@@ -125,13 +125,13 @@ GpuEvent = (
 
 
 class SetLimits(msgspec.Struct, frozen=True):
-    """Tell the job. Sent again unchanged to renew the lease."""
+    """Tell the job its limits. They are sent again unchanged to renew the lease."""
 
     limits: Limits
 
 
 class StartRank(msgspec.Struct, frozen=True):
-    """Its memory is there: the job may start, under the limits sent last."""
+    """The job's memory is there: it may start, under the limits sent last."""
 
     job: JobId
 
@@ -158,7 +158,7 @@ class Suspend(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Its memory is there again, under the limits sent last."""
+    """Let a suspended job run again: its memory is there, under the limits sent last."""
 
     job: JobId
 
@@ -171,7 +171,7 @@ class Terminate(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End it."""
+    """Kill the job's processes."""
 
     job: JobId
     why: str

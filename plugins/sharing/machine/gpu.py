@@ -1,4 +1,4 @@
-"""One GPU: who is on it, in which state, and what each may do.
+"""One GPU: which jobs are on it, in which state, and what each may do.
 
 Every event ends in `_reconcile`: from the members and the state follow targets for memory, which the ledger turns into
 limits that are safe to send now, and rates, which the ladder gives. So no path through the states can forget a limit.
@@ -56,18 +56,19 @@ State = Literal[
     "verify", "idle", "surge", "stuck", "drain", "lost",
 ]  # fmt: skip
 INIT_S_MAX = 120.0
-"""A guaranteed job that never runs steadily is taken as it is after this long."""
+"""Seconds after which a guaranteed job that never runs steadily is taken as it is."""
 STUCK_S, STUCK_STEPS = 30.0, 20.0
-"""No mini-batch for the longer of these although the device is busy: its feedback means nothing."""
+"""Seconds, and mini-batches, without a finished one after which (whichever is longer) a job's feedback means nothing
+although the device is busy."""
 SHOWN_STEPS = 10
 """Mini-batches after which a job that did not say what memory it wants has shown it."""
 RETRY_BYTES = memory.CHUNK_MIN
-"""What a guaranteed job is given beyond its limit when allocations fail: nobody knows how much it lacks."""
+"""Bytes that a guaranteed job is given beyond its limit when allocations fail: how much it lacks is not known."""
 
 
 class SharedGpu:
-    """`uuid` names the device; `reserve_bytes` of its `capacity_bytes` are nobody's; `tolerance` is a share of the
-    guaranteed job's own mini-batch duration; `controller`: the law for the others."""
+    """The state of one shared GPU. `uuid` names the device; `reserve_bytes` of its `capacity_bytes` belong to no job;
+    `tolerance` is a share of the guaranteed job's own mini-batch duration; `controller`: the law for the others."""
 
     use = CheckedState(USE)
     control = CheckedState(CONTROL)
@@ -86,7 +87,7 @@ class SharedGpu:
         self.use, self.control = InUse(), Unwatched()
         self.trial = MemorySearch()
         self.adopting = False
-        """Jobs from before the agent are being found: limits stay as they are."""
+        """Whether jobs from before the agent are being found: limits stay as they are."""
         self._renew_s = -math.inf
         self._why = ""
 
@@ -102,17 +103,17 @@ class SharedGpu:
 
     @property
     def opportunistic(self) -> list[GpuMember]:
-        """Those that hold or wait for device memory, in order of arrival."""
+        """The opportunistic jobs that hold or wait for device memory, in order of arrival."""
         return [member for member in self.members.values() if not member.guaranteed and member.present]
 
     @property
     def ladder(self) -> Ladder | None:
-        """Since the guaranteed job runs steadily."""
+        """The ladder, once the guaranteed job runs steadily."""
         return self.control.ladder
 
     @property
     def state(self) -> State:
-        """Of the device and its jobs in one word, for people."""
+        """The state of the device and its jobs in one word, for people."""
         if not isinstance(self.use, InUse):
             return "lost" if isinstance(self.use, LostDevice) else "drain"
         guaranteed = self.guaranteed
@@ -194,7 +195,7 @@ class SharedGpu:
         return []
 
     def _member(self, event: RankArrived | Found) -> GpuMember:
-        """Who does not say what memory it wants might want all."""
+        """The member of an arrived job. A job that does not say what memory it wants might want all."""
         wanted_bytes = max(memory.QUANTUM, event.memory_bytes) if event.memory_bytes else self.ledger.room_bytes
         asked = event.memory_bytes > 0
         return GpuMember(event.job, event.kind, wanted_bytes, event.weight, event.flag, asked=asked)
@@ -230,12 +231,12 @@ class SharedGpu:
         return []
 
     def _watched(self) -> None:
-        """A guaranteed job runs from now on."""
+        """Begin to watch a guaranteed job, which runs from now on."""
         self.control = Settling()
         self.trial.stop()
 
     def _unwatched(self) -> None:
-        """No guaranteed job runs any more, or the device is lost."""
+        """Watch no more: no guaranteed job runs, or the device is lost."""
         if not isinstance(self.control, Unwatched):
             self.control = Unwatched()
         self.trial.stop()
@@ -260,7 +261,8 @@ class SharedGpu:
         return []
 
     def _retagged(self, event: Retagged, now_s: float) -> Actions:
-        """The log made it so. A host may hear of an upgrade before the guaranteed job before it has ended here."""
+        """Change a job's class as the log did. A host may hear of an upgrade before the guaranteed job before it has
+        ended here."""
         member = self.members.get(event.job)
         if member is None or member.stage == "ended" or event.grant <= member.grant:
             return []
@@ -276,7 +278,7 @@ class SharedGpu:
         return [note]
 
     def _upgraded(self, now_s: float) -> Actions:
-        """Who waits for it becomes guaranteed as soon as nobody else is, and it is on the device."""
+        """Make the job that waits for it guaranteed as soon as no other is, and it is on the device."""
         member = next((m for m in self.members.values() if m.to_upgrade and m.present), None)
         if member is None or self.guaranteed is not None:
             return []
@@ -352,8 +354,8 @@ class SharedGpu:
         return []
 
     def _surged(self, member: GpuMember, report: Report) -> bool:
-        """It spills, or is about to: its limit is too small, so the others give memory and stop meanwhile (AntMan §3.3,
-        figure 7a)."""
+        """Whether the job spills, or is about to: its limit is too small, so the others give memory and stop meanwhile
+        (AntMan §3.3, figure 7a)."""
         held = self.ledger.accounts[member.job].acked_bytes
         if report.retries and not report.spill_bytes:
             member.wanted_bytes = max(member.wanted_bytes, min(self.ledger.room_bytes, held + RETRY_BYTES))
@@ -380,7 +382,7 @@ class SharedGpu:
         self.control.ladder.last_step_s = member.last_step_s
 
     def _applied(self) -> bool:
-        """Do all opportunistic jobs go by the limits sent last?"""
+        """Whether all opportunistic jobs go by the limits sent last."""
         return all(m.stage == "running" and not self.ledger.accounts[m.job].sent for m in self.opportunistic)
 
     # ---- time ----
@@ -408,7 +410,7 @@ class SharedGpu:
     # ---- what follows from the state ----
 
     def _reconcile(self, now_s: float) -> Actions:
-        """Limits and starts that follow from members and state; the lease renewed when it is half over."""
+        """Limits and starts that follow from members and state; the lease is renewed when it is half over."""
         targets = self._targets(now_s)
         changes = self.ledger.changes(targets)
         renew = now_s - self._renew_s >= LEASE_S / 2
@@ -444,7 +446,7 @@ class SharedGpu:
         return {guaranteed.job: first, **{m.job: part for m, part in zip(others, parts, strict=True)}}
 
     def _fits_again(self, member: GpuMember) -> bool:
-        """Who never reported goes by no limit, and needs room for all it may want."""
+        """Whether a job that never reported still fits: it goes by no limit, and needs room for all it may want."""
         least = min(member.wanted_bytes, self.ledger.room_bytes) if member.gate is None else member.stable_bytes
         return max(least, memory.QUANTUM) <= self.ledger.free_bytes
 
@@ -467,7 +469,7 @@ class SharedGpu:
         return [SetLimits(member.limits)]
 
     def rates_of(self, member: GpuMember, shrinks: bool = False) -> Rates:
-        """What it may do now; `shrinks`: it is about to be told to give memory back."""
+        """What a job may do now; `shrinks`: it is about to be told to give memory back."""
         guaranteed = self.guaranteed
         if member.guaranteed or guaranteed is None or guaranteed.stage == "waiting":
             return FREE  # who waits needs memory, and memory is given back at the end of a mini-batch
@@ -481,7 +483,8 @@ class SharedGpu:
         return ladder.shared(self.control.ladder.rates, member.weight, weights)
 
     def _starts(self, targets: dict[JobId, int], now_s: float) -> Actions:
-        """Who waited for memory and has it: a guaranteed job all it asked for, an opportunistic one anything."""
+        """Starts of jobs that waited for memory and have it: a guaranteed job all it asked for, an opportunistic one
+        anything."""
         actions: Actions = []
         if isinstance(self.use, DrainingDevice):
             return actions

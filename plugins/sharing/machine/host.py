@@ -48,7 +48,7 @@ from plugins.sharing.messages import Limits, Report
 from plugins.sharing.policy.rank_limits import NS, combined, same_but_for_time
 
 FOUND_S = 5.0
-"""How long a gang that ran before the agent may take to say by which limits it goes."""
+"""Seconds that a gang that ran before the agent may take to say by which limits it goes."""
 GangStage = Literal["finding", "arriving", "running", "ended"]
 
 
@@ -59,13 +59,13 @@ class SharingRank:
     rank: int
     gpus: tuple[str, ...]
     limits: dict[str, Limits] = field(default_factory=dict)
-    """Newest of each of its GPUs."""
+    """The newest limits from each of its GPUs."""
     page: RankLimits | None = None
-    """Newest that was written for it."""
+    """The newest page that was written for it."""
     sent: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Epoch of the page -> epoch of each GPU's limits in it."""
+    """Pages sent: epoch of the page -> epoch of each GPU's limits in it."""
     asked: tuple[int, int] | None = None
-    """Epoch and memory limit by which it said it goes, once it has pages."""
+    """The epoch and the memory limit by which the rank said that it goes, once it has pages."""
     retries: int = 0
     neighbour: tuple[JobId, int] | None = None
 
@@ -80,18 +80,18 @@ class SharingGang:
     stage: GangStage
     since_s: float
     ready: set[str] = field(default_factory=set)
-    """GPUs that are ready for it."""
+    """The GPUs that are ready for the gang."""
     given_back: bool = False
 
     @property
     def gpus(self) -> dict[str, int]:
-        """UUID -> rank."""
+        """The gang's GPUs: UUID -> rank."""
         return {gpu: rank.rank for rank in self.ranks.values() for gpu in rank.gpus}
 
 
 class HostSharing:
-    """`reserve_bytes` of each GPU are nobody's; `controller`: what makes the law for opportunistic jobs beside a
-    guaranteed one."""
+    """The shared GPUs of one host. `reserve_bytes` of each GPU belong to no job; `controller`: what makes the law for
+    opportunistic jobs beside a guaranteed one."""
 
     def __init__(self, reserve_bytes: int, tolerance: float, controller: type[Ladder] = Ladder) -> None:
         self.reserve_bytes, self.tolerance, self.controller = reserve_bytes, tolerance, controller
@@ -151,7 +151,8 @@ class HostSharing:
     # ---- what comes and goes ----
 
     def _gpus_here(self, event: GpusHere) -> None:
-        """A device that is missing is not forgotten while jobs are on it: its driver may be silent for a while."""
+        """Take in which GPUs are here. A device that is missing is not forgotten while jobs are on it: its driver may
+        be silent for a while."""
         for uuid, memory_bytes in event.memory_bytes.items():
             known = self.gpus.get(uuid)
             if known is None or (not known.members and known.ledger.capacity_bytes != memory_bytes):
@@ -165,7 +166,8 @@ class HostSharing:
         return SharedGpu(uuid, memory_bytes, reserve, self.tolerance, self.controller)
 
     def _coming(self, event: GangComing) -> None:
-        """The scheduler says it again until it is answered, so nothing is remembered of a gang that has to wait."""
+        """Take in a gang. The scheduler says it again until it is answered, so nothing is remembered of a gang that has
+        to wait."""
         known = self.gangs.get(event.job)
         if known is not None and known.stage == "arriving" and known.epoch < event.epoch:
             self._end(known)  # it never started here
@@ -201,13 +203,13 @@ class HostSharing:
 
     @property
     def _finding(self) -> bool:
-        """Who was here before the agent is not known yet."""
+        """Whether jobs from before the agent may still have to be found."""
         awaits = bool(self._expected) and self._now_s - self._began_s < FOUND_S
         return awaits or any(gang.stage == "finding" for gang in self.gangs.values())
 
     def _find(self) -> None:
-        """Gangs from before this agent are found all together, once their ranks have said by what they go, or after a
-        while: whoever is found alone would be given what is another's."""
+        """Find the gangs from before this agent all together, once their ranks have said by what they go, or after a
+        while: one that is found alone would be given what is another's."""
         finding = [gang for gang in self.gangs.values() if gang.stage == "finding"]
         if not finding or (self._expected and self._now_s - self._began_s < FOUND_S):
             return
@@ -296,7 +298,7 @@ class HostSharing:
             rank.retries = report.retries
 
     def _acked(self, rank: SharingRank, epoch: int) -> dict[str, int]:
-        """Epochs of its GPUs' limits that it has applied, by what it says of its page's."""
+        """Epochs of its GPUs' limits that a rank has applied, by what it says of its page's epoch."""
         applied = max((sent for sent in rank.sent if sent <= epoch), default=None)
         if applied is None:
             return {}
@@ -357,7 +359,7 @@ class HostSharing:
                 assert_never(action)
 
     def _refused(self, gang: SharingGang, why: str) -> None:
-        """It is on none of its GPUs, or on all."""
+        """Give a gang back that a GPU refused: it is on none of its GPUs, or on all."""
         self._give_back(gang, why)
         self._end(gang)
 
@@ -400,7 +402,7 @@ class HostSharing:
         self._out.append(WriteLimits(gang.job, rank.rank, limits))
 
     def _point(self, gang: SharingGang, rank: SharingRank) -> None:
-        """An opportunistic rank reads the flag of the guaranteed rank beside it."""
+        """Let an opportunistic rank read the flag of the guaranteed rank beside it."""
         found = None
         if gang.kind != "guaranteed" and gang.stage == "running" and rank.asked is not None:
             found = next(filter(None, map(self._guaranteed_on, rank.gpus)), None)
@@ -424,7 +426,7 @@ def _gang(event: GangComing, now_s: float) -> SharingGang:
 
 
 def _unlimited(gang: SharingGang) -> int:
-    """Ranks that did not say what memory they may hold: they share what the others leave."""
+    """The number of ranks that did not say what memory they may hold: they share what the others leave."""
     return sum(rank.asked is None or rank.asked[1] == 0 for rank in gang.ranks.values())
 
 

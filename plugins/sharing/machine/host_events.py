@@ -15,7 +15,7 @@ from plugins.sharing.machine.events import HardLimited, Suspended
 
 
 class GpusHere(msgspec.Struct, frozen=True):
-    """Memory of each GPU of this host, bytes."""
+    """The GPUs of this host, with the memory of each, bytes."""
 
     memory_bytes: Mapping[str, int]
 
@@ -27,7 +27,7 @@ class JobsBefore(msgspec.Struct, frozen=True):
 
 
 class GangComing(msgspec.Struct, frozen=True):
-    """`plugins.facts.RanksComing`."""
+    """A gang is coming, as in `plugins.facts.RanksComing`."""
 
     job: JobId
     epoch: int
@@ -38,7 +38,7 @@ class GangComing(msgspec.Struct, frozen=True):
 
 
 class PagesMade(msgspec.Struct, frozen=True):
-    """This rank goes by limits from now on; by these when it came from an agent before this one."""
+    """This rank goes by limits from now on; by the given ones when it got them from an earlier agent."""
 
     job: JobId
     epoch: int
@@ -57,7 +57,7 @@ class RankReported(msgspec.Struct, frozen=True):
 
 
 class GangChanged(msgspec.Struct, frozen=True):
-    """`plugins.facts.KindChanged`."""
+    """A gang's class changed, as in `plugins.facts.KindChanged`."""
 
     job: JobId
     epoch: int
@@ -66,7 +66,7 @@ class GangChanged(msgspec.Struct, frozen=True):
 
 
 class GangGone(msgspec.Struct, frozen=True):
-    """Its processes here have ended, or it will not start here."""
+    """The gang's processes here have ended, or it will not start here."""
 
     job: JobId
     epoch: int
@@ -80,7 +80,7 @@ class GpuLooked(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """What its driver says of a device."""
+    """What the driver says of a device's health."""
 
     uuid: str
     condition: Condition
@@ -88,7 +88,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
 
 class HostTick(msgspec.Struct, frozen=True):
-    """Several times a second: guaranteed ranks that say that they have no work on the device now."""
+    """A tick, several times a second: guaranteed ranks that say that they have no work on the device now."""
 
     idle: Set[tuple[JobId, int]]
 
@@ -109,7 +109,7 @@ HostEvent = (
 
 
 class WriteLimits(msgspec.Struct, frozen=True):
-    """Into the page of this rank."""
+    """Write limits into the page of this rank."""
 
     job: JobId
     rank: int
@@ -117,7 +117,7 @@ class WriteLimits(msgspec.Struct, frozen=True):
 
 
 class ShowNeighbour(msgspec.Struct, frozen=True):
-    """Whose flag this rank reads: of a guaranteed rank on its GPU, or nobody's."""
+    """Show this rank the flag of a guaranteed rank on its GPU, or none."""
 
     job: JobId
     rank: int
@@ -125,14 +125,14 @@ class ShowNeighbour(msgspec.Struct, frozen=True):
 
 
 class LetStart(msgspec.Struct, frozen=True):
-    """All its GPUs here are ready for it."""
+    """Let the gang start: all its GPUs here are ready for it."""
 
     job: JobId
     epoch: int
 
 
 class GiveBack(msgspec.Struct, frozen=True):
-    """It cannot be here: the scheduler takes it back."""
+    """Give the gang back: it cannot be here, and the scheduler takes it back."""
 
     job: JobId
     epoch: int
@@ -140,19 +140,19 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class PressRank(msgspec.Struct, frozen=True):
-    """By the device's driver: hold it to a limit, take it off the device, or let it on again."""
+    """Have the device's driver hold a rank to a limit, take it off the device, or let it on again."""
 
     uuid: str
     job: JobId
     rank: int
     limit_bytes: int | None
-    """Of `how` = "limit"."""
+    """The limit in bytes where `how` is `limit`."""
     how: str
-    """`limit`, `suspend` or `resume`."""
+    """What to do: `limit`, `suspend` or `resume`."""
 
 
 class EndGang(msgspec.Struct, frozen=True):
-    """Its processes here, now: it was asked, and did not."""
+    """End the gang's processes here now: it was asked to end, and did not."""
 
     job: JobId
     epoch: int
@@ -160,7 +160,7 @@ class EndGang(msgspec.Struct, frozen=True):
 
 
 class PairFound(msgspec.Struct, frozen=True):
-    """`beside` harms `job` whatever it may do."""
+    """`beside` harms `job` whatever limits it has."""
 
     job: JobId
     beside: JobId

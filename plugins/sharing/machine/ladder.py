@@ -23,24 +23,25 @@ SILENT_BASELINES = 8.0
 """Mini-batch durations without a word after which a job that is idle on the device counts as away."""
 SILENT_MIN_S = 0.2
 SILENT_UNKNOWN_S = 1.0
-"""Stands for a duration that nobody has measured yet."""
+"""Seconds assumed for a mini-batch whose duration has not been measured yet."""
 AUDIT_S = 300.0
-"""A baseline is confirmed at least this often, so that drift and harm are told apart, s."""
+"""Seconds after which a baseline is confirmed at the latest, so that drift and harm are told apart."""
 HOPELESS = 3
-"""So many verdicts in a row on the first rungs: these jobs do not belong on one device."""
+"""The number of verdicts in a row on the first rungs after which these jobs do not belong on one device."""
 IDLE_WEIGHT = 0.1
 """Weight of the newest idle phase in the typical one."""
 
 
 class Ladder:
-    """`stepped` and `passed` return a reason when the rates have changed, else None."""
+    """The controller of the jobs beside one guaranteed job. `stepped` and `passed` return a reason when the rates have
+    changed, else None."""
 
     def __init__(self, tolerance: float = TOLERANCE, flag: bool = True) -> None:
         self.tolerance, self.flag = tolerance, flag
         self.phase: Phase = "baseline"
         self.u = 0.0
         self.resume_u = U_START if flag else 1 + ladder.BUSY_START
-        """The rung to go on from after baseline, verify or idle."""
+        """The rung from which to continue after baseline, verify or idle."""
         self.baseline = StepSamples()
         self.window = StepSamples()
         self.too_much: float | None = None
@@ -49,20 +50,20 @@ class Ladder:
         self.idle_s = 0.0
         """Typical idle phase of the guaranteed job on the device, s."""
         self.last_step_s: float | None = None
-        """When its newest mini-batch ended."""
+        """When the guaranteed job's newest mini-batch ended."""
         self.baseline_s: float | None = None
-        """When the baseline was measured or confirmed last."""
+        """When the baseline was last measured or confirmed."""
         self.audits = 0
-        """Windows in which the others were stopped to measure it alone."""
+        """The number of windows in which the others were stopped to measure the job alone."""
         self.found = Slowdown(0.0, math.inf)
-        """Measured last before the others were found guilty."""
+        """The slowdown that was last measured before the others were found guilty."""
         self._guilty = 0
-        """Verdicts in a row against the others on the first rungs."""
+        """The number of verdicts in a row against the others on the first rungs."""
         self._accused = False
-        """Verifying because the job was too slow, not because the baseline is old."""
+        """Whether it verifies because the job was too slow, not because the baseline is old."""
         self._skip = True
         self._now_s = self._changed_s = -math.inf
-        """Of the newest event; when the others were told other limits last."""
+        """When the newest event happened; when the others were last told other limits."""
 
     @property
     def rates(self) -> Rates:
@@ -72,7 +73,7 @@ class Ladder:
 
     @property
     def hopeless(self) -> bool:
-        """The others harm it even with next to nothing."""
+        """Whether the others harm the job even with next to nothing."""
         return self._guilty >= HOPELESS
 
     @property
@@ -105,7 +106,7 @@ class Ladder:
         return self._run() if self.phase == "run" else self._verify()
 
     def passed(self, now_s: float, busy: bool) -> str | None:
-        """Time went by; `busy`: the guaranteed job has work on the device now."""
+        """Note that time went by; `busy`: the guaranteed job has work on the device now."""
         self._now_s = now_s
         if self.phase == "idle" or busy or self.last_step_s is None or not self.flag:
             return None
@@ -209,5 +210,5 @@ class Ladder:
         return interference.is_known(self.baseline, self.tolerance)
 
     def _ceiling(self) -> float | None:
-        """The rung that is approached and not crossed."""
+        """The rung that is approached and not crossed; None: there is none."""
         return self.too_much

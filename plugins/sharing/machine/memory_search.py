@@ -1,5 +1,6 @@
-"""Memory among opportunistic jobs by introspective trial (AntMan §3.3): one split after another is lived with for a few
-mini-batches, and the best stays. `policy.memory` says which to try; this remembers which jobs and what they did."""
+"""Memory among opportunistic jobs by introspective trial (AntMan §3.3): jobs run with one split after another for a few
+mini-batches each, and the best stays. `policy.memory` says which to try; this remembers which jobs and what they
+did."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,13 +10,14 @@ from plugins.sharing.policy import memory
 from plugins.sharing.policy.memory import LimitSearch
 
 TRIAL_STEPS = 6
-"""Mini-batches of every job per trial."""
+"""The number of mini-batches of every job per trial."""
 TRIAL_S_MAX = 60.0
-"""A trial ends here even if a job is too slow for its mini-batches: then its speed is what it managed."""
+"""Seconds after which a trial ends even if a job is too slow for its mini-batches: then its speed is what it
+managed."""
 
 
 class MemorySearch:
-    """Starts anew whenever `demands` differ from those it was begun for."""
+    """The search for a split of memory; it starts anew whenever `demands` differ from those it was begun for."""
 
     def __init__(self) -> None:
         self.search: LimitSearch | None = None
@@ -26,7 +28,8 @@ class MemorySearch:
         self.search, self.jobs = None, ()
 
     def targets(self, room: int, members: Sequence[GpuMember], now_s: float) -> dict[JobId, int]:
-        """What each job should hold now, bytes. Who keeps what it took at its start has that, and is tried nothing."""
+        """Bytes that each job should hold now. A job that keeps what it took at its start has that, and is tried with
+        nothing else."""
         kept = {member.job: min(room, member.wanted_bytes) for member in members if member.fixed}
         others = [member for member in members if not member.fixed]
         return {**kept, **self._tried(max(0, room - sum(kept.values())), others, now_s)}
@@ -39,8 +42,8 @@ class MemorySearch:
         return dict(zip(jobs, self.search.trial, strict=True))
 
     def told(self, members: Mapping[JobId, GpuMember], applied: bool, now_s: float) -> str | None:
-        """A mini-batch was finished; `applied`: all jobs go by the limits of this trial. A reason when the next trial
-        begins: the jobs' `steps` start anew then."""
+        """Note a finished mini-batch; `applied`: all jobs go by the limits of this trial. Returns a reason when the
+        next trial begins: the jobs' `steps` start anew then."""
         if self.search is None or self.search.over or not applied:
             self.since_s = now_s if not applied else self.since_s
             return None

@@ -2,9 +2,9 @@
 
 asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
 
-One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail.
-Who still loads its framework and did not say what memory it wants is not suspended but queued again: nothing of it is
-lost yet, and suspended it would need room for all there may be before it could go on.
+One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail. A job that
+still loads its framework and did not say what memory it wants is not suspended but queued again: nothing of it is lost
+yet, and suspended it would need room for all there may be before it could continue.
 """
 
 from collections.abc import Mapping
@@ -26,18 +26,20 @@ from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.machine.share_ledger import ShareLedger
 
 UNGATED_S = 30.0
-"""How long an opportunistic job may be beside a guaranteed one and not be held back: time to load its framework."""
+"""Seconds for which an opportunistic job may be beside a guaranteed one and not be held back: time to load its
+framework."""
 SILENT_S = 60.0
-"""The same of one that has not answered yet: it begins on what others leave of the cores, and loads as slowly."""
+"""Seconds for which an opportunistic job that has not answered yet may be beside a guaranteed one: it begins on what
+others leave of the cores, and loads just as slowly."""
 WAITS_S = 60.0
-"""How long an opportunistic job may wait for memory beside a guaranteed one, which may never show that it needs less
-than all: longer than it takes to load a framework and to run ten mini-batches."""
+"""Seconds for which an opportunistic job may wait for memory beside a guaranteed one, which may never show that it
+needs less than all: longer than it takes to load a framework and to run ten mini-batches."""
 PRESS_S = (1.0, 10.0, 10.0, 10.0)
-"""How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
+"""Seconds that each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
 
 
 def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, now_s: float) -> Actions:
-    """Opportunistic jobs that cannot be held back are not left beside a guaranteed one that runs."""
+    """End opportunistic jobs beside a running guaranteed one that cannot be held back."""
     actions: Actions = []
     if guaranteed is None or guaranteed.stage != "running":
         return actions
@@ -52,7 +54,7 @@ def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, no
 
 
 def _in_vain(members: Mapping[JobId, GpuMember], guaranteed: GpuMember, now_s: float) -> Actions:
-    """Who waits for memory that is not given back goes to other GPUs, or to the queue, which says why."""
+    """End jobs that wait for memory that is not given back: they go to other GPUs, or to the queue, which says why."""
     actions: Actions = []
     for member in members.values():
         if member.stage != "waiting" or member.evicted:
@@ -67,7 +69,7 @@ def _in_vain(members: Mapping[JobId, GpuMember], guaranteed: GpuMember, now_s: f
 
 
 def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float) -> Actions:
-    """What to do now about those that are late; each member remembers how far it was pressed."""
+    """What to do now about jobs that are late; each member remembers how far it was pressed."""
     late = ledger.overdue(now_s, {member.job: member.step_s for member in members.values()})
     actions: Actions = []
     for job in late:
@@ -95,7 +97,8 @@ def hard_limited(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event:
 
 
 def suspended(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event: Suspended) -> str:
-    """A job's memory lies on the host, or could not be moved there. What to write down; empty: nothing changes."""
+    """A job's memory is on the host, or could not be moved there. Returns what to write down; empty: nothing
+    changes."""
     member = members.get(event.job)
     if member is None or not event.ok or member.press < 2:
         return ""

@@ -11,11 +11,11 @@ from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 BASELINE_STEPS = 32
 WINDOW_STEPS = 10
-"""AntMan's job side averages ten mini-batches."""
+"""The number of mini-batches that AntMan's job side averages."""
 
 
 class Law(Protocol):
-    """What a law of `policy.rivals` looks like."""
+    """The interface of a law of `policy.rivals`."""
 
     @property
     def rate(self) -> float: ...
@@ -26,7 +26,7 @@ L = TypeVar("L", bound=Law)
 
 
 class Constant:
-    """The same rates at all times, whatever is measured."""
+    """A law with the same rates at all times, whatever is measured."""
 
     rates: ClassVar[Rates]
 
@@ -60,7 +60,7 @@ class Throttle(Generic[L]):
         self.baseline = StepSamples()
         self.recent: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._now_s = self._changed_s = -math.inf
-        """Of the newest event; when its rate changed last."""
+        """When the newest event happened; when the rate last changed."""
 
     @property
     def measuring(self) -> bool:
@@ -98,7 +98,8 @@ class Throttle(Generic[L]):
 
 
 class Flag(Constant):
-    """Told when the guaranteed job is idle on the device, and nothing else: idle phases are free, busy ones closed."""
+    """A controller that is told when the guaranteed job is idle on the device, and nothing else: idle phases are free,
+    busy ones closed."""
 
     rates = Rates(1.0, math.inf, 0.0)
 

@@ -1,11 +1,11 @@
-"""Who holds how much memory of one GPU: a limit grows only after another has shrunk, and the job has said so.
+"""How much memory of one GPU each job holds: a limit grows only after another has shrunk, and the job has said so.
 
 A job applies a limit between two mini-batches, some time after it was sent. Until it has acknowledged, it may hold the
 old limit or the new one, so it is charged with the larger. The sum of these charges and the reserve never exceeds the
 capacity, at no instant and whatever gets lost: that is `check`.
 
     want 4 GB      shrink sent        acknowledged           room for others
-    8 ----------> charged 8 -------> charged 4 -----------> 4 more may be sent to somebody
+    8 ----------> charged 8 -------> charged 4 -----------> 4 more may be sent to others
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from covey.core.ids import JobId
 
 ACK_S = 5.0
-"""How long a job may take to apply a smaller limit..."""
+"""Seconds that a job may take to apply a smaller limit."""
 ACK_STEPS = 3.0
-"""...or so many of its mini-batches, if that is longer."""
+"""The number of its mini-batches in which a job has to apply a smaller limit, if these take longer than `ACK_S`."""
 
 
 @dataclass
@@ -31,17 +31,17 @@ class Account:
 
     @property
     def told_bytes(self) -> int:
-        """The newest limit it was sent."""
+        """The newest limit that the job was sent, bytes."""
         return self.sent[-1][1] if self.sent else self.acked_bytes
 
     @property
     def shrinking_since_s(self) -> float | None:
-        """When the oldest limit was sent that would free memory and is not acknowledged."""
+        """When the oldest unacknowledged limit was sent that would free memory."""
         return next((at_s for _, bytes_, at_s in self.sent if bytes_ < self.charged_bytes), None)
 
 
 class ShareLedger:
-    """`capacity_bytes` of the device, of which `reserve_bytes` belong to nobody."""
+    """The accounts of one device's memory: `capacity_bytes`, of which `reserve_bytes` belong to no job."""
 
     def __init__(self, capacity_bytes: int, reserve_bytes: int) -> None:
         self.capacity_bytes, self.reserve_bytes = capacity_bytes, reserve_bytes
@@ -49,7 +49,7 @@ class ShareLedger:
 
     @property
     def room_bytes(self) -> int:
-        """What all jobs together may hold."""
+        """Bytes that all jobs together may hold."""
         return max(0, self.capacity_bytes - self.reserve_bytes)
 
     @property
@@ -57,14 +57,15 @@ class ShareLedger:
         return self.room_bytes - sum(account.charged_bytes for account in self.accounts.values())
 
     def open(self, job: JobId, held_bytes: int = 0) -> bool:
-        """A job with nothing, or (found again after a restart) with what it holds; False when that does not fit."""
+        """Open an account for a job with nothing, or (found again after a restart) with what it holds; False when that
+        does not fit."""
         if held_bytes > self.free_bytes:
             return False
         self.accounts[job] = Account(held_bytes)
         return True
 
     def close(self, job: JobId) -> None:
-        """Its memory is back with the device: nobody is charged any more."""
+        """Close a job's account: its memory is back with the device, and no job is charged any more."""
         self.accounts.pop(job, None)
 
     def changes(self, targets: Mapping[JobId, int]) -> dict[JobId, int]:
@@ -84,13 +85,13 @@ class ShareLedger:
         return {**smaller, **larger}
 
     def send(self, job: JobId, epoch: int, bytes_: int, now_s: float) -> None:
-        """This limit is on its way."""
+        """Note that this limit is on its way."""
         account = self.accounts[job]
         assert max(0, bytes_ - account.charged_bytes) <= self.free_bytes, f"{job} would get what is not there"
         account.sent.append((epoch, bytes_, now_s))
 
     def acked(self, job: JobId, epoch: int) -> bool:
-        """The job has applied the limit of `epoch`, and so all before it; True when that changes anything."""
+        """Note that the job has applied the limit of `epoch`, and so all before it; True when that changes anything."""
         account = self.accounts.get(job)
         if account is None:
             return False
@@ -102,7 +103,8 @@ class ShareLedger:
         return True
 
     def forced(self, job: JobId, bytes_: int) -> None:
-        """Somebody outside the job saw to it that it holds at most this: a limit of the driver, or suspension."""
+        """Note that the job is held to at most this many bytes from outside: by a limit of the driver, or
+        suspension."""
         self.accounts[job] = Account(bytes_)
 
     def overdue(self, now_s: float, step_s: Mapping[JobId, float]) -> list[JobId]:

@@ -1,3 +1,3 @@
-"""How one GPU is shared, as functions: `interference` (is the guaranteed job slowed, and how sure are we), `ladder`
-(what the others may do), `memory` (who may hold how much), `lease` (what happens when the agent is gone), `rivals` (the
-laws of other systems, for comparison)."""
+"""How one GPU is shared, as functions: `interference` (whether the guaranteed job is slowed, and how certain that is),
+`ladder` (what the others may do), `memory` (how much each may hold), `lease` (what happens when the agent is gone),
+`rivals` (the laws of other systems, for comparison)."""

@@ -1,9 +1,9 @@
-"""Is the guaranteed job slower than alone, and how sure are we?
+"""Is the guaranteed job slower than alone, and how certain is that?
 
 The measure is the duration of a mini-batch (AntMan §2.3: mini-batches repeat the same work, so their rate says how a
 job fares). One mini-batch proves nothing: it varies by itself. So durations are collected, and a decision waits until
-the measured slowdown, give or take its error, lies on one side of the tolerance. AntMan calls any difference under
-10 ms zero (§5.3), which hides a doubling of a 10 ms mini-batch; we compare relative to the job's own duration.
+the measured slowdown, give or take its error, lies on one side of the tolerance. AntMan calls any difference under 10
+ms zero (§5.3), which hides a doubling of a 10 ms mini-batch; Covey compares relative to the job's own duration.
 """
 
 import math
@@ -14,25 +14,27 @@ TOLERANCE = 0.05
 """How much slower a guaranteed job may get, as a share of its own mini-batch duration. AntMan promises consistency with
 running alone (§3.2) and names no number; 5 % is ours."""
 CONFIDENCE = 1.3
-"""Standard errors on either side of a measured slowdown before it is believed: 90 % one-sided."""
+"""The number of standard errors on either side of a measured slowdown before it is believed: 90 % one-sided."""
 STEPS_MIN = 6
-"""Mini-batches before anything is concluded."""
+"""The number of mini-batches before anything is concluded."""
 STEPS_SETTLING = 32
-"""Mini-batches of a job that just started that are compared with one another; then the next ones are. The first one of
-a script of 1 ms takes half a second: compared with it, none would ever be even."""
+"""The number of mini-batches of a job that just started that are compared with one another; then the next ones are. The
+first one of a script of 1 ms takes half a second: compared with it, none would ever be even."""
 STEPS_SETTLING_MAX = 512
-"""Mini-batches after which a job that is still uneven is taken as it is: a baseline knows its own error."""
+"""The number of mini-batches after which a job that is still uneven is taken as it is: a baseline knows its own
+error."""
 STEPS_BASELINE = 32
-"""Mini-batches of a baseline at least: its error is in every later comparison. With 24, known half as well, single runs
-of the sharing experiment were up to 5.5 % slower."""
+"""The least number of mini-batches of a baseline: its error is in every later comparison. With 24, and a baseline known
+only half as well, single runs of the sharing experiment were up to 5.5 % slower."""
 STEPS_BASELINE_MAX = 64
-"""A baseline ends here even when the job is so noisy that it is still uncertain: the others are stopped meanwhile."""
+"""The number of mini-batches at which a baseline ends even when the job is so noisy that it is still uncertain: the
+others are stopped meanwhile."""
 STEPS_WINDOW_MAX = 256
-"""A window ends here even when nothing can be concluded."""
+"""The number of mini-batches at which a window ends even when nothing can be concluded."""
 CLIP = 4.0
 """A mini-batch longer than this many baselines counts as this many: a checkpoint is no interference."""
 STEPS_POOLED_MAX = 512
-"""Weight of an old baseline when a new measurement confirms it."""
+"""The most mini-batches that an old baseline counts as when a new measurement confirms it."""
 
 
 class StepSamples(msgspec.Struct, frozen=True):
@@ -43,13 +45,13 @@ class StepSamples(msgspec.Struct, frozen=True):
     squares: float = 0.0
 
     def plus(self, step_s: float) -> "StepSamples":
-        """One more mini-batch (Welford's update, which does not lose digits)."""
+        """The samples with one more mini-batch (Welford's update, which does not lose digits)."""
         count = self.count + 1
         mean_s = self.mean_s + (step_s - self.mean_s) / count
         return StepSamples(count, mean_s, self.squares + (step_s - self.mean_s) * (step_s - mean_s))
 
     def joined(self, other: "StepSamples") -> "StepSamples":
-        """Both together, as if they had been collected at once; never heavier than `STEPS_POOLED_MAX`."""
+        """Both samples together, as if they had been collected at once; never heavier than `STEPS_POOLED_MAX`."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -86,12 +88,12 @@ class Slowdown(msgspec.Struct, frozen=True):
 
     @property
     def least(self) -> float:
-        """What it is at least, as far as we are sure."""
+        """The least slowdown, at the confidence used here."""
         return self.excess - CONFIDENCE * self.error
 
     @property
     def most(self) -> float:
-        """What it is at most, as far as we are sure."""
+        """The most slowdown, at the confidence used here."""
         return self.excess + CONFIDENCE * self.error
 
     def __str__(self) -> str:
@@ -107,26 +109,27 @@ def slowdown(baseline: StepSamples, window: StepSamples) -> Slowdown:
 
 
 def clipped(baseline: StepSamples, step_s: float) -> float:
-    """The duration as it counts, s: a single long mini-batch (a checkpoint, an evaluation) does not drown the rest."""
+    """The duration that counts, s: a single long mini-batch (a checkpoint, an evaluation) does not drown the rest."""
     return step_s if baseline.count == 0 else min(step_s, CLIP * baseline.mean_s)
 
 
 def is_precise(baseline: StepSamples, tolerance: float = TOLERANCE) -> bool:
-    """Is this enough for a baseline: known to a twentieth of the tolerance, or as long as we are willing to wait?"""
+    """Whether this suffices for a baseline: known to a twentieth of the tolerance, or measured for the longest time
+    allowed."""
     if baseline.count < STEPS_BASELINE:
         return False
     return baseline.count >= STEPS_BASELINE_MAX or baseline.error_s < tolerance / 20 * baseline.mean_s
 
 
 def is_known(baseline: StepSamples, tolerance: float = TOLERANCE) -> bool:
-    """Is this baseline known to a third of the tolerance? Without that nobody should share busy time: in idle phases
-    an opportunistic job can do little harm, whatever we measure."""
+    """Whether this baseline is known to a third of the tolerance. Without that no busy time should be shared: in idle
+    phases an opportunistic job can do little harm, whatever is measured."""
     return baseline.error_s < tolerance / 3 * baseline.mean_s
 
 
 def is_look(count: int) -> bool:
-    """Do we look at a window of this many mini-batches? At counts that grow by half: whoever looks after each one and
-    stops at the first extreme believes too much."""
+    """Whether a window of this many mini-batches is looked at: at counts that grow by half, since whoever looks after
+    each one and stops at the first extreme believes too much."""
     look = STEPS_MIN
     while look < count:
         look = look * 3 // 2
@@ -134,5 +137,5 @@ def is_look(count: int) -> bool:
 
 
 def is_stable(steps: StepSamples) -> bool:
-    """Does a job that just started run steadily: ten mini-batches that differ by less than a fifth?"""
+    """Whether a job that just started runs steadily: ten mini-batches that differ by less than a fifth."""
     return steps.count >= 10 and steps.variation < 0.2

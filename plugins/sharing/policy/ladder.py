@@ -7,7 +7,7 @@
 
 A throttle that knows nothing of the other job (AntMan, TGS, HAMi) hurts in proportion to what it gives: at 5 % it gives
 some 5 %. But a training job does not use its GPU all the time (AntMan §2.2): while it reads input or waits for
-gradients, whatever runs there delays nobody. So the ladder gives these phases away first, and only then, carefully, a
+gradients, whatever runs there delays no one. So the ladder gives these phases away first, and only then, carefully, a
 share of the busy ones. Every rung gives more and hurts more than the one below, so one number and one rule suffice.
 
 Below 1 the opportunistic job gets the *beginning* of each idle phase, not a fraction spread over it: operations cannot
@@ -19,34 +19,34 @@ import math
 import msgspec
 
 TARGET = 0.78
-"""Share of the tolerance at which climbing ends."""
+"""The share of the tolerance at which climbing ends."""
 U_START = 0.25
 U_STEP = 0.25
-"""Climbing below 1, before anything was ever too much."""
+"""The step up below 1, before anything was ever too much."""
 BUSY_START = 0.02
 """The first rung above 1: 2 % of the busy time."""
 BUSY_GROWTH = 1.5
-"""Climbing above 1, at most by this factor of the busy share."""
+"""The factor by which the busy share grows at most when climbing above 1."""
 GAP = 0.25
-"""After something was too much: climb this share of the way towards it."""
+"""The share of the way towards a rung that was too much that is climbed afterwards."""
 QUIET_WINDOWS = 40
-"""Windows without trouble after which a rung that was too much is tried again."""
+"""The number of windows without trouble after which a rung that was too much is tried again."""
 U_MAX = 2.0
 U_LEAST = 1e-3
-"""Below this a share is nothing."""
+"""The share below which a share counts as nothing."""
 HEAD_LEAST_S = 1e-6
-"""Less than that of an idle phase is nothing: no operation is as short."""
+"""Seconds of an idle phase below which they count as nothing: no operation is so short."""
 
 
 class Rates(msgspec.Struct, frozen=True):
     """What an opportunistic job may do on the GPU; the job applies it before each operation."""
 
     idle: float
-    """Share of the time while the guaranteed job is idle on the device, 0..1."""
+    """The share of the time while the guaranteed job is idle on the device, 0..1."""
     head_s: float
-    """...but only in the first so many seconds of each such phase; infinite: in all of it."""
+    """The first seconds of each such phase in which the job may run; infinite: all of it."""
     busy: float
-    """Share of the time while the guaranteed job is busy, 0..1."""
+    """The share of the time while the guaranteed job is busy, 0..1."""
 
     def __str__(self) -> str:
         if self.busy >= 1:
@@ -63,7 +63,7 @@ FREE = Rates(1.0, math.inf, 1.0)
 
 
 def plain(rate: float) -> Rates:
-    """One rate at all times: what a throttle that knows nothing of the other job can do."""
+    """One rate at all times: what a throttle that knows nothing of the other job can give."""
     return Rates(rate, math.inf, rate)
 
 
@@ -83,14 +83,14 @@ def rates(u: float, idle_s: float, flag: bool = True) -> Rates:
 
 
 def freed(u: float, flag: bool = True) -> Rates:
-    """While the guaranteed job is silent and idle for long: everything, but the first moment it is busy again counts as
-    busy: the agent hears of it only at its next mini-batch."""
+    """The rates while the guaranteed job is silent and idle for long: everything, but the first moment it is busy again
+    counts as busy: the agent hears of it only at its next mini-batch."""
     return Rates(1.0, math.inf, min(1.0, max(0.0, u - 1))) if flag else FREE
 
 
 def shared(rates: Rates, weight: float, weights: float) -> Rates:
     """One job's part when several opportunistic jobs share a rung by weight. In idle phases they share by themselves
-    (nobody is to be protected); busy time is divided."""
+    (no job is to be protected); busy time is divided."""
     if weights <= 0:
         return STOPPED
     return msgspec.structs.replace(rates, busy=rates.busy * weight / weights)

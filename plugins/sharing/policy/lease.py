@@ -2,16 +2,16 @@
 
 AntMan's published job side waits for ever at a limit of 0, HAMi's while its monitor is dead. Here every limit carries a
 lease. When it is over a guaranteed job runs free, an opportunistic one falls back to its failsafe rate, which is never
-0; memory stays as it was, since nobody is there to make room.
+0; memory stays as it was, since there is no agent to make room.
 """
 
 from plugins.sharing.messages import LEASE_S
 from plugins.sharing.policy.ladder import FREE, Rates, plain
 
 FAILSAFE_BESIDE = 0.1
-"""Rate of an opportunistic job that outlives its lease beside a guaranteed one."""
+"""The rate of an opportunistic job that outlives its lease beside a guaranteed one."""
 FAILSAFE_ALONE = 1.0
-"""...and without one."""
+"""The rate of an opportunistic job that outlives its lease without a guaranteed one."""
 
 
 def failsafe(beside_guaranteed: bool) -> float:
@@ -20,7 +20,7 @@ def failsafe(beside_guaranteed: bool) -> float:
 
 
 def effective(rates: Rates, failsafe: float, age_s: float, lease_s: float = LEASE_S) -> Rates:
-    """What is in force `age_s` seconds after the agent's last message."""
+    """The rates in force `age_s` seconds after the agent's last message."""
     if age_s <= lease_s:
         return rates
     return FREE if failsafe >= 1 else plain(failsafe)

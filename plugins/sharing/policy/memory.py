@@ -1,4 +1,4 @@
-"""Who may hold how much device memory.
+"""How much device memory each job may hold.
 
 Beside a guaranteed job it is simple: it gets what it asked for, the others what is left. Among opportunistic jobs the
 aim is the largest sum of normalized performance (AntMan §3.3), and jobs differ: one keeps its speed with half its
@@ -14,12 +14,12 @@ import msgspec
 from covey.core.units import GIB, MIB
 
 QUANTUM = 16 * MIB
-"""Limits are multiples of this."""
+"""The unit of limits in bytes: they are multiples of it."""
 SMALL = 4 * QUANTUM
-"""A demand of which a part might be nothing at all."""
+"""Bytes of a small demand, of which a part might be nothing at all."""
 CHUNK_MAX = 4 * GIB
 CHUNK_MIN = GIB // 2
-"""What one trial moves from one job to another: from much to little."""
+"""Bytes that one trial moves from one job to another, from the largest chunk to this smallest one."""
 TRIALS_MAX = 200
 
 
@@ -29,8 +29,8 @@ def down(amount: float) -> int:
 
 
 def divided(room: int, wanted: Sequence[int]) -> tuple[int, ...]:
-    """`room` bytes by demand: everybody all when it suffices, else in proportion. Equal demands get equal parts.
-    Demands up to `SMALL` are met first as long as they take no more than half."""
+    """`room` bytes divided by demand: all of each when that suffices, else in proportion. Equal demands get equal
+    parts. Demands up to `SMALL` are met first as long as they take no more than half."""
     if sum(wanted) <= room:
         return tuple(wanted)
     small = sum(want for want in wanted if want <= SMALL)
@@ -51,8 +51,8 @@ def beside(room: int, stable: Sequence[int], peak: Sequence[int]) -> tuple[int, 
 
 
 def shrunk(room: int, held: Sequence[int], stable: Sequence[int]) -> tuple[int, ...]:
-    """Limits after a surge of the guaranteed job left `room` bytes for those who may hold `held`: the largest give
-    first, down to the next largest, then both, so that as few as possible are disturbed; nobody below what it cannot
+    """Limits after a surge of the guaranteed job left `room` bytes for jobs that may hold `held`: the largest give
+    first, down to the next largest, then both, so that as few as possible are disturbed; none goes below what it cannot
     give back (`stable`), unless there is no other way (AntMan §3.3, figure 7a; who gives first is ours)."""
     if sum(held) <= room:
         return tuple(held)
@@ -64,7 +64,8 @@ def shrunk(room: int, held: Sequence[int], stable: Sequence[int]) -> tuple[int, 
 
 
 def _level(room: int, held: Sequence[int], least: Sequence[int]) -> int:
-    """The largest limit, a multiple of `QUANTUM`, at which all of them fit when nobody has more, but for `least`."""
+    """The largest limit, a multiple of `QUANTUM`, at which all jobs fit when none has more than it, except for
+    `least`."""
     low, high = 0, max(held) // QUANTUM + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -79,25 +80,25 @@ class LimitSearch(msgspec.Struct, frozen=True):
     room: int
     wanted: tuple[int, ...]
     trial: tuple[int, ...]
-    """Limits to try now, bytes."""
+    """The limits to try now, bytes."""
     full: tuple[float, ...]
-    """Mini-batches/s of each job with all it asked for; 0: not measured yet."""
+    """The speed of each job, in mini-batches/s, with all it asked for; 0: not measured yet."""
     probed: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
-    """Limits and speeds of the first trials: the proportional split, then each job once with all."""
+    """The limits and speeds of the first trials: the proportional split, then each job once with all."""
     best: tuple[int, ...] = ()
     best_score: float = 0.0
     chunk: int = CHUNK_MAX
     move: int = 0
-    """Which pair of jobs is tried next; counts through all ordered pairs."""
+    """The pair of jobs that is tried next; it counts through all ordered pairs."""
     since: int = 0
-    """Trials since the best changed."""
+    """The number of trials since the best changed."""
     trials: int = 0
     over: bool = False
-    """Nothing better was found with the smallest chunk: `trial` is the best."""
+    """Whether nothing better was found with the smallest chunk: `trial` is the best."""
 
     @property
     def score(self) -> float:
-        """Sum of normalized performance of the best split; at most the number of jobs."""
+        """The sum of normalized performance of the best split; at most the number of jobs."""
         return self.best_score
 
 
@@ -109,7 +110,7 @@ def begin(room: int, wanted: Sequence[int]) -> LimitSearch:
 
 
 def normalized(speeds: Sequence[float], full: Sequence[float]) -> float:
-    """Sum over the jobs of speed relative to the speed with all its memory (AntMan §3.3)."""
+    """The sum over the jobs of speed relative to the speed with all its memory (AntMan §3.3)."""
     return sum(min(1.0, speed / most) if most > 0 else 0.0 for speed, most in zip(speeds, full, strict=True))
 
 
@@ -129,7 +130,8 @@ def measured(search: LimitSearch, speeds: Sequence[float]) -> LimitSearch:
 
 
 def _probed(search: LimitSearch, speeds: tuple[float, ...]) -> LimitSearch:
-    """A first trial is over: try the next job with all it asks for, or choose where to climb from."""
+    """The search after one of its first trials: try the next job with all it asks for, or choose where to climb
+    from."""
     who = len(search.probed) - 1
     probed = (*search.probed, (search.trial, speeds))
     full = list(search.full)

@@ -9,9 +9,9 @@ NS = 1_000_000_000
 
 
 def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, alone: bool, now_s: float) -> RankLimits:
-    """The page of a rank. Whoever is held back is held back for a lease, and who may do all
-    that it wants beside a guaranteed job may do so for a lease; memory is that of each of its GPUs.
-    `alone`: no other job is on any of these."""
+    """The page of a rank. A rank that is held back is held back for a lease, and one that may do all that it wants
+    beside a guaranteed job may do so for a lease; memory is that of each of its GPUs. `alone`: no other job is on any
+    of these."""
     heads = [limit.head_s for limit in limits if limit.head_s is not None]
     idle, busy = min(limit.idle for limit in limits), min(limit.busy for limit in limits)
     failsafe = min(limit.failsafe for limit in limits)
@@ -30,7 +30,7 @@ def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, alone: bool
 
 
 def same_but_for_time(one: RankLimits | None, other: RankLimits) -> bool:
-    """Whether only epoch and lease differ: nothing that the rank would have to apply."""
+    """Whether two pages differ only in epoch and lease: nothing that the rank would have to apply."""
     return one is not None and _timeless(one) == _timeless(other)
 
 

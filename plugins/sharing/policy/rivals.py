@@ -13,10 +13,10 @@ class StepUp(msgspec.Struct, frozen=True):
 
     rate: float = 0.0
     hold: int = 0
-    """Windows to wait before the next step."""
+    """The number of windows to wait before the next step."""
 
     def after(self, excess: float, tolerance: float) -> "StepUp":
-        """`excess`: measured slowdown of the window."""
+        """The law after a window. `excess`: the measured slowdown of the window."""
         if excess > tolerance:
             return StepUp(self.rate / 2, 5)
         return StepUp(min(1.0, self.rate + 0.01)) if self.hold == 0 else StepUp(self.rate, self.hold - 1)
@@ -28,7 +28,7 @@ class Aimd(msgspec.Struct, frozen=True):
     rate: float = 0.0
 
     def after(self, excess: float, tolerance: float) -> "Aimd":
-        """`excess`: measured slowdown of the window."""
+        """The law after a window. `excess`: the measured slowdown of the window."""
         return Aimd(0.75 * self.rate if excess > tolerance else min(1.0, self.rate + 0.01))
 
 
@@ -39,7 +39,7 @@ class Pi(msgspec.Struct, frozen=True):
     error: float = 0.0
 
     def after(self, excess: float, tolerance: float) -> "Pi":
-        """`excess`: measured slowdown of the window."""
+        """The law after a window. `excess`: the measured slowdown of the window."""
         error = 0.75 * tolerance - excess
         rate = self.rate + 0.3 * (error - self.error) + 0.2 * error
         return Pi(min(1.0, max(0.0, rate)), error)
@@ -53,7 +53,7 @@ class Tgs(msgspec.Struct, frozen=True):
     slow_start: bool = True
 
     def after(self, excess: float, tolerance: float) -> "Tgs":
-        """`excess`: measured slowdown of the newest mini-batches."""
+        """The law after a window. `excess`: the measured slowdown of the newest mini-batches."""
         if excess >= 3 * tolerance:
             return Tgs(max(0.001, self.rate / 10), True)
         if excess > tolerance:

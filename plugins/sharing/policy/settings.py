@@ -13,7 +13,7 @@ class SharingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much slower a guaranteed job may get because of the others, as a share of its mini-batch. AntMan (§3.2) asks
     for consistency with running alone and names no number."""
     reserve: str = "256 MiB"
-    """Memory of each GPU that is nobody's: what drivers and libraries take beside the tensors of a job."""
+    """Memory of each GPU that no job gets: what drivers and libraries take beside the tensors of a job."""
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.tolerance <= 1:

@@ -1,4 +1,5 @@
-"""The plugin on one host: pages, devices and facts in; limits, signals and facts out. It decides nothing."""
+"""The plugin on one host: it takes pages, devices and facts in, and gives limits, signals and facts out. It decides
+nothing."""
 
 import asyncio
 import contextlib
@@ -53,13 +54,13 @@ from plugins.sharing.service.watch import DeviceWatch, holders
 from plugins.views import InterferenceView, SharedGpuView
 
 TICK_S = 0.05
-"""Between two looks at the pages."""
+"""Seconds between two looks at the pages."""
 LOOK_S = 1.0
-"""Between two looks at the devices."""
+"""Seconds between two looks at the devices."""
 
 
 class SharingService(PluginService):
-    """See the plugin's essay in `plugins/sharing/__init__.py`."""
+    """The sharing service; see the plugin's essay in `plugins/sharing/__init__.py`."""
 
     name: ClassVar[str] = "sharing"
 
@@ -69,7 +70,7 @@ class SharingService(PluginService):
         self.machine = HostSharing(self.settings.reserve_bytes, self.settings.tolerance)
         self.watch = DeviceWatch(host.env)
         self.pids: dict[JobId, dict[int, int]] = {}
-        """rank -> main process, of jobs with GPUs here."""
+        """The main process of each rank, of jobs with GPUs here: job -> rank -> pid."""
         self.counters = {"limits": 0, "garbage": 0, "missed": 0, "pressed": 0, "given_back": 0}
         self._awake = asyncio.Event()
         self._garbage: dict[tuple[JobId, int], int] = {}
@@ -85,7 +86,7 @@ class SharingService(PluginService):
     # ---- loops ----
 
     async def _read_pages(self) -> None:
-        """Only while somebody is there whose pages could say something."""
+        """Read the pages of ranks, only while there is a rank whose pages could say something."""
         while True:
             if not self.machine.gangs:
                 self._awake.clear()
@@ -108,7 +109,7 @@ class SharingService(PluginService):
         self._feed(HostTick(frozenset(idle)))
 
     def _count_garbage(self, rank: tuple[JobId, int], pages: RankPages) -> None:
-        """Said once for each rank: a page that is none is ignored, and its rank goes by its lease."""
+        """Say once for each rank that its page is garbage: such a page is ignored, and its rank goes by its lease."""
         count = pages.report.garbage
         if count and rank not in self._garbage:
             self.log.warning("a page of a rank says nothing that can be", job=rank[0], rank=rank[1])
@@ -137,7 +138,8 @@ class SharingService(PluginService):
             await asyncio.sleep(LOOK_S)
 
     async def _is_lost(self, uuid: str) -> bool:
-        """Whether the device is gone with all that was on it. One that does not answer may hold everything."""
+        """Whether the device is gone with all that was on it. A device that does not answer may still hold
+        everything."""
         try:
             health = self.watch.healths[uuid] = await self.watch.port.health(uuid)
         except (OSError, TimeoutError):
@@ -145,7 +147,7 @@ class SharingService(PluginService):
         return health.condition == "lost"
 
     def _keep_suspended(self) -> None:
-        """A suspension ends by itself when nobody asks for it any more."""
+        """Renew suspensions: one ends by itself when it is not asked for any more."""
         for gpu in self.machine.gpus.values():
             for member in gpu.members.values():
                 pid = self.pids.get(member.job, {}).get(self.machine.gangs[member.job].gpus[gpu.uuid])
@@ -157,7 +159,7 @@ class SharingService(PluginService):
             await self._suspend(job, pid)
 
     async def _suspend(self, job: JobId, pid: int) -> bool:
-        """Whether it is suspended. Who was asked to end goes on: it has its grace to save."""
+        """Suspend a rank; whether it is suspended. One that was asked to end is not: it has its grace to save."""
         gang = self.machine.gangs.get(job)
         if gang is None or self.host.runner.is_ending(job, gang.epoch):
             await self.watch.port.resume(pid)
@@ -217,7 +219,7 @@ class SharingService(PluginService):
                 pass
 
     def _began(self, job: JobId, epoch: int) -> None:
-        """A gang from before this agent: its processes and pages may be known already."""
+        """Begin with a gang from before this agent: its processes and pages may be known already."""
         self.pids.setdefault(job, dict(self.host.runner.running().get((job, epoch), {})))
         for peer in self.host.peers(job):
             if peer.epoch == epoch and peer.pages is not None and peer.pages.mapped:
@@ -230,7 +232,7 @@ class SharingService(PluginService):
             self._feed(PagesMade(job, epoch, rank, pages.asked.epoch, pages.asked.memory_limit_bytes))
 
     def _let_go(self, job: JobId, rank: int) -> None:
-        """It began on what others left of the cores; from now on it goes by its limits."""
+        """Let a rank go that began on what others left of the cores; from now on it goes by its limits."""
         pid, processes = self.pids.get(job, {}).get(rank), self.env.processes
         if pid is not None and isinstance(processes, LetsGo):
             self.env.spawn(f"let {job} go", self._lets_go(processes, job, rank, pid))
@@ -240,7 +242,7 @@ class SharingService(PluginService):
             self.log.warning("a rank stays held back", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _pages(self, job: JobId, rank: int) -> RankPages | None:
-        """Of the process of this rank that joined last."""
+        """The pages of the process of this rank that joined last and mapped them."""
         found = [peer.pages for peer in self.host.peers(job) if peer.rank == rank and peer.pages is not None]
         mapped = [pages for pages in found if pages.mapped]
         return mapped[-1] if mapped else None
@@ -286,7 +288,7 @@ class SharingService(PluginService):
             pages.show(self._pages(*action.neighbour) if action.neighbour is not None else None)
 
     async def _press(self, action: PressRank) -> None:
-        """By the driver; whatever it cannot do has failed, and the next means is tried."""
+        """Press a rank by the driver; whatever the driver cannot do has failed, and the next means is tried."""
         pid, done = self.pids.get(action.job, {}).get(action.rank), False
         if pid is not None:
             with contextlib.suppress(OSError, TimeoutError):

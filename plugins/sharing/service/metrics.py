@@ -1,4 +1,4 @@
-"""What the plugin `sharing` measures."""
+"""The metrics of the plugin `sharing`."""
 
 from covey.core.metrics import MetricGroup
 

@@ -11,7 +11,7 @@ from plugins.views import GpuJobView, InterferenceView, SharedGpuView
 
 
 def gpus(host: HostId, machine: HostSharing, watch: DeviceWatch, now_s: float) -> list[SharedGpuView]:
-    """By UUID."""
+    """The views of this host's shared GPUs, by UUID."""
     known = watch.devices()
     found = []
     for uuid, gpu in sorted(machine.gpus.items()):

@@ -1,4 +1,4 @@
-"""What the devices of this host show: who holds some of them, how busy they are, how they are."""
+"""What the devices of this host show: which jobs hold some of them, how busy they are, how they are."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,11 +8,12 @@ from covey.ports import Device, DeviceHealth, Devices, DeviceSample, Env
 from plugins.facts import GpuUse
 
 WINDOW_S = 10.0
-"""Over which utilisation is averaged (AntMan §3.3)."""
+"""Seconds over which utilisation is averaged (AntMan §3.3)."""
 
 
 class DeviceWatch:
-    """Asks `probes.devices`, one device after the other; a device that does not answer keeps what it showed last."""
+    """The newest samples of the devices. It asks `probes.devices`, one device after the other; a device that does not
+    answer keeps what it showed last."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -30,7 +31,7 @@ class DeviceWatch:
         return {device.uuid: device for device in self.port.devices()}
 
     async def look(self, uuid: str) -> DeviceSample | None:
-        """None: it did not answer, which is said once for each reason."""
+        """Look at a device; None: it did not answer, which is said once for each reason."""
         try:
             sample, self.healths[uuid] = await self.port.sample(uuid), await self.port.health(uuid)
         except (OSError, TimeoutError) as error:
@@ -49,19 +50,20 @@ class DeviceWatch:
         return sample
 
     def utilization(self, uuid: str) -> float:
-        """Mean over the last 10 s, 0..1; 0 while nothing is known."""
+        """Mean utilization over the last 10 s, 0..1; 0 while nothing is known."""
         used = self._used.get(uuid)
         return sum(share for _, share in used) / len(used) if used else 0.0
 
     def use(self, uuid: str, free_bytes: int, out_of_use: str) -> GpuUse:
-        """`out_of_use`: why the device is being emptied, or of no use any more; empty: it is in use."""
+        """How a GPU is used. `out_of_use`: why the device is being emptied, or must not be used any more; empty: it is
+        in use."""
         health = self.healths.get(uuid, DeviceHealth())
         why = out_of_use or ("" if health.takes_jobs else health.why or health.condition)
         refusal = f"{uuid} is out of use: {why}" if why else ""
         return GpuUse(uuid, self.utilization(uuid), free_bytes, refusal)
 
     def forget(self, known: Mapping[str, Device]) -> None:
-        """Devices that are gone."""
+        """Forget devices that are gone."""
         for kept in (self._used, self.samples, self.healths, self._failed):
             for uuid in [uuid for uuid in kept if uuid not in known]:
                 del kept[uuid]

@@ -69,7 +69,8 @@ def test_the_listener_of_tcp_has_no_route_that_changes_anything(rig: Rig) -> Non
 
 
 async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_does(rig: Rig) -> None:
-    """Root and our own user get no more than others; nor does a page of ours, or whoever knows our header."""
+    """Root and the agent's own user get no more than others; nor does a page of agentctl, or whoever knows its
+    header."""
     asked = [
         ("POST", "/v1/jobs"),
         ("DELETE", "/v1/volumes/v1"),
@@ -89,7 +90,7 @@ async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_do
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("whose", ["ours", "another user's"])
 async def test_however_a_connection_over_tcp_ends_it_changes_nothing(rig: Rig, ending: str, whose: str) -> None:
-    """All has come and the client is gone before the agent looks: the loop stands still meanwhile."""
+    """The whole request has come and the client is gone before the agent looks: the loop stands still meanwhile."""
     if whose != "ours" and os.geteuid() != 0:
         pytest.skip("only root can be another user")
     ip, _, port = rig.http.address.rpartition(":")
@@ -107,13 +108,13 @@ async def test_however_a_connection_over_tcp_ends_it_changes_nothing(rig: Rig, e
 
 
 def visitors(ip: str, port: str, uid: int, ending: str) -> str:
-    """What two of them print."""
+    """The words that two visitors print."""
     command = [sys.executable, "-I", "-S", visitor.__file__, ip, port, str(uid), "1", "1", ending]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
 
 
 def test_of_whom_nothing_is_known_is_no_user_of_the_unix_socket() -> None:
-    """The connection was over before its request was read, it is no unix socket, or it was never one of a client."""
+    """Such a connection was over before its request was read, it is no unix socket, or it was never one of a client."""
     unconnected, gone = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     gone.close()
     with unconnected:
@@ -133,7 +134,7 @@ class Transport(SimpleNamespace):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_another_user_who_reaches_the_unix_socket_is_asked_who_he_is(rig: Rig) -> None:
-    """A mode or a list that somebody changed admits nobody to changes, nor to what jobs say."""
+    """Even where somebody changed a mode or a list: it admits nobody to changes, nor to what jobs say."""
     os.chmod(rig.path, 0o666)
     os.chmod(os.path.dirname(rig.path), 0o711)
     for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/hosts"), ("GET", "/metrics")):

@@ -1,4 +1,4 @@
-"""The HTTP doors against a fake agent: routes, refusals, both doors, and bytes nobody should send."""
+"""The HTTP listeners against a fake agent: routes, refusals, both listeners, and bytes nobody should send."""
 
 import asyncio
 import contextlib
@@ -118,7 +118,7 @@ class FakeApi:
 
 
 class Rig:
-    """A fake agent behind real doors."""
+    """A fake agent behind real listeners."""
 
     def __init__(self, folder: str) -> None:
         self.api = FakeApi()

@@ -52,7 +52,7 @@ def test_all_that_a_living_agent_tells_is_good_prometheus_and_declared() -> None
 
 
 def test_names_kinds_and_labels_of_metrics_change_only_on_purpose() -> None:
-    """Dashboards and alerts are written by them."""
+    """Dashboards and alerts name them."""
     found = [f"{metric.kind} {metric.name} {','.join(metric.labels)}".rstrip() for metric in declared()]
     assert found == NAMES.read_text().splitlines()
 

@@ -37,7 +37,7 @@ HOST = {"host": "gpu1", "state": "alive", "leads": True, "since_s": 9, "age_s": 
 
 
 def shown(hosts: list[dict[str, Any]], unanswered: list[dict[str, Any]]) -> dict[str, Any]:
-    """Element of the page -> the texts in it, after one round of reads."""
+    """The texts in each element of the page, after one round of reads."""
     body = {"schema": 1, "host": "gpu1", "as_of_wall_s": 1000}
     answers = {
         "/states.json": {},

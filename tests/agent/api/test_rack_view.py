@@ -36,7 +36,7 @@ class Clock:
 
 
 class FakeAgent:
-    """Two hosts; gpu2 answers while `answering`."""
+    """An agent of two hosts; gpu2 answers while `answering`."""
 
     id = GPU1
     leader_since_s = 40.0

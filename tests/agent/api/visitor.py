@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 Way = Callable[[socket.socket, bytes, bytes], bytes]
-"""Sends head and body, and ends it; what was answered, as far as it waits for that."""
+"""Sends head and body, and ends the connection; returns what was answered, if it waits for that."""
 
 
 def _answered(connection: socket.socket) -> bytes:
@@ -33,7 +33,7 @@ def polite(connection: socket.socket, head: bytes, body: bytes) -> bytes:
 
 
 def half_closed(connection: socket.socket, head: bytes, body: bytes) -> bytes:
-    """aiohttp takes that for the end, and may leave out the answer."""
+    """End the sending half only: aiohttp takes that for the end, and may leave out the answer."""
     connection.sendall(head + body)
     connection.shutdown(socket.SHUT_WR)
     return _answered(connection)
@@ -101,14 +101,15 @@ ENDINGS: dict[str, Way] = {**PATIENT, **IMPATIENT}
 
 
 def request(pad: int) -> tuple[bytes, bytes]:
-    """Head and body of a job: `pad` more bytes of it."""
+    """The head and body of a job, with `pad` more bytes."""
     body = b'{"argv":["true"],"workers":1,"gpus_per_worker":0,"name":"%s"}' % (b"x" * pad)
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Covey: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     return head % len(body), body
 
 
 def visit(address: tuple[str, int], ending: str, pad: int = 10) -> bytes:
-    """What was answered; empty where it did not wait, or the agent ended the connection first."""
+    """Visit an address, and return what was answered; empty where the visitor did not wait, or the agent ended the
+    connection first."""
     with socket.create_connection(address, 20) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:

@@ -7,7 +7,7 @@ from plugins.base import RanksSpec
 
 
 class OneEpoch:
-    """Their token is `secret`; `asked`: by when they are to end, which may be put off once."""
+    """The ranks of one epoch. Their token is `secret`; `asked`: by when they are to end, which may be put off once."""
 
     def __init__(self, known: RanksSpec) -> None:
         self.known = known

@@ -1,4 +1,4 @@
-"""Of several processes of one rank, one counts."""
+"""Only one of several processes of one rank counts."""
 
 from agent.jobs.socket.counted import SILENT_S, CountedProcesses
 from covey.core.ids import JobId

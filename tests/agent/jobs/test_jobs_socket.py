@@ -53,7 +53,7 @@ from tests.agent.jobs.one_epoch import OneEpoch
 
 J1 = JobId("j1")
 FOUR = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
-"""Ranks 0 and 1 of 4, which are here under epoch 3."""
+"""The ranks 0 and 1 of 4, which are here under epoch 3."""
 GOOD = Join(pid=1, job=J1, rank=1, epoch=3, token="secret")
 
 
@@ -83,7 +83,7 @@ class Door:
         return await self.host.env.bytes.connect(self.address)
 
     async def say(self, *frames: Frame) -> tuple[ByteStream, Frame]:
-        """Connect and say these: the stream and the first answer."""
+        """Connect and say these frames; returns the stream and the first answer."""
         stream = await self.connect()
         await stream.write(b"".join(map(pack, frames)))
         return stream, await read_frame(stream, decoder)

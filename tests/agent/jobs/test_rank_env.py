@@ -34,7 +34,7 @@ class Devices:
         assert set(self.seen) <= set(on_host) and len(set(self.seen)) == len(self.seen)
 
     def set_device(self, ordinal: int) -> str:
-        """The GPU. What CUDA calls an invalid device ordinal fails here."""
+        """The GPU with this ordinal. What CUDA calls an invalid device ordinal fails here."""
         assert 0 <= ordinal < len(self.seen), f"invalid device ordinal {ordinal} of {len(self.seen)}"
         return self.seen[ordinal]
 

@@ -106,10 +106,10 @@ async def test_a_rank_makes_files_as_whoever_submitted_it(host: Here) -> None:
 async def test_a_secret_is_in_one_file_for_this_user_alone_and_gone_once_it_is_forgotten(
     host: Here, short: str
 ) -> None:
-    """A secret of the environment."""
+    """The secret is a variable of the environment."""
 
     def files() -> dict[str, int]:
-        """Files that hold it, with their modes and those of their directories."""
+        """The files that hold it, with their modes and those of their directories."""
         found = {}
         for directory, _, names in os.walk(short):
             for path in (os.path.join(directory, name) for name in names):
@@ -160,7 +160,7 @@ async def test_stopping_asks_first_and_kills_after_the_grace(host: Here) -> None
 
 
 def marked(mark: bytes) -> list[str]:
-    """Live processes with this in their environment."""
+    """The live processes with this in their environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
@@ -269,7 +269,7 @@ def lines(path: str) -> list[str]:
 
 
 def supervisor_of(rank: int) -> int:
-    """Over the rank stands its shim, over that its supervisor."""
+    """The supervisor of a rank: over the rank is its shim, over that its supervisor."""
     found = parent(parent(rank))
     assert found != os.getpid()
     return found
@@ -382,7 +382,7 @@ async def test_a_reserved_port_is_kept_and_then_free_for_the_job(host: Here) -> 
     runner.release_port(J1, 1)
 
     async def nobody(_stream: object) -> None:
-        """Nobody comes."""
+        """Accept nobody."""
 
     listener = await host.env.bytes.listen(f"127.0.0.1:{port}", nobody)
     assert listener.address == f"127.0.0.1:{port}"
@@ -560,7 +560,7 @@ def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_sta
 
 @pytest.mark.parametrize("known", [True, False])
 def test_where_no_supervisor_starts_the_ranks_end_in_words_and_nothing_runs_on(known: bool) -> None:
-    """Also when the one that died had not written down which they are."""
+    """This holds also when the supervisor that died had not written down which processes the ranks are."""
     launched: list[float] = []
 
     async def dies(env: Env, _config: Any) -> None:

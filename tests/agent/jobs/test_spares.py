@@ -63,8 +63,8 @@ def test_what_waits_does_not_know_which_rank_it_is_but_is_found_with_its_epoch()
 
 
 class Spared:
-    """Rank 1 on a simulated host, its supervisor, and a keeper of spares. Each process of the rank lives for `lives_s`
-    and is lost; the last one ends well."""
+    """A story of rank 1 on a simulated host, its supervisor, and a keeper of spares. Each process of the rank lives for
+    `lives_s` and is lost; the last one ends well."""
 
     def __init__(self, world: World, lives_s: list[float]) -> None:
         self.world, self.lives_s = world, lives_s
@@ -223,7 +223,7 @@ def test_a_rank_never_runs_twice_whoever_dies_while_it_takes_a_spare(seed: int) 
         stream = await begin(env, spared)
 
         async def strike() -> None:
-            """At some moment around the loss of each process."""
+            """Kill the keeper, the supervisor or both at some moment around the loss of each process."""
             while True:
                 await asyncio.sleep(env.rng.uniform(1.9, 2.05))
                 for name in env.rng.choice((["spares"], ["spares", "sup"], ["sup"])):
@@ -257,7 +257,7 @@ SCRIPT = (
 
 
 def spec(**env: str) -> RanksSpec:
-    """One rank, with a spare. `LAST`: the process of it that ends well."""
+    """The spec of one rank, with a spare. `LAST`: the process of it that ends well."""
     given = {"PYTHONPATH": os.pathsep.join(sys.path), **env}
     return msgspec.structs.replace(ranks("j1", sys.executable, "-c", SCRIPT), env=given, spares=1, attach=True)
 
@@ -273,7 +273,7 @@ async def output(runner: Any) -> list[list[str]]:
 
 
 def has_said(runner: Any) -> bool:
-    """A whole line: Python writes one in parts where its output is not buffered."""
+    """Whether the rank has said a whole line: Python writes one in parts where its output is not buffered."""
     return Path(runner.log_path(J1, 0)).read_text().endswith("\n")
 
 
@@ -377,7 +377,7 @@ def test_what_nobody_wants_any_more_ends_before_its_script_begins(tmp_path: Any)
 
 
 def imported(*options: str) -> list[str]:
-    """What a rank that is started with these would have imported ahead."""
+    """The modules that a rank that is started with these would have imported ahead."""
     script = "import msgspec, json\nfrom covey.job.spare_modules import imported\nprint(json.dumps(imported()))"
     env = {"PYTHONPATH": os.pathsep.join([attach.SITE, *sys.path]), "COVEY_SOCKET": "/nowhere"}
     said = subprocess.run([sys.executable, *options, "-c", script], env=env, capture_output=True, check=True, cwd="/")

@@ -160,7 +160,7 @@ def play(ends: list[tuple[float, int]], story: Any, seed: int = 1) -> Ranks:
 
 
 def healed(step: int = 0) -> Any:
-    """The agent says that rank 1 may be lost, and hears the end."""
+    """Let the agent say that rank 1 may be lost, and hear the end."""
 
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
@@ -179,7 +179,7 @@ def test_a_rank_that_is_lost_is_started_again_alone_and_its_sibling_goes_on() ->
 
 
 class Come(Ranks):
-    """They take over from processes on another host."""
+    """Two ranks that take over from processes on another host."""
 
     def config(self) -> SupervisorConfig:
         told = super().config()
@@ -224,7 +224,8 @@ def test_a_rank_that_is_lost_while_it_is_asked_to_end_is_not_started_again() -> 
 
 
 def stuck(rank: int, after: int = 0) -> Any:
-    """Its agent says after a second that the others wait for it in vain; `after`: of another process by then."""
+    """Let the agent say after a second that the others wait for a rank in vain; `after`: the pid is of another process
+    by then."""
 
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
@@ -299,7 +300,7 @@ def joiner(rank: int) -> RankStart:
 
 
 def joins(after_s: float, *then: Any) -> Any:
-    """The agent says, twice, that rank 2 comes here too; then the rest, and it hears the end."""
+    """Let the agent say, twice, that rank 2 comes here too; then the rest, and it hears the end."""
 
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
@@ -337,7 +338,7 @@ def test_a_rank_that_joins_ranks_that_are_asked_to_end_does_not_start() -> None:
 
 @pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.03, 0.1, 2.0])
 def test_a_rank_that_joins_runs_once_whenever_the_supervisor_dies(kill_s: float) -> None:
-    """The record has it by then (`agent.jobs.following`), and so has the next supervisor."""
+    """The record has the rank by then (`agent.jobs.following`), and so has the next supervisor."""
 
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
@@ -428,5 +429,5 @@ def test_what_a_lost_process_left_running_is_gone_before_its_successor_starts() 
 
 
 def test_one_whose_script_is_through_is_not_started_again() -> None:
-    """It would ask the others, who have ended."""
+    """Such a process would ask the others, who have ended."""
     assert after_loss(healing_said(RankHealing(7, 0, 2), NEVER), -9) is None

@@ -549,7 +549,7 @@ def test_after_a_restart_of_the_machine_nobody_knows_how_its_ranks_ended() -> No
 
 
 def ranked(told: SupervisorConfig, *commands: Command) -> SupervisorConfig:
-    """The same with these commands."""
+    """The configuration with these commands instead."""
     starts = tuple(
         RankStart(rank, msgspec.structs.replace(command, run=f"/2.{rank}")) for rank, command in enumerate(commands)
     )
@@ -656,7 +656,7 @@ def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> 
 
 @pytest.mark.parametrize(("ranks", "frames"), [(1, 1), (8, 1), (64, 7), (0, 1)])
 def test_ranks_that_join_come_in_as_many_frames_as_they_need(ranks: int, frames: int) -> None:
-    """64 ranks with an environment of 100 KB each are six times as much as a frame holds."""
+    """64 ranks with an environment of 100 KB each are six times what a frame holds."""
     env = {"MODULES": "x" * 100_000}
     starts = [RankStart(n, Command(argv=("train",), cwd="/", env=env, output="/log")) for n in range(ranks)]
     made = joining_frames(starts)

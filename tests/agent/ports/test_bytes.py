@@ -50,7 +50,7 @@ async def pair(bind: str = "127.0.0.1:0", bulk: bool = False) -> tuple[Listener,
 
 
 def held_up(writer: Any, reader: Any) -> bool:
-    """Whether the reader's process takes no more, and the writer's kernel neither: nothing goes on by itself."""
+    """Whether the reader's process takes no more, and the writer's kernel neither: nothing moves by itself."""
     if not (reader._reading_paused and writer._writing_paused):
         return False
     return not select.select([], [writer._transport.get_extra_info("socket")], [], 0)[1]
@@ -205,7 +205,7 @@ def size_to_send(end: socket.socket) -> int:
 
 
 async def until_full(reader: ByteStream) -> int:
-    """Bytes that wait for a reader who reads none, once they are no more."""
+    """The number of bytes that wait for a reader who reads none, once it grows no more."""
     number, before = reader._transport.get_extra_info("socket").fileno(), -1  # type: ignore[attr-defined]
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     while True:
@@ -293,7 +293,7 @@ async def test_a_socket_file_left_by_a_dead_process_is_replaced_and_a_living_one
 
 
 async def _nobody(_stream: ByteStream) -> None:
-    """Nobody comes."""
+    """Accept nobody."""
 
 
 @both_loops
@@ -314,7 +314,7 @@ async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
     listener, near, far = await pair(f"unix:{path}")
 
     async def looked_again() -> None:
-        """And did what it thought right, more than once."""
+        """Wait until the listener has looked for its socket again, more than once."""
         before = looks
         await until(lambda: looks >= before + 3)
 

@@ -65,7 +65,7 @@ async def test_an_address_that_is_taken_is_refused() -> None:
 
 @both_loops
 async def test_a_send_that_the_kernel_did_not_take_says_so() -> None:
-    """A name, another family, too long, no route from loopback, a closed socket: none of them left this host."""
+    """None of these leaves this host: a name, another family, too long, no route from loopback, a closed socket."""
     here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
     assert here.send(b"kept", here.address) is True
     for to in ("gpu1:7946", "localhost:7946", "[::1]:7946", "192.0.2.1:7946", "nonsense"):
@@ -86,6 +86,6 @@ async def test_a_name_is_all_its_addresses_with_the_port_and_an_ip_is_itself() -
 
 @pytest.mark.parametrize("text", ["::1:7946", "fd00::7:7946", "[::1:7946", "::1]:7946", "[gpu1]:7946"])
 def test_an_ipv6_address_without_its_brackets_is_refused(text: str) -> None:
-    """Where the address ends and the port begins could not be told."""
+    """It could not be told where the address ends and the port begins."""
     with pytest.raises(OSError, match="brackets"):
         ip_port(text)

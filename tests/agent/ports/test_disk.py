@@ -162,7 +162,7 @@ async def test_sizes_are_told_without_reading(disk: DirectoryDisk) -> None:
 
 @pytest.mark.parametrize("offset", [0, 4096, 100])
 async def test_what_is_read_into_memory_is_what_was_written_whichever_way(disk: DirectoryDisk, offset: int) -> None:
-    """Past the page cache where it is aligned, through it where not; what is not there is zeros."""
+    """A read goes past the page cache where it is aligned, through it where not; what is not there is zeros."""
     memory = memoryview(mmap.mmap(-1, 4 * 4096))
     memory[:] = os.urandom(len(memory))
     await disk.write_parts_at("pages", 0, [memory[:4096], memory[4096:]])

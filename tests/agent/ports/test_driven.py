@@ -18,12 +18,12 @@ PIECES = 10 * FILLS_MAX
 
 
 class Counting:
-    """`Driven`: pieces of so many bytes."""
+    """A `Driven` that takes pieces of `PIECE` bytes, and counts them."""
 
     def __init__(self) -> None:
         self.came: list[int] = []
         self.turns: list[int] = []
-        """Pieces of each."""
+        """The number of pieces in each turn."""
         self.over = False
         self._piece = memoryview(bytearray(PIECE))
         self._of_turn = 0
@@ -69,7 +69,7 @@ async def driven_by_all(close: bool) -> Counting:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_comes_at_once_is_handed_over_in_several_turns(loop: str) -> None:
-    """So that what a machine sends leaves while the rest is handled, and others have their turn."""
+    """In this way what a machine sends leaves while the rest is handled, and others have their turn."""
 
     async def story() -> None:
         machine = await driven_by_all(close=False)
@@ -88,7 +88,7 @@ def test_what_came_before_the_end_is_handed_over_before_it_is_told(loop: str) ->
 
 
 class Telling(Counting):
-    """Has something to do soon, over another connection, whenever a piece is there."""
+    """A machine that has something to do soon, over another connection, whenever a piece is there."""
 
     def __init__(self, other: ByteStream, fails: bool = False) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Telling(Counting):
 
 
 async def told(fails: bool) -> Telling:
-    """A machine to which one piece came, and who has done all that it was to do."""
+    """A machine to which one piece came, and which has done all that it was to do."""
     machines: list[Telling] = []
 
     async def accept(stream: ByteStream) -> None:

@@ -1,4 +1,4 @@
-"""What ranks, spares and our programs inherit of an agent that is a bad parent: seen from inside of them."""
+"""What ranks, spares and Covey's programs inherit of an agent that is a bad parent: seen from inside of them."""
 
 import json
 import os

@@ -47,7 +47,7 @@ def disk(place: Path) -> Iterator[DirectoryDisk]:
 
 
 def fill(place: Path, leave: int = 0, name: str = "filler") -> None:
-    """By somebody else's file, to the last byte that is not to be left."""
+    """Fill the disk by somebody else's file, to the last byte that is not to be left."""
     with open(place / name, "ab", buffering=0) as filler:
         while (size := min(MIB, free_in(str(place)) - leave)) > 0:
             filler.write(bytes(size))
@@ -101,7 +101,7 @@ async def test_the_reserve_is_used_to_its_end_though_somebody_takes_what_he_can(
 async def test_what_ranks_print_leaves_the_last_room_and_keeps_beginning_and_newest(
     place: Path, disk: DirectoryDisk
 ) -> None:
-    """The limits are far beyond the disk: 1 GiB each."""
+    """The limits of ranks' output are far beyond the disk: 1 GiB each."""
     first = printing(disk)
     first.part_bytes = first.head_bytes = 2 * MIB
     line = b"%063d\n"

@@ -32,7 +32,7 @@ class End:
 
 
 async def send_until_heard(sender: End, to: HostId, data: bytes, receiver: End) -> tuple[HostId, bytes]:
-    """A link may lose the first messages while it connects: that is its contract."""
+    """Send until it is heard: a link may lose the first messages while it connects, by its contract."""
     for _ in range(100):
         sender.links.send(to, data)
         try:
@@ -43,7 +43,7 @@ async def send_until_heard(sender: End, to: HostId, data: bytes, receiver: End) 
 
 
 async def send_until(sender: End, to: HostId, data: bytes, true: Callable[[], object]) -> None:
-    """It sends that again and again: a link may lose what it was given while it connects."""
+    """Send again and again: a link may lose what it was given while it connects."""
 
     def sent() -> object:
         sender.links.send(to, data)
@@ -217,7 +217,7 @@ class Connected:
         self.address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
     def cut(self) -> bool:
-        """Whether the other end hears that it is over."""
+        """Whether the other end hears that the connection is over."""
         self.there.settimeout(0.05)
         try:
             return self.there.recv(1) == b""
@@ -249,7 +249,7 @@ def test_who_is_turned_away_is_connected_to_our_own_port(ip: str) -> None:
 
 
 def test_a_number_that_is_no_tcp_connection_by_now_is_left_alone(tmp_path: Path) -> None:
-    """ZeroMQ may have closed the file and another one may have got its number before we hear of it."""
+    """ZeroMQ may have closed the file and another one may have got its number before the limit hears of it."""
     near, far = socket.socketpair()
     with near, far, socket.socket(socket.AF_UNIX) as bound, (tmp_path / "file").open("wb") as file:
         bound.bind(str(tmp_path / "s7"))

@@ -1,4 +1,4 @@
-"""Memory that stays: what a process of ours locks, and what it says when it may not."""
+"""Memory that stays: what a process of Covey locks, and what it says when it may not."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def asked(*arguments: str) -> tuple[str, int]:
-    """What it lacks, and KiB locked."""
+    """What a process that stays in memory lacks, and KiB locked."""
     said = subprocess.run((sys.executable, "-c", ASK, *arguments), capture_output=True, text=True, check=True).stdout
     lacks, locked = said.split("\n")[:2]
     return lacks, int(locked)
@@ -65,7 +65,7 @@ print(kept - before, most - kept, kept - pages())
 
 
 def test_requests_find_memory_that_was_kept_for_them_and_leave_it() -> None:
-    """16 MiB of them, KiB: none is asked of the kernel, none goes back to it."""
+    """The requests have 16 MiB in all: none of it is asked of the kernel, none goes back to it."""
     said = subprocess.run((sys.executable, "-c", HEAP), capture_output=True, text=True, check=True).stdout
     why, figures = said.splitlines()
     kept, grown, returned = map(int, figures.split())
@@ -86,7 +86,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def test_long_requests_one_after_another_ask_the_kernel_for_nothing() -> None:
-    """100 of 1 MiB, eight at a time: 256 faults each where what is freed goes back to the kernel."""
+    """The requests are 100 of 1 MiB, eight at a time: 256 faults each where what is freed goes back to the kernel."""
     said = subprocess.run((sys.executable, "-c", FAULTS), capture_output=True, text=True, check=True).stdout
     why, faults = said.splitlines()
     assert why == "" and int(faults) < 1000
@@ -121,7 +121,7 @@ async def test_a_machine_without_a_processor_is_not_the_loops_own_doing(monkeypa
 
 
 def test_the_kernel_tells_how_long_a_thread_waited_for_a_processor() -> None:
-    """Two programs that never rest, on one processor."""
+    """Two programs that never rest share one processor."""
     allowed = os.sched_getaffinity(0)
     first = {min(allowed)}
     rests_never = [sys.executable, "-c", "while True: pass"]

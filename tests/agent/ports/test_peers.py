@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, by the kernel; what it does not tell is no user."""
+"""The process and user at the other end of a unix socket, by the kernel; what it does not tell is no user."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def test_who_connected_is_told_also_when_he_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_socket_without_a_peer_is_nobodys() -> None:
-    """Of one that was never connected the kernel says -1, which is the owner of a volume that has none."""
+    """The kernel says -1 of a socket that was never connected, which is the owner of a volume that has none."""
     closed = socket.socket(socket.AF_UNIX)
     closed.close()
     with socket.socket(socket.AF_UNIX) as alone, socket.socket() as over_tcp:

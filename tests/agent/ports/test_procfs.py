@@ -13,7 +13,7 @@ from agent.ports.processes import procfs
 from covey.ports import ProcessId
 
 NOBODY = 2**22 + 1
-"""Above the largest pid that Linux gives."""
+"""A pid above the largest that Linux gives."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Is there RDMA here, and if not, what does a person read? On trees of files like the kernel's."""
+"""Whether there is RDMA here, and if not, what a person reads: on trees of files like the kernel's."""
 
 import importlib.machinery
 import os
@@ -123,7 +123,7 @@ def test_a_limit_of_locked_memory_that_a_slab_exceeds_is_named(tree: Tree, monke
 
 
 def test_opening_says_the_same_as_looking() -> None:
-    """On this machine, whatever it has; where it has a device, `make rdma`'s tests have more to say."""
+    """This holds on this machine, whatever it has; where it has a device, `make rdma`'s tests have more to say."""
     verbs = PyVerbs()
     found = verbs.look(0)
     if found.why:

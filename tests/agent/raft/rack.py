@@ -47,7 +47,7 @@ class TimedDisk(MemoryDisk):
     """A write takes a few milliseconds, and happens when it is over."""
 
     refuses = 0
-    """With which error number; 0: nothing. A refused append leaves a part of itself behind."""
+    """The error number with which writes are refused; 0: none are. A refused append leaves a part of itself behind."""
 
     async def append(self, name: str, data: bytes) -> None:
         await asyncio.sleep(0.001 + self.rng.random() * 0.004)
@@ -143,7 +143,7 @@ class Member:
         return True
 
     async def _ask(self, to: HostId, data: bytes, seconds: float) -> bytes:
-        """A messenger: asks again every 0.2 s, so that one question is often answered twice."""
+        """Ask as a messenger does: again every 0.2 s, so that one question is often answered twice."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
 
@@ -182,7 +182,7 @@ class Rack:
         self.members = {name: Member(self, HostId(name)) for name in names}
         self.loss = 0.0
         self.apart: set[str] = set()
-        """Hosts that reach nobody."""
+        """The hosts that reach nobody."""
 
     async def __aenter__(self) -> "Rack":
         for member in self.members.values():

@@ -39,7 +39,7 @@ def entry(term: int, name: str = "") -> Entry:
 
 
 def log_of(*terms: int) -> tuple[Entry, ...]:
-    """Entries 1, 2, ... of these terms."""
+    """The entries 1, 2, ... of these terms."""
     return tuple(entry(term, f"{index}/{term}") for index, term in enumerate(terms, 1))
 
 
@@ -64,9 +64,9 @@ class Stage:
         self.now_s = 100.0
         self.messages: deque[Sent] = deque()
         self.told: list[Sent] = []
-        """Everything that was ever said."""
+        """Every message that was ever sent."""
         self.slow: set[HostId] = set()
-        """Hosts whose disks take their time: until `finish_writing`."""
+        """The hosts whose disks take their time: until `finish_writing`."""
         self.writing: dict[HostId, list[Persist | SaveSnapshot]] = {}
         self.applied: dict[HostId, list[str]] = {}
         self.restored: dict[HostId, list[bytes]] = {}
@@ -90,12 +90,12 @@ class Stage:
         self.tell(name, RaftHostsChanged((*self.voters, *self.observers)))
 
     def restart(self, name: HostId) -> None:
-        """It loses what its disk has not finished writing, and every message under way to it."""
+        """Restart a host, which loses what its disk has not finished writing, and every message under way to it."""
         self.messages = deque(message for message in self.messages if message[1] != name)
         self._begin(name, None)
 
     def lose_log(self, name: HostId) -> None:
-        """Somebody deletes the folder; the host starts again."""
+        """Delete a host's folder, and start it again."""
         files = self.disks[name].files
         self.disks[name].files = {file: data for file, data in files.items() if not file.startswith(FOLDER)}
         self.restart(name)
@@ -129,7 +129,7 @@ class Stage:
             self.tell(name, Persisted(action.number))
 
     def hear(self, to: HostId, sender: HostId, message: Words) -> list[Words]:
-        """What `to` answers, at once, to a message that we make up."""
+        """What `to` answers, at once, to a made-up message."""
         before = len(self.told)
         self.tell(to, Heard(sender, message))
         said = [each for name, host, each in self.told[before:] if (name, host) == (to, sender)]
@@ -138,7 +138,7 @@ class Stage:
         return said
 
     def deliver(self, lose: Callable[[HostId, HostId, Words], bool] = lambda *_: False) -> None:
-        """Until nobody has anything more to say."""
+        """Deliver messages until no host has anything more to say."""
         for _ in range(10_000):
             if not self.messages:
                 return
@@ -148,11 +148,11 @@ class Stage:
         raise AssertionError("they never stop talking")
 
     def without(self, *gone: HostId) -> None:
-        """Deliver, but nothing from or to these."""
+        """Deliver messages, but nothing from or to these hosts."""
         self.deliver(lambda sender, to, _: sender in gone or to in gone)
 
     def stand(self, name: HostId) -> None:
-        """Nobody has heard a leader for longer than anybody waits; `name` notices."""
+        """Let a host notice that no leader was heard for longer than any host waits."""
         before = self.rafts[name].counters["prevotes"]
         for _ in range(3):  # it led until now, and was late itself
             self.now_s += 6.0
@@ -166,7 +166,7 @@ class Stage:
         assert self.rafts[name].leading, f"{name} was not elected"
 
     def beat(self, leader: HostId, *gone: HostId) -> None:
-        """The leader's next heartbeat, and all that follows from it."""
+        """Send the leader's next heartbeat, and deliver all that follows from it."""
         self.now_s = max(self.now_s, self.rafts[leader].wake_s)
         self.tell(leader, Tick())
         self.without(*gone)

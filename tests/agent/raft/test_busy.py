@@ -1,4 +1,4 @@
-"""Hosts whose processors or disks are late: who leads stays, as long as nobody is lost."""
+"""Hosts whose processors or disks are late: a leader stays, as long as no host is lost."""
 
 import pytest
 
@@ -114,7 +114,7 @@ def test_a_leader_that_has_committed_nothing_yet_makes_nobodys_copy_the_newest()
 
 
 def led_with_a_hanging_disk() -> Stage:
-    """A leads, and its disk does not finish what B and C have."""
+    """A stage where A leads, and its disk does not finish what B and C have."""
     stage = Stage(A, B, C)
     stage.elect(A)
     stage.beat(A)

@@ -1,4 +1,4 @@
-"""What the leader says to a change of voters, and what a host says about who votes."""
+"""What the leader says to a change of voters, and what a host says about the voters."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -106,7 +106,7 @@ async def test_any_host_may_be_asked_and_a_rack_of_one_grows_to_three() -> None:
 
 @virtual
 async def test_the_running_logs_voters_win_over_agent_toml_and_the_difference_is_told() -> None:
-    """A rack of one whose agent.toml is given three voters: it ended in a traceback and an endless restart."""
+    """Found so: a rack of one whose agent.toml is given three voters ended in a traceback and an endless restart."""
     async with Rack("a", "b", "c", voters=1) as rack:
         member = rack.members["a"]
         await (await rack.led()).log.propose(b"kept")

@@ -62,8 +62,8 @@ def test_what_was_written_is_read_back() -> None:
 
 
 def test_what_is_found_is_durable_before_it_is_told_also_where_its_sync_had_failed() -> None:
-    """The kernel shows what was written and forgets that it did not reach the disk: behind it the next frame was whole,
-    and the log counted as damaged after a loss of power."""
+    """Found so: the kernel shows what was written and forgets that it did not reach the disk: behind it the next frame
+    was whole, and the log counted as damaged after a loss of power."""
     disk = MemoryDisk(random.Random(1))
     files = opened(disk)
     run(files.append([persist(1, *log_of(1))]))
@@ -225,7 +225,7 @@ def test_a_snapshot_changed_anywhere_is_refused(data: st.DataObject) -> None:
 
 
 def test_a_command_that_looks_like_a_write_is_not_taken_for_one() -> None:
-    """The salt: a torn write whose commands hold a copy of a real frame is still a torn write."""
+    """The salt tells them apart: a torn write whose commands hold a copy of a real frame is still a torn write."""
     other = MemoryDisk(random.Random(1))
     run(Store(other, random.Random(99).randbytes).load())
     disk = MemoryDisk(random.Random(1))
@@ -251,7 +251,7 @@ def test_a_newer_format_is_refused_and_left_alone(kind: str) -> None:
 
 
 def test_the_files_say_who_takes_part() -> None:
-    """In the head, with the snapshot, and in the entries since."""
+    """They say so in the head, with the snapshot, and in the entries since."""
     disk = MemoryDisk(random.Random(1))
     three, four = (founders([HostId(name) for name in names], b"rack one") for names in ("abc", "abcd"))
     image = Snapshot(4, 1, b"state", crc(b"state"), four)

@@ -139,7 +139,8 @@ def test_no_other_leader_is_elected_while_a_lease_runs() -> None:
 
 
 def test_a_candidate_stuck_in_a_later_term_frees_itself() -> None:
-    """It refuses the leader's appends with its own term; the leader then follows and a new election includes it."""
+    """The candidate refuses the leader's appends with its own term; the leader then follows and a new election includes
+    it."""
     stage = Stage(A, B, C)
     stage.elect(A)
     stage.rafts[C]._raft_log.enter(5, C)
@@ -175,7 +176,7 @@ def test_a_rack_of_one_leads_at_once_and_needs_nobody() -> None:
 
 
 def test_failover_takes_a_second_and_a_half_in_the_median_and_never_two() -> None:
-    """From the leader's death to the next leader, over fifty racks; wanted: under 2 s always."""
+    """The time is from the leader's death to the next leader, over fifty racks; wanted: under 2 s always."""
     took = []
     for number in range(50):
         names = [HostId(f"{letter}{number}") for letter in "abc"]
@@ -248,8 +249,8 @@ def test_only_a_voter_can_be_a_leader(message: Append | InstallSnapshot) -> None
 
 
 def test_an_observer_with_a_later_term_is_caught_up_with() -> None:
-    """It was a voter once, and stood for election when it was cut off. A leader of an earlier term could never bring it
-    the log again; so that one stands anew, once."""
+    """The observer was a voter once, and stood for election when it was cut off. A leader of an earlier term could
+    never bring it the log again; so that one stands anew, once."""
     stage = Stage(A, B, C, observers=[D])
     stage.elect(A)
     assert stage.hear(A, D, AppendReply(9, 1, False, 0)) == []

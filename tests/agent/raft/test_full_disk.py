@@ -1,4 +1,4 @@
-"""A log whose disk has no room: it promises nothing that is not written, says so, and goes on by itself."""
+"""A log whose disk has no room: it promises nothing that is not written, says so, and recovers by itself."""
 
 import asyncio
 import errno
@@ -18,7 +18,8 @@ from tests.agent.raft.test_disk import FILE, opened, persist, reread, snapshot
 
 
 class FullDisk(MemoryDisk):
-    """Full from the write number `full_from` on (replace and append count); a refused append leaves a part behind."""
+    """A disk that is full from the write number `full_from` on (replace and append count); a refused append leaves a
+    part behind."""
 
     full_from: int | None = None
 
@@ -58,7 +59,7 @@ def test_an_append_that_was_refused_half_way_is_tried_again_and_all_is_there() -
 
 @pytest.mark.parametrize("refused", range(2))
 def test_a_snapshot_that_was_refused_changes_nothing_until_there_is_room(refused: int) -> None:
-    """Its image, or its log."""
+    """Either its image is refused, or its log."""
     disk = FullDisk(random.Random(1))
     files = opened(disk)
     run(files.append([persist(1, *log_of(1, 1, 1))]))
@@ -110,7 +111,7 @@ async def test_a_leader_without_room_gives_way_and_follows_once_it_has_some() ->
 
 @virtual
 async def test_nothing_is_acknowledged_while_a_majority_has_no_room() -> None:
-    """And no vote is given, whoever asks: what comes back after a crash of all is what was acknowledged."""
+    """No vote is given either, whoever asks: what comes back after a crash of all is what was acknowledged."""
     async with Rack("a", "b", "c", seed=3) as rack:
         leader = await rack.led()
         await leader.log.propose(b"x")

@@ -145,7 +145,7 @@ async def test_after_a_restart_of_everybody_everybody_votes() -> None:
 
 @virtual
 async def test_a_voter_whose_folder_was_moved_away_is_brought_back_while_the_others_work() -> None:
-    """What the error message of a damaged log advises."""
+    """The error message of a damaged log advises this."""
     async with Rack("a", "b", "c", snapshot_entries=16, keep_entries=4) as rack:
         for number in range(50):
             await (await rack.led()).log.propose(f"{number}".encode())
@@ -224,7 +224,7 @@ async def test_a_host_that_votes_alone_does_not_begin_anew_without_its_log() -> 
 
 @virtual
 async def test_a_log_of_another_host_is_nobodys_own_however_long_it_is() -> None:
-    """The folder was copied over from a host that has more of it, and was heard of more often."""
+    """The folder was copied from a host that has more of it, and was heard of more often."""
     async with Rack("a", "b", "c") as rack:
         leader = await rack.led()
         await leader.log.propose(b"x")

@@ -1,4 +1,4 @@
-"""What is decoded is a message of ours, or Malformed: never anything else."""
+"""What is decoded is a message of the log, or Malformed: never anything else."""
 
 import msgspec
 import pytest

@@ -295,8 +295,8 @@ def test_only_a_conflict_shortens_a_followers_log(
 
 
 def test_an_old_append_takes_nothing_from_what_was_acknowledged_since() -> None:
-    """The hole of another implementation (PySyncObj): it would now vote for a host that lacks what it acknowledged.
-    Reference: Raft §5.3."""
+    """This is the hole of another implementation (PySyncObj): it would now vote for a host that lacks what it
+    acknowledged. Reference: Raft §5.3."""
     stage = Stage(A, B, C)
     first, second = append(1, (0, 0), 1), append(1, (1, 1), 1, 1)
     stage.hear(A, B, first)

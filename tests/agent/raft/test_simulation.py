@@ -53,7 +53,7 @@ def test_as_many_worlds_as_asked_for() -> None:
 
 
 def truncate_without_conflict(patch: pytest.MonkeyPatch) -> None:
-    """The bug of PySyncObj: a delayed Append shortens the log by entries that were acknowledged."""
+    """Patch in the bug of PySyncObj: a delayed Append shortens the log by entries that were acknowledged."""
 
     def merge(self: RaftLog, prev_index: int, entries: tuple[Entry, ...]) -> None:
         known = max(0, self.commit - prev_index)
@@ -89,7 +89,7 @@ def apply_every_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def lead_on_after_the_order(patch: pytest.MonkeyPatch) -> None:
-    """The office is handed over and kept: a lease runs on beside the new leader's."""
+    """Patch in a leader that hands its office over and keeps it: a lease runs on beside the new leader's."""
 
     def hand_over(self: Raft) -> None:
         successor = self.leading.successor(self._now_s) if self.leading else None
@@ -104,12 +104,12 @@ def obey_an_order_of_long_ago(patch: pytest.MonkeyPatch) -> None:
 
 
 def vote_with_any_log(patch: pytest.MonkeyPatch) -> None:
-    """A voter whose log is not the one that votes under its name votes on."""
+    """Patch in a voter that votes on although its log is not the one that votes under its name."""
     patch.setattr(Raft, "_votes_here", property(lambda self: self.me in self.voters))
 
 
 def find_nothing_missing(patch: pytest.MonkeyPatch) -> None:
-    """The second record of what was acknowledged is not looked at."""
+    """Patch in a host that does not look at the second record of what was acknowledged."""
     patch.setattr(Store, "_is_less", lambda self, record: False)
 
 
@@ -126,7 +126,7 @@ def keep_the_voters_of_an_entry_that_is_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_two_voters_go_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A replacement in one step: a majority before and one after need not share a voter."""
+    """Patch in a replacement in one step: a majority before and one after need not share a voter."""
 
     def promoted(configuration: Configuration, voter: Voter) -> Configuration:
         return (
@@ -161,7 +161,7 @@ def send_a_snapshot_without_its_voters(patch: pytest.MonkeyPatch) -> None:
 
 
 SEEN_FROM: dict[Callable[[pytest.MonkeyPatch], None], int] = {help_to_replace_a_leader_that_lives: 380}
-"""Bugs that few worlds see, and a seed shortly before one that does."""
+"""The bugs that few worlds see, each with a seed shortly before one that does."""
 
 
 @pytest.mark.parametrize(

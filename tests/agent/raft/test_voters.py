@@ -366,8 +366,8 @@ def test_a_host_that_heard_only_how_its_log_began_follows_and_votes_for_its_rack
 
 
 def test_a_voter_identified_anew_that_does_not_know_it_yet_votes_for_who_says_so() -> None:
-    """It lost its log, the leader wrote its new identity down, the other voter committed that, and both the leader and
-    the word that it is committed were lost: without its vote the rest had no majority."""
+    """Found so: it lost its log, the leader wrote its new identity down, the other voter committed that, and both the
+    leader and the word that it is committed were lost: without its vote the rest had no majority."""
     stage = Stage(A, B, C)
     stage.elect(A)
     settle(stage, A)
@@ -393,7 +393,7 @@ def test_a_voter_identified_anew_that_does_not_know_it_yet_votes_for_who_says_so
 
 
 def test_a_step_is_not_taken_on_the_word_of_a_voter_given_before_the_change_began() -> None:
-    """It may have lost its log since: each step asks anew who is there."""
+    """The voter may have lost its log since: each step asks anew which logs are there."""
     stage = Stage(A, B, C)
     stage.elect(A)
     settle(stage, A)

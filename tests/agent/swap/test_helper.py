@@ -48,7 +48,7 @@ class FakeKernel:
         self.memory(1024 * MIB, 512 * MIB)
         self.remembers = True
         self.held: set[str] = set()
-        """Devices that are in use for something else."""
+        """The devices that are in use for something else."""
 
     def memory(self, total: int, available: int) -> None:
         text = MEMINFO.format(total=total >> 10, available=available >> 10)
@@ -126,7 +126,7 @@ def end() -> Iterator[int]:
 
 
 def swapoff(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """In the place of the program."""
+    """Play `swapoff`, in the place of the program."""
     (folder / "bin").mkdir()
     program = folder / "bin/swapoff"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -339,7 +339,7 @@ def test_the_agents_user_is_answered(system: FakeKernel) -> None:
 
 
 def test_nobody_else_is_answered(system: FakeKernel) -> None:
-    """As root a process of another user asks; as anybody else, this user asks a helper of another one."""
+    """Run as root, a process of another user asks; run as anybody else, this user asks a helper of another one."""
 
     def asks() -> str:
         with socket.socket(socket.AF_UNIX) as client:

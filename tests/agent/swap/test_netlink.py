@@ -104,7 +104,7 @@ def test_any_bytes_are_attributes_or_a_netlink_error(data: bytes) -> None:
 
 
 class FakeNetlink:
-    """Answers with these attributes."""
+    """A netlink socket that answers with these attributes."""
 
     def __init__(self, answer: Mapping[int, bytes]) -> None:
         self._answer = answer

@@ -91,7 +91,7 @@ class FakeProbes:
 
 
 class Machine:
-    """What outlives an agent: disk, ranks and their ends."""
+    """A machine as far as it outlives an agent: disk, ranks and their ends."""
 
     def __init__(self, host: str, gpus: int) -> None:
         self.disk = FakeDisk()
@@ -104,9 +104,9 @@ class Machine:
         self.leases: dict[tuple[JobId, int], RankLease] = {}
         self.outputs: dict[tuple[JobId, int], bytes] = {}
         self.saves_and_exits = False
-        """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
+        """Whether its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
         self.takes_no_more = False
-        """No rank may join those that run here."""
+        """Whether no rank may join those that run here."""
 
 
 class FakeRunner:
@@ -118,9 +118,9 @@ class FakeRunner:
         self.stops: list[tuple[JobId, int, str]] = []
         self.refusal = ""
         self.spares: dict[tuple[JobId, int], tuple[int, tuple[str, ...]]] = {}
-        """What is to wait here, with what it imports."""
+        """The spares that are to wait here, with what they import."""
         self.imported: tuple[str, ...] = ()
-        """By the ranks here."""
+        """The modules that the ranks here imported."""
         self.stuck: list[tuple[Any, ...]] = []
         """What was said of ranks that are stuck."""
 

@@ -32,8 +32,8 @@ from tests.plugins.scheduler.plain_leader import PlainLeader
 
 
 class Little:
-    """`gpus` per host, h1 first. Every command goes through its encoding, and a copy that is restored from snapshots
-    hears it too."""
+    """A little rack: `gpus` per host, h1 first. Every command goes through its encoding, and a copy that is restored
+    from snapshots hears it too."""
 
     def __init__(self, gpus: Sequence[int], quotas: Mapping[str, int], **settings: Any) -> None:
         given = {"queue_thresholds_gpu_s": (100.0,), "quotas": dict(quotas), **settings}
@@ -56,7 +56,7 @@ class Little:
         return result
 
     def restore(self) -> None:
-        """The copy becomes what its snapshot says."""
+        """Restore the copy from its snapshot."""
         restored = JobTable()
         restored.restore(self.copy.snapshot())
         assert restored.snapshot() == self.copy.snapshot()
@@ -70,7 +70,7 @@ class Little:
     def try_submit(
         self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1, pack: Pack = "few"
     ) -> JobId | None:
-        """None when the log refuses it."""
+        """Submit a job; None when the log refuses it."""
         given = {"argv": ["x"], "workers": workers, "gpus_per_worker": each, "tenant": tenant, "pack": pack}
         spec = JobSpec.parse({**given, "class": kind})
         key = f"key{self.queue.index:06}"
@@ -85,7 +85,7 @@ class Little:
         return [each for each in proposed if isinstance(self.say(each), Applied) and not isinstance(each, Elapsed)]
 
     def proposed(self, look: ScheduleTick) -> list[Command]:
-        """What the leader says, which is what the plain one says."""
+        """What the leader proposes, which is what the plain one proposes."""
         proposed = [action.command for action in self.leader.handle(look, self.now_s)]
         self.leader.check()
         if self._leads is not self.leader:
@@ -100,7 +100,7 @@ class Little:
         return Capacity(self.queue, self.totals)
 
     def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
-        """What its coordinator does: on these GPUs by host, or on a place found as coordinators find it."""
+        """Place a job as its coordinator does: on these GPUs by host, or on a place found as coordinators find it."""
         each = job.spec.gpus_per_worker
         if on is None:
             workers = place(self.capacity().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}
@@ -121,7 +121,8 @@ class Little:
         return self.queue.jobs[job].state
 
     def scattered(self, job: Job) -> dict[HostId, list[str]]:
-        """GPUs that it may start on, one per host in turn; none when it does not fit, or its workers take several."""
+        """GPUs that the job may start on, one per host in turn; none when it does not fit, or its workers take
+        several."""
         allowed = self.capacity().free_for(job)
         found: dict[HostId, list[str]] = {}
         for turn in range(max(allowed.values(), default=0)):
@@ -136,7 +137,7 @@ class Little:
         return [gpu for gpu in (f"{host}.{number}" for number in range(self.totals[host])) if gpu not in held]
 
     def end(self, job: Job, code: int = 0) -> None:
-        """All its ranks end."""
+        """End all ranks of the job."""
         for at in job.start.places:
             if job.awaits(at.host):
                 codes = dict.fromkeys(at.ranks, code)

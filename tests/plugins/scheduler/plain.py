@@ -1,4 +1,5 @@
-"""The scheduler without cleverness: every second, everything sorted, one walk. What the fast one is held against."""
+"""The scheduler without cleverness: every second, everything is sorted, in one walk. The fast one is compared with
+it."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class PlainJob:
     first: float = math.inf
     promoted: float | None = None
     due: int | None = None
-    """First second of this wait in which it was to be promoted."""
+    """The first second of this wait in which the job was to be promoted."""
     preempted: int = 0
     promotions: int = 0
     end: int = -1
@@ -93,7 +94,7 @@ class Plain:
         return self.jobs
 
     def step(self, now: int) -> None:
-        """Everything that happens at this second, and the decision if anything did since the last one. With a quantum,
+        """Do everything that happens at this second, and decide if anything did since the last one. With a quantum,
         demotions, promotions and decisions come at its multiples; a completion gives its GPUs back at once."""
         changed = self.changed
         decides = now % self.quantum == 0

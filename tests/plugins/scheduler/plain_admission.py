@@ -1,4 +1,4 @@
-"""Who starts and who stops, plain: all jobs are looked at anew. `machine/admission.py` has to say the same."""
+"""Who starts and who stops, plain: all jobs are looked at anew. `machine/admission.py` has to decide so too."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -21,7 +21,7 @@ from tests.plugins.scheduler.plain_ground import PlainGround
 
 
 class PlainAdmission:
-    """One look. `pausing`: jobs that sit this decision out and hold nothing up."""
+    """One look of the plain leader. `pausing`: jobs that sit this decision out and hold nothing up."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class PlainAdmission:
         self.pausing = pausing
         self.packlimit = packlimit(queue, settings)
         self.coordinators = dict.fromkeys(totals, 0)
-        """Gangs that each host looks for a place for."""
+        """For how many gangs each host looks for a place."""
         self.spent: dict[str, int] = {}
         """Quota given away in this look, per tenant."""
         self.commands: list[AboutJob] = []
         self.short: list[Job] = []
-        """Chosen, and not granted for want of GPUs or quota."""
+        """Jobs that were chosen, and not granted for want of GPUs or quota."""
         self.lacks_gpus: list[Job] = []
-        """Those of them that are within their quota."""
+        """Jobs of `short` that are within their quota."""
         self.placing = [job for job in queue.live() if job.state == "placing"]
         for job in queue.live():
             if job.state == "placing" and job.grant.coordinator in self.coordinators:
@@ -70,7 +70,7 @@ class PlainAdmission:
         return self.commands
 
     def _would_be_in_the_way(self) -> bool:
-        """Gangs count on GPUs, and the log keeps some for another one."""
+        """Whether gangs count on GPUs while the log keeps some for another one."""
         granted = {command.job for command in self.commands if isinstance(command, Granted)}
         count = {id for id, _ in self.capacity.claims}
         count |= {
@@ -142,8 +142,8 @@ class PlainAdmission:
         )
 
     def _clear_the_way(self, job: Job) -> None:
-        """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
-        there."""
+        """Stop opportunistic jobs for a job within its quota that no place is free for, when that helps, or keep what
+        is there."""
         ground, spec = self.capacity, job.spec
         for other in sorted(self.placing, key=lambda other: other.grant.index):
             plan = self._plan(other, ground.free_for(other))
@@ -181,7 +181,7 @@ class PlainAdmission:
             ground.take(plan, True)
 
     def _soon_free(self, job: Job) -> Gpus:
-        """Free, of jobs that stop, and of those that stop for it."""
+        """GPUs that are free, of jobs that stop, and of those that stop for the job."""
         ground = self.capacity
         soon = {host: gpus - ground.staying[host] for host, gpus in ground.open_for(job).items()}
         able = self.settings.preemption and not job.tally.place_failures
@@ -190,7 +190,8 @@ class PlainAdmission:
         return {host: max(0, gpus) for host, gpus in soon.items()}
 
     def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
+        """Keep these GPUs, all that the gang has, unless another gang keeps some. A tenant with a quota comes before
+        one without."""
         ground = self.capacity
         other = self.queue.jobs.get(ground.keeper) if ground.keeper not in (None, job.id) else None
         if gpus and other is not None and self._outranks(job, other):
@@ -207,7 +208,8 @@ class PlainAdmission:
         self.capacity.keeper, self.capacity.kept = None, {}
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
-        """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
+        """Give kept GPUs back where the gang should not run any more, because its tenant's other jobs come first
+        now."""
         id = self.capacity.keeper
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
@@ -217,8 +219,8 @@ class PlainAdmission:
         return self.queue.quota(job.spec.tenant) is not None
 
     def _preempt(self) -> None:
-        """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
-        for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
+        """Stop guaranteed jobs that the order passed over for those it chose: of one tenant, or, without a quota, for
+        any tenant's. Not for one that could not be placed before: what it lacks is not GPUs."""
         able = [job for job in self.short if not job.tally.place_failures]
         if not self.settings.preemption:
             return
@@ -237,7 +239,8 @@ def victims(
     guests: Sequence[tuple[JobId, Mapping[HostId, int]]],
     fits: Callable[[Mapping[HostId, int]], bool],
 ) -> list[JobId] | None:
-    """Newest first until the gang fits, then back whoever was not needed; every host is counted anew each time."""
+    """The newest opportunistic jobs until the gang fits, without those that turn out not to be needed; every host is
+    counted anew each time."""
     have, stopped = dict(free), 0
     while not fits(have):
         if stopped == len(guests):

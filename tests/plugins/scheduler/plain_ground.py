@@ -10,25 +10,25 @@ from plugins.scheduler.policy import classes
 
 
 class PlainGround:
-    """At one look. `totals`: GPUs of each host that is alive."""
+    """The GPUs at one look. `totals`: GPUs of each host that is alive."""
 
     def __init__(self, queue: JobTable, totals: Mapping[HostId, int]) -> None:
         self.queue = queue
         self.totals = dict(sorted(totals.items()))
         self.free: Gpus = dict(self.totals)
-        """Nobody's."""
+        """GPUs that no job holds."""
         self.open: Gpus = dict(self.totals)
-        """No guaranteed job's."""
+        """GPUs that no guaranteed job holds."""
         self.staying: Gpus = dict.fromkeys(self.totals, 0)
-        """Held by opportunistic jobs that nobody told to stop."""
+        """GPUs held by opportunistic jobs that nobody told to stop."""
         self.opportunistic: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
         self.keeper = queue.keeper
         self.kept = dict(queue.kept)
         self.claims: list[tuple[JobId, Gpus]] = []
-        """What gangs of this look count on once it is free."""
+        """GPUs that gangs of this look count on once they are free."""
         self.placing = 0
-        """GPUs of gangs that are being placed, wherever."""
+        """GPUs of gangs that are being placed, on whatever hosts."""
         for job in queue.live():
             self._count(job)
         self.opportunistic.reverse()
@@ -84,13 +84,13 @@ class PlainGround:
         return any(self.open[host] - gpus < self.kept.get(host, 0) for host, gpus in held.items())
 
     def count(self, job: Job) -> None:
-        """An opportunistic job that runs is guaranteed from now on."""
+        """Count an opportunistic job that runs as guaranteed from now on."""
         for host, gpus in held_by(job, self.totals).items():
             self.open[host] -= gpus
             self.staying[host] -= gpus
 
     def take(self, gpus: Mapping[HostId, int], counts: bool) -> None:
-        """From now on these are somebody's."""
+        """Take these GPUs for a job from now on."""
         for host, count in gpus.items():
             self.free[host] = max(0, self.free[host] - count)
             if counts:

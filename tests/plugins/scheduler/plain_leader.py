@@ -1,5 +1,5 @@
 """The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader.py` has to
-propose the same; it was written from this."""
+propose what this proposes; it was written from this."""
 
 from collections.abc import Sequence, Set
 
@@ -30,7 +30,7 @@ from tests.plugins.scheduler.plain_ground import PlainGround
 
 
 class PlainLeader:
-    """The soft state of whoever leads."""
+    """The soft state of the host that leads."""
 
     def __init__(self, queue: JobTable, settings: SchedulerSettings) -> None:
         self.queue = queue
@@ -41,7 +41,7 @@ class PlainLeader:
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
-        """The log's clock, counted on since `clock_at`."""
+        """The log's clock as counted on since `clock_at`."""
         self.clock_at: float | None = None
         self.over_s = terms(settings.host_lost_after_s).over_s
         self.paused_s = terms(settings.host_lost_after_s).paused_s
@@ -50,10 +50,10 @@ class PlainLeader:
         self.confirmed_s: dict[HostId, float] = {}
         """When the leases of each host's ranks were last confirmed."""
         self.closed: set[tuple[HostId, JobId, int]] = set()
-        """What is being taken back."""
+        """The grants that are being taken back."""
 
     def forget(self) -> None:
-        """This host leads no more, or only now."""
+        """Forget: this host leads no more, or only now."""
         self.placing_since, self.waiting_since, self.missing_since = {}, {}, {}
         self.failures, self.retry_at = {}, {}
         self.clock_s, self.clock_at = 0.0, None
@@ -61,7 +61,7 @@ class PlainLeader:
         self.confirmed_s, self.closed = {}, set()
 
     def confirm(self, host: HostId, grants: Sequence[tuple[JobId, int]], now_s: float) -> list[tuple[JobId, int]]:
-        """Leases of this host's ranks."""
+        """Confirm leases of this host's ranks."""
         if self.led_s is None:
             self.led_s, self.earlier_s = now_s, max(self.queue.leases_over_s, self.over_s)
         found = [grant for grant in grants if (host, *grant) not in self.closed and self._on(host, *grant)]
@@ -99,7 +99,7 @@ class PlainLeader:
         return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
-        """Nothing is remembered about jobs that are over."""
+        """Raise AssertionError when something is remembered about jobs that are over."""
         for id in [*self.waiting_since, *self.retry_at, *self.failures]:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
@@ -165,7 +165,7 @@ class PlainLeader:
         return commands
 
     def _drained(self, live: list[Job], rack: Sequence[RackHost], told: Set[JobId], wall_s: float) -> list[TakenBack]:
-        """Of hosts that are drained with `stop_jobs`; no job heals here."""
+        """Jobs taken back from hosts that are drained with `stop_jobs`; no job heals here."""
         found: list[TakenBack] = []
         for host, drain in sorted(self.queue.drained.items()):
             alive = any(named.host == host and named.gone_s is None for named in rack)
@@ -193,7 +193,8 @@ class PlainLeader:
         return gone and job.spec.on_lost != "keep" and self._over(host, now_s)
 
     def _time_limit_reached(self, live: list[Job], wall_s: float) -> list[TimeLimitReached]:
-        """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
+        """Jobs that reached their time limit. Running time is attained service over the gang's width, so it counts
+        across attempts and leaders."""
         over = [
             job
             for job in live
@@ -204,7 +205,7 @@ class PlainLeader:
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
-        """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
+        """Promotions by STARVELIMIT and PROMOTEKNOB, of guaranteed jobs: the others have no place in the order."""
         waiting = [job for job in live if job.state == "queued" and job.counts]
         since_s = self.waiting_since
         after_s = {job.id: self._starved_after(job) for job in waiting}
@@ -260,5 +261,5 @@ class PlainLeader:
         return [Elapsed(wall_s=wall_s, clock_s=round(self.clock_s, 3))]
 
     def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
-        """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
+        """Decide who starts and who stops. A job that just failed to be placed sits some decisions out."""
         return PlainAdmission(self.queue, self.settings, self._totals(rack), set(self.retry_at), wall_s).decide(live)

@@ -1,5 +1,5 @@
-"""Who may hold which GPU of a pool whose GPUs are shared: a plain reading of the rules that `Queue` and `Leader` are
-held against (AntMan §3.2, §3.3).
+"""Who may hold which GPU of a pool whose GPUs are shared: a plain reading of the rules with which `Queue` and `Leader`
+are compared (AntMan §3.2, §3.3).
 
 A GPU holds at most one guaranteed job and up to `opportunistic_max` opportunistic ones. After every event, in this
 order: jobs of class auto that waited too long become opportunistic; opportunistic jobs that were demoted so are
@@ -33,9 +33,9 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     job_class: JobClass
     queue: int = 0
-    """Of 2DAS; guaranteed jobs start in the order (queue, submitted, id)."""
+    """The job's queue in 2DAS; guaranteed jobs start in the order (queue, submitted, id)."""
     same_host: bool = False
-    """All its GPUs lie on one host."""
+    """Whether all its GPUs have to be on one host."""
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -57,14 +57,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """Time passed."""
+    """Event: time passed."""
 
 
 Event = Submitted | Ended | Measured | Looked
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Give the job these GPUs; `guaranteed` or beside whoever is there."""
+    """Give the job these GPUs; `guaranteed`, or beside other jobs."""
 
     job: str
     gpus: tuple[int, ...]
@@ -101,13 +101,13 @@ class _Entry(msgspec.Struct):
     job_class: JobClass
     auto_demoted: bool = False
     gpus: tuple[int, ...] = ()
-    """What it runs on; empty: it waits."""
+    """The GPUs that it runs on; empty: it waits."""
     guaranteed: bool = False
-    """It runs against its tenant's quota."""
+    """Whether it runs against its tenant's quota."""
 
 
 class Pool:
-    """`gpus` GPUs numbered from 0, `per_host` to a host. Quotas in GPUs; a tenant without one has 0."""
+    """The pool: `gpus` GPUs numbered from 0, `per_host` to a host. Quotas in GPUs; a tenant without one has 0."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class Pool:
         return tuple(sorted(sorted(candidates, key=lambda gpu: (self.opportunistic[gpu], gpu))[: job.gpus]))
 
     def _reserve(self, job: PoolJob, candidates: list[int]) -> list[Action]:
-        """What there is, up to what it asks for; for one host the host where most is. It never shrinks."""
+        """Reserve what there is, up to what the job asks for; for one host the host where most is. It never shrinks."""
         wanted = candidates
         mine = self.reserved if self.reserving == job.id else ()
         if job.same_host:
@@ -325,7 +325,8 @@ class Pool:
         return actions
 
     def check(self) -> None:
-        """No gang is half there, no GPU has two guaranteed jobs, no quota is exceeded, one reservation at most."""
+        """Raise AssertionError unless no gang is half there, no GPU has two guaranteed jobs, no quota is exceeded, and
+        there is one reservation at most."""
         for id, entry in self.jobs.items():
             assert len(entry.gpus) in (0, entry.job.gpus), f"{id} is half there"
             assert len(set(entry.gpus)) == len(entry.gpus)

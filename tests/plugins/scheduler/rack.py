@@ -41,7 +41,7 @@ class FakeLog:
         self.rack, self.host = rack, host
         self.applied_index = 0
         self.tail: list[bytes] = []
-        """Entries that are not known to be committed."""
+        """The entries that are not known to be committed."""
         self.results: dict[int, bytes] = {}
 
     @property
@@ -84,7 +84,7 @@ class FakeLog:
         self.apply, self.snapshot, self.restore = apply, snapshot, restore
 
     def catch_up(self, most: int = 1 << 30) -> None:
-        """Apply what is there, or only the next entries when this host's log is slow."""
+        """Apply the entries that are there, or only the next ones when this host's log is slow."""
         if self.host in self.rack.slow:
             most = min(most, self.rack.slow[self.host])
         for _ in range(most):
@@ -107,7 +107,7 @@ class FakeLog:
 
 
 class FakeHost:
-    """`plugins.base.Host` for one plugin."""
+    """The `plugins.base.Host` for one plugin."""
 
     def __init__(self, rack: "Rack", name: str, machine: Machine, boot: int) -> None:
         self.rack, self.machine, self.boot = rack, machine, boot
@@ -162,7 +162,7 @@ class FakeHost:
             self.rack.sharing(self, fact)
 
     def _tell(self, fact: Fact) -> None:
-        """What becomes of ranks, which an agent that is down does not see."""
+        """Take what becomes of ranks, which an agent that is down does not see."""
         if self.up:
             self.publish(fact)
 
@@ -205,7 +205,7 @@ class FakeHost:
             self.publish(SecondPassed(self.env.clock.now_s()))
 
     def die(self) -> None:
-        """kill -9 of the agent."""
+        """Kill the agent by `kill -9`."""
         self.up = False
         for task in self.tasks:
             task.cancel()
@@ -236,10 +236,10 @@ class Rack:
         self.just_started: set[HostId] = set()
         """Hosts whose copy of the log no leader has confirmed yet."""
         self.sharing: Callable[[FakeHost, Fact], None] | None = None
-        """Stands for the plugin of every host that shares its GPUs: hears every fact."""
+        """The plugin `sharing` of every host that shares its GPUs: it is told every fact."""
         self.delay_s = 0.005
         self.slow: dict[HostId, int] = {}
-        """Hosts whose copy of the log applies no more than so many entries at a time."""
+        """Hosts whose copy of the log applies no more entries at a time than this."""
         for name, count in gpus.items():
             self.values[HostId(name)] = {}
             self.hosts[HostId(name)] = FakeHost(self, name, Machine(name, count), 1)
@@ -294,7 +294,7 @@ class Rack:
         self.spread()
 
     async def restart(self, name: str) -> FakeHost:
-        """The agent again, on the same machine."""
+        """Start the agent again, on its machine."""
         old = self[name]
         if old.up:
             old.die()
@@ -307,18 +307,18 @@ class Rack:
         return new
 
     def job(self, id: str, host: str | None = None) -> Any:
-        """The record in one host's copy."""
+        """The job's record in one host's copy."""
         return self[host or min(self.hosts)].service.queue.jobs[JobId(id)]
 
     def finish(self, id: str, codes: Mapping[int, int] | None = None) -> None:
-        """Every rank that runs for this job ends: with 0, or as `codes` says."""
+        """End every rank that runs for this job: with 0, or as `codes` says."""
         for host in self.hosts.values():
             for (job, epoch), spec in list(host.machine.ranks.items()):
                 if job == id:
                     host.runner.end(job, epoch, {rank.rank: (codes or {}).get(rank.rank, 0) for rank in spec.ranks})
 
     def check(self) -> None:
-        """Nothing broke, and all that must hold does."""
+        """Raise AssertionError when something broke, or something that must hold does not."""
         copies = set()
         for host in self.hosts.values():
             assert host.raised() == []

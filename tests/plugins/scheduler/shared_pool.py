@@ -22,7 +22,7 @@ from tests.plugins.scheduler.plain_pool import (
 
 
 class Numbers(dict[str, int]):
-    """Jobs are numbered as they come."""
+    """The numbers of jobs, in the order in which they come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Numbers(dict[str, int]):
 
 
 class Shared:
-    """Everything comes one after the other; queues 0 to 2."""
+    """The queue and leader on a pool: everything comes one after the other; queues 0 to 2."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Shared:
         return self.pool.queue.jobs[id]
 
     def gpus(self, name: str) -> tuple[int, ...]:
-        """On which it runs; none while it waits."""
+        """The GPUs on which a job runs; none while it waits."""
         held = [(place.host, gpu) for place in self.job(name).awaited for gpu in place.gpus]
         return tuple(self.pool.number(unit_of(host, gpu)) for host, gpu in held)
 

@@ -1,4 +1,5 @@
-"""GPUs that are shared, live on a rack of fakes: who comes beside whom, when ranks start, what the log makes of it."""
+"""GPUs that are shared, live on a rack of fakes: which jobs come beside which, when ranks start, what the log makes of
+it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,7 +29,7 @@ GIB = 1 << 30
 
 
 class Stub:
-    """The sharing of every host: measures once a second, and lets everybody start, unless told otherwise."""
+    """The sharing of every host: it measures once a second, and lets everybody start, unless told otherwise."""
 
     def __init__(self) -> None:
         self.busy: dict[str, float] = {}
@@ -73,7 +74,7 @@ def gpus_of(rack: Rack, job: str) -> list[str]:
 
 
 async def running(rack: Rack, id: str, **fields: Any) -> list[str]:
-    """Submit it; the GPUs on which it runs."""
+    """Submit a job, and return the GPUs on which it runs."""
     view = await submit(rack, **fields)
     assert view.id == id
     await until(lambda: rack.job(id).state == "running" and starts(rack, id) == len(rack.job(id).start.places))

@@ -1,4 +1,5 @@
-"""When nothing happens from outside any more, a rack comes to rest: no job is stopped for ever, the log does not grow.
+"""A rack where nothing happens from outside any more is at rest in the end: no job is stopped for ever, and the log
+does not grow.
 
 Coordinators and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some
 looks later, on the GPUs that its coordinator finds by what the log says at that moment.
@@ -36,7 +37,7 @@ from tests.plugins.scheduler.little import Little
 
 H1, H2, H3, H4 = (HostId(f"h{number}") for number in range(1, 5))
 SHAPES = ((1, 1), (1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (1, 2), (1, 3), (1, 4), (2, 2))
-"""Workers, and GPUs of each."""
+"""Shapes of gangs: workers, and GPUs of each."""
 PACKS: tuple[Pack, ...] = ("few", "few", "few", "host", "any", "apart")
 LOOKS_MAX = 150
 
@@ -53,7 +54,7 @@ class Full(Little):
     def __init__(self) -> None:
         super().__init__([4, 2, 2, 1], {"red": 4, "blue": 8})
         self.guests: list[JobId] = []
-        """Those of h2 and h3."""
+        """The opportunistic jobs of h2 and h3."""
         self.put(self.submit(1, "red", "opportunistic"), H4)
         for host in (H1, H2, H3):
             self.put(self.submit(1, "red" if host != H1 else "blue"), host)
@@ -159,12 +160,12 @@ class Life(Little):
         quotas = {"red": red, "blue": sum(gpus) - red} if dice.random() < 0.7 else {"red": red}
         super().__init__(gpus, quotas, narrow_first=dice.random() < 0.5, preemption=dice.random() < 0.8)
         self.late = dice.choice((0.0, 0.5))
-        """Chance that a coordinator or a host does nothing before the next look."""
+        """The chance that a coordinator or a host does nothing before the next look."""
         self.scatters = dice.random() < 0.3
         self.order = dice.choice((1, -1))
         """Whether coordinators of older jobs are faster, or of younger ones."""
         self.stops_first = dice.choice((0.0, 0.5, 1.0))
-        """Chance that what stops has ended before anybody is placed."""
+        """The chance that what stops has ended before anybody is placed."""
 
     def say(self, command: Command) -> Result:
         return apply(self.queue, self.queue.index + 1, command)[0]
@@ -185,7 +186,7 @@ class Life(Little):
             self.serve(dice.choice(running), 150.0)
 
     def rest(self) -> int:
-        """Opportunistic jobs that were stopped until the rack came to rest."""
+        """Let the rack settle, and return how many opportunistic jobs were stopped meanwhile."""
         stopped = 0
         for _ in range(LOOKS_MAX):
             said = self.look()
@@ -209,7 +210,7 @@ class Life(Little):
 
 
 def lives(seeds: Sequence[int]) -> int:
-    """Opportunistic jobs that were stopped in all of these."""
+    """The number of opportunistic jobs that were stopped in all of these lives."""
     stopped = 0
     for seed in seeds:
         life = Life(seed)
@@ -240,11 +241,11 @@ class Healing(Life):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.moves: list[tuple[JobId, float]] = []
-        """Which gang was to move, and when."""
+        """The gangs that were to move, and when."""
         self.together = 0
-        """Of them, for a gang that could have started without."""
+        """Moves for a gang that could have started without."""
         self.merged = 0
-        """Of a gang that ran on several hosts, to one of these."""
+        """Moves of a gang that ran on several hosts, to one of these."""
 
     def look(self, after_s: float = 1.0) -> list[Command]:
         said = super().look(after_s)
@@ -282,7 +283,7 @@ class Healing(Life):
         self.say(msgspec.structs.replace(said, since=at.since))
 
     def stop(self, jobs: Sequence[Job]) -> None:
-        """Gangs that move get on too, or find no room."""
+        """Let gangs that move get on too, or find no room."""
         for job in self.jobs("running"):
             for left in job.healing.leaving:
                 self.report(job, left, -9)
@@ -302,8 +303,8 @@ class Healing(Life):
 
 
 def test_every_rack_whose_gangs_move_comes_to_rest() -> None:
-    """Also once those may move again that moved a while ago. (One that goes on on fewer hosts may do so later: it never
-    goes back.)"""
+    """Gangs come to rest also once those may move again that moved a while ago. (One that continues on fewer hosts may
+    do so later: it never goes back.)"""
     moved = together = merged = again = 0
     for seed in range(300):
         life = Healing(seed)

@@ -53,7 +53,7 @@ PLACES = st.lists(
     max_size=8,
     unique_by=lambda place: place[:2],
 )
-"""Job, host and GPUs of each: a gang has one place on a host."""
+"""Places: job, host and GPUs of each: a gang has one place on a host."""
 PACKS: list[Any] = ["few", "any", "host", "apart"]
 
 
@@ -180,7 +180,8 @@ RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
 
 
 class Gaps:
-    """j1 heals, and has two GPUs on each of h1 and h2; j2 does not, and has two on h3. The other six are in gaps."""
+    """A rack where j1 heals, and has two GPUs on each of h1 and h2; j2 does not, and has two on h3. The other six are
+    in gaps."""
 
     WAITS: dict[str, Any] = {"pack": "host"}
 
@@ -276,7 +277,7 @@ def test_nobody_else_gets_the_gap_that_a_part_is_about_to_move_to() -> None:
 
 
 class Spread(Gaps):
-    """Two GPUs are free on each host, and j3, which wants four, has one huge tensor."""
+    """A rack where two GPUs are free on each host, and j3, which wants four, has one huge tensor."""
 
     WAITS = {"skew": 0.7}
 
@@ -284,7 +285,7 @@ class Spread(Gaps):
         return [command for command in self.look(after_s, rack) if isinstance(command, MoveAsked)]
 
     def moved(self) -> None:
-        """What was asked for has happened."""
+        """Let happen what was asked for."""
         job = self.job(self.heals)
         (host, to), *_ = job.healing.moving.items()
         place = job.place_on(host)
@@ -421,7 +422,8 @@ def test_it_moves_where_it_would_lose_more_than_it_stands_still() -> None:
 
 
 class Wide(Spread):
-    """Nobody waits; j1, which runs on h1 and h2, has one huge tensor, and two GPUs are free on each host."""
+    """A rack where no job waits; j1, which runs on h1 and h2, has one huge tensor, and two GPUs are free on each
+    host."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -1,4 +1,5 @@
-"""A rank that ends with 0 while others of its gang run: the log knows it, and whoever may wait for it is told."""
+"""A rank that ends with 0 while others of its gang run: the log knows it, and the ranks that may wait for it are
+told."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,7 +27,7 @@ EXCLUDES = "the job excludes it"
 
 @pytest.fixture(autouse=True)
 def picky(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another rule: jobs named `picky` may not use these hosts."""
+    """Set another rule: jobs named `picky` may not use these hosts."""
     drains = eligible.bars
 
     def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, str]:

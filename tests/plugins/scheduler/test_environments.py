@@ -59,7 +59,7 @@ def state(rack: SimRack, id: JobId) -> str:
 
 
 def files_with(rack: SimRack, text: str) -> dict[str, list[str]]:
-    """Host -> its files that hold this, in what is written or in what is synced."""
+    """The files of each host that hold this text, in what is written or in what is synced."""
     found: dict[str, list[str]] = {}
     for name, host in rack.hosts.items():
         for file, content in host.disk.files.items():
@@ -69,7 +69,7 @@ def files_with(rack: SimRack, text: str) -> dict[str, list[str]]:
 
 
 def sealed(rack: SimRack) -> list[str]:
-    """Hosts that keep a sealed environment."""
+    """The hosts that keep a sealed environment."""
     return [
         name for name, host in rack.hosts.items() if any(file.startswith("scheduler/env/") for file in host.disk.files)
     ]
@@ -142,7 +142,7 @@ def test_hosts_that_ran_a_job_keep_its_environment_for_its_next_start() -> None:
 
 
 def asked(rack: SimRack, by: str, work: Any) -> Any:
-    """What a coroutine in this host's agent comes to."""
+    """What a coroutine in this host's agent returns, or how it was refused."""
     found: list[Any] = []
 
     async def call() -> None:

@@ -186,7 +186,7 @@ def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
 
 
 def test_gpus_kept_for_another_gang_are_closed_to_a_plan_and_not_to_a_proposal() -> None:
-    """They were kept meanwhile."""
+    """The GPUs were kept for the other gang meanwhile."""
     coordinator = Coordinator()
     asked = coordinator.grant(workers=4)
     assert set(asked) == {H1, H2}

@@ -13,7 +13,7 @@ TOTALS = st.lists(st.integers(1, 60), max_size=15)
 
 
 def defined(totals: list[int], attained: int, delta: int | None) -> Fraction:
-    """P(S - a <= Δ | S > a) / E[min(S - a, Δ) | S > a]."""
+    """The index by its definition: P(S - a <= Δ | S > a) / E[min(S - a, Δ) | S > a]."""
     beyond = [total - attained for total in totals if total > attained]
     hits = [more for more in beyond if delta is None or more <= delta]
     return (

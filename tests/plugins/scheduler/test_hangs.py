@@ -147,7 +147,7 @@ def waits(rank: int, waits_s: float = 40.0) -> RankNow:
 
 
 def silent(rank: int, age_s: float = 900.0) -> RankNow:
-    """It never connected to its agent."""
+    """A rank that never connected to its agent."""
     return RankNow(rank, True, age_s, False)
 
 
@@ -381,8 +381,8 @@ def heartbeat(rank: int, step: int | None, quiet_s: float, waits_s: float) -> He
 
 
 def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
-    """A gang with a rank on each of h1 and h2. `beats(rank, now_s)`: each second, a heartbeat's step, quiet and waits
-    or None."""
+    """Let a gang with a rank on each of h1 and h2 live. `beats(rank, now_s)`: each second, a heartbeat's step, quiet
+    and waits or None."""
 
     async def story() -> Any:
         rack = Rack({"h1": 1, "h2": 1, "h3": 0})
@@ -439,7 +439,8 @@ def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
 
 
 def test_a_rank_that_waits_for_a_neighbour_is_not_ended_for_an_aggregator() -> None:
-    """It has not pushed, since a neighbour of its does not keep what is its own; an aggregator sees no difference."""
+    """The rank has not pushed, since a neighbour of its does not keep what is its own; an aggregator sees no
+    difference."""
 
     async def story() -> Any:
         rack = Rack({"h1": 2, "h2": 0, "h3": 0})

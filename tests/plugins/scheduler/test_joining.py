@@ -1,4 +1,5 @@
-"""Ranks that go on on a host that has others of their gang, on a rack of fakes: what runs, what is held, reported."""
+"""Ranks that continue on a host that has others of their gang, on a rack of fakes: what runs, what is held,
+reported."""
 
 import pytest
 
@@ -16,7 +17,7 @@ J1 = JobId("j1")
 
 
 async def spread(rack: Rack) -> tuple[HostId, HostId]:
-    """A gang of two runs on two hosts, each of which has room for both, and goes on without either."""
+    """A gang of two that runs on two hosts, each of which has room for both, and continues without either."""
     blocks = await submit(rack, workers=4, pack="apart")
     await until(lambda: rack.job(blocks.id).state == "running")
     await submit(rack, workers=2, gpus_per_worker=1)

@@ -17,7 +17,7 @@ H1, H2 = HostId("h1"), HostId("h2")
 
 
 class Seconds:
-    """Of a gang of six, three ranks on each of h1 and h2."""
+    """The seconds of a gang of six, three ranks on each of h1 and h2."""
 
     def __init__(self) -> None:
         self.told = Healing()

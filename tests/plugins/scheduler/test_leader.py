@@ -63,14 +63,14 @@ class Led:
         return [command for command in proposed if not isinstance(command, Elapsed)]
 
     def act(self, rack: tuple[RackHost, ...] = RACK, after_s: float = 1.0) -> list[Command]:
-        """Look, and say it all to the log."""
+        """Look, and say all that is proposed to the log."""
         proposed = self.look(rack, after_s)
         for command in proposed:
             self.say(command)
         return proposed
 
     def place(self, id: JobId, host: HostId = H1) -> None:
-        """On this host, and what does not fit there on the next."""
+        """Place the gang on this host, and what does not fit there on the next."""
         job, rank, places = self.queue.jobs[id], 0, []
         each = job.spec.gpus_per_worker
         for on in (host, *(other for other in (H1, H2) if other != host)):

@@ -40,7 +40,7 @@ CLASSES = ("guaranteed", "guaranteed", "guaranteed", "auto", "opportunistic")
 
 
 class Story:
-    """A little crowded rack in which anything happens, and two leaders that look at the same log."""
+    """A little crowded rack in which anything happens, and two leaders that look at one log."""
 
     def __init__(self, seed: int) -> None:
         self.dice = dice = random.Random(seed)
@@ -114,7 +114,7 @@ class Story:
         self.say(Submitted(wall_s=1.0, key=key, spec=JobSpec.parse(given), may_demote=True))
 
     def do_renew(self) -> None:
-        """A host asks for its ranks, and sometimes for some that are over."""
+        """Let a host ask for its ranks, and sometimes for some that are over."""
         host = self.dice.choice(list(self.gpus))
         grants = [
             (job.id, job.grant.epoch - (self.dice.random() < 0.1)) for job in self.queue.live() if job.awaits(host)
@@ -124,7 +124,7 @@ class Story:
         self.confirmed += bool(given.grants)
 
     def do_place(self) -> None:
-        """Anywhere where GPUs are free by the log, or nowhere."""
+        """Place a gang anywhere where GPUs are free by the log, or nowhere."""
         for job in [job for job in self.queue.live() if job.state == "placing"]:
             if self.dice.random() < 0.8:
                 self.place(job)
@@ -179,7 +179,7 @@ class Story:
         self.say(QuotaSet(wall_s=1.0, tenant=tenant, gpus=self.dice.choice((None, 0, 1, 2, 4, 9))))
 
     def do_host(self) -> None:
-        """One goes, comes back, breaks a GPU or was never heard of."""
+        """Let a host go, come back, break a GPU or never have been heard of."""
         host = self.dice.choice((*self.gpus, HostId("h9")))
         match self.dice.randrange(4):
             case 0:
@@ -192,7 +192,7 @@ class Story:
                 self.gone.pop(host, None)
 
     def do_drain(self) -> None:
-        """Somebody drains a host, or uses it again."""
+        """Drain a host, or use it again."""
         host, dice = self.dice.choice((*self.gpus, HostId("h9"))), self.dice
         self.say(HostDrained(wall_s=1.0, host=host, drained=dice.random() < 0.5, stop_jobs=dice.random() < 0.5))
 
@@ -204,7 +204,7 @@ class Story:
             self.say(TakenBack(wall_s=1.0, job=job.id, epoch=job.grant.epoch, cause=cause, reason="r", lost=lost))
 
     def do_wild(self) -> None:
-        """What another leader said."""
+        """Say what another leader said."""
         job = self.some()
         if job is None:
             return

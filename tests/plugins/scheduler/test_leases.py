@@ -251,7 +251,8 @@ def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
 
 
 def test_two_jobs_whose_supervisors_start_slowly_do_not_keep_their_agent_busy() -> None:
-    """Each time one of them was given its lease that of the other was dropped, and it asked at once, without end."""
+    """Found so: each time one of them was given its lease that of the other was dropped, and it asked at once, without
+    end."""
     with SimRack(1, hosts=1) as rack:
         rack.start()
         rack.settle()
@@ -361,7 +362,8 @@ def test_ranks_go_on_while_a_majority_knows_no_leader_and_a_minority_proves_noth
 
 @pytest.mark.parametrize("told_by", ["gpu1", "gpu4"])
 def test_while_nobody_leads_what_may_have_been_taken_back_is_not_confirmed(told_by: str) -> None:
-    """By the entry of one voter, or our own, of which nobody knows yet whether it was decided."""
+    """It is taken back by the entry of one voter, or this host's own, of which it is not known yet whether it was
+    decided."""
 
     async def story(rack: Rack) -> None:
         rack.voters = ["gpu1", "gpu2", "gpu3"]
@@ -408,7 +410,7 @@ def test_a_grant_is_not_begun_while_nobody_leads() -> None:
 
 
 def test_a_host_that_knows_too_little_of_the_log_does_not_make_a_loss_a_failure() -> None:
-    """After a reboot it decided by a copy that did not show the job as running: `failed`, exit 255."""
+    """Found so: after a reboot the host decided by a copy that did not show the job as running: `failed`, exit 255."""
 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4)

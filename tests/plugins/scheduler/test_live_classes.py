@@ -372,7 +372,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS), gpus=st.none() | st.integers(0, 6), give=st.booleans())
     def quota(self, tenant: str, gpus: int | None, give: bool) -> None:
-        """Mostly as many GPUs as nobody else was promised."""
+        """Set a quota, mostly to as many GPUs as no other tenant was promised."""
         if give:
             others = [self.rack.queue.quota(other) or 0 for other in TENANTS if other != tenant]
             gpus = max(0, sum(self.rack.totals.values()) - sum(others))
@@ -381,7 +381,7 @@ class AnyLife(RuleBasedStateMachine):
     @precondition(lambda self: self.rack.queue.live())
     @rule(at=st.integers(0, 9), what=st.sampled_from(["demote", "upgrade", "reserve", "return"]))
     def wild(self, at: int, what: str) -> None:
-        """What no leader would say now; the log refuses it or stays sound."""
+        """Say what no leader would say now; the log refuses it or stays sound."""
         jobs = self.rack.queue.live()
         id, epoch = jobs[at % len(jobs)].id, jobs[at % len(jobs)].grant.epoch
         commands: dict[str, Command] = {
@@ -411,7 +411,8 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Whoever is within a quota and still waits at rest is kept out by guaranteed jobs alone."""
+        """Let the rack settle: a job that is within a quota and still waits at rest is kept out by guaranteed jobs
+        alone."""
         said = self.rack.settle()
         assert len([command for command in said if isinstance(command, TakenBack | Promoted)]) <= 40
         queue, ground = self.rack.queue, self.rack.capacity()

@@ -76,7 +76,7 @@ class Pair:
         return Submitted(PoolJob(id=name(id), tenant=tenant, gpus=gpus, job_class=job_class, same_host=same_host))
 
     def compare(self, told: Any) -> None:
-        """One event on both sides; what each says about it."""
+        """Compare what each side says about one event."""
         pool, now_s = self.pool, self.rack.now_s
         guests = list(pool.opportunistic)
         pool.utilisation = [1.0] * len(pool.holder)

@@ -1,4 +1,4 @@
-"""The fast order says what the plain one says, and keeps what it promises."""
+"""The fast order decides as the plain one does, and keeps what it promises."""
 
 import random
 from typing import get_args
@@ -29,7 +29,7 @@ Case = tuple[list[PlainJob], int, OrderRules, History]
 
 
 def case(seed: int, discipline: Discipline, jobs_max: int) -> Case:
-    """A small crowded cluster; integers only, so that ties are common."""
+    """A small crowded cluster; it has integers only, so that ties are common."""
     dice = random.Random(seed)
     capacity = dice.choice((1, 2, 4, 8))
     widths = [width for width in (1, 1, 1, 2, 2, 3, 4, 8) if width <= capacity]

@@ -14,7 +14,7 @@ H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 
 
 def fill(rack: Little, *gpus: str) -> list[str]:
-    """One job of one GPU on each of these; its id."""
+    """Start one job of one GPU on each of these hosts, and return their ids."""
     ids = [rack.submit(1, "red") for _ in gpus]
     rack.look()
     for id, gpu in zip(ids, gpus, strict=True):

@@ -36,7 +36,7 @@ def test_an_opportunistic_job_goes_where_it_is_least_busy() -> None:
 
 
 def test_a_guaranteed_job_takes_gpus_with_the_fewest_beside_and_none_of_another() -> None:
-    """Also none of which an upgraded job holds a part. Reference: AntMan §3.3."""
+    """A GPU of which an upgraded job holds a part is not taken either. Reference: AntMan §3.3."""
     holds = [hold("j1", "a+1"), guest("j2", "b+1", "c+1"), guest("j3", "b+2")]
     chosen = choice(Wish(1, False), GPUS, holds, {}, TWO)
     assert (chosen.gpus, chosen.there, chosen.why_not) == (("c",), 2, "1 held by guaranteed jobs")

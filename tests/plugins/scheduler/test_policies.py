@@ -22,7 +22,7 @@ MODELS = {
     "resnet50": (97.7, 9.0, False), "inception4": (162.9, 5.9, False), "inception3": (91.0, 7.8, False),
     "googlenet": (26.7, 3.9, False),
 }  # fmt: skip
-"""Model -> MB of all tensors, MB of the largest, whether it was measured to mind being spread."""
+"""Models: MB of all tensors, MB of the largest, and whether the model was measured to mind being spread."""
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_skew_at_the_limit_still_fills_gaps_and_one_worker_takes_the_tightest_ho
 
 
 def test_a_gang_that_has_shown_nothing_goes_to_the_fewest_hosts() -> None:
-    """Eight workers beside an idle host and three with one free GPU were put on all four."""
+    """Found so: eight workers beside an idle host and three with one free GPU were put on all four."""
     assert place(free(1, 1, 1, 8), 8, 1, None, 0.3) == {"h3": 8}
     assert place(free(1, 2, 3, 8), 2, 1, None, 0.3) == {"h1": 2}, "into the gap that it fits into whole"
     assert place(free(1, 4, 8, 8), 18, 1, None, 0.3) == {"h2": 8, "h3": 8, "h1": 2}

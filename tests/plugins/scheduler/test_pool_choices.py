@@ -23,7 +23,7 @@ def idle(*shares: float) -> Measured:
 
 
 def test_an_opportunistic_job_takes_the_least_busy_gpus() -> None:
-    """Also when one that is busier has fewer guests. Reference: AntMan §3.3."""
+    """The least busy GPU is taken also when a busier one has fewer guests. Reference: AntMan §3.3."""
     pool = Shared(3, 3, {"a": 3}, opportunistic_max=3)
     starts(pool, idle(0.5, 0.1, 0.7))
     assert starts(pool, job("j1", 1, kind="opportunistic")) == [("j1", (1,))]

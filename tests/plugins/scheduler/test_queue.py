@@ -68,7 +68,7 @@ class Told:
         )
 
     def run(self, workers: int = 2, tenant: str = "alice", base: int = 0, **more: Any) -> JobId:
-        """Submitted, granted and placed, half on h1 and half on h2."""
+        """Run a job: submitted, granted and placed, half on h1 and half on h2."""
         id = self.submit(workers, tenant, **more)
         assert isinstance(self.grant(id), Applied)
         assert isinstance(self.place(id, *halves(workers, base)), Applied)

@@ -40,7 +40,8 @@ HOSTS = (H1, H2, H3, HostId("h4"))
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Two copies hear the same commands: right, stale and wild ones. One of them is restored from snapshots."""
+    """Two copies that hear one sequence of commands: right, stale and wild ones. One of them is restored from
+    snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(key=st.integers(31, 40), hosts=st.permutations(HOSTS), workers=st.integers(2, 3))
     def begin(self, key: int, hosts: list[HostId], workers: int) -> None:
-        """A gang that runs on a host for each worker, and may lose some."""
+        """Begin a gang that runs on a host for each worker, and may lose some."""
         spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": "alice"})
         said = self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
         job = self.queue.jobs.get(said.job) if isinstance(said, Applied) and said.job is not None else None
@@ -167,7 +168,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(lost=st.sampled_from(HOSTS), move=st.booleans())
     def lose_or_leave(self, lost: HostId, move: bool) -> None:
-        """By every gang there that runs."""
+        """Let every gang that runs on a host lose it, or leave it."""
         for job in list(self.queue.jobs.values()):
             if job.state == "running" and move:
                 self.move(job.number, lost, None)
@@ -209,7 +210,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.past)
     @rule(at=st.integers(0, 10**6))
     def repeat(self, at: int) -> None:
-        """A leader that was cut off says again what it said long ago."""
+        """Repeat what a leader that was cut off said long ago."""
         self.say(self.past[at % len(self.past)])
 
     @rule()

@@ -1,4 +1,5 @@
-"""Gangs that go on without a host: what the log keeps of that, when the leader says so, how another host is found."""
+"""Gangs that continue without a host: what the log keeps of that, when the leader says so, how another host is
+found."""
 
 from math import inf
 from typing import Any
@@ -264,7 +265,8 @@ def test_ranks_that_move_end_before_their_successors_start() -> None:
 
 
 def test_ranks_that_end_before_they_move_go_nowhere_and_nobody_waits_for_them() -> None:
-    """Another host would start them when this one has reported their end, which it has; the job would never be over."""
+    """Otherwise another host would start them when this one has reported their end, which it has; the job would never
+    be over."""
     told = Healing()
     told.move(H2, H4)
     told.report(told.id, H2, {2: 0, 3: 0})
@@ -276,7 +278,7 @@ def test_ranks_that_end_before_they_move_go_nowhere_and_nobody_waits_for_them() 
 
 
 def test_no_rank_joins_those_of_a_host_that_have_ended() -> None:
-    """Nobody would wait for it."""
+    """No host would wait for the end of such a rank."""
     told = Healing()
     told.report(told.id, H1, {0: 0, 1: 0})
     assert [place.host for place in joinable(told.job)] == [H2]

@@ -47,7 +47,7 @@ class Local:
         return actions
 
     def ask(self, job: JobId, workers: int, epoch: int = 1, attempt: int = 1, **more: Any) -> Any:
-        """The answer."""
+        """Ask a host, and return its answer."""
         coordinator = more.pop("coordinator", HOME)
         ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S, **more)
         last = self.dispatch(Heard(coordinator, ask))[-1]
@@ -237,7 +237,7 @@ def test_a_job_without_gpus_is_always_welcome() -> None:
 
 
 def grown(*gpus: str, **more: Any) -> Local:
-    """Ranks of a job run on g0, and two more are about to join them."""
+    """A host where ranks of a job run on g0, and two more are about to join them."""
     local = Local()
     local.ask(J1, 1)
     local.dispatch(Starting(J1, 1, ("g0",)))
@@ -322,7 +322,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
     def start(self, number: int, epoch: int) -> None:
-        """The log only starts what this host said yes to."""
+        """Start what the log starts: only what this host said yes to."""
         job = JobId(f"j{number}")
         hold = self.local.machine.find(job, epoch)
         if hold is not None:

@@ -179,7 +179,7 @@ def test_a_whole_rack_that_restarts_goes_on_with_what_runs_and_starts_nothing_tw
 
 
 async def apply_slowly(rack: Rack, name: str) -> None:
-    """One entry of the log every 1.5 s, so that this host looks at each state that ever was."""
+    """Apply one entry of the log every 1.5 s, so that this host looks at each state that ever was."""
     host = rack[name]
     while host.log.applied_index < len(rack.entries):
         rack.slow[host.id] = 1
@@ -289,7 +289,7 @@ def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
 
 
 def lose_ranks(rack: Rack) -> None:
-    """The machine of the first place restarted: nobody knows how its ranks ended."""
+    """Restart the machine of the first place: how its ranks ended is not known."""
     job = rack.job("j1")
     place = job.start.places[0]
     rack[place.host].runner.end(JobId("j1"), job.grant.epoch, dict.fromkeys(place.ranks, 255), "lost", lost=True)

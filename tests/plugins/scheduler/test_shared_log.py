@@ -44,7 +44,7 @@ class Log:
         return result
 
     def place(self, id: str, gpus: dict[HostId, tuple[str, ...]]) -> Any:
-        """Grant it, and say that its hosts gave these."""
+        """Grant a gang, and say that its hosts gave these GPUs."""
         job = self.queue.jobs[JobId(id)]
         assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.grant.epoch + 1, coordinator=H1)), Applied)
         places, rank = [], 0
@@ -63,7 +63,7 @@ class Log:
         return result.job
 
     def demoted(self, gpus: dict[HostId, tuple[str, ...]]) -> str:
-        """A job of class auto that was demoted, and runs there."""
+        """The id of a job of class auto that was demoted, and runs on these GPUs."""
         id = self.submit("auto", sum(map(len, gpus.values())))
         self.say(Demoted(wall_s=0.0, job=JobId(id), epoch=0, waited_s=1.0))
         assert isinstance(self.place(id, gpus), Applied)
@@ -175,7 +175,7 @@ def test_what_it_harms_is_remembered_in_log_and_snapshots_up_to_so_many() -> Non
 
 
 class Harm(Log):
-    """`guest.py` was taken back since it harmed `train.py` on h1, where that one runs on."""
+    """A queue where `guest.py` was taken back since it harmed `train.py` on h1, which still runs there."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ class SharedRack:
             self.hosts[host] = Reservations(HeldReservations(), LEASE_S, 0.0, self.sharing)
             self.says[host] = self.beside
         self.pending: list[tuple[JobId, int, list[Place]]] = []
-        """Gangs whose hosts said yes, not proposed yet."""
+        """The gangs whose hosts said yes, not proposed yet."""
         self.upgrades = 0
         self.refused: Counter[str] = Counter()
         self.measure()
@@ -131,7 +131,7 @@ class SharedRack:
                 break
 
     def odd(self, job: Job) -> None:
-        """It cannot stay, with or without harm done; its hosts say that its ranks ended, some later."""
+        """Say that a job cannot stay, with or without harm done; its hosts say that its ranks ended, some later."""
         others = [other.id for other in self.queue.live() if other.counts and other.state == "running"]
         harms = self.dice.choice(others) if others and not job.counts else None
         told = TakenBack(
@@ -161,7 +161,7 @@ class SharedRack:
     # ---- agents ----
 
     def say(self, command: Command) -> bool:
-        """Whether it was applied. Hosts look at the log after it."""
+        """Say a command, and return whether it was applied. Hosts look at the log after it."""
         result, notes = apply(self.queue, self.queue.index + 1, command)
         self.upgrades += any(note.event == "upgraded" for note in notes)
         if isinstance(result, NotApplied):
@@ -184,7 +184,7 @@ class SharedRack:
         return tuple(self.busy.get(gpu, 0.0) for gpu in self.gpus[host])
 
     def reserve(self, job: Job) -> None:
-        """Its coordinator asks every host of its plan."""
+        """Let a job's coordinator ask every host of its plan."""
         capacity = self.leader.capacity
         assert isinstance(capacity, SharedCapacity)
         each = job.spec.gpus_per_worker
@@ -261,7 +261,7 @@ class SharedRack:
         assert all(count <= self.beside for count in beside.values()), beside
 
     def drain(self) -> None:
-        """Every job ends; then nothing is held anywhere."""
+        """End every job; then nothing is held anywhere."""
         for _ in range(400):
             if not self.queue.live():
                 break

@@ -1,4 +1,5 @@
-"""Spares on other hosts: which one is asked, who may leave when, what is forgotten, which host a coordinator takes."""
+"""Spares on other hosts: which one is asked, which ranks may leave when, what is forgotten, which host a coordinator
+takes."""
 
 from typing import Any
 
@@ -23,7 +24,7 @@ def gang(**spec: Any) -> Any:
 
 
 def moved() -> tuple[Any, Place]:
-    """The same, whose ranks on h2 go on on h3, and what it had on h2."""
+    """The gang, whose ranks on h2 continue on h3, and the place that it had on h2."""
     job = gang()
     before = job.place_on(H2)
     job.healing.leaving = (before,)

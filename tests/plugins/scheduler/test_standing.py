@@ -1,4 +1,5 @@
-"""Where everybody stands: one walk says the same as looking at all others, and is kept until something changes."""
+"""Where each job is in the order: one walk finds what looking at all others finds, and is kept until something
+changes."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a job's state means is said once, in `machine/jobs.py`; nobody keeps a list of states of their own."""
+"""The meaning of a job's state is said once, in `machine/jobs.py`; no other file keeps a list of states of its own."""
 
 import ast
 import re

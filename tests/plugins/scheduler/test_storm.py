@@ -96,7 +96,7 @@ class Storm:
             assert len(held) == len(set(held)), f"two gangs run on one GPU of {host.id}"
 
     async def calm(self) -> None:
-        """Everybody comes back; then every job must come to its end."""
+        """Let everybody come back; then every job must end."""
         self.rack.delay_s = 0.005
         for host in sorted(self.rack.cut):
             self.rack.heal(host)

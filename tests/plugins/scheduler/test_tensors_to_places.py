@@ -18,7 +18,7 @@ def is_over(rack: SimRack, id: str) -> bool:
 
 
 def run_once(rack: SimRack, key: str) -> Any:
-    """A run of the same script: two workers and one tensor of 4 KiB. The record of the job, once it is over."""
+    """Run one script: two workers and one tensor of 4 KiB. Returns the record of the job, once it is over."""
     spec = {"argv": ["trainer", "40", "1024"], "name": "bert", "workers": 2, "cwd": "/"}
     id = rack.submit(spec, key)
     rack.until(lambda: is_over(rack, id), 180, f"{id} is over")

@@ -102,7 +102,7 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
     """Reference: Tiresias §3.2, §3.4."""
 
     async def run(rack: Rack, id: str, step_s: float, **more: str) -> int:
-        """On how many hosts it was."""
+        """Run a job, and return on how many hosts it was."""
         await submit(rack, workers=2, name="resnet", **more)
         await until(lambda: rack.job(id).state == "running")
         places = rack.job(id).start.places

@@ -1,1 +1,1 @@
-"""Processes that let ranks go on when the agent that stopped them is gone."""
+"""Guards: processes that let ranks run again when the agent that stopped them is gone."""

@@ -1,8 +1,8 @@
-"""The guard of ranks whose GPU memory lies on the host: it moves them out by CUDA's checkpoint, and back when time is
+"""The guard of ranks whose GPU memory is on the host: it moves them out by CUDA's checkpoint, and back when time is
 over.
 
-A process that was checkpointed stays out of its GPU until somebody restores it; so whoever moves it out is this guard,
-a process of its own that ends only when all are back. It alone loads the driver's library, never the agent. Lines on
+A process that was checkpointed stays out of its GPU until it is restored; so it is this guard that moves it out, a
+process of its own that ends only when all are back. It alone loads the driver's library, never the agent. Lines on
 standard input, each answered by one line:
 
     hold SECONDS PID:START,...    these are moved out, for so long at most; of those that are, the time begins anew
@@ -11,7 +11,7 @@ standard input, each answered by one line:
 
 `ok`, or `no` and why. When the time is over, or standard input ends, they are moved back; where the GPU has no room
 for one yet it is tried again every half second. START is field 22 of /proc/PID/stat: a pid that is used again is left
-alone. Run as a script of its own, without anything of ours: python -I -S checkpoint_guard.py [LIBRARY]
+alone. Run as a script of its own, without any of Covey's modules: python -I -S checkpoint_guard.py [LIBRARY]
 """
 
 import ctypes
@@ -23,7 +23,7 @@ import time
 
 LIBRARY = "libcuda.so.1"
 LOCK_MS = 5000
-"""For kernels that run, and calls that are being made, to end."""
+"""Milliseconds to wait for kernels that run, and calls that are being made, to end."""
 AGAIN_S = 0.5
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 
@@ -44,12 +44,13 @@ class Driver:
             raise OSError(f"cuInit failed with {error}")
 
     def state(self, pid: int) -> int:
-        """-1: it uses no GPU, or is gone."""
+        """The process's state; -1: it uses no GPU, or is gone."""
         found = ctypes.c_int(-1)
         return found.value if self._state(pid, ctypes.byref(found)) == 0 else -1
 
     def out(self, pid: int) -> str:
-        """Why it could not be moved out; then it goes on as it was. Empty: its memory lies on the host."""
+        """Move a process out of its GPU. Returns why it could not be; then it runs as it did. Empty: its memory is on
+        the host."""
         if self.state(pid) == CHECKPOINTED:
             return ""
         if error := self._lock(pid, ctypes.byref(LockArgs(LOCK_MS))):
@@ -60,7 +61,7 @@ class Driver:
         return ""
 
     def back(self, pid: int) -> str:
-        """Why it is not back yet. Empty: it works again, or needs nothing of us."""
+        """Move a process back. Returns why it is not back yet. Empty: it works again, or needs nothing from here."""
         state = self.state(pid)
         if state == CHECKPOINTED and (error := self._restore(pid, None)):
             return f"process {pid} was not moved back (CUDA error {error})"
@@ -83,14 +84,14 @@ def read(text: str) -> "list[tuple[int, int]]":
 
 
 class Guard:
-    """What is out, and until when."""
+    """The processes that are out, and until when."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.held: dict[tuple[int, int], float] = {}
 
     def hold(self, seconds: float, processes: "list[tuple[int, int]]") -> str:
-        """All of them, or none that was not out before."""
+        """Move all these processes out, or none that was not out before."""
         new: list[tuple[int, int]] = []
         for one in processes:
             why = self.driver.out(one[0]) if is_alive(one) else f"process {one[0]} is gone"
@@ -103,7 +104,7 @@ class Guard:
         return ""
 
     def drop(self, processes: "list[tuple[int, int]]") -> str:
-        """What is not back is tried again."""
+        """Move these processes back. One that does not come back is tried again."""
         told = ""
         for one in processes:
             why = self.driver.back(one[0]) if is_alive(one) else ""
@@ -115,7 +116,7 @@ class Guard:
         return told
 
     def end(self, all_of_them: bool) -> None:
-        """Of those whose time is over."""
+        """Move back the processes whose time is over, or all of them."""
         now_s = time.monotonic()
         self.drop([one for one, until_s in self.held.items() if all_of_them or until_s <= now_s])
 

@@ -2,10 +2,10 @@
 calls of CUDA wait (drivers from 570 on: `cuCheckpointProcessLock`, `Checkpoint`, `Restore`, `Unlock`). Never run on a
 GPU so far.
 
-A rank must not stay out because its agent died: `checkpoint_guard.py`, a process of its own, moves it back when a
-lease is over or the agent is gone. SIGSTOP is not used in its place: a stopped process keeps its memory of the GPU,
-and what it had queued goes on, so nobody would have anything of it. Processes that share device memory with others
-(some of NCCL's transports) are refused by the driver: then they stay as they are.
+A rank must not stay out because its agent died: `checkpoint_guard.py`, a process of its own, moves it back when a lease
+is over or the agent is gone. SIGSTOP is not used in its place: a stopped process keeps its memory of the GPU, and what
+it had queued runs on, so it would free nothing for others. Processes that share device memory with others (some of
+NCCL's transports) are refused by the driver: then they stay as they are.
 """
 
 import subprocess
@@ -19,17 +19,17 @@ from covey.ports import ProcessId
 
 LEASE_S = 10.0
 ANSWER_S = 60.0
-"""Memory of a GPU goes to the host at some 10 GiB/s."""
+"""Seconds that the guard may take: memory of a GPU moves to the host at some 10 GiB/s."""
 ABLE_S = 10.0
 DISMISS_S = 0.1
-"""It ends only when all are back."""
+"""Seconds for which a dismissed guard is waited for: it ends only when all processes are back."""
 _SILENT = "the guard of checkpointed processes does not answer"
 Users = Callable[[int], Sequence[ProcessId]]
-"""The processes of a rank that use a GPU now; empty when it is none of ours, or uses none."""
+"""The processes of a rank that use a GPU now; empty when it is not a rank of this host, or uses none."""
 
 
 class Checkpoints:
-    """Blocking calls, from threads; one at a time."""
+    """Moves ranks' memory out of GPUs and back. Blocking calls, from threads; one at a time."""
 
     def __init__(self, users: Users, library: str = checkpoint_guard.LIBRARY, lease_s: float = LEASE_S) -> None:
         self._users, self._library, self._lease_s = users, library, lease_s
@@ -38,10 +38,10 @@ class Checkpoints:
         self._held: dict[int, tuple[ProcessId, ...]] = {}
         self._able: bool | None = None
         self.why = ""
-        """The guard's words, when it did not do what it was asked last."""
+        """The guard's words, when it did not do what it was last asked."""
 
     def able(self) -> bool:
-        """Whether this host's driver can do it. Asked once, of a guard that ends then."""
+        """Whether this host's driver can do it. A guard that ends then is asked once."""
         if self._able is None:
             command = guard_command(checkpoint_guard.__file__, self._library)
             try:
@@ -52,7 +52,7 @@ class Checkpoints:
         return self._able
 
     def suspend(self, pid: int) -> bool:
-        """Whether nothing of the rank's memory is on a GPU, for a lease from now."""
+        """Move a rank out for a lease from now; whether nothing of its memory is on a GPU."""
         with self._lock:
             known = (*self._held.get(pid, ()), *self._users(pid))
             found = tuple(dict.fromkeys(one for one in known if is_alive(one)))
@@ -62,13 +62,14 @@ class Checkpoints:
             return True
 
     def resume(self, pid: int) -> bool:
-        """Whether it was out, and is back. One for which the GPU has no room yet comes back as soon as it has."""
+        """Move a rank back; whether it was out, and is back. One for which the GPU has no room yet comes back as soon
+        as there is."""
         with self._lock:
             held = self._held.pop(pid, ())
             return bool(held) and self._ask(f"drop {listed(held)}")
 
     def close(self) -> None:
-        """All come back: the guard sees that nobody listens any more."""
+        """Let all ranks come back: the guard sees that no agent listens any more."""
         with self._lock:
             self._dismiss()
 

@@ -1,7 +1,7 @@
 """A guard of ranks, as the agent has it: `suspend_guard.py` or `checkpoint_guard.py`, a process that undoes what was
 done to ranks when the agent does not say more in time, or is gone.
 
-One line to its standard input, one line back. It sees by the end of its standard input that nobody needs it any more,
+One line to its standard input, one line back. It sees by the end of its standard input that it is not needed any more,
 undoes what is left, and ends by itself, so it is never killed.
 """
 
@@ -16,7 +16,7 @@ from covey.ports import ProcessId
 
 
 class GuardProcess(DetachedProcess):
-    """Runs from the start on. OSError when no process can be started. Blocking calls, one at a time."""
+    """A running guard. OSError when no process can be started. Blocking calls, one at a time."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         super().__init__(
@@ -31,8 +31,8 @@ class GuardProcess(DetachedProcess):
         )
 
     def ask(self, line: str, timeout_s: float) -> str:
-        """Its answer, `ok` or `no` and why; empty when there is none in time, or it has ended. One that was silent once
-        must be dismissed: what it says later would be taken for the next answer."""
+        """Ask the guard, and return its answer, `ok` or `no` and why; empty when there is none in time, or it has
+        ended. One that was silent once must be dismissed: what it says later would be taken for the next answer."""
         assert self.stdin is not None
         assert self.stdout is not None
         try:
@@ -43,7 +43,7 @@ class GuardProcess(DetachedProcess):
             return ""
 
     def dismiss(self, wait_s: float) -> None:
-        """Nobody asks it any more; it is waited for for so long, and then left alone."""
+        """Dismiss the guard: it is waited for `wait_s` seconds, and then left alone."""
         for pipe in (self.stdin, self.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
@@ -53,10 +53,11 @@ class GuardProcess(DetachedProcess):
 
 
 def guard_command(script: str, *arguments: str) -> tuple[str, ...]:
-    """A guard imports nothing of ours, and nothing from the folder or the environment of whoever starts it."""
+    """The command of a guard, which imports nothing of Covey, and nothing from the folder or the environment of whoever
+    starts it."""
     return (sys.executable, "-I", "-S", script, *arguments)
 
 
 def listed(processes: Sequence[ProcessId]) -> str:
-    """As guards read them: `PID:START,...`."""
+    """Processes as guards read them: `PID:START,...`."""
     return ",".join(f"{process.pid}:{process.started}" for process in processes)

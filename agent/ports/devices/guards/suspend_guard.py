@@ -1,13 +1,15 @@
-"""The guard of suspended processes: it lets them go on when the agent that stopped them does not say more in time.
+"""The guard of suspended processes: it lets them run again when the agent that stopped them does not renew that in
+time.
 
 A process that was stopped (SIGSTOP) stays so when the agent dies or hangs, for ever. So before the agent stops one it
 tells this guard, a process of its own, until when. Lines on standard input, each answered by one line:
 
     hold SECONDS PID:START,...       from now on, these for so long at most; what it held of them before is replaced
-    drop PID:START,...               these go on by themselves: the agent lets them
+    drop PID:START,...               these are let run by the agent itself
 
 When the time is over, or standard input ends, what is held and its descendants get SIGCONT. START is field 22 of
-/proc/PID/stat: a pid that is used again is left alone. Run as a script of its own, without anything of ours.
+/proc/PID/stat: a pid that is used again is left alone. Run as a script of its own, without any of Covey's
+modules.
 """
 
 import os
@@ -18,7 +20,7 @@ import time
 
 
 def fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the third on; empty when it is gone."""
+    """The fields of /proc/PID/stat, from the third on; empty when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().decode(errors="replace").rpartition(")")[2].split()
@@ -27,7 +29,7 @@ def fields(pid: int) -> list[str]:
 
 
 def go_on(held: "tuple[int, int]") -> None:
-    """SIGCONT to this process and all that descend from it."""
+    """Send SIGCONT to this process and all that descend from it."""
     pid, started = held
     found = fields(pid)
     if not found or int(found[19]) != started:

@@ -1,8 +1,9 @@
-"""Processes that are stopped for a while (SIGSTOP) and let go on (SIGCONT): whole trees, never for longer than a lease.
+"""Processes that are stopped for a while (SIGSTOP) and let run again (SIGCONT): whole trees, never for longer than a
+lease.
 
 A stopped rank must not stay stopped because its agent died, was stopped itself, or forgot it: `suspend_guard.py`, a
-process of its own, knows of every stopped process before it is stopped, and lets it go on when the lease is over or the
-agent is gone. Whoever wants a rank stopped for longer says so again within `LEASE_S`.
+process of its own, knows of every stopped process before it is stopped, and lets it run again when the lease is over or
+the agent is gone. Whoever wants a rank stopped for longer says so again within `LEASE_S`.
 """
 
 import contextlib
@@ -19,16 +20,16 @@ from covey.ports import ProcessId
 
 LEASE_S = 10.0
 GUARD_S = 2.0
-"""The guard answers within a millisecond; one that does not is replaced."""
+"""Seconds that the guard may take: it answers within a millisecond; one that does not is replaced."""
 STILL_S = 1.0
 ROUNDS_MAX = 20
-"""While a tree is being stopped it may fork: it is read again until nothing new is found."""
+"""The most times that a tree is read while it is being stopped, since it may fork: until nothing new is found."""
 Tree = Callable[[int], Sequence[ProcessId]]
-"""The processes of a rank now; empty when it is none of ours, or gone."""
+"""The processes of a rank now; empty when it is not a rank of this host, or is gone."""
 
 
 class Suspensions:
-    """Blocking calls, from threads; one at a time."""
+    """Stops and continues processes of ranks. Blocking calls, from threads; one at a time."""
 
     def __init__(self, tree: Tree, lease_s: float = LEASE_S) -> None:
         self._tree, self._lease_s = tree, lease_s
@@ -37,8 +38,8 @@ class Suspensions:
         self._held: dict[int, tuple[ProcessId, ...]] = {}
 
     def suspend(self, pid: int) -> bool:
-        """Whether every process of the rank is stopped, for a lease from now. OSError when no guard can be started:
-        then nothing is stopped."""
+        """Stop a rank for a lease from now; whether every process of it is stopped. OSError when no guard can be
+        started: then nothing is stopped."""
         with self._lock:
             stopped: set[ProcessId] = set()
             for _ in range(ROUNDS_MAX):
@@ -53,7 +54,8 @@ class Suspensions:
             return False
 
     def _still(self, processes: Sequence[ProcessId]) -> bool:
-        """A signal is taken when the kernel next gives the process a turn; one that waits for a disk takes none."""
+        """Whether these processes have stopped. A signal is taken when the kernel next gives the process a turn; one
+        that waits for a disk takes none."""
         end_s = time.monotonic() + STILL_S
         while moving := [one for one in processes if is_alive(one) and (stat(one.pid) or "T")[0] not in ("T", "t")]:
             if time.monotonic() > end_s:
@@ -62,7 +64,7 @@ class Suspensions:
         return True
 
     def resume(self, pid: int) -> bool:
-        """Whether there was a rank to go on."""
+        """Let a rank run again; whether there was one."""
         with self._lock:
             held = self._held.pop(pid, ())
             found = dict.fromkeys((*self._tree(pid), *held))
@@ -74,12 +76,12 @@ class Suspensions:
             return bool(found)
 
     def close(self) -> None:
-        """Everything goes on: the guard sees that nobody listens any more."""
+        """Let everything run again: the guard sees that no agent listens any more."""
         with self._lock:
             self._dismiss()
 
     def _say(self, line: str) -> None:
-        """To a guard that lives; what is held is told to a new one."""
+        """Say a line to a guard that lives; what is held is told to a new one."""
         for _ in (0, 1):
             if self._guard is None:
                 self._guard = GuardProcess(suspend_guard.__file__)

@@ -34,7 +34,7 @@ LOOK_S = 1.0
 
 
 class NvmlDevices:
-    """`agent.ports.devices.backend.Backend`."""
+    """The `agent.ports.devices.backend.Backend` of NVIDIA's GPUs."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class NvmlDevices:
         remembered: str = "",
         wanted: bool = False,
     ) -> None:
-        """`nvml`: the module pynvml; None: imported when it is first needed. `socket`: of the agent whose ranks may be
-        suspended; empty: of any. `remembered`: path of the inventory; `wanted`: agent.toml says that there are GPUs."""
+        """`nvml`: the module pynvml; None: imported when it is first needed. `socket`: path of the jobs.sock whose
+        agent's ranks may be suspended; empty: any agent's. `remembered`: path of the inventory; `wanted`: agent.toml
+        says that there are GPUs."""
         self._log = log
         self._inventory = Inventory(remembered, log)
         self._trees = RankTrees(socket)
@@ -58,11 +59,11 @@ class NvmlDevices:
         self._newest: Newest[DriverSaid] = Newest(self._calls, "devices", self._driver.read, DriverSaid(), REFRESH_S)
         self._since_us: dict[str, int] = {}
         self._moves = DriverCalls("CUDA's checkpoint", ANSWER_S, ANSWER_S)
-        """Of gigabytes: they take seconds, and nothing else waits for them."""
+        """Calls that move gigabytes by CUDA's checkpoint: they take seconds, and nothing else waits for them."""
         self.counters = self._calls.counters
         self.counters["xids"] = 0
         self._struck = asyncio.Event()
-        """A device had an XID."""
+        """Set when a device had an XID."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told: dict[str, DeviceHealth] = {}
 
@@ -92,7 +93,7 @@ class NvmlDevices:
         self._driver.close()
 
     def _silence(self, told: DriverSaid) -> str:
-        """Why nobody knows how devices are now; empty: the driver says it."""
+        """Why it is not known how devices are now; empty: the driver says it."""
         return self._calls.silence or self._newest.failed or told.silence
 
     # ---- Devices ----
@@ -169,7 +170,7 @@ class NvmlDevices:
         return found
 
     async def _ask(self, what: str, call: Callable[[], T]) -> T:
-        """OSError when the driver fails, TimeoutError when it hangs."""
+        """Ask the driver. OSError when it fails, TimeoutError when it hangs."""
         try:
             return await self._calls.within(what, call)
         except TimeoutError:
@@ -191,8 +192,8 @@ class NvmlDevices:
     # ---- in threads ----
 
     def _users(self, pid: int) -> Sequence[ProcessId]:
-        """Processes of that rank that the driver finds on a GPU. OSError when it does not tell of one of its GPUs: a
-        part of a rank is not moved out and taken for all of it."""
+        """The processes of that rank that the driver finds on a GPU. OSError when it does not tell of one of its GPUs:
+        a part of a rank is not moved out and taken for all of it."""
         nvml = self._driver.nvml
         rows = [row for tree in self._trees.read() if tree.pid == pid for row in tree.rows if not row.ended]
         found: set[int] = set()
@@ -204,7 +205,8 @@ class NvmlDevices:
         return [row.id for row in rows if row.pid in found]
 
     def _on_xid(self, whole: str, instance: int | None, number: int) -> None:
-        """Of a GPU, or of one of its instances: of all of them when the driver does not say which."""
+        """Record the XID of a GPU, or of one of its instances: of the GPU and all its instances when the driver does
+        not say which."""
         self.counters["xids"] += 1
         self._log.warning("XID", gpu=whole, instance=instance, number=number)
         self._inventory.struck(
@@ -221,11 +223,11 @@ class NvmlDevices:
 
 
 def _struck(gpu: Gpu, xid: int) -> Gpu:
-    """With what was heard of it, which the newest reading may not have."""
+    """The GPU with the XID that was heard of it, which the newest reading may not have."""
     now = health.worse(DeviceHealth(gpu.condition, gpu.why), health.of_xid(xid))
     return msgspec.structs.replace(gpu, condition=now.condition, why=now.why)
 
 
 def _silent(was: KnownDevice) -> Device:
-    """One that was not listed since this agent began."""
+    """A device that has not been listed since this agent began."""
     return Device(was.uuid, was.model, was.memory_bytes, "nvml", was.parent)

@@ -1,4 +1,5 @@
-"""NVIDIA's driver as one thread after another finds it: begun, read whole, listened to, given up, and begun again.
+"""NVIDIA's driver over its lives, as one thread after another finds it: begun, read whole, listened to, given up, and
+begun again.
 
 Everything here blocks; `nvml.py` calls it in threads with a deadline. What the driver does not tell is a value too: the
 reason for its silence.
@@ -17,15 +18,15 @@ from agent.ports.devices.nvidia.xid_events import XidEvents
 from covey.ports import Logger
 
 AGAIN_S = 1.0
-"""Until a driver that failed is begun again."""
+"""Seconds until a driver that failed is begun again."""
 NO_DRIVER_S = 60.0
-"""The same on a machine without one: it may be installed while the agent runs."""
+"""Seconds until the driver is tried again on a machine without one: it may be installed while the agent runs."""
 LISTEN_S = 30.0
-"""Until events are asked for again after the driver failed to tell any."""
+"""Seconds until events are asked for again after the driver failed to tell any."""
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
-"""Vendor, and classes of devices, on the PCI bus: VGA and 3D controllers."""
+"""The vendor, and the classes of devices, on the PCI bus: VGA and 3D controllers."""
 NONSENSE = (MemoryError, IndexError, ValueError, OSError)
-"""What pynvml raises beside NVMLError when a driver gives lists or texts that cannot be."""
+"""Errors that pynvml raises beside NVMLError when a driver gives lists or texts that cannot be."""
 
 
 class DriverSaid(NamedTuple):
@@ -33,13 +34,13 @@ class DriverSaid(NamedTuple):
 
     listing: Listing = Listing((), ())
     silence: str = "the driver has not answered yet"
-    """Why it tells nothing; empty: it tells what `listing` has."""
+    """Why the driver tells nothing; empty: it tells what `listing` has."""
     expected: bool = True
-    """There should be a driver. False: this machine has no GPU, as far as anybody knows."""
+    """Whether there should be a driver. False: this machine has no GPU, as far as is known."""
 
 
 def nvidia_gpus(devices: str = "/sys/bus/pci/devices") -> int:
-    """How many are on this machine's PCI bus, with a driver or without."""
+    """The number of NVIDIA's GPUs on this machine's PCI bus, with a driver or without."""
     count = 0
     for name in os.listdir(devices) if os.path.isdir(devices) else ():
         count += _word(f"{devices}/{name}/vendor") == NVIDIA and _word(f"{devices}/{name}/class")[:6] in DISPLAYS
@@ -47,7 +48,7 @@ def nvidia_gpus(devices: str = "/sys/bus/pci/devices") -> int:
 
 
 def _word(path: str) -> str:
-    """Empty when it cannot be read."""
+    """The word in a file; empty when it cannot be read."""
     try:
         with open(path) as file:
             return file.read().strip()
@@ -56,8 +57,8 @@ def _word(path: str) -> str:
 
 
 class NvmlDriver:
-    """`able`: whether whole GPUs can move a rank's memory out. `wanted`: agent.toml says that there is a driver.
-    `heard(uuid of the GPU, instance or None, XID)` is called in another thread."""
+    """NVIDIA's driver. `able`: whether whole GPUs can move a rank's memory out. `wanted`: agent.toml says that there is
+    a driver. `heard(uuid of the GPU, instance or None, XID)` is called in another thread."""
 
     def __init__(
         self,
@@ -78,13 +79,13 @@ class NvmlDriver:
         self._initialised, self._again_s, self._said = False, 0.0, ""
         self._last = DriverSaid()
         self.handles: Mapping[str, NvmlDevice] = {}
-        """Of each device that was listed since the driver was begun."""
+        """The handles of each device that was listed since the driver was begun, by UUID."""
         self._events: XidEvents | None = None
         self._listened: tuple[tuple[int, ...], float] = ((), 0.0)
-        """To which GPUs, and since when."""
+        """The GPUs that are listened to, by number, and since when."""
 
     def read(self) -> DriverSaid:
-        """Every device now. It never raises what a driver does."""
+        """Read every device now. It never raises what a driver does."""
         if not self._initialised and self._now_s() < self._again_s:
             return self._last
         self._last = self._read()
@@ -119,7 +120,7 @@ class NvmlDriver:
         return DriverSaid(listing, "")
 
     def _begin(self) -> DriverSaid | None:
-        """None: it has begun."""
+        """Begin the driver. None: it has begun; else why not."""
         nvml = self.nvml
         try:
             nvml.nvmlInit()
@@ -140,7 +141,7 @@ class NvmlDriver:
         return None
 
     def _listen(self, wholes: Mapping[int, Any]) -> None:
-        """To XIDs of these GPUs, by number."""
+        """Listen to XIDs of these GPUs, by number."""
         numbers, (before, since_s), now_s = tuple(sorted(wholes)), self._listened, self._now_s()
         if self._events is not None and numbers == before and (self._events.alive or now_s - since_s < LISTEN_S):
             return
@@ -154,7 +155,7 @@ class NvmlDriver:
             self._listened = numbers, now_s
 
     def end(self) -> None:
-        """It is given up. What it said of devices before is not theirs any more, but they are remembered."""
+        """Give the driver up. What it said of devices before no longer holds, but they are remembered."""
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -164,6 +165,6 @@ class NvmlDriver:
         self._initialised, self.handles = False, {}
 
     def close(self) -> None:
-        """Nothing is heard any more."""
+        """Listen no more."""
         if self._events is not None:
             self._events.close()

@@ -17,9 +17,9 @@ from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
 T = TypeVar("T")
 WHOLE_CAN = frozenset({"process memory", "process utilization", "events"})
 INSTANCE_CAN = frozenset({"process memory", "events"})
-"""The driver tells no utilization of MIG instances by process."""
+"""What an instance can: the driver tells no utilization of MIG instances by process."""
 COUNT_MAX = 1 << 40
-"""Errors above this are the driver's word for not knowing."""
+"""The count of errors above which the driver means that it does not know."""
 MEMORY_MAX = 1 << 50
 MIG_EMPTY = "MIG is on and no instance is made: nvidia-smi mig -cgi and -cci make some, nvidia-smi -mig 0 turns MIG off"
 
@@ -29,18 +29,18 @@ class NvmlDevice(NamedTuple):
 
     device: Device
     number: int
-    """Of the GPU; of an instance, that of the GPU it is a part of."""
+    """The GPU's number; for an instance, that of the GPU it is a part of."""
     handle: Any
     whole: Any
-    """Of the GPU."""
+    """The driver's handle of the whole GPU."""
     instance: int | None
-    """GPU instance id, of a MIG instance."""
+    """The GPU instance id, for a MIG instance."""
     unified: bool = False
-    """It has no memory of its own and uses the host's."""
+    """Whether the device has no memory of its own and uses the host's."""
 
 
 class Reading(NamedTuple):
-    """A device now."""
+    """One reading of a device."""
 
     found: NvmlDevice
     used_bytes: int
@@ -76,7 +76,8 @@ def absent(nvml: Any, error: Any) -> bool:
 
 
 def if_there(nvml: Any, call: Callable[[], T], otherwise: T) -> T:
-    """NVMLError unless the driver says that it does not have this."""
+    """The call's result, or `otherwise` where the driver says that it does not have this. NVMLError for any other
+    error."""
     try:
         return call()
     except nvml.NVMLError as error:
@@ -91,8 +92,8 @@ def read_all(
     xids: Mapping[str, int] | None = None,
     host_bytes: Callable[[], int] = lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
 ) -> Listing:
-    """Every device of an initialised NVML. NVMLError when the driver does not even say how many there are. `more`: what
-    whole GPUs can beside what NVML says; `xids`: the worst that was heard of each; `host_bytes`: memory of this
+    """Read every device of an initialised NVML. NVMLError when the driver does not even say how many there are. `more`:
+    what whole GPUs can beside what NVML says; `xids`: the worst that was heard of each; `host_bytes`: memory of this
     machine, which a GPU without any of its own uses."""
     found: list[Reading] = []
     unread: list[Unread] = []
@@ -181,8 +182,9 @@ class _Memory(NamedTuple):
 
 
 def _memory_now(nvml: Any, handle: Any, host_bytes: Callable[[], int] | None) -> _Memory:
-    """Bytes. A whole GPU without memory of its own, such as GB10, says that it has no such figure: it uses the host's,
-    and what its processes hold of that is what they say. NVMLError when the driver does not tell."""
+    """The memory of a device, bytes. A whole GPU without memory of its own, such as GB10, says that it has no such
+    figure: it uses the host's, and what its processes hold of that is what they say. NVMLError when the driver does not
+    tell."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
@@ -196,7 +198,7 @@ def _memory_now(nvml: Any, handle: Any, host_bytes: Callable[[], int] | None) ->
 
 
 def _limits(nvml: Any, handle: Any) -> frozenset[str]:
-    """Whether the driver holds cgroups to limits (r615 and later, and only root may ask)."""
+    """What limits the driver can hold cgroups to (r615 and later, and only root may ask)."""
     ask = getattr(nvml, "nvmlDeviceGetMemoryLimits_v1", None)
     if ask is None:
         return frozenset()
@@ -208,12 +210,13 @@ def _limits(nvml: Any, handle: Any) -> frozenset[str]:
 
 
 def utilization(nvml: Any, handle: Any) -> float:
-    """0..1 over the driver's last window; 0 where there is none (MIG). NVMLError when the driver does not tell."""
+    """The utilization, 0..1, over the driver's last window; 0 where there is none (MIG). NVMLError when the driver does
+    not tell."""
     return if_there(nvml, lambda: bounds.share(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100), 0.0)
 
 
 def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, int]:
-    """The device now, and until when (the driver's clock, µs) its processes were looked at. NVMLError."""
+    """A sample of the device now, and until when (the driver's clock, µs) its processes were looked at. NVMLError."""
     host_bytes = (lambda: found.device.memory_bytes) if found.unified else None
     memory = _memory_now(nvml, found.handle, host_bytes)
     used_by, until_us = _utilizations(nvml, found, since_us)
@@ -239,8 +242,8 @@ MPS = tuple(f"nvmlDeviceGetMPSComputeRunningProcesses{version}" for version in (
 
 
 def _first_that_works(nvml: Any, names: Sequence[str], handle: Any) -> Sequence[Any]:
-    """Older drivers have older forms of a call. NVMLError when the driver does not tell: nobody knows then whether a
-    process is there."""
+    """Make the first form of a call that works: older drivers have older forms. NVMLError when the driver does not
+    tell: then it is not known whether a process is there."""
     for name in names:
         try:
             return tuple(getattr(nvml, name)(handle))
@@ -251,7 +254,7 @@ def _first_that_works(nvml: Any, names: Sequence[str], handle: Any) -> Sequence[
 
 
 def _utilizations(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[dict[int, float] | None, int]:
-    """0..1 by pid since then, and until when; None when the driver does not say."""
+    """The utilization, 0..1, by pid since `since_us`, and until when; None when the driver does not say."""
     if "process utilization" not in found.device.can:
         return None, since_us
     try:
@@ -268,7 +271,7 @@ def _utilizations(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[dict[int
 
 
 def read_health(nvml: Any, found: NvmlDevice, xid: int) -> DeviceHealth:
-    """`xid`: the worst that was heard of it."""
+    """The health of a device. `xid`: the worst that was heard of it."""
     try:
         return health.of(read_counts(nvml, found.whole, xid))
     except nvml.NVMLError as error:
@@ -277,7 +280,7 @@ def read_health(nvml: Any, found: NvmlDevice, xid: int) -> DeviceHealth:
 
 
 def _trouble(nvml: Any, error: Any) -> DeviceHealth | None:
-    """What an error of any call says of the GPU itself; None: nothing."""
+    """What an error of any call says of the GPU's own health; None: nothing."""
     if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
         return DeviceHealth("lost", "the driver says that it is lost")
     if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
@@ -286,8 +289,8 @@ def _trouble(nvml: Any, error: Any) -> DeviceHealth | None:
 
 
 def read_counts(nvml: Any, whole: Any, xid: int) -> health.Counts:
-    """NVMLError when the GPU does not answer, or the driver does not tell one of these for another reason than that it
-    has none."""
+    """The driver's counts. NVMLError when the GPU does not answer, or the driver does not tell one of these for another
+    reason than that it has none."""
     nvml.nvmlDeviceGetUUID(whole)
     hidden: list[str] = []
 
@@ -329,8 +332,8 @@ def _recovery(nvml: Any, whole: Any) -> int:
 
 
 def own_cgroup(pid: int, root: str = "/") -> str:
-    """The cgroup (version 2) that holds this process and what descends from it, and nobody else; empty when there is
-    none: a limit on a cgroup that others share would hold them too."""
+    """The cgroup (version 2) that holds this process and what descends from it, and no other; empty when there is none:
+    a limit on a cgroup that others share would hold them too."""
     try:
         with open(os.path.join(root, f"proc/{pid}/cgroup")) as file:
             lines = [line.strip() for line in file]
@@ -343,7 +346,7 @@ def own_cgroup(pid: int, root: str = "/") -> str:
 
 
 def _family(pid: int, root: str) -> set[int]:
-    """It and its descendants."""
+    """The process and its descendants."""
     found, layer = {pid}, [pid]
     while layer:
         one = layer.pop()
@@ -357,7 +360,7 @@ def _family(pid: int, root: str) -> set[int]:
 
 
 def set_limit(nvml: Any, found: NvmlDevice, cgroup: str, limit_bytes: int | None) -> None:
-    """NVMLError when the driver refuses."""
+    """Limit a cgroup. NVMLError when the driver refuses."""
     most = nvml.NVML_DEVICE_MEMORY_LIMIT_MAX if limit_bytes is None else limit_bytes
     limits = nvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=os.fsencode(cgroup), softLimit=most, hardLimit=most)
     nvml.nvmlDeviceSetMemoryLimits_v1(found.handle, limits)

@@ -10,24 +10,25 @@ ANY_INSTANCE = 0xFFFFFFFF
 
 
 class XidEvents:
-    """Of one NVML that is initialised. `heard(uuid of the GPU, instance or None, number)` is called in the thread."""
+    """XIDs of one NVML that is initialised. `heard(uuid of the GPU, instance or None, number)` is called in the
+    thread."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any], heard: Callable[[str, int | None, int], None]) -> None:
         self._nvml, self._handles, self._heard = nvml, tuple(handles), heard
         self._over = threading.Event()
         self.why = ""
-        """Why it ended, as the driver says it."""
+        """Why the thread ended, as the driver says it."""
         # A daemon: a driver that hangs must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name="nvml: events", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """False: the driver has no events, or failed."""
+        """Whether the thread runs; False: the driver has no events, or failed."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """It ends within a second; not waited for."""
+        """End the thread, within a second; it is not waited for."""
         self._over.set()
 
     def _run(self) -> None:
@@ -47,7 +48,7 @@ class XidEvents:
             self._free(events)
 
     def _registered(self, events: Any) -> int:
-        """GPUs that tell. Some do not: an older GPU, a container."""
+        """The number of GPUs that tell events. Some do not: an older GPU, a container."""
         count = 0
         for handle in self._handles:
             try:
@@ -59,7 +60,7 @@ class XidEvents:
         return count
 
     def _wait(self, events: Any) -> None:
-        """One event, or none within a second. NVMLError when the driver is gone."""
+        """Wait for one event, for a second at most. NVMLError when the driver is gone."""
         nvml = self._nvml
         try:
             event = nvml.nvmlEventSetWait_v2(events, WAIT_MS)

@@ -1,1 +1,1 @@
-"""A gang of ranks: its GPUs are found at one moment, and whoever hangs is found."""
+"""A gang of ranks: its GPUs are found all at one moment, and a rank that hangs is found."""

@@ -9,9 +9,9 @@ plans with that number. GPUs that the log keeps for another gang meanwhile are c
 here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
 grant.
 
-A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places.
-One that has ranks of it already takes some more if somebody wants that, or if no other has room. Replaced is the start
-then.
+A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places. A
+host that has ranks of the gang already takes more if a person wants that, or if no other host has room. Replaced is the
+start then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,33 +30,34 @@ from plugins.scheduler.policy.place import place, spread, stand_in
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
-"""Wait before the 2nd, 3rd, ... attempt."""
+"""Seconds to wait before the 2nd, 3rd, ... attempt."""
 ATTEMPTS = 1000
-"""Numbers of attempts of one search; those of the next one for the same grant are higher."""
+"""The attempts of one search are numbered below this; those of the next search for the same grant are higher by it."""
 Placement = Placed | PlaceFailed | Replaced
-"""What a coordinator says in the log."""
+"""What a coordinator proposes to the log."""
 REFUSALS_KEPT_S = 10.0
-"""How long a host's own answer about its free GPUs counts before gossip."""
+"""Seconds for which a host's own answer about its free GPUs counts before gossip."""
 
 
 class PlacesSought(msgspec.Struct, frozen=True):
-    """Places of a running gang that go on elsewhere."""
+    """Places of a running gang that are to continue elsewhere."""
 
     places: tuple[tuple[Place, HostId | None], ...]
-    """And the host that somebody wants for it."""
+    """Places that are to move, each with the host that somebody wants for it."""
     avoid: tuple[HostId, ...]
-    """Where ranks of it are."""
+    """Hosts where ranks of the gang are."""
     since: int
-    """Of the new places (`Place.since`)."""
+    """`Place.since` of the new places."""
     number: int
-    """Grows with each time that places of this grant are looked for."""
+    """The search's number: it grows each time that places of this grant are looked for."""
     prefer: HostId | None = None
-    """Where processes wait to become its ranks (`submit --spares`): the first choice, if there is room."""
+    """The host where processes wait to become the gang's ranks (`submit --spares`): the first choice, if there is
+    room."""
     stays: tuple[Place, ...] = ()
-    """Places of it that more ranks may join."""
+    """Places of the gang that more ranks may join."""
 
     def joined(self, host: HostId) -> Place | None:
-        """What there is on this host already, for ranks that go there."""
+        """The gang's place on this host, which ranks that go there join."""
         return next((place for place in self.stays if place.host == host), None)
 
 
@@ -67,13 +68,13 @@ class GrantSeen(msgspec.Struct, frozen=True):
     epoch: int
     spec: JobSpec
     skew: float | None = None
-    """What placement goes by (`machine/log/models.py`)."""
+    """The skew that placement goes by (`machine/log/models.py`)."""
     opportunistic: bool = False
-    """As the job is now."""
+    """Whether the job is opportunistic now."""
     apart_from: tuple[JobId, ...] = ()
-    """See `JobTable.apart_from`."""
+    """Guaranteed jobs beside which it must not be (`JobTable.apart_from`)."""
     sought: PlacesSought | None = None
-    """It runs, and only these places are looked for."""
+    """The places that are looked for, of a gang that runs; None: all of them."""
 
 
 class GrantOver(msgspec.Struct, frozen=True):
@@ -85,13 +86,13 @@ class GrantOver(msgspec.Struct, frozen=True):
 
 
 class RackSeen(msgspec.Struct, frozen=True):
-    """Event: hosts that are alive, with the GPUs that gossip calls free for the job that is looked at next and the
+    """Event: hosts that are alive, with the GPUs that gossip calls free for the job that is looked at next, and the
     ranks that run there."""
 
     free: dict[HostId, int]
     ranks: dict[HostId, int]
     packlimit: float | None = None
-    """Fitted from history; None: as set."""
+    """The packing limit fitted from history; None: the one that was set."""
 
 
 class KeptForAnother(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class KeptForAnother(msgspec.Struct, frozen=True):
     epoch: int
     by: JobId
     free: dict[HostId, int]
-    """GPUs that this one may still start on, by the log, of each host where some are kept."""
+    """GPUs on which this gang may still start, by the log, of each host where some are kept."""
 
 
 class AttemptOver(msgspec.Struct, frozen=True):
@@ -121,14 +122,14 @@ class TryAgain(msgspec.Struct, frozen=True):
 
 
 class PlacementProposed(msgspec.Struct, frozen=True):
-    """Event: what the log said to a proposal; None while nobody knows."""
+    """Event: what the log answered to a proposal; None while that is not known."""
 
     command: Placement
     result: Result | None
 
 
 class ProposePlacement(msgspec.Struct, frozen=True):
-    """Action: offer this to the log, and come back with `PlacementProposed`."""
+    """Action: propose this command to the log, and come back with `PlacementProposed`."""
 
     command: Placement
 
@@ -150,7 +151,7 @@ class HostSearch(msgspec.Struct):
     apart_from: tuple[JobId, ...] = ()
     sought: PlacesSought | None = None
     goes: dict[HostId, Place] = {}
-    """Of the plan: host -> the place that it takes over."""
+    """The plan's moves: host -> the place that it takes over."""
     attempt: int = 0
     plan: dict[HostId, int] = {}
     """Workers per host, in rank order; empty between attempts."""
@@ -159,11 +160,11 @@ class HostSearch(msgspec.Struct):
     trouble: str = ""
     """Why the newest attempt failed."""
     refusal: str = ""
-    """Who said no last, and why: gossip of its free GPUs counts for nothing then."""
+    """Who refused last, and why: gossip of that host's free GPUs counts for nothing then."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Epoch, and which search under it."""
+        """The epoch, and the number of the search under it."""
         return self.epoch, self.number
 
     @property
@@ -172,12 +173,12 @@ class HostSearch(msgspec.Struct):
 
     @property
     def tries(self) -> int:
-        """Attempts so far."""
+        """The number of attempts so far."""
         return self.attempt - ATTEMPTS * self.number
 
 
 class Gangs:
-    """All grants whose coordinator is this host."""
+    """The searches of all grants whose coordinator is this host."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -186,7 +187,8 @@ class Gangs:
         self.ranks: dict[HostId, int] = {}
         self.packlimit = settings.packlimit
         self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
-        """Host, and whether parts were asked for -> (free GPUs by its own word, until when that counts)."""
+        """Refusals: (host, whether parts were asked for) -> (free GPUs by the host's own word, until when that
+        counts)."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -219,7 +221,8 @@ class Gangs:
                 assert_never(event)
 
     def check(self) -> None:
-        """A gang is proposed whole: every host of its plan said yes to as many GPUs as its workers need."""
+        """Raise AssertionError unless each gang is proposed whole: every host of its plan said yes to as many GPUs as
+        its workers need."""
         for search in self.searches.values():
             assert set(search.yes) <= set(search.plan)
             if isinstance(search.proposed, Placed):
@@ -253,7 +256,7 @@ class Gangs:
         return [] if event.placed else self._release(search)
 
     def _kept_for_another(self, event: KeptForAnother) -> Sequence[Action]:
-        """A plan that needs them is given up, unless it is proposed already: then it comes first."""
+        """Give a plan up that needs GPUs kept for another gang, unless it is proposed already: then it comes first."""
         search = self.searches.get(event.job)
         if search is None or search.epoch != event.epoch or search.proposed is not None:
             return ()
@@ -321,7 +324,7 @@ class Gangs:
         return [ProposePlacement(search.proposed)]
 
     def _placed_with(self, answer: Reserved, host: HostId) -> bool:
-        """Whether this yes is one that the proposal on its way counts on (said twice)."""
+        """Whether this yes is one that the proposal under way counts on (said twice)."""
         search = self.searches.get(answer.job)
         found = search.yes.get(host) if search is not None and search.proposed is not None else None
         return found is not None and (found.epoch, found.attempt) == (answer.epoch, answer.attempt)
@@ -369,12 +372,12 @@ class Gangs:
         return search if search is not None and (search.epoch, search.attempt) == (epoch, attempt) else None
 
     def _known_free(self, search: HostSearch, now_s: float) -> dict[HostId, int]:
-        """Free GPUs per host: gossip, or less where the host itself said less a moment ago."""
+        """Free GPUs per host: what gossip says, or less where the host itself said less a moment ago."""
         said = self.said(search.opportunistic, now_s)
         return {host: min(free, said.get(host, free)) for host, free in self.free.items()}
 
     def said(self, opportunistic: bool, now_s: float) -> dict[HostId, int]:
-        """GPUs that hosts which refused a moment ago have in truth for such a job."""
+        """GPUs that hosts which refused a moment ago really have for such a job."""
         self.refusals = {key: word for key, word in self.refusals.items() if word[1] > now_s}
         beside = opportunistic and self.settings.beside > 0
         return {host: free for (host, parts), (free, _) in self.refusals.items() if parts == beside}
@@ -436,7 +439,8 @@ class Gangs:
         )
 
     def _fail(self, search: HostSearch, why: str) -> list[Action]:
-        """This attempt is over and no host holds GPUs for it; another one after a pause, or back to the queue."""
+        """End this attempt, so that no host holds GPUs for it; make another one after a pause, or put the job back into
+        the queue."""
         actions = self._release(search)
         search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
         if search.tries >= min(self.settings.place_attempts, ATTEMPTS - 1):
@@ -454,7 +458,7 @@ class Gangs:
 def _on_spares(
     room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]], prefer: HostId | None
 ) -> list[HostId] | None:
-    """With the widest place that may go anywhere on the host where processes wait; None: that does not fit."""
+    """A plan with the widest place that may go anywhere on the host where processes wait; None: that does not fit."""
     anywhere = [(slots, -at) for at, (slots, wanted) in enumerate(needs) if wanted is None]
     if prefer not in room or not anywhere:
         return None

@@ -6,8 +6,9 @@
                     the gang's first host    --GangStands--> host of its lowest rank: its ranks end, and with them the
                                                             whole gang, which fails, or runs again with `--retries`
 
-One rank at a time: a successor of each needs others that live. The host of a rank knows since when its process runs,
-and leaves one alone that is younger than what its job allows: the round that waits may be older than a successor.
+Ranks are told of one at a time: a successor of each needs others that live. The host of a rank knows since when its
+process runs, and leaves one alone that is younger than what its job allows: the round that waits may be older than a
+successor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +24,24 @@ from plugins.scheduler.messages.wire import GangNowAnswer, GangStands, RankHangs
 from plugins.scheduler.policy.hang import StuckGang, StuckRank, judged, stuck
 
 NEXT_S = 10.0
-"""Between two ranks of one job."""
+"""Seconds between two ranks of one job."""
 HEARD_S = 5.0
-"""Within which a host is to hear of it."""
+"""Seconds within which a host is to hear that a rank is stuck."""
 
 Asked = dict[int, float]
-"""Rank -> when its host was told."""
+"""Which ranks were told of: rank -> when its host was told."""
 
 
 class Hangs:
-    """Of jobs whose tensors this host sums, or of which it is the first host."""
+    """Stuck ranks of the jobs whose tensors this host sums, or whose first host it is."""
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue
         self.asked: dict[tuple[JobId, int, bool], Asked] = {}
-        """By job, epoch, and whether ranks themselves show it: an aggregator takes a rank that waits for a neighbour
-        before its push for one that is stuck, and its host knows better."""
+        """Ranks asked about, by job, epoch, and whether ranks themselves show it: an aggregator takes a rank that waits
+        for a neighbour before its push for a stuck one, and the rank's host knows better."""
         self.over_s: dict[tuple[JobId, int, HostId], float] = {}
-        """Since when a host is known to have reported the end of its ranks."""
+        """When each host was first known to have reported the end of its ranks."""
 
     def handle(self, event: RanksAwaited, now_s: float) -> Sequence[Send]:
         job = self._looked_after(event.job, event.epoch)
@@ -51,7 +52,8 @@ class Hangs:
         return () if rank is None else self._told(job, StuckRank(rank, event.waits_s, ""), now_s)
 
     def answered(self, id: JobId, epoch: int, answers: Mapping[HostId, GangNowAnswer], now_s: float) -> Sequence[Send]:
-        """What the hosts of a gang say of its ranks. One that is missing, or cannot say: nothing is decided."""
+        """Judge what the hosts of a gang say of its ranks. Nothing is decided while one host has not answered, or
+        cannot say."""
         job = self._looked_after(id, epoch)
         if job is None or job.spec.hang_s is None:
             return ()
@@ -67,7 +69,7 @@ class Hangs:
                 return ()
 
     def _over(self, job: Job, now_s: float) -> list[RankNow]:
-        """Ranks of hosts that have reported their end."""
+        """Ranks of hosts that have reported the end of their ranks."""
         since = {host: self.over_s.setdefault((job.id, job.grant.epoch, host), now_s) for host in job.ending.codes}
         return [
             RankNow(rank, False, now_s - since[place.host], False)
@@ -89,7 +91,7 @@ class Hangs:
         return {rank: at_s for rank, at_s in known.items() if now_s - at_s < (job.spec.hang_s or 0.0)}
 
     def _told(self, job: Job, found: StuckRank, now_s: float) -> Sequence[Send]:
-        """`why` is empty when who sums says so."""
+        """Tell the rank's host that it is stuck. `why` is empty when the host that sums says so."""
         rank, waits_s, why = found
         shown = bool(why)
         recent = self._recent(job, shown, now_s)

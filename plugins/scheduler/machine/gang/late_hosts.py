@@ -4,7 +4,7 @@
                                                     and fewer than half of the ranks are
 
 A share of these seconds is a share of the job's time. A few such hosts cause most of the trouble of a rack: a card that
-throttles, a link that lost half its speed, somebody else's process.
+throttles, a link that lost half its speed, another user's process.
 """
 
 from collections import Counter, deque
@@ -18,28 +18,28 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.hang import is_late
 
 WINDOW = 300
-"""Seconds that count."""
+"""The number of newest seconds that count."""
 ENOUGH = 60
 """Seconds of a job before anything is said of its hosts."""
 
 
 class Waited(msgspec.Struct):
-    """One job's newest seconds."""
+    """What one job waited for in its newest seconds."""
 
     epoch: int
     seconds: deque[HostId | None]
-    """For which host each was waited for; None: for nobody in particular."""
+    """The host that was waited for in each second; None: no host in particular."""
 
 
 class LateHosts:
-    """Of jobs whose tensors this host sums."""
+    """Late hosts of the jobs whose tensors this host sums."""
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue
         self.waited: dict[JobId, Waited] = {}
 
     def second(self, event: RanksAwaited) -> None:
-        """`event`: what was awaited in it, if anything."""
+        """Count one second. `event`: what was awaited in it, if anything."""
         self.waited = {id: waited for id, waited in self.waited.items() if self._runs(id, waited.epoch)}
         job = self.queue.jobs.get(event.job)
         if job is None or not self._runs(job.id, event.epoch):
@@ -48,7 +48,7 @@ class LateHosts:
         waited.seconds.append(_awaited_host(job, event))
 
     def late(self) -> list[LateHost]:
-        """The worst first."""
+        """The late hosts, the worst first."""
         found: list[LateHost] = []
         for id, waited in sorted(self.waited.items()):
             hosts = Counter(host for host in waited.seconds if host is not None)

@@ -1,9 +1,9 @@
-"""How the ranks of this host get on: since when each process runs, and the last sign of life that it gave.
+"""Signs of life of this host's ranks: since when each process runs, and the last sign of life that it gave.
 
     HeartbeatHeard --> newest step, quiet since, waits since      each second: processes that are new begin anew
 
-Nothing counts from before what disturbed a gang last: this agent began, nobody led (ranks that may be lost are
-suspended then), this machine stood still, or ranks of the gang went elsewhere.
+Signs from before the last disturbance of a gang do not count. A disturbance is: this agent began, the log had no leader
+(ranks that may be lost are suspended then), this machine stood still, or ranks of the gang moved.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,21 +18,22 @@ from plugins.scheduler.messages.wire import GangNowAnswer, RankNow
 from plugins.scheduler.policy.shared import is_part
 
 STOOD_S = 5.0
-"""Between two seconds of an agent that was not suspended."""
+"""The most seconds between two ticks of an agent that was not suspended."""
 Grant = tuple[JobId, int]
 Rank = tuple[JobId, int, int]
-"""Job, epoch, number."""
+"""A rank: job, epoch, number."""
 
 
 class RankAge(msgspec.Struct, frozen=True):
-    """Since when a rank's newest process runs on this host, as far as this agent knows. Pid 0: since when none does."""
+    """The age of a rank's newest process: since when it runs on this host, as far as this agent knows. Pid 0: since
+    when no process does."""
 
     pid: int
     since_s: float
 
 
 class Signs(msgspec.Struct, frozen=True):
-    """What one process said last."""
+    """The last heartbeat of one process."""
 
     step: int | None
     sign_s: float
@@ -42,22 +43,22 @@ class Signs(msgspec.Struct, frozen=True):
 
 
 def is_beside(job: Job) -> bool:
-    """Whether it may be stopped for others on its GPUs: then it says nothing if it stands still."""
+    """Whether the job may be stopped for others on its GPUs: then it proves nothing that it stands still."""
     return any(is_part(gpu) for place in job.start.places for gpu in place.gpus) and job.job_class == "opportunistic"
 
 
 class RankSigns:
-    """`here`: this host."""
+    """Signs of life of the ranks on this host, `here`."""
 
     def __init__(self, queue: JobTable, here: HostId) -> None:
         self.queue, self.here = queue, here
         self.ages: dict[Rank, RankAge] = {}
         self.signs: dict[Rank, dict[int, Signs]] = {}
-        """By process."""
+        """The signs of each rank, by process."""
         self._calm: dict[Grant, tuple[int, float]] = {}
-        """How often places of a grant were exchanged, and since when nothing disturbed it."""
+        """How often the places of a grant were exchanged, and since when nothing disturbed the grant."""
         self._calm_s: float | None = None
-        """Since when nothing disturbed all of them."""
+        """The time since when nothing disturbed all grants here; None: it is not known yet."""
         self._last_s = 0.0
 
     def heard(self, fact: HeartbeatHeard, now_s: float) -> None:
@@ -66,7 +67,8 @@ class RankSigns:
         self.signs.setdefault((fact.job, fact.epoch, fact.rank), {})[fact.pid] = signs
 
     def second(self, now_s: float, running: Mapping[Grant, Mapping[int, int]], led: bool) -> None:
-        """`running`: processes by rank. `led`: somebody leads, as far as is known here."""
+        """Take note of one second. `running`: processes by rank. `led`: whether the log has a leader, as far as is
+        known here."""
         if not led or self._calm_s is None or now_s - self._last_s > STOOD_S:
             self._calm_s = now_s
         self._last_s = now_s
@@ -82,7 +84,8 @@ class RankSigns:
         self._calm = {grant: self._calm_of(grant, now_s) for grant in running}
 
     def _same(self, rank: Rank, ages: Mapping[Rank, RankAge]) -> bool:
-        """Whether its process is the one that said so. One that said something before it was seen is new."""
+        """Whether the rank's process is the one that gave these signs. A process that gave some before it was seen is
+        new."""
         return rank in ages and self.ages.get(rank, ages[rank]) == ages[rank]
 
     def _calm_of(self, grant: Grant, now_s: float) -> tuple[int, float]:
@@ -92,9 +95,9 @@ class RankSigns:
         return known
 
     def now(self, job: Job, connected: Collection[int], now_s: float) -> GangNowAnswer:
-        """`connected`: ranks of it with a process that has joined. One that said that it waits is believed for as long
-        as it may stand still: on a busy machine heartbeats are late, and one that is suspended while it waits says no
-        more."""
+        """What this host says of the job's ranks here. `connected`: its ranks with a process that has joined. A rank
+        that said that it waits is believed for as long as it may stand still: on a busy machine heartbeats are late,
+        and a process that is suspended while it waits says no more."""
         place, calm = job.place_on(self.here), self._calm.get((job.id, job.grant.epoch))
         if place is None or calm is None or self._calm_s is None or not steady(job, job.grant.epoch):
             return GangNowAnswer(False)
@@ -130,5 +133,5 @@ class RankSigns:
 
 
 def steady(job: Job, epoch: int) -> bool:
-    """Whether this grant runs, whole, and nothing of it moves or is looked for: then it should get on."""
+    """Whether this grant runs, whole, and none of its ranks is moving or looked for: then it should make progress."""
     return job.grant.epoch == epoch and job.state == "running" and not (job.seeks or job.healing.leaving)

@@ -1,1 +1,1 @@
-"""This host's GPUs: who holds which of them."""
+"""This host's GPUs: which grant holds which of them."""

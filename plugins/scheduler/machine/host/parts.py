@@ -24,13 +24,13 @@ class Hold(msgspec.Struct, frozen=True):
     attempt: int
     coordinator: HostId
     gpus: tuple[str, ...]
-    """UUIDs, or parts of GPUs (`policy/shared.py`)."""
+    """The UUIDs of GPUs, or the names of parts of GPUs (`policy/shared.py`)."""
     port: int
     started: bool = False
     guaranteed: bool = True
-    """As the job is now; matters for parts only."""
+    """Whether the job is guaranteed now; this matters for parts only."""
     joins: bool = False
-    """For ranks that are to join those of this grant, which run here and have a hold of their own."""
+    """The hold is for ranks that are to join others of this grant, which run here and have a hold of their own."""
 
     @property
     def key(self) -> tuple[JobId, int, bool]:
@@ -38,7 +38,7 @@ class Hold(msgspec.Struct, frozen=True):
 
     @property
     def is_guest(self) -> bool:
-        """It holds parts beside others, and was not upgraded."""
+        """Whether the hold has parts beside others, and was not upgraded."""
         return not self.guaranteed and any(map(is_part, self.gpus))
 
 
@@ -48,19 +48,19 @@ class Wish(msgspec.Struct, frozen=True):
     gpus: int
     opportunistic: bool
     memory_bytes: int = 0
-    """On each GPU; 0: it did not say."""
+    """Bytes that it asks for on each GPU; 0: it did not say."""
     apart_from: tuple[JobId, ...] = ()
-    """Guaranteed jobs that it must not be beside."""
+    """Guaranteed jobs beside which it must not be."""
 
 
 class ChosenGpus(msgspec.Struct, frozen=True):
-    """`gpus` is empty when there are too few."""
+    """The GPUs chosen for a gang; `gpus` is empty when there are too few."""
 
     gpus: tuple[str, ...]
     there: int
-    """How many would do."""
+    """The number of GPUs that would do."""
     why_not: str = ""
-    """Of the GPUs that would not, in words."""
+    """Why the GPUs that would not do refuse, in words."""
 
 
 def refusals(refused: Mapping[str, str]) -> str:
@@ -77,8 +77,8 @@ def choice(
     sharing: Sharing,
     refused: Mapping[str, str] = {},
 ) -> ChosenGpus:
-    """`gpus`: of this host, by number; `uses`: what was measured of them; `refused`: those that take no job, and
-    why."""
+    """Choose GPUs, or parts of them. `gpus`: this host's, by number; `uses`: what was measured of them; `refused`:
+    those that take no job, and why."""
     owners, guests = _owners(holds)
     taken = {name for hold in holds for name in hold.gpus}
     against = {
@@ -100,7 +100,7 @@ def choice(
 
 
 def _owners(holds: Iterable[Hold]) -> tuple[dict[str, JobId], Counter[str]]:
-    """Whom each GPU belongs to, and how many are beside that one."""
+    """The owner of each GPU, and how many guests are beside that owner."""
     owners: dict[str, JobId] = {}
     guests: Counter[str] = Counter()
     for hold in holds:
@@ -115,7 +115,7 @@ def _owners(holds: Iterable[Hold]) -> tuple[dict[str, JobId], Counter[str]]:
 def _against(
     gpu: str, wish: Wish, owners: Mapping[str, JobId], guests: int, use: GpuUse | None, sharing: Sharing
 ) -> str:
-    """Why this GPU is none for it, behind a count of GPUs; empty: it is."""
+    """Why this GPU does not suit the wish, said behind a count of GPUs; empty: it does."""
     if use is not None and use.refusal:
         return f"refused ({use.refusal})"
     if not wish.opportunistic:
@@ -134,7 +134,7 @@ def _against(
 
 
 def _free_part(device: str, taken: set[str]) -> str:
-    """A job that was upgraded goes on holding its part, so there may be one more than jobs beside it."""
+    """The first free part's name. An upgraded job keeps its part, so there may be one part more than jobs beside it."""
     number = 1
     while part_of(device, number) in taken:
         number += 1

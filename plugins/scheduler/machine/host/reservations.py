@@ -1,4 +1,4 @@
-"""This host's GPUs: who holds which, under which grant.
+"""This host's GPUs: which grant holds which of them.
 
     free -- Reserve --> held -- the log says placed --> started -- all its ranks ended --> free
                          |
@@ -23,7 +23,7 @@ from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reser
 from plugins.scheduler.policy.shared import device_of
 
 RELEASED_MAX = 4096
-"""Fences held for jobs that hold nothing here."""
+"""The most fences of jobs that hold nothing here."""
 
 
 class GpusSeen(msgspec.Struct, frozen=True):
@@ -31,11 +31,11 @@ class GpusSeen(msgspec.Struct, frozen=True):
 
     gpus: tuple[str, ...]
     refused: Mapping[str, str] = {}
-    """Those of them that take no job now, and why."""
+    """The GPUs among them that take no job now, and why."""
 
 
 class UseSeen(msgspec.Struct, frozen=True):
-    """Event: so they are used, where they are shared."""
+    """Event: how GPUs are used, where they are shared."""
 
     uses: tuple[GpuUse, ...]
 
@@ -46,12 +46,12 @@ class GrantNews(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     live: bool
-    """Being placed, running or stopping; otherwise over or not (yet) known."""
+    """Whether the grant is being placed, running or stopping; otherwise it is over or not (yet) known."""
     over: bool
     guaranteed: bool = False
-    """What the job is now."""
+    """Whether the job is guaranteed now."""
     joins: bool = False
-    """About what is held for ranks that are to join others of it here."""
+    """The news is about what is held for ranks that are to join others of the grant here."""
 
 
 class Starting(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class RanksGone(msgspec.Struct, frozen=True):
 
 
 class SecondWent(msgspec.Struct, frozen=True):
-    """Event: look for leases that ended."""
+    """Event: a second passed; look for leases that ended."""
 
 
 class KeepPort(msgspec.Struct, frozen=True):
@@ -95,14 +95,14 @@ Action = Send | KeepPort | ReleasePort | Save
 
 
 class HeldReservations(msgspec.Struct, frozen=True):
-    """What survives a restart of the agent."""
+    """What a host's reservations save across a restart of the agent."""
 
     holds: tuple[Hold, ...] = ()
     released: dict[JobId, tuple[int, int]] = {}
 
 
 class Reservations:
-    """The GPUs of one host."""
+    """The reservations of one host's GPUs."""
 
     def __init__(self, held: HeldReservations, lease_s: float, now_s: float, sharing: Sharing | None = None) -> None:
         """`sharing`: opportunistic jobs run beside guaranteed ones here; None: a GPU is one job's."""
@@ -112,8 +112,8 @@ class Reservations:
         self.uses: dict[str, GpuUse] = {}
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
-        """Per job, by epoch: an older one whose ranks still end, and the newest; and what is for ranks that are to join
-        them."""
+        """The holds of each job, by epoch: an older one whose ranks still end, and the newest; and the one for ranks
+        that are to join them."""
         self.lease_until_s: dict[tuple[JobId, int, bool], float] = {}
         self.released: dict[JobId, tuple[int, int]] = dict(held.released)
         """The newest (epoch, attempt) that is over here; a Reserve up to it comes too late."""
@@ -147,7 +147,7 @@ class Reservations:
         return [gpu for gpu in self.gpus if gpu not in taken]
 
     def _refusal(self, gpu: str) -> str:
-        """Why no job comes to this GPU, whoever holds it; empty: one may."""
+        """Why this GPU takes no job, whoever holds it; empty: it takes one."""
         use = self.uses.get(gpu)
         return self.refused.get(gpu, "") or (use.refusal if use is not None else "")
 
@@ -174,7 +174,7 @@ class Reservations:
                 assert_never(event)
 
     def check(self) -> None:
-        """No GPU is held twice, nor by two guaranteed jobs, and every hold has its lease."""
+        """Raise AssertionError when a GPU is held twice, or by two guaranteed jobs, or a hold has no lease."""
         held = [gpu for hold in self.all() for gpu in hold.gpus]
         assert len(held) == len(set(held)), f"a GPU is held twice: {sorted(held)}"
         owned = [(device_of(gpu), hold.job) for hold in self.all() if not hold.is_guest for gpu in hold.gpus]
@@ -252,8 +252,8 @@ class Reservations:
         return ()
 
     def _upgraded(self, hold: Hold) -> Sequence[Action]:
-        """It is guaranteed now, on GPUs that were promised to gangs whose start the log refuses from now on. Not yet
-        while a guaranteed job before it, which is over by the log, has its GPU here: it is told again."""
+        """Make the hold guaranteed, on GPUs that were promised to gangs whose start the log refuses from now on. Not
+        while an earlier guaranteed job, which is over by the log, still has its GPU here: the news is told again."""
         devices, actions = set(map(device_of, hold.gpus)), list[Action]()
         beside = [other for other in self.all() if not other.is_guest and other.job != hold.job]
         owners = [other for other in beside if devices & set(map(device_of, other.gpus))]
@@ -266,8 +266,8 @@ class Reservations:
         return [*actions, Save()]
 
     def _starting(self, event: Starting, now_s: float) -> Sequence[Action]:
-        """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else. So it
-        does for parts, whose names a host that lost its record cannot know."""
+        """Take the log's word, also for a hold whose lease ended: its GPUs are free again, or not another grant's. The
+        same holds for parts, whose names a host that lost its record cannot know."""
         hold = self.find(event.job, event.epoch)
         joining = self.find(event.job, event.epoch, joins=True)
         if hold is not None and hold.started and hold.gpus == event.gpus and joining is None:

@@ -9,10 +9,10 @@ Then, down that order, each of them that waits
 - keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
 
 Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
-jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs and another
-gang keeps some: a claim is not in the log, so the job's coordinator could put it on just these GPUs, and it would be
-stopped for the gang at the next look, for ever. (Where no other gang keeps GPUs, this one keeps them when it stops
-others.)
+jobs only, as often as that happens (where GPUs are shared no job loses one: `machine/leader/shared_capacity.py`). No
+opportunistic job starts while one gang claims GPUs and another gang keeps some: a claim is not in the log, so placement
+could give the job exactly those GPUs and preempt it again at the next look, for ever. (Where no other gang keeps GPUs,
+this one keeps them when it stops others.)
 """
 
 import heapq
@@ -39,17 +39,17 @@ class JobsSeen(NamedTuple):
     apart: Sequence[Job]
     """Running jobs that wait for a host."""
     pausing: Set[JobId]
-    """Jobs that this look leaves out, and that hold nothing up."""
+    """Jobs that this look leaves out, and that no other job waits for."""
     placing: Collection[JobId]
     """Gangs that are being placed."""
     coordinators: Mapping[HostId, int]
-    """For how many of them each host is the coordinator."""
+    """The number of these gangs whose coordinator each host is."""
     may_move: Sequence[Job]
-    """Running gangs that go on without some of their hosts."""
+    """Running gangs that can continue without some of their hosts."""
 
 
 class Admission:
-    """One look. It decides on `capacity`, a draft that is thrown away afterwards."""
+    """One look of the leader. It decides on `capacity`, a draft that is thrown away afterwards."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class Admission:
         self.short: list[Job] = []
         """Jobs that should run, and are not granted for want of GPUs or quota."""
         self.lacks_gpus: dict[JobId, None] = {}
-        """Those of them that are within their quota."""
+        """Jobs of `short` that are within their quota."""
         self.unchosen: Sequence[Job] = ()
         """Guaranteed jobs that run and that the order passed over."""
         self.set_aside = False
-        """Gangs that are being placed hold their GPUs in `capacity` by now."""
+        """Whether gangs that are being placed hold their GPUs in `capacity` by now."""
         self.claimants: list[JobId] = []
         """Guaranteed gangs that claim GPUs, or are granted after they could not be placed."""
 
     def decide(self) -> list[AboutJob]:
-        """Grants, kept GPUs and stops, in this order for each job."""
+        """The decisions: grants, kept GPUs and stops, in this order for each job."""
         if not self.capacity.totals:
             return []
         jobs = self.queue.jobs
@@ -107,7 +107,8 @@ class Admission:
         return any(id != keeper for id in [*self.claimants, *again])
 
     def _choose(self) -> Choice:
-        """Whom the order chooses. A guaranteed job that waits for a host keeps its part of the rack and its quota."""
+        """The jobs that the order chooses. A guaranteed job that waits for a host keeps its part of the rack and its
+        quota."""
         totals, size, apart = self.capacity.totals, self.capacity.size, dict[str, int]()
         for job in self.apart:
             if job.counts:
@@ -122,7 +123,7 @@ class Admission:
     # ---- one job ----
 
     def _admit(self, job: Job) -> None:
-        """A guaranteed job that should run: grant it, or see to it that it can be granted."""
+        """Grant a guaranteed job that should run, or see to it that it can be granted."""
         if not self._is_within_quota(job):
             self.short.append(job)
         elif self._has_room(job):
@@ -139,8 +140,8 @@ class Admission:
         return quota is None or used + job.spec.gpus <= quota
 
     def _has_room(self, job: Job) -> bool:
-        """Whether it fits whole on GPUs that it may start on now, and these suffice for it beside all gangs that are
-        being placed."""
+        """Whether the job fits whole on GPUs that it may start on now, and these suffice for it beside all gangs that
+        are being placed."""
         spec, capacity = job.spec, self.capacity
         if not spec.gpus:
             return spec.pack != "apart" or len(capacity.takers(job)) >= spec.workers
@@ -148,7 +149,7 @@ class Admission:
         return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> Gpus:
-        """GPUs where its coordinator would put it; empty when it does not fit whole."""
+        """GPUs where the job's coordinator would put it; empty when it does not fit whole."""
         skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
         return self.capacity.plan(job, free, skew, packlimit(self.queue, self.settings))
 
@@ -166,8 +167,8 @@ class Admission:
     # ---- a job that lacks GPUs ----
 
     def _others_move_for(self, job: Job) -> bool:
-        """Whether gangs that heal make room for it by going on elsewhere, so that none need stop. It keeps what is free
-        where it is to run."""
+        """Whether gangs that heal make room for the job by moving elsewhere, so that none need stop. The job keeps what
+        is free where it is to run."""
         capacity, moves = self.capacity, self.defragmenting
         if not self.settings.defragment or not capacity.stops or capacity.keeper not in (None, job.id):
             return False
@@ -183,7 +184,7 @@ class Admission:
 
     def _others_move_together_for(self, job: Job) -> bool:
         """Whether a job that has room on several hosts, and is slower there, waits until others have moved, so that it
-        lies on one. Not while gangs are being placed: where they go is not known."""
+        fits on one. Not while gangs are being placed: where they go is not known."""
         spec, capacity, moves = job.spec, self.capacity, self.defragmenting
         if not self.settings.defragment or not capacity.stops or capacity.keeper not in (None, job.id):
             return False
@@ -203,7 +204,7 @@ class Admission:
         return True
 
     def _move_one_together(self) -> None:
-        """A gang that runs on several hosts, and is slower there, goes on on one of them once that has room: where no
+        """Move a gang that runs on several hosts, and is slower there, onto one of them once that has room, where no
         other job waits for it."""
         capacity = self.capacity
         if not self.settings.defragment or capacity.keeper is not None or self.short or self.placing or self.commands:
@@ -219,7 +220,7 @@ class Admission:
                 return
 
     def _ask(self, job: Job, steps: Sequence[Departure], spread: int = 0) -> Gpus:
-        """These move for it, to GPUs that are taken from now on. Where it is to run then."""
+        """Ask for these moves, to GPUs that are taken from now on, and return where the job is to run then."""
         capacity = self.capacity
         after = dict(capacity.free_for(job))
         for place, to in steps:
@@ -231,8 +232,8 @@ class Admission:
         return keeps
 
     def _wait_for_gpus(self, job: Job) -> None:
-        """It is within its quota, and there is no room for it: let it wait for GPUs of guaranteed jobs that stop when
-        these suffice, stop opportunistic jobs when that helps, or let it keep the GPUs that there are."""
+        """Let a job within its quota for which there is no room wait for GPUs of guaranteed jobs that stop when these
+        suffice, stop opportunistic jobs when that helps, or let it keep the GPUs that there are."""
         self._set_aside()
         if self._claim_coming(job):
             return
@@ -253,7 +254,8 @@ class Admission:
         self._claim(job, plan)
 
     def _open_for(self, job: Job) -> Mapping[HostId, int]:
-        """GPUs that it may wait for, with those of a gang that gives them back for it (unless it fits on free ones)."""
+        """GPUs that the job may wait for, with those of a gang that gives them back for it (unless it fits on free
+        ones)."""
         capacity, keeper = self.capacity, self._keeper_beside(job)
         gives_back = keeper is not None and self._outranks(job, keeper)
         if gives_back and not capacity.fits(job, capacity.free_for(job)):
@@ -265,9 +267,9 @@ class Admission:
         self.claimants.append(job.id)
 
     def _claim_coming(self, job: Job) -> bool:
-        """Whether it fits once the guaranteed jobs have stopped that stop for it or for others; if so it claims these
-        GPUs. It keeps none, so that others, also some that come before it by then, may start meanwhile on GPUs that it
-        does not need. The gang that keeps GPUs goes on keeping them."""
+        """Claim GPUs if the job fits once the guaranteed jobs have stopped that stop for it or for others, and say
+        whether it does. It keeps none, so that others, also some that precede it by then, may start meanwhile on GPUs
+        that it does not need. The gang that keeps GPUs keeps them."""
         capacity = self.capacity
         if capacity.keeper == job.id or capacity.fits(job, capacity.free_for(job)):
             return False
@@ -282,7 +284,7 @@ class Admission:
         return bool(plan)
 
     def _stop_opportunistic(self, stop: Sequence[JobId], job: Job) -> Gpus:
-        """These opportunistic jobs stop for this guaranteed one. The GPUs that they hold."""
+        """Stop these opportunistic jobs for this guaranteed one, and return the GPUs that they hold."""
         said = f"{_named(job)} is guaranteed and comes first"
         ids = set(stop)
         stopping = [guest for guest in self.capacity.opportunistic if guest.id in ids]
@@ -291,7 +293,7 @@ class Admission:
         return self.capacity.stop_opportunistic(stopping)
 
     def _set_aside(self) -> None:
-        """From now on gangs that are being placed hold GPUs where their coordinators would put them, in the order of
+        """Take, for gangs that are being placed, the GPUs where their coordinators would put them, in the order of
         their grants: no job keeps these GPUs, or has others stopped for them. A gang that fits nowhere stays in
         `capacity.placing`."""
         if self.set_aside:
@@ -306,8 +308,8 @@ class Admission:
     # ---- the gang that keeps GPUs ----
 
     def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back. Where there
-        are none for it, that gang goes on keeping its own."""
+        """Let the job keep these GPUs, and no others, unless another gang keeps some and need not give them back.
+        Without GPUs to keep, that gang keeps its own."""
         if not gpus:
             return
         capacity, keeper = self.capacity, self._keeper_beside(job)
@@ -318,7 +320,7 @@ class Admission:
             capacity.keep(job.id, gpus)
 
     def _keeper_beside(self, job: Job) -> Job | None:
-        """The gang that keeps GPUs, if it is another one."""
+        """The gang that keeps GPUs, if it is another one than this job."""
         keeper = self.capacity.keeper
         return self.queue.jobs.get(keeper) if keeper is not None and keeper != job.id else None
 
@@ -332,7 +334,7 @@ class Admission:
         self.capacity.keep(None, {})
 
     def _give_back_if_not_chosen(self, chosen: Sequence[JobId]) -> None:
-        """The gang that keeps GPUs gives them back when other jobs of its tenant come first now."""
+        """Let the gang that keeps GPUs give them back when other jobs of its tenant come first now."""
         id = self.capacity.keeper
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
@@ -341,7 +343,7 @@ class Admission:
     # ---- guaranteed jobs that stop ----
 
     def _preempt(self) -> None:
-        """Guaranteed jobs that the order passed over stop for those that it chose. None stops for a job that could not
+        """Stop guaranteed jobs that the order passed over for those that it chose. None stops for a job that could not
         be placed before: what that one lacks is not GPUs."""
         if not self.settings.preemption:
             return
@@ -353,7 +355,7 @@ class Admission:
                 self.commands.append(taken_back(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
-        """Whether a running job may stop for this one: a job of the same tenant, or, of a tenant without a quota, for
+        """Whether a running job may stop for this one: for one of the same tenant, or, if its tenant has no quota, for
         any job that lacks GPUs and not quota."""
         if job.spec.tenant == other.spec.tenant:
             return True
@@ -384,7 +386,7 @@ class NextCoordinator:
 
 
 def packlimit(queue: JobTable, settings: SchedulerSettings) -> float:
-    """The limit that placement goes by: as set, or as gangs of the past say."""
+    """The packing limit that placement goes by: the one that was set, or one fitted to earlier gangs."""
     return queue.models.packlimit(settings.packlimit) if settings.packlimit_refit else settings.packlimit
 
 
@@ -397,10 +399,10 @@ def taken_back(
 
 
 def _named(job: Job) -> str:
-    """`j7 (tenant alice, 4 GPUs)`."""
+    """The job in words: `j7 (tenant alice, 4 GPUs)`."""
     return f"{job.id} (tenant {job.spec.tenant}, {explain.gpus(job.spec.gpus)})"
 
 
 def _smaller(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> Gpus:
-    """By host the smaller of two counts, and at least 0; `other` has 0 where it names no host."""
+    """The smaller of two counts for each host, and at least 0; `other` has 0 where it names no host."""
     return {host: max(0, min(gpus, other.get(host, 0))) for host, gpus in one.items()}

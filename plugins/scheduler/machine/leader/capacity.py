@@ -11,9 +11,10 @@ does not know yet which GPUs the gangs that are being placed will hold.
 `Capacity` and `SharedCapacity` stay two classes, since they count two things. Without sharing the log counts GPUs of a
 host and does not name them until a gang is placed: there is no GPU by which a gang that is being placed, or one that
 keeps GPUs, could be counted, and victims are chosen by host. With sharing the log must name GPUs, since a job that is
-upgraded stays on its own, and nobody is stopped. What both have in common (what each job holds, who keeps what, where
-ranks may start) stands in `Capacity` alone; `stops` is the one question that admission asks. Counting by GPU everywhere
-would also cost time: to draft a look and plan one gang on 256 hosts of 8 GPUs takes 0.08 ms by host and 1.2 ms by GPU.
+upgraded stays on its own GPUs, and no job is stopped. What both have in common (what each job holds, which gang keeps
+what, where ranks may start) is in `Capacity` alone; `stops` is the one question that admission asks. Counting by GPU
+everywhere would also cost time: to draft a look and plan one gang on 256 hosts of 8 GPUs takes 0.08 ms by host and 1.2
+ms by GPU.
 
 A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
 staying are not in those maps: in a full rack a decision looks at the few where something is.
@@ -46,43 +47,44 @@ class HeldGpus(NamedTuple):
 
     gpus: Gpus
     guaranteed: bool
-    """For a guaranteed job that does not stop: the GPUs are not open."""
+    """Whether the job is guaranteed and does not stop: then the GPUs are not open."""
     age: int | None
-    """Of an opportunistic job that nobody told to stop: its place among the guests."""
+    """The place among the guests of an opportunistic job that nobody told to stop."""
     placing: int
     """GPUs of a gang that is being placed."""
     alone: bool = False
-    """Where GPUs are shared: no guaranteed job starts on these before it has ended."""
+    """Whether no guaranteed job starts on these GPUs before the job has ended, where GPUs are shared."""
 
 
 class Capacity:
-    """`totals`: GPUs of each host that is alive. `jobs`: those that are not over, if they are known already."""
+    """The GPUs of the rack by host. `totals`: GPUs of each host that is alive. `jobs`: those that are not over, if they
+    are known already."""
 
     stops = True
-    """Opportunistic jobs have to stop where a guaranteed one starts."""
+    """Whether opportunistic jobs have to stop where a guaranteed one starts."""
 
     def __init__(self, queue: JobTable, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
         self.queue = queue
         self.totals = dict(sorted(totals.items()))
         self.size = sum(self.totals.values())
         self.free: Gpus = {host: gpus for host, gpus in self.totals.items() if gpus > 0}
-        """Nobody's."""
+        """GPUs that no job holds."""
         self.open: Gpus = dict(self.free)
-        """No guaranteed job's, or of one that stops: its GPUs are about to be free."""
+        """GPUs that no guaranteed job holds, or one that stops: its GPUs are about to be free."""
         self.staying: Gpus = {}
-        """Held by opportunistic jobs that nobody told to stop."""
+        """GPUs held by opportunistic jobs that nobody told to stop."""
         self.opportunistic: list[Guest] = []
         """Opportunistic jobs that run and that nobody told to stop, newest first."""
         self.keeper = queue.keeper
         self.kept = dict(queue.kept)
         self.withheld = self.kept
-        """What is kept and not claimed, as far as it is in `open`."""
+        """GPUs that are kept and not claimed, as far as they are in `open`."""
         self.claimed = False
-        """Gangs count on GPUs that are about to be free: what is free may be spoken for."""
+        """Whether gangs count on GPUs that are about to be free: what is free may be spoken for."""
         self.placing = 0
-        """GPUs of gangs that are being placed, wherever."""
+        """GPUs of gangs that are being placed, on whatever hosts."""
         self._ages: list[int] = []
-        """Of `opportunistic`: their numbers, negative, so that they ascend."""
+        """The negative job numbers of `opportunistic`, so that they ascend."""
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._holdings: dict[JobId, HeldGpus] = {}
@@ -90,7 +92,7 @@ class Capacity:
             self.put(job)
 
     def put(self, job: Job) -> None:
-        """This job is as it is now."""
+        """Count the job as it is now."""
         gpus = self.held_by(job)
         is_guest = self.stops and gpus and not job.counts and job.state == "running"
         holding = HeldGpus(
@@ -114,7 +116,7 @@ class Capacity:
         self._count(holding, 1)
 
     def drop(self, id: JobId) -> None:
-        """This job holds nothing."""
+        """Count the job no longer: it holds nothing."""
         if id not in self._holdings:
             return
         holding = self._holdings.pop(id)
@@ -139,12 +141,12 @@ class Capacity:
         return open_to(job.spec, self.totals, self.queue.drained).keys()
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
-        """Those of these GPUs that are on hosts which this job may use."""
+        """The GPUs among these that are on hosts which this job may use."""
         return open_to(job.spec, gpus, self.queue.drained)
 
     @property
     def vacant(self) -> int:
-        """GPUs that are nobody's, also when every gang that is being placed has found its own."""
+        """GPUs that no job holds, also when every gang that is being placed has found its own."""
         return max(0, sum(self.free.values()) - self.placing)
 
     @property
@@ -184,15 +186,15 @@ class Capacity:
         return held_by(job, self.totals)
 
     def holds_alone(self, job: Job) -> bool:
-        """Whether nobody else may hold its GPUs."""
+        """Whether no other job may hold this job's GPUs."""
         return True
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
-        """Whether the whole gang fits into this."""
+        """Whether the whole gang fits into these free GPUs."""
         return fits_whole(job, self.usable(job, free))
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
-        """GPUs where its coordinator would put it; empty when it does not fit whole, or asks for none."""
+        """GPUs where the job's coordinator would put it; empty when it does not fit whole, or asks for none."""
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
@@ -200,7 +202,7 @@ class Capacity:
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
-        """What a gang keeps of these while it does not fit."""
+        """GPUs among these that a gang keeps while it does not fit."""
         spec = job.spec
         mine = self.kept if self.keeper == job.id else {}
         there = self.usable(job, there)
@@ -219,32 +221,33 @@ class Capacity:
     # ---- changes within one look ----
 
     def upgrade(self, job: Job) -> None:
-        """An opportunistic job that runs is guaranteed from now on."""
+        """Count an opportunistic job that runs as guaranteed from now on."""
         for host, gpus in self.held_by(job).items():
             self.open[host] = self.open.get(host, 0) - gpus
             self.staying[host] = self.staying.get(host, 0) - gpus
 
     def take(self, gpus: Mapping[HostId, int], counts: bool) -> None:
-        """From now on these are somebody's."""
+        """Take these GPUs for a job from now on."""
         for host, count in gpus.items():
             _set(self.free, host, self.free.get(host, 0) - count)
             if counts:
                 _set(self.open, host, self.open.get(host, 0) - count)
 
     def keep(self, job: JobId | None, gpus: Mapping[HostId, int]) -> None:
-        """A gang keeps these from now on, and nobody else any."""
+        """Keep these GPUs for a gang from now on, and none for any other."""
         self.keeper, self.kept = job, dict(gpus)
         self.withheld = self.kept
 
     def claim(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """A guaranteed gang starts on these once they are free; if it keeps them already, it does so now for good."""
+        """Let a guaranteed gang start on these GPUs once they are free; if it keeps them already, it does so now for
+        good."""
         self.claimed = True
         self.withheld = {} if self.keeper == job.id else self.withheld
         for host, count in gpus.items():
             _set(self.open, host, self.open.get(host, 0) - count)
 
     def stop_opportunistic(self, guests: Sequence[Guest]) -> Gpus:
-        """These are told to stop. The GPUs that they hold."""
+        """Count these jobs as told to stop, and return the GPUs that they hold."""
         coming: Gpus = {}
         for guest in guests:
             add(coming, guest.gpus)
@@ -255,15 +258,15 @@ class Capacity:
         return coming
 
     def draft(self) -> "Capacity":
-        """What one look gives away, it gives away from this."""
+        """A copy from which one look may give GPUs away."""
         return CapacityPlan(self)
 
     def anew(self) -> "Capacity":
-        """The same, drawn from the queue."""
+        """A capacity drawn anew from the queue, with the same totals."""
         return Capacity(self.queue, self.totals)
 
     def check(self) -> None:
-        """It is what it would be if it were drawn anew."""
+        """Raise AssertionError unless this is what it would be if it were drawn anew."""
         anew = self.anew()
         for name in ("free", "open", "staying", "opportunistic", "placing"):
             assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
@@ -289,7 +292,7 @@ def _set(gpus: Gpus, host: HostId, count: int) -> None:
 
 
 def add(gpus: Gpus, more: Mapping[HostId, int]) -> None:
-    """Host by host."""
+    """Add these counts to `gpus`, host by host."""
     for host, count in more.items():
         gpus[host] = gpus.get(host, 0) + count
 
@@ -305,6 +308,6 @@ def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
 
 
 def fits_whole(job: Job, free: Mapping[HostId, int]) -> bool:
-    """Whether the whole gang fits into this; one without GPUs always does."""
+    """Whether the whole gang fits into these free GPUs; one without GPUs always does."""
     spec = job.spec
     return not spec.gpus_per_worker or fits(free, spec.workers, spec.gpus_per_worker, spec.pack)

@@ -5,9 +5,9 @@ lacks GPUs, or would be spread --departures, and they pay--> MoveAsked to each; 
    ^                                          |              to run
    '-- none, or `LASTS_S` passed: as without -+-- all through: it starts
 
-Who could start anyway has others move for it only in a rack where nothing else is going on, and seldom: what is gained
-then is not certain, and what moves is slower for a moment. So does a gang that runs on several hosts and would lie on
-one, place after place.
+For a gang that could start anyway others move only in a rack where nothing else changes, and seldom: what is gained
+then is not certain, and what moves is slower for a moment. A gang that runs on several hosts and would fit on one moves
+there under these conditions too, place after place.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -35,32 +35,32 @@ from plugins.scheduler.policy.explain import gpus as in_words
 from plugins.scheduler.policy.shared import is_part
 
 HEARD_S = 1.0
-"""Within which the log has what was asked for."""
+"""Seconds within which the log has what was asked for."""
 LASTS_S = 15.0
-"""How long a gang waits for moves before it is treated as if there were none."""
+"""Seconds for which a gang waits for moves before it is treated as if there were none."""
 AGAIN_S = 60.0
-"""Between two times that others move for one gang, and that one gang moves for others."""
+"""Seconds between two times that others move for one gang, and that one gang moves for others."""
 SETTLES_S = 2.0
-"""After the moves a gang that could have started without waits on: until coordinators have heard by gossip that all its
-GPUs are free on one host, they would spread it."""
+"""Seconds for which a gang that could have started without moves waits after them: until coordinators have heard by
+gossip that all its GPUs are free on one host, they would spread it."""
 TOGETHER_AGAIN_S = 300.0
-"""The same where the gang could have started without."""
+"""Seconds between two times that others move for a gang that could have started without moves."""
 
 Gpus = Mapping[HostId, int]
 
 
 class Clearing(msgspec.Struct):
-    """What is under way."""
+    """The moves that are under way for one gang."""
 
     gang: JobId
     keeps: dict[HostId, int]
-    """GPUs where it is to run."""
+    """GPUs where the gang is to run."""
     movers: tuple[JobId, ...]
     since_s: float
     spread: bool
-    """It could have started without."""
+    """Whether the gang could have started without moves."""
     through_s: float | None = None
-    """Since when nobody moves any more."""
+    """The time since when no gang moves any more; None: some do."""
 
 
 class Defragmenting:
@@ -70,11 +70,11 @@ class Defragmenting:
         self.waiting_since: Mapping[JobId, float] = {}
         self.clearing: Clearing | None = None
         self.rests_until_s: dict[JobId, float] = {}
-        """Gangs that waited for moves, or moved, a while ago."""
+        """Gangs that waited for moves, or moved, a while ago, and until when they rest."""
 
     def begin(self, now_s: float, waiting_since: Mapping[JobId, float], quiet: bool) -> None:
-        """A look of the leader. `waiting_since`: since when jobs wait, seconds. `quiet`: no host is drained, suspected,
-        away, or gone since a short while."""
+        """Begin a look of the leader. `waiting_since`: since when jobs wait, seconds. `quiet`: no host is drained,
+        suspected, away, or gone since a short while."""
         self.now_s, self.waiting_since, self.quiet = now_s, waiting_since, quiet
         self.rests_until_s = {id: until_s for id, until_s in self.rests_until_s.items() if until_s > now_s}
         if self.clearing is not None and not self._goes_on(self.clearing):
@@ -90,11 +90,11 @@ class Defragmenting:
         return gang is not None and gang.state == "queued" and (moving or settles) and since_s < LASTS_S
 
     def kept_by(self, job: Job) -> Gpus | None:
-        """What it keeps while others move for it; None: nobody does."""
+        """The GPUs that a job keeps while others move for it; None: none do."""
         return self.clearing.keeps if self.clearing is not None and self.clearing.gang == job.id else None
 
     def steps(self, job: Job, free: Gpus, hosts: Iterable[HostId], others: Iterable[Job]) -> list[Departure]:
-        """Moves that would make room for it, and pay. `free`: GPUs that it may start on; `hosts`: where ranks may
+        """Moves that would make room for the job, and pay. `free`: GPUs that it may start on; `hosts`: where ranks may
         start; `others`: jobs that run."""
         spec = job.spec
         if self.clearing is not None or job.id in self.rests_until_s or job.tally.place_failures:
@@ -108,8 +108,8 @@ class Defragmenting:
     def steps_together(
         self, job: Job, loss: float, free: Gpus, hosts: Iterable[HostId], others: Sequence[Job]
     ) -> list[Departure]:
-        """Moves after which a gang that has room on several hosts lies on one, if that gains more than it costs.
-        `loss`: of a step, when it is spread; the rest as of `steps`."""
+        """Moves after which a gang that has room on several hosts fits on one, if that gains more than it costs.
+        `loss`: the part of a step that it loses when it is spread; the rest as in `steps`."""
         if self.clearing is not None or not self.quiet or job.id in self.rests_until_s or job.tally.place_failures:
             return []
         if any(other.seeks or other.healing.leaving for other in others):
@@ -121,8 +121,8 @@ class Defragmenting:
         return found if found and gains(job.spec.gpus, ran_s, loss, found) else []
 
     def merge(self, job: Job, loss: float, free: Gpus, hosts: Container[HostId], wall_s: float) -> MoveAsked | None:
-        """Of a gang that runs: the next of the moves after which it lies on one of its hosts, if these gain more than
-        they cost. `loss`: of a step, since it is spread; the rest as of `steps`."""
+        """The next move after which a running gang lies on one of its hosts, if these moves gain more than they cost;
+        None: there is none. `loss`: the part of a step that it loses since it is spread; the rest as in `steps`."""
         spec, places = job.spec, job.start.places
         if (
             self.clearing is not None
@@ -162,7 +162,7 @@ class Defragmenting:
     def ask(
         self, job: Job, steps: Sequence[Departure], keeps: Gpus, alive: Gpus, wall_s: float, spread: int = 0
     ) -> list[MoveAsked]:
-        """From now on these move for it. `spread`: on so many hosts it could start without."""
+        """Ask for these moves for the job. `spread`: the number of hosts on which it could start without them."""
         movers = tuple(step.place.job for step in steps)
         self.clearing = Clearing(job.id, dict(keeps), movers, self.now_s, spread > 0)
         rests_s = TOGETHER_AGAIN_S if spread else AGAIN_S

@@ -18,12 +18,12 @@ from plugins.scheduler.machine.log.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked, TakenBack
 
 AGAIN_S = (2.0, 5.0, 15.0, 60.0)
-"""Pause after the 1st, 2nd, ... time that a gang was asked to leave a host; it may have found no room."""
+"""Pause in seconds after the 1st, 2nd, ... time that a gang was asked to leave a host; it may have found no room."""
 TRIES = 2
-"""After so many a gang that finds no other place stops, where jobs that cannot leave are to stop."""
+"""The number of times that a gang is asked to leave before it stops, where jobs that cannot leave are to stop."""
 
 Departure = tuple[JobId, int, HostId]
-"""Job, epoch, and the host that it is to leave."""
+"""A departure: job, epoch, and the host that it is to leave."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Draining:
-    """What this leader asked for."""
+    """The departures that this leader asked for."""
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue
@@ -41,7 +41,8 @@ class Draining:
     def commands(
         self, roll: JobIndex, alive: Container[HostId], settled: Container[JobId], wall_s: float, now_s: float
     ) -> list[MoveAsked | TakenBack]:
-        """`alive`: hosts that are; `settled`: jobs about which something else is decided now."""
+        """Commands that have gangs leave drained hosts. `alive`: hosts that are alive; `settled`: jobs about which
+        something else is decided now."""
         found: list[MoveAsked | TakenBack] = []
         known, self.asked = self.asked, {}
         for host, drain in self.queue.drained.items():

@@ -1,9 +1,9 @@
 """What the elected leader decides: which jobs run, which stop for them, and what happens to jobs whose host is gone.
 
-Everything that must survive the leader stands in the log. What it remembers by itself (since when a grant is being
-placed, when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which
-only makes that one a little slower to act. The leader proposes; `queue.apply` decides whether a proposal still holds.
-Which jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
+Everything that must survive the leader is in the log. What it remembers by itself (since when a grant is being placed,
+when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which only
+makes that one a little slower to act. The leader proposes; `queue.apply` decides whether a proposal still holds. Which
+jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
 """
 
 import math
@@ -42,11 +42,11 @@ from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
+"""Seconds to wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
 
 
 QUIET_S = 300.0
-"""A host that is gone for longer is as good as none."""
+"""Seconds after which a host that is gone is counted as none."""
 
 
 class RackHost(msgspec.Struct, frozen=True):
@@ -57,17 +57,17 @@ class RackHost(msgspec.Struct, frozen=True):
     gone_s: float | None = None
     """Seconds since it was last known alive; None while it is."""
     shared: SharedGpus | None = None
-    """What it says of its GPUs where these are shared; None: nothing, and none is counted then."""
+    """What the host says of its GPUs where these are shared; None: nothing, and none is counted then."""
     away: bool = False
-    """Gone on purpose: its agent restarts, and said when it is back."""
+    """Whether the host is gone on purpose: its agent restarts, and said when it is back."""
     suspect: bool = False
-    """Alive as far as anybody knows, and somebody got no answer."""
+    """Whether the host is alive as far as is known, but did not answer some host."""
     out: int = 0
-    """Of `gpus`: those that no job holds and that take none."""
+    """GPUs among `gpus` that no job holds and that take none."""
     why: str = ""
-    """What is wrong with the worst of those that take none."""
+    """What is wrong with the worst of the GPUs that take no job."""
     known: bool = True
-    """Whether it knows which GPUs it has."""
+    """Whether the host knows which GPUs it has."""
 
     @property
     def usable(self) -> int:
@@ -76,16 +76,16 @@ class RackHost(msgspec.Struct, frozen=True):
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
-    """Event: look at the queue and the rack and decide."""
+    """Event: look at the queue and the rack, and decide."""
 
     rack: tuple[RackHost, ...]
     wall_s: float
     term: int = 0
-    """In which this host leads."""
+    """The term in which this host leads."""
 
 
 class ProposeCommand(msgspec.Struct, frozen=True):
-    """Action: offer this command to the log."""
+    """Action: propose this command to the log."""
 
     command: Command
 
@@ -101,31 +101,31 @@ class Leader:
         self.sharing = sharing
         default = {} if settings.default_quota is None else {"*": settings.default_quota}
         self.initial_quotas = sorted((default | settings.quotas).items())
-        """(tenant, GPUs) for the log of a rack that has none yet."""
+        """The quotas (tenant, GPUs) for the log of a rack that has none yet."""
         self.terms = terms(settings.host_lost_after_s, settings.heal_pause_s)
         self.feed = queue.follow()
         self.forget()
 
     def forget(self) -> None:
-        """This host no longer leads, or begins to lead."""
+        """Forget all that is not in the log: this host no longer leads, or begins to lead."""
         self.feed.everything()
         self.waits = StarvationTimers(self.queue, self.settings)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
-        """Epoch and since when."""
+        """Gangs that are being placed -> epoch, and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
-        """Of gangs some of whose ranks are to go on elsewhere: epoch, how often that was so, since when."""
+        """Gangs of which some ranks are to move -> (epoch, how often that was so), since when."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
-        """The log's clock, counted on since `clock_at`."""
+        """The log's clock as this leader has counted it on since `clock_at`, in seconds."""
         self.clock_at: float | None = None
         self._begin()
 
     def _begin(self) -> None:
-        """What follows from the queue and the rack, before anything is known of them."""
+        """Set up what follows from the queue and the rack, before anything is known of them."""
         self.roll = JobIndex(self.queue)
         self.run_queues = RunQueues(self.settings)
         self.rack: Sequence[RackHost] = ()
@@ -134,9 +134,9 @@ class Leader:
         self.away: dict[JobId, None] = {}
         """Running gangs that wait for a host that is not alive, or are to leave one."""
         self.gone: dict[HostId, float] = {}
-        """Of those hosts, the ones that are gone, and for how many seconds."""
+        """Hosts that are gone, and for how many seconds."""
         self.restarting: frozenset[HostId] = frozenset()
-        """Of those, the ones that said so before."""
+        """Hosts in `gone` that announced to be back."""
         self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 
@@ -162,13 +162,14 @@ class Leader:
         return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
 
     def wakes_s(self) -> float | None:
-        """When it decides something even if nothing happens until then; None: only when something happens. Leases and
-        hosts that are gone are left out: agents look every second."""
+        """When the leader decides something even if nothing happens until then; None: only when something happens.
+        Leases and hosts that are gone are left out: agents look every second."""
         return min([*self.waits.next_s(), *self.retry_at.values()], default=None)
 
     def check(self) -> None:
-        """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is. What was
-        applied after the last look is read at the next one: until then only the order is checked, against itself."""
+        """Raise AssertionError when unknown jobs are remembered, or when what is kept up to date is not what there is.
+        What was applied after the last look is read at the next one: until then only the order is checked, against
+        itself."""
         self.run_queues.check()
         if self.feed.pending:
             return
@@ -202,13 +203,13 @@ class Leader:
             self._entry(self.queue.jobs[id])
 
     def _whose_tenant_got_or_lost_its_quota(self) -> list[JobId]:
-        """Jobs whose tenant got its first quota, or lost it: they change the book."""
+        """Jobs whose tenant got its first quota, or lost it: they move to another book."""
         entries = self.run_queues.entries
         now = {job: self.queue.has_quota(self.queue.jobs[job].spec.tenant) for job in entries}
         return [job for job, has_quota in now.items() if has_quota != (entries[job].tenant is not None)]
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
-        """Gossip says something else of the rack. Jobs on hosts that came or went."""
+        """Take in what gossip says of the rack now, and return jobs on hosts that came or went."""
         self.rack, drained, self.drained = rack, self.drained, self.queue.drained
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.restarting = frozenset(host.host for host in rack if host.away)
@@ -229,7 +230,8 @@ class Leader:
         return SharedCapacity(self.queue, totals, jobs, self.sharing, self._shared_gpus())
 
     def _same_gpus(self) -> bool:
-        """Where GPUs are shared: whether the rack has the same ones as before; how busy they are is known then."""
+        """Whether the rack has the same GPUs as before, where they are shared; if so, how busy they are is brought up
+        to date."""
         if not isinstance(self.capacity, SharedCapacity):
             return True
         hosts = self._shared_gpus()
@@ -271,8 +273,8 @@ class Leader:
         self.run_queues.drop(id)
 
     def _entry(self, job: Job) -> None:
-        """Whether it may run now, and where it stands then. One that runs on a host that is not alive, or is drained,
-        is counted apart: it neither stops for others nor stands on GPUs that they could have."""
+        """Put the job where it belongs if it may run now. A job that runs on a host that is not alive, or is drained,
+        is counted apart: it neither stops for others nor holds GPUs that they could have."""
         self.away.pop(job.id, None)
         open_hosts = eligible.open_to(job.spec, self.capacity.totals, self.drained)
         if job.state == "running" and any(at.host not in open_hosts for at in job.awaited):
@@ -304,8 +306,8 @@ class Leader:
         ]
 
     def _lost(self, gone: dict[HostId, float], event: ScheduleTick, now_s: float) -> list[TakenBack | PlacesLost]:
-        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them, or what is left stands
-        still and may be lost; gangs without a coordinator."""
+        """Commands about gangs on hosts that are gone where, by the leases, nothing can be left of them, or what is
+        left stands still and may be lost; and about gangs without a coordinator."""
         commands: list[TakenBack | PlacesLost] = []
         wall_s, lost_on = event.wall_s, self._lost_on(gone, now_s)
         for job in self.roll.by_age({**lost_on, **self.roll.placing, **self.seeking_since}):
@@ -336,8 +338,9 @@ class Leader:
         return f"{host} is gone for {format_seconds(gone.get(host, 0.0))}"
 
     def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
-        """Who finds new places for the ranks of these hosts: the host of its lowest rank that is left and alive. None:
-        the gang does not go on without them. Ranks that are to leave a host anyway it does not need."""
+        """The host that finds new places for the ranks of the lost hosts: that of the job's lowest rank that is left
+        and alive. None: the gang cannot continue without them. It does not need ranks that are to leave a host
+        anyway."""
         needed = [host for host in lost if job.left_on(host) is None]
         if needed and not job.heals_without(needed):
             return None
@@ -346,7 +349,8 @@ class Leader:
         return min(alive, key=lambda host: host in self.suspects, default=None)
 
     def _not_found(self, job: Job, gone: Mapping[HostId, float], event: ScheduleTick, now_s: float) -> list[PlacesLost]:
-        """A gang some of whose ranks are to go on elsewhere, which its coordinator looks for, unless it is gone."""
+        """Commands about a gang that is to continue elsewhere in part, whose coordinator is gone, or has found no
+        places in time."""
         lost = (
             job.grant.coordinator is not None
             and gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s
@@ -359,7 +363,7 @@ class Leader:
         return [places_lost(job, job.healing.missing, heir, why, event)]
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
-        """Job -> hosts on which it is lost. What was decided once stays so until the log has it. Where ranks stand
+        """The hosts on which each job is lost. What was decided once stays so until the log has it. Where ranks stand
         still for want of a lease, a suspicion is enough: how long one lasts depends on how many hosts confirm it, and
         on a busy rack it lasted for 13 s and more."""
         after_s = self.settings.host_lost_after_s
@@ -378,18 +382,18 @@ class Leader:
         return found
 
     def _silent(self, gone: Mapping[HostId, float]) -> list[HostId]:
-        """Hosts that are gone or suspected, without having said that they would be."""
+        """Hosts that are gone or suspected, without having announced it."""
         return [host for host in dict.fromkeys([*gone, *self.suspects]) if host not in self.restarting]
 
     def still_in_s(self, now_s: float) -> float:
-        """Seconds until ranks stand still that may be lost, on the next host that is silent; inf: there is none."""
+        """Seconds until, on the next silent host, all ranks that may be lost stand still; inf: there is none."""
         silent = [host for host in self._silent(self.gone) if self.roll.awaited.get(host)]
         waits_s = [self.leases.still_in_s(host, now_s) for host in silent]
         return min([wait_s for wait_s in waits_s if wait_s > 0], default=math.inf)
 
     def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
-        """Earlier leaders gave longer leases than this one does: once these are over, the next leader need not wait for
-        them."""
+        """Announce this leader's shorter leases once the longer ones of earlier leaders are over: then the next leader
+        need not wait for them."""
         led_s = now_s if self.leases.led_s is None else self.leases.led_s
         queue, terms = self.queue, self.terms
         shortest = queue.leases_over_s <= terms.over_s and queue.pauses_over_s <= terms.paused_s
@@ -399,20 +403,21 @@ class Leader:
         return [leads]
 
     def _time_limit_reached(self, wall_s: float) -> list[TimeLimitReached]:
-        """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
+        """Commands for jobs that ran for their time limit. Running time is attained service over the gang's width, so
+        it counts across attempts and leaders."""
         over = self.roll.by_age(self.roll.time_limit_reached)
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
-        """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order. Nobody starts in the
-        same look: the promoted come first in the next one."""
+        """Promotions by STARVELIMIT and PROMOTEKNOB, of guaranteed jobs: the others have no place in the order. No job
+        starts in the same look: the promoted ones come first in the next one."""
         starved = self.waits.starved(now_s)
         return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in starved]
 
     def _moved(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[Demoted | Upgraded]:
-        """Jobs of class auto that waited too long for their quota, and demoted ones whose quota has room by now. They
-        come before any start, so nothing else is decided in the same look. A tenant without a quota has none to wait
-        for: its jobs stay what they are."""
+        """Demotions of jobs of class auto that waited too long for their quota, and upgrades of demoted ones whose
+        quota has room by now. They come before any start, so nothing else is decided in the same look. A tenant without
+        a quota has none to wait for: its jobs stay what they are."""
         late = [(job, waited_s) for job, waited_s in self.waits.late(now_s) if job.id not in settled]
         moved: list[Demoted | Upgraded] = [
             Demoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch, waited_s=round(waited_s, 3))
@@ -440,8 +445,8 @@ class Leader:
         return found
 
     def elapsed(self, wall_s: float, now_s: float) -> list[Elapsed]:
-        """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows. Part of
-        every look; whoever lets several things happen between two looks asks before each of them."""
+        """Tell the log from time to time for how long jobs have been waiting, so that the next leader knows. It is part
+        of every look; whoever lets several things happen between two looks asks before each of them."""
         passed_s = 0.0 if self.clock_at is None else now_s - self.clock_at
         self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if self.waits.since else 0.0)
         self.clock_at = now_s
@@ -450,7 +455,7 @@ class Leader:
         return [Elapsed(wall_s=wall_s, clock_s=round(self.clock_s, 3))]
 
     def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
-        """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
+        """Decide who starts and who stops. A job that just failed to be placed sits some decisions out."""
         seen = JobsSeen(
             apart=[job for job in self.roll.by_age(self.away) if job.id not in settled],
             pausing=set(self.retry_at),

@@ -1,7 +1,7 @@
 """Which hosts may still run ranks, as the elected leader knows it: what it answered, and when.
 
 A new leader knows nothing of what earlier ones answered, so to it every host was confirmed at the moment of its own
-election, by the longest lease that an earlier one may have given (it stands in the log: `Leads`). A grant that it
+election, by the longest lease that an earlier one may have given (it is in the log: `Leads`). A grant that the leader
 decided to take back is confirmed no more: ranks that have not started yet will not.
 """
 
@@ -16,20 +16,20 @@ from plugins.scheduler.messages.commands import Command, PlacesLost, Replaced, T
 from plugins.scheduler.policy.leases import Terms
 
 Grant = tuple[JobId, int]
-"""Job and epoch."""
+"""A grant: job and epoch."""
 ENDS = (PlacesLost, Replaced, TakenBack)
-"""What may end ranks on some host, or let others take their place."""
+"""Commands that may end ranks on some host, or let others take their place."""
 
 
 class LeaseAsked(msgspec.Struct, frozen=True):
-    """Event: this host wants to go on with these."""
+    """Event: this host asks to go on running these grants."""
 
     host: HostId
     grants: tuple[Grant, ...]
 
 
 class Given(msgspec.Struct, frozen=True):
-    """Action: answer that it may, with these."""
+    """Action: answer the host that it may go on running these grants."""
 
     host: HostId
     grants: tuple[Grant, ...]
@@ -38,7 +38,7 @@ class Given(msgspec.Struct, frozen=True):
 def over_there(
     jobs: Mapping[JobId, Job], undecided: Iterable[Command], host: HostId, grants: Iterable[Grant]
 ) -> tuple[Grant, ...]:
-    """Those that are over on this host, or may be, as far as one copy of the log tells. What was decided stands in the
+    """Grants that are over on this host, or may be, as far as one copy of the log tells. What was decided is in the
     copies of a majority of voters, though they may not know yet that it was (`undecided`), so each majority has one
     that tells. A copy that does not know a grant yet tells nothing of it."""
     about = {command.job for command in undecided if isinstance(command, ENDS)}
@@ -59,23 +59,23 @@ class Leases:
     def __init__(self, queue: JobTable, terms: Terms) -> None:
         self.queue, self.terms = queue, terms
         self.given_s: dict[HostId, float] = {}
-        """When each host was last answered."""
+        """When each host was last given leases."""
         self.led_s: float | None = None
-        """Since when this host leads."""
+        """The time since when this host leads; None: it has not begun."""
         self.earlier_s = 0.0
-        """The longest lease of earlier leaders, grace and margin included."""
+        """The longest lease of earlier leaders in seconds, grace and margin included."""
         self.earlier_pause_s = 0.0
-        """Within which ranks that may be lost stand still without a lease of theirs."""
+        """Seconds within which ranks that may be lost stand still without a lease from earlier leaders."""
         self.closed: dict[tuple[HostId, Grant], None] = {}
 
     def begin(self, now_s: float) -> None:
-        """This host leads, now for the first time."""
+        """Take note that this host leads, the first time."""
         if self.led_s is None:
             self.led_s, self.earlier_s = now_s, max(self.queue.leases_over_s, self.terms.over_s)
             self.earlier_pause_s = self.pauses_over_s
 
     def handle(self, event: LeaseAsked, now_s: float) -> Sequence[Given]:
-        """Only while this host leads and knows all that was decided."""
+        """Answer a host; only while this host leads and knows all that was decided."""
         self.begin(now_s)
         given = tuple(grant for grant in event.grants if self._runs(event.host, grant))
         if given:
@@ -89,7 +89,7 @@ class Leases:
 
     @property
     def pauses_over_s(self) -> float:
-        """What a leader's first word in the log says."""
+        """The pause that a leader announces in the log, in seconds."""
         return max(self.queue.pauses_over_s, self.terms.paused_s)
 
     def over_in_s(self, host: HostId, now_s: float) -> float:
@@ -108,11 +108,11 @@ class Leases:
         return max(0.0, until_s - now_s)
 
     def close(self, hosts: Iterable[HostId], grant: Grant) -> None:
-        """These hosts will not get it confirmed any more: it is about to be taken back."""
+        """Confirm the grant on these hosts no more: it is about to be taken back."""
         self.closed |= dict.fromkeys((host, grant) for host in hosts)
 
     def about_to_close(self) -> list[tuple[HostId, JobId]]:
-        """Grants that were to be taken back and still stand: that did not reach the log."""
+        """Grants that were to be taken back and still run: the command did not reach the log."""
         self.closed = {key: None for key in self.closed if self._awaited(*key)}
         return [(host, job) for host, (job, _) in self.closed]
 

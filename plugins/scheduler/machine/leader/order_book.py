@@ -24,17 +24,17 @@ JOB_MASK = (1 << JOB_BITS) - 1
 
 
 class Moving(Protocol):
-    """Running jobs by their keys of now."""
+    """Running jobs whose keys change as they run, by their present keys."""
 
     def behind(self, queue: int, key: int) -> int:
         """GPUs of the running jobs of this queue that come after `key`."""
 
     def after(self, queue: int, key: int) -> list[int]:
-        """The keys of now of those jobs, ascending."""
+        """The present keys of those jobs, ascending."""
 
 
 class OrderBook:
-    """Everything that runs or waits. `widths[job]`: GPUs that the job takes."""
+    """The order of all jobs that run or wait. `widths[job]`: GPUs that the job takes."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class OrderBook:
         self.widths = widths
         self.merged, self.blocking, self.moving = merged, blocking, moving
         self.waiting: list[dict[int, list[int]]] = [{} for _ in range(queues)]
-        """Per queue: width -> heap of keys. No empty heap, and no head that has left."""
+        """Waiting jobs per queue: width -> heap of keys. There is no empty heap, and no head that has left."""
         self.narrow: list[list[int]] = [[] for _ in range(queues)]
-        """Per queue: the widths that wait, ascending."""
+        """The widths of waiting jobs per queue, ascending."""
         self.left: list[set[int]] = [set() for _ in range(queues)]
-        """Per queue: keys that left from the middle of a heap and lie there still."""
+        """Keys per queue that left from the middle of a heap and are in it still."""
         self.running: list[list[int]] = [[] for _ in range(queues)]
-        """Per queue: keys, ascending; with `moving` it keeps them, and these are empty."""
+        """Keys of running jobs per queue, ascending; with `moving` it keeps them, and these are empty."""
         self.held: list[int] = [0] * queues
-        """Per queue: GPUs of its running jobs."""
+        """GPUs of the running jobs per queue."""
         self.promoted: list[tuple[int, int, bool]] = []
-        """(key, width, whether it runs), ascending; they are in no other list."""
+        """Promoted jobs as (key, width, whether it runs), ascending; they are in no other list."""
 
     # ---- changes ----
 
     def wait(self, queue: int, key: int) -> None:
-        """A job joins those that wait."""
+        """Add a job that waits."""
         if key in self.left[queue]:
             self.left[queue].remove(key)
             return
@@ -77,7 +77,7 @@ class OrderBook:
             heapq.heappush(heap, key)
 
     def leave(self, queue: int, key: int) -> None:
-        """A waiting job goes away without having been chosen."""
+        """Remove a waiting job that was not chosen."""
         width = self.widths[key & JOB_MASK]
         if self.waiting[queue][width][0] == key:
             self.pop(queue, width)
@@ -85,7 +85,7 @@ class OrderBook:
             self.left[queue].add(key)
 
     def pop(self, queue: int, width: int) -> int:
-        """The first of those of this width that wait, which waits no longer."""
+        """Remove and return the first waiting job of this width."""
         heap = self.waiting[queue][width]
         key = heapq.heappop(heap)
         left = self.left[queue]
@@ -97,32 +97,32 @@ class OrderBook:
         return key
 
     def run(self, queue: int, key: int) -> None:
-        """A job holds its GPUs now."""
+        """Add a job that holds its GPUs now."""
         if self.moving is None:
             bisect.insort(self.running[queue], key)
         self.held[queue] += self.widths[key & JOB_MASK]
 
     def stop(self, queue: int, key: int) -> None:
-        """A running job gives its GPUs up, or goes to another queue."""
+        """Remove a running job: it gives its GPUs up, or goes to another queue."""
         if self.moving is None:
             running = self.running[queue]
             del running[bisect.bisect_left(running, key)]
         self.held[queue] -= self.widths[key & JOB_MASK]
 
     def promote(self, key: int, running: bool) -> None:
-        """A job goes to the head of everything, behind those promoted before it."""
+        """Put a job at the head of everything, behind those promoted before it."""
         bisect.insort(self.promoted, (key, self.widths[key & JOB_MASK], running))
 
     def demote(self, key: int) -> None:
-        """A promoted job is promoted no more; the caller says where it goes."""
+        """End a job's promotion; the caller says where it goes."""
         del self.promoted[bisect.bisect_left(self.promoted, (key, 0, False))]
 
     def first(self, queue: int, most: int) -> tuple[int, int]:
-        """The first waiting job of at most so many GPUs, and its width; (-1, 0) when there is none."""
+        """The first waiting job of at most `most` GPUs, and its width; (-1, 0) when there is none."""
         return self._best(self.narrow[queue], self.waiting[queue], most)
 
     def running_gpus(self) -> int:
-        """GPUs of all its running jobs."""
+        """GPUs of all running jobs of the book."""
         return sum(self.held) + sum([width for _, width, running in self.promoted if running])
 
     # ---- the walk ----
@@ -169,11 +169,12 @@ class OrderBook:
         return start, stop
 
     def _blocked(self, queue: int, best: int) -> bool:
-        """Whether a job that does not fit stands before the first one that does."""
+        """Whether a job that does not fit precedes the first one that does."""
         return any(heap[0] < best for heap in self.waiting[queue].values())
 
     def _squeeze(self, queue: int, free: int, stop: list[int]) -> int:
-        """The running jobs of this queue do not all fit: down the order, who fits stays. What is free after."""
+        """Go down the order of a queue whose running jobs do not all fit: who fits stays. Return the GPUs that are free
+        then."""
         widths = self.widths
         for key in self._after(queue, -1):
             job = key & JOB_MASK
@@ -200,7 +201,8 @@ class OrderBook:
     def _merge(
         self, queue: int, free: int, vacant: int, start: list[int], stop: list[int], claims: list[tuple[int, int]]
     ) -> tuple[int, int]:
-        """Running and waiting jobs of this queue in one order. GPUs free and vacant after."""
+        """Walk running and waiting jobs of this queue in one order, and return the GPUs that are free and vacant
+        then."""
         narrow, heaps, widths = self.narrow[queue], self.waiting[queue], self.widths
         held = self.held[queue]
         best, width = self._best(narrow, heaps, free)
@@ -263,7 +265,7 @@ class OrderBook:
         return best, width
 
     def check(self) -> None:
-        """What must hold between two changes."""
+        """Raise AssertionError when the book is inconsistent."""
         for queue, heaps in enumerate(self.waiting):
             assert sorted(heaps) == self.narrow[queue], "the widths that wait are the widths that have a heap"
             assert all(heap and heap[0] not in self.left[queue] for heap in heaps.values()), "the head of a heap waits"

@@ -28,19 +28,19 @@ from plugins.scheduler.policy.eligible import GangShape, shape_of
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 PART_BITS = 64
-"""Of each part of a key; each part is a whole number below 2 to this power."""
+"""Bits of each part of a key; each part is a whole number below 2 to this power."""
 PLENTY = 1 << 60
-"""More GPUs than there are."""
+"""A number above all GPUs that there can be."""
 
 Books = Mapping[str, OrderBook]
-"""Tenant with a quota -> the order of its jobs."""
+"""Books: tenant with a quota -> the order of its jobs."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
-    """Where a guaranteed job stands."""
+    """The entry of a guaranteed job in the order."""
 
     tenant: str | None
-    """Whose book; None: the one that tenants without a quota share."""
+    """The tenant whose book it is; None: the one that tenants without a quota share."""
     queue: int
     key: int
     running: bool
@@ -48,12 +48,12 @@ class QueueEntry(msgspec.Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """What one walk found, both in order."""
+    """What one walk found, each list in order."""
 
     start: list[JobId]
-    """They wait and should run."""
+    """Jobs that wait and should run."""
     stop: list[JobId]
-    """They run and should not."""
+    """Jobs that run and should not."""
 
 
 class RunQueues:
@@ -64,23 +64,23 @@ class RunQueues:
         self.settings = settings
         self.books: dict[str | None, OrderBook] = {}
         self.sizes: dict[str | None, int] = {}
-        """Jobs in each book."""
+        """The number of jobs in each book."""
         self.entries: dict[JobId, QueueEntry] = {}
-        """Guaranteed jobs; every job is here or in `shapes`."""
+        """The guaranteed jobs; every job is here or in `shapes`."""
         self.ids: dict[int, JobId] = {}
         self.widths: dict[int, int] = {}
-        """Number of a guaranteed job -> its GPUs."""
+        """The GPUs of each guaranteed job, by its number."""
         self.opportunistic: dict[GangShape, list[int]] = {}
-        """GangShape -> numbers of the opportunistic jobs that wait, oldest first."""
+        """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
         self.shapes: dict[JobId, tuple[GangShape, int]] = {}
-        """Opportunistic job that waits -> its shape and number."""
+        """The shape and the number of each opportunistic job that waits."""
         self._asked: tuple[int, dict[str, int]] | None = None
-        """GPUs, and quotas, of the newest walk; None: a job moved since."""
+        """GPUs and quotas of the newest walk; None: a job moved since."""
         self._choice = Choice([], [])
-        """What that walk found."""
+        """The choice of that walk."""
 
     def put(self, job: Job, has_quota: bool) -> None:
-        """A job that is queued, being placed or running."""
+        """Add a job that is queued, being placed or running."""
         entry = self._entry(job, job.spec.tenant if has_quota else None) if job.counts else None
         if entry is not None and self.entries.get(job.id) == entry:
             return
@@ -119,7 +119,7 @@ class RunQueues:
             book.wait(entry.queue, entry.key)
 
     def drop(self, id: JobId) -> None:
-        """A job that is over, or may not run now."""
+        """Remove a job that is over, or may not run now."""
         if id in self.shapes:
             self._drop_opportunistic(id)
         if id in self.entries:
@@ -149,8 +149,8 @@ class RunQueues:
     # ---- the walk ----
 
     def choose(self, capacity: int, quota_left: Callable[[str], int]) -> Choice:
-        """Guaranteed jobs that should start and that should stop, with so many GPUs. `quota_left`: GPUs of a tenant's
-        quota. Asked the same again before a job moved, it answers without a walk."""
+        """Guaranteed jobs that should start and that should stop on `capacity` GPUs. `quota_left`: what is left of a
+        tenant's quota, in GPUs. A repeated question is answered without a walk until a job moves."""
         books = {tenant: book for tenant, book in self.books.items() if tenant is not None}
         asked = capacity, {tenant: quota_left(tenant) for tenant in books}
         if self._asked != asked:
@@ -171,7 +171,7 @@ class RunQueues:
         )
 
     def _without_quota(self, gpus: int) -> tuple[list[int], list[int]]:
-        """Numbers of jobs of tenants without a quota that should start, and that should stop, with so many GPUs."""
+        """Numbers of jobs of tenants without a quota that should start, and that should stop, on `gpus` GPUs."""
         book = self.books.get(None)
         if book is None:
             return [], []
@@ -183,7 +183,7 @@ class RunQueues:
         return start, stop
 
     def oldest_opportunistic(self, gpus_max: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
-        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first. What is free must only shrink
+        """Opportunistic jobs of at most `gpus_max` GPUs that wait and fit, oldest first. What is free must only shrink
         meanwhile: once one job does not fit, none of its shape does."""
         heads = [
             (numbers[0], 0, shape)
@@ -199,7 +199,7 @@ class RunQueues:
                     heapq.heappush(heads, (self.opportunistic[shape][at + 1], at + 1, shape))
 
     def check(self) -> None:
-        """What must hold between two looks."""
+        """Raise AssertionError when the books are inconsistent."""
         for book in self.books.values():
             book.check()
         assert sorted(self.ids.values()) == sorted([*self.entries, *self.shapes])
@@ -235,7 +235,7 @@ class BookWalk:
             book.wait(queue, key)
 
     def _promoted(self) -> None:
-        """Promoted jobs, whether they run or wait."""
+        """Walk the promoted jobs, whether they run or wait."""
         merged = [(*each, tenant) for tenant, book in self.books.items() for each in book.promoted]
         for key, width, running, tenant in sorted(merged):
             chosen = self.quotas.admit(tenant, width, running)
@@ -245,7 +245,7 @@ class BookWalk:
                 self.stop.append(key & JOB_MASK)
 
     def _running(self, queue: int) -> None:
-        """Running jobs of one queue: those of a tenant for which they cannot all stay, one by one."""
+        """Walk the running jobs of one queue: those of a tenant for which they cannot all stay, one by one."""
         tight = [
             tenant
             for tenant, book in self.books.items()
@@ -257,10 +257,11 @@ class BookWalk:
                 self.stop.append(key & JOB_MASK)
 
     def _waiting(self, queue: int) -> list[tuple[OrderBook, int, int]]:
-        """Waiting jobs of one queue. The chosen ones leave their books: each book, queue and key."""
+        """Walk the waiting jobs of one queue. The chosen ones leave their books and are returned: book, queue and key
+        of each."""
         chosen: list[tuple[OrderBook, int, int]] = []
         heads: list[tuple[int, int, str]] = []
-        """Heap of key, width and tenant: of each tenant the first job that fits."""
+        """Heap of (key, width, tenant): each tenant's first job that fits."""
 
         def look_at(tenant: str) -> None:
             key, width = self.books[tenant].first(queue, self.quotas.gpus_max(tenant))

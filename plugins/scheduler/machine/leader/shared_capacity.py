@@ -25,12 +25,12 @@ from plugins.scheduler.policy.place import fits, place
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """How GPUs are shared."""
+    """How GPUs are shared between jobs."""
 
     beside: int = 1
-    """Opportunistic jobs on one GPU at most."""
+    """The most opportunistic jobs on one GPU."""
     busy: float = shared.BUSY
-    """Utilisation from which on a GPU takes no more of them."""
+    """Utilisation, 0..1, from which on a GPU takes no more opportunistic jobs."""
 
     def __post_init__(self) -> None:
         if self.beside < 0:
@@ -41,17 +41,17 @@ class SharedGpus(msgspec.Struct, frozen=True, kw_only=True):
     """What one host says of its GPUs, in the order of their numbers."""
 
     names: tuple[str, ...] = ()
-    """By `shared.short_name`; without any they are named by their numbers, as in rehearsals."""
+    """GPU names by `shared.short_name`; without any they are named by their numbers, as in rehearsals."""
     utilisation: tuple[float, ...] = ()
-    """Over the last 10 s, 0..1."""
+    """Utilisation over the last 10 s, 0..1."""
     refusing: tuple[str, ...] = ()
-    """Names of those that take no job now."""
+    """Names of the GPUs that take no job now."""
     beside: int | None = None
-    """Opportunistic jobs on one GPU there; None: as many as anywhere."""
+    """The most opportunistic jobs on one GPU there; None: as many as on other hosts."""
 
 
 class SharedCapacity(Capacity):
-    """`hosts`: what each host says of its GPUs."""
+    """The capacity of a rack whose hosts share GPUs. `hosts`: what each host says of its GPUs."""
 
     stops = False
 
@@ -66,12 +66,12 @@ class SharedCapacity(Capacity):
         self.sharing = sharing
         self.hosts = {host: hosts[host] for host in sorted(totals) if host in hosts}
         self.units = {unit: host for host, gpus in self.hosts.items() for unit in _units(host, totals[host], gpus)}
-        """Unit -> its host."""
+        """The GPUs ("units") -> the host of each."""
         self.beside: Gpus = {}
-        """Opportunistic jobs on each GPU."""
+        """The number of opportunistic jobs on each GPU."""
         self.alone: Gpus = {}
-        """Guaranteed jobs that stop, and jobs that began here when no GPU was shared: until they end no guaranteed job
-        starts there."""
+        """GPUs of guaranteed jobs that stop, and of jobs that began here when no GPU was shared: until they end no
+        guaranteed job starts there."""
         self.utilisation: dict[HostId, float] = {}
         self.refusing: dict[HostId, None] = {}
         self._measure()
@@ -82,13 +82,13 @@ class SharedCapacity(Capacity):
         self._free_again(self.units)
 
     def names_the_same(self, hosts: Mapping[HostId, SharedGpus]) -> bool:
-        """Whether these are the GPUs that it counts, shared as before; only how busy they are may differ."""
+        """Whether these are the GPUs that are counted here, shared as before; only how busy they are may differ."""
         known = {host: gpus for host, gpus in hosts.items() if host in self.totals}
         alike = known.keys() == self.hosts.keys()
         return alike and all(_lasting(gpus) == _lasting(self.hosts[host]) for host, gpus in known.items())
 
     def heard(self, hosts: Mapping[HostId, SharedGpus]) -> None:
-        """How busy GPUs are now. They are the same ones as before."""
+        """Take in how busy the same GPUs are now."""
         self.hosts = {host: hosts[host] for host in self.hosts}
         self._measure()
         self._free_again(self.units)
@@ -146,7 +146,7 @@ class SharedCapacity(Capacity):
         return {unit: 1 for unit in self.free if unit not in barred} if barred else self.free
 
     def _barred(self, job: Job) -> Gpus:
-        """GPUs of guaranteed jobs that were measured to suffer from it, or from one of its name."""
+        """GPUs of guaranteed jobs that were measured to suffer from this job, or from one of its name."""
         others = [self.queue.jobs[id] for id in self.queue.apart_from(job)]
         return {unit: 1 for other in others for unit in self.held_by(other)}
 
@@ -174,7 +174,7 @@ class SharedCapacity(Capacity):
         return fits(self.by_host(free), spec.workers, spec.gpus_per_worker, spec.pack)
 
     def by_host(self, units: Iterable[HostId]) -> Gpus:
-        """How many of these units each host has."""
+        """The number of these GPUs on each host."""
         found: Gpus = {}
         for unit in units:
             host = host_of(unit)
@@ -264,12 +264,12 @@ def unit_of(host: HostId, gpu: str) -> HostId:
 
 
 def host_of(unit: HostId) -> HostId:
-    """Whose GPU it is."""
+    """The host of a GPU."""
     return HostId(unit.rpartition("/")[0])
 
 
 def gpu_name(number: int, gpus: int) -> str:
-    """GPUs of a host sort by their numbers."""
+    """The name of a GPU by its number, padded so that GPUs of a host sort by their numbers."""
     return f"{number:0{len(str(gpus))}}"
 
 
@@ -287,7 +287,7 @@ def _lasting(gpus: SharedGpus) -> tuple[tuple[str, ...], int | None]:
 
 
 def _wherever(job: Job) -> bool:
-    """Whether it takes the best GPUs of the rack, on whatever hosts they are."""
+    """Whether the job takes the best GPUs of the rack, on whatever hosts they are."""
     spec = job.spec
     if spec.gpus_per_worker != 1 or spec.pack == "apart":
         return False

@@ -1,4 +1,4 @@
-"""For how long jobs wait, and which of them are promoted or demoted for it.
+"""How long jobs wait, and which of them are promoted or demoted for it.
 
 Each job has a time at which that may come, in a heap, so a look reads the few whose time has come and no others.
 
@@ -19,21 +19,21 @@ from plugins.scheduler.policy.starve import EARLY_S, due_second, promoted_after
 
 
 class StarvationTimers:
-    """Jobs that wait for GPUs or are being placed."""
+    """The waits of jobs that wait for GPUs or are being placed."""
 
     def __init__(self, queue: JobTable, settings: SchedulerSettings) -> None:
         self.queue, self.settings = queue, settings
         self.since: dict[JobId, float] = {}
         self._promotions: list[tuple[float, JobId]] = []
         self._demotions: list[tuple[float, JobId]] = []
-        """Heaps of the times at which it may be so; an entry may be out of date."""
+        """Heaps of (time, job) at which a promotion, or a demotion, may be due; an entry may be out of date."""
         self._starved: dict[JobId, int] = {}
-        """Jobs that are to be promoted, and since which second."""
+        """Jobs that are to be promoted, and the second in which that became due."""
         self._late: dict[str, dict[JobId, None]] = {}
         """Jobs of class auto that waited too long, by tenant."""
 
     def put(self, job: Job, now_s: float, known_s: float) -> None:
-        """`known_s`: for how long it waits, if nothing is remembered of it."""
+        """Take in the job as it is now. `known_s`: seconds for which it waits, if nothing is remembered of it."""
         self._settle(job.id, job.spec.tenant)
         if job.state not in ("queued", "placing"):
             self.since.pop(job.id, None)
@@ -49,7 +49,7 @@ class StarvationTimers:
             heapq.heappush(self._demotions, (since_s + late_s, job.id))
 
     def drop(self, id: JobId) -> None:
-        """A job that is over."""
+        """Forget a job that is over."""
         self.since.pop(id, None)
         job = self.queue.jobs.get(id)
         self._starved.pop(id, None)
@@ -79,7 +79,7 @@ class StarvationTimers:
         return sorted((self.queue.jobs[id] for id in due), key=lambda job: (due[job.id], job.number)) if due else []
 
     def late(self, now_s: float) -> list[tuple[Job, float]]:
-        """Jobs of class auto whose tenant has a quota that they waited for too long, and the seconds."""
+        """Jobs of class auto that waited too long for their tenant's quota, and for how many seconds."""
         late_s = self.settings.demote_after_s
         for id in _due(self._demotions, now_s) if late_s is not None else ():
             job = self.queue.jobs.get(id)
@@ -95,11 +95,12 @@ class StarvationTimers:
         return [(job, now_s - self.since[job.id]) for job in self._jobs(id for ids in bound for id in ids)]
 
     def next_s(self) -> list[float]:
-        """When the next promotion and the next demotion may come."""
+        """When the next promotion and the next demotion may be due."""
         return [heap[0][0] for heap in (self._promotions, self._demotions) if heap]
 
     def _promoted_after(self, job: Job) -> float | None:
-        """Seconds of the present wait; None: never, or it is promoted already. Jobs outside the order never are."""
+        """Seconds of the present wait after which the job is promoted; None: never, or it is promoted already. Jobs
+        outside the order never are."""
         thresholds = self.settings.queue_thresholds_gpu_s
         attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
         queue = queue_of(attained, thresholds)

@@ -70,8 +70,8 @@ def barred_place(spec: JobSpec, places: Iterable[Place], drained: Mapping[HostId
 def wrong_places(
     job: Job, command: Placed, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
 ) -> str:
-    """Why these places are no whole gang of its own; empty when they are. `holders`: who has which GPU of a host, or
-    which part of it."""
+    """Why these places are not a whole gang of the job's own; empty when they are. `holders`: the job that has each GPU
+    of a host, or each part of it."""
     spec = job.spec
     hosts = {place.host for place in command.places}
     ranks = [rank for place in command.places for rank in place.ranks]
@@ -86,7 +86,7 @@ def wrong_places(
 
 
 def wrong_gpus(job: Job, place: Place, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]) -> str:
-    """Why this place cannot have its GPUs; empty when it can. `holders`: as of `wrong_places`."""
+    """Why this place cannot have its GPUs; empty when it can. `holders`: as in `wrong_places`."""
     distinct = len(set(map(device_of, place.gpus)))
     if distinct != len(place.gpus) or distinct != len(place.ranks) * job.spec.gpus_per_worker:
         return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"

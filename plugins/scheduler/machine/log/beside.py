@@ -1,4 +1,4 @@
-"""Who is on a GPU with whom, as the log says."""
+"""Which jobs share a GPU, as the log says."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,7 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.shared import device_of, is_part
 
 Holders = Mapping[HostId, Mapping[str, JobId]]
-"""Who has which GPU of a host, or which part of it."""
+"""Host -> GPU, or part of one -> the job that has it."""
 
 
 def guaranteed_on(host: HostId, jobs: Mapping[JobId, Job], holders: Holders) -> dict[str, JobId]:
@@ -17,7 +17,7 @@ def guaranteed_on(host: HostId, jobs: Mapping[JobId, Job], holders: Holders) -> 
 
 
 def guaranteed_beside(job: Job, jobs: Mapping[JobId, Job], holders: Holders) -> tuple[HostId, str, JobId] | None:
-    """Another guaranteed job, on whatever host, that has a GPU of which this one holds a part: host, GPU, job."""
+    """Another guaranteed job, on whatever host, that has a GPU of which this one holds a part, as (host, GPU, job)."""
     for place in job.awaited:
         held, upgraded = holders.get(place.host, {}), guaranteed_on(place.host, jobs, holders)
         for device in (device_of(name) for name in place.gpus if is_part(name)):
@@ -28,7 +28,7 @@ def guaranteed_beside(job: Job, jobs: Mapping[JobId, Job], holders: Holders) -> 
 
 
 def beside(job: Job, holders: Holders) -> dict[JobId, list[HostId]]:
-    """Jobs that are on a GPU with this one, and on which of its hosts."""
+    """Jobs that share a GPU with this one, and on which of its hosts."""
     found: dict[JobId, list[HostId]] = {}
     for host, other in dict.fromkeys(_beside(job, holders)):
         found.setdefault(other, []).append(host)

@@ -27,9 +27,9 @@ from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.policy import explain
 
 HARMS_MAX = 16
-"""Guaranteed jobs that one opportunistic job is known to harm."""
+"""The number of guaranteed jobs, the newest, that one opportunistic job is known to harm."""
 CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
-"""Why a running job was taken back, if not for a host that is lost."""
+"""Why a running job was taken back, where that was not for a lost host."""
 
 
 def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
@@ -61,7 +61,7 @@ def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
 
 
 def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
-    """Those of its ranks on a host that others may wait for in vain."""
+    """Note the ranks on a host that have ended, and for which others may wait in vain."""
     place = job.place_on(command.host)
     if place is None or not set(command.steps) <= set(place.ranks):
         return NotApplied(4, f"no such ranks of {job.id} are on {command.host}", "others run there", "nothing")
@@ -75,7 +75,7 @@ def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
 
 
 def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
-    """What one host's report means for the job: the first failure decides, unless something decided before."""
+    """Decide what one host's report means for the job: the first failure decides, unless something decided before."""
     failure = explain.first_failure(command.codes)
     if command.lost:
         _weigh_loss(queue, job, command, failure)
@@ -103,8 +103,8 @@ def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
 
 
 def _weigh_loss(queue: JobTable, job: Job, command: RanksReported, failure: tuple[int, int] | None) -> None:
-    """Ranks that a host lost did not fail, whatever their codes, and a gang that lost some of its ranks is not
-    done. Decided here: the host itself may know too little of the job to tell."""
+    """Count a loss: ranks that a host lost did not fail, whatever their codes, and a gang that lost some of its ranks
+    is not done. This is decided here: the host itself may know too little of the job to tell."""
     said = f"{command.host} lost its ranks"
     said = f"{said}: {command.reason}" if command.reason else said
     if failure is not None and job.ending.blame is None:
@@ -154,13 +154,13 @@ def taken_back(queue: JobTable, job: Job, command: TakenBack) -> Result | None:
 
 
 def _do_not_pair(queue: JobTable, job: Job, harmed: JobId, wall_s: float) -> None:
-    """Nor do others of their names."""
+    """Keep later jobs with the same two names apart as well."""
     if harmed in queue.jobs:
         queue.models.saw_harm(job.spec, queue.jobs[harmed].spec, wall_s)
 
 
 def again(queue: JobTable, job: Job, cause: Cause, said: str) -> None:
-    """It stops because of this, which is counted, and is queued again unless that happened too often."""
+    """Stop the job for this cause, which is counted, and queue it again unless that happened too often."""
     count, allowed = job.happened(cause)
     if allowed is None or count <= allowed:
         stop(queue, job, "queued", said)
@@ -228,7 +228,7 @@ def enter(queue: JobTable, job: Job, state: State, event: str, reason: str) -> N
 
 
 def lose(queue: JobTable, job: Job, hosts: Sequence[HostId]) -> list[HostId]:
-    """Nobody waits for these any more; those for which somebody did."""
+    """Wait for these hosts no more, and return those that were awaited."""
     lost = sorted({host for host in hosts if job.awaits(host)})
     job.ending.lost = (*job.ending.lost, *(host for host in lost if job.left_on(host) is None))
     for host in lost:

@@ -1,4 +1,4 @@
-"""Who is in which state and on which host, brought up to date with each job that changed."""
+"""Which jobs are in which state and on which host, brought up to date with each job that changed."""
 
 from collections.abc import Collection, Iterable
 
@@ -14,11 +14,11 @@ class JobIndex:
         self.queue = queue
         self.placing: dict[JobId, None] = {}
         self.time_limit_reached: dict[JobId, None] = {}
-        """They run and used up their time."""
+        """Running jobs that used up their time."""
         self.demoted: dict[str, dict[int, dict[JobId, None]]] = {}
         """Opportunistic jobs that run and were guaranteed once: by tenant and width."""
         self.healing: dict[JobId, None] = {}
-        """They run, and may lose hosts."""
+        """Running jobs that may lose hosts."""
         self.awaited: dict[HostId, dict[JobId, None]] = {}
         """Host -> placed gangs whose ranks it has still to report."""
         self.coordinators: dict[HostId, int] = {}
@@ -28,10 +28,11 @@ class JobIndex:
         self.unnamed: dict[HostId, None] = {}
         """Hosts that matter here and that gossip never named."""
         self._marks: dict[JobId, tuple[Job, tuple[HostId, ...], HostId | None, int | None]] = {}
-        """Hosts awaited, coordinator while it is being placed, width while it may be upgraded."""
+        """What is noted of each job: hosts awaited, coordinator while it is being placed, width while it may be
+        upgraded."""
 
     def put(self, job: Job) -> None:
-        """This job is as it is now."""
+        """Index the job as it is now."""
         self.drop(job.id)
         id, spec = job.id, job.spec
         hosts = tuple(place.host for place in job.awaited)
@@ -55,7 +56,7 @@ class JobIndex:
             self._name(hosts if coordinator is None else (coordinator,))
 
     def drop(self, id: JobId) -> None:
-        """This job is over, or about to be put in again."""
+        """Remove a job that is over, or about to be put in again."""
         self.placing.pop(id, None)
         self.time_limit_reached.pop(id, None)
         self.healing.pop(id, None)
@@ -80,7 +81,7 @@ class JobIndex:
         self._name(hosts if coordinator is None else (coordinator,))
 
     def heard(self, named: dict[HostId, float | None]) -> None:
-        """What gossip says of all hosts now."""
+        """Take in what gossip says of all hosts now."""
         self.named, self.unnamed = named, {}
         self._name([*self.awaited, *self.coordinators])
 

@@ -1,4 +1,4 @@
-"""Commands of the log about a job until it runs, and about its class: it is taken, granted GPUs, placed, promoted,
+"""Commands of the log about a job until it runs, and about its class: it is submitted, granted GPUs, placed, promoted,
 demoted, upgraded, or keeps GPUs while it waits for more."""
 
 from covey.core.ids import JobId
@@ -24,11 +24,11 @@ from plugins.scheduler.messages.commands import (
 from plugins.scheduler.policy import classes, explain
 
 LIVE_MAX = 10_000
-"""Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
+"""The most jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
 
 
 def submitted(queue: JobTable, command: Submitted) -> Result:
-    """The job that this makes, or the one that the same key made before."""
+    """Make the job, or return the one that the same key made before."""
     if command.key in queue.keys:
         return Applied(queue.keys[command.key])
     spec = command.spec

@@ -18,30 +18,30 @@ from plugins.scheduler.policy.eligible import Drain
 from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
-"""Ended jobs kept."""
+"""The number of ended jobs that are kept."""
 SNAPSHOT_VERSION = 1
-"""Of what `JobTable.snapshot` writes."""
+"""Format version of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
-"""Hosts that are drained at a time."""
+"""The most hosts that are drained at a time."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """What every version of a snapshot says."""
+    """The part of a snapshot that every version has."""
 
     version: int
 
 
 class QueueState(SnapshotHead, frozen=True):
-    """A snapshot of this version."""
+    """A snapshot of this format version."""
 
     index: int
     next_number: int
     quotas: dict[str, int | None]
     overshoot: dict[str, int]
     jobs: list[Job]
-    """In order of admission."""
+    """The jobs in order of admission."""
     ended: list[JobId]
-    """In order of ending."""
+    """The ended jobs in order of ending."""
     clock_s: float
     keeper: JobId | None
     kept: dict[HostId, int]
@@ -56,11 +56,11 @@ class QueueState(SnapshotHead, frozen=True):
 
 
 FEED_MAX = 200_000
-"""Changes that wait to be read; beyond that number, reading all jobs costs no more than reading the changes."""
+"""The most changes that wait to be read; beyond that, reading all jobs costs no more than reading the changes."""
 
 
 class Feed:
-    """Jobs that changed since the reader last asked, so that whatever follows the queue need not read all of it."""
+    """The jobs that changed since the reader last asked, so that whatever follows the queue need not read all of it."""
 
     def __init__(self) -> None:
         self._ids: dict[JobId, None] = {}
@@ -74,7 +74,7 @@ class Feed:
             self.everything()
 
     def everything(self) -> None:
-        """The reader has to begin anew."""
+        """Make the reader begin anew."""
         self._ids, self._all = {}, True
 
     @property
@@ -83,7 +83,7 @@ class Feed:
         return self._all or bool(self._ids)
 
     def take(self) -> list[JobId] | None:
-        """Each once, in no order that means anything; None: everything may have changed."""
+        """The changed jobs, each once, in no order that means anything; None: everything may have changed."""
         ids, whole = self._ids, self._all
         self._ids, self._all = {}, False
         return None if whole else list(ids)
@@ -94,7 +94,7 @@ _snapshots = msgspec.msgpack.Decoder(QueueState)
 
 
 class JobTable:
-    """Jobs, quotas, who holds what."""
+    """The replicated table of jobs, quotas, and the holders of GPUs."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -104,22 +104,22 @@ class JobTable:
         self.overshoot: dict[str, int] = {}
         self.ended: list[JobId] = []
         self.clock_s = 0.0
-        """Seconds during which any job waited, as far as leaders wrote them into the log."""
+        """The log's clock: seconds during which any job waited, as far as leaders wrote them into the log."""
         self.rack_s = 0.0
-        """The rack's clock, as far as commands told it. It only grows, whatever wall clocks do."""
+        """The rack's clock in seconds, as far as commands told it. It only grows, whatever wall clocks do."""
         self.keeper: JobId | None = None
-        """The gang that fits its quota and not yet the rack."""
+        """The gang that fits its quota and not yet the rack, and keeps GPUs."""
         self.kept: dict[HostId, int] = {}
-        """GPUs that no other guaranteed job gets."""
+        """GPUs per host that `keeper` keeps, so that no other guaranteed job gets them."""
         self.models = Models()
         self.leading_term = 0
-        """Of the newest leader that decides."""
+        """The term of the newest leader that decides."""
         self.leases_over_s = 0.0
-        """Within which the leases of leaders up to that one are certainly over."""
+        """Seconds within which the leases of leaders up to that one are certainly over."""
         self.pauses_over_s = 0.0
-        """Within which ranks that may be lost certainly stand still without them; 0: not known."""
+        """Seconds within which ranks that may be lost certainly stand still without those leases; 0: not known."""
         self.drained: dict[HostId, Drain] = {}
-        """Hosts where no rank starts. Exchanged as a whole whenever it changes."""
+        """Hosts where no rank starts. The mapping is replaced whole whenever it changes."""
         self.notes: list[LogEvent] = []
         """Events of the command that is being applied."""
         self._changed: dict[JobId, None] = {}
@@ -127,7 +127,7 @@ class JobTable:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """What follows from the rest: keys, usage per tenant, and who holds which GPU."""
+        """Compute what follows from the rest: keys, usage per tenant, and who holds which GPU."""
         self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
         self.kept_bytes = KeptBytes(self.jobs.values())
         self.holders: dict[HostId, dict[str, JobId]] = {}
@@ -165,8 +165,8 @@ class JobTable:
         return None if quota is None else max(0, quota - self.used(tenant))
 
     def apart_from(self, job: Job) -> list[JobId]:
-        """Guaranteed jobs beside which an opportunistic one must not be: it harmed them, or another of its name harmed
-        one of theirs."""
+        """Guaranteed jobs beside which an opportunistic one must not be: it harmed them, or another job of its name
+        harmed one of their name."""
         harmed = self.models.harmed_by(job.spec)
         known = [id for id in job.measured.harms if id in self.jobs]
         if not harmed:
@@ -176,7 +176,7 @@ class JobTable:
         return list(dict.fromkeys([*known, *sorted(alike)]))
 
     def was(self, job: JobId) -> bool:
-        """Whether this id was given once, to a job that may be forgotten by now."""
+        """Whether this id was once given to a job, which may be forgotten by now."""
         number = job[1:]
         return number.isascii() and number.isdigit() and len(number) < 19 and 0 < int(number) < self.next_number
 
@@ -188,13 +188,13 @@ class JobTable:
         return known.grant.epoch > epoch or known.over or (known.grant.epoch == epoch and known.state == "queued")
 
     def changed(self) -> list[JobId]:
-        """Jobs whose state changed since this was last asked, in order; each once."""
+        """Jobs whose state changed since the last call, in order; each once."""
         found = list(self._changed)
         self._changed = {}
         return found
 
     def follow(self) -> Feed:
-        """Every change from now on, for as long as the caller holds the answer."""
+        """A feed of every change from now on, for as long as the caller holds it."""
         feed = Feed()
         self._feeds.add(feed)
         return feed
@@ -202,27 +202,27 @@ class JobTable:
     # ---- what commands do ----
 
     def touch(self, job: Job) -> None:
-        """Its state, or what it asks for, is another one: `changed` names it."""
+        """Note that the job's state, or what it asks for, changed: `changed` names it."""
         self._changed[job.id] = None
 
     def tell_feeds(self, jobs: Iterable[JobId]) -> None:
-        """Whoever follows hears of these."""
+        """Tell all feeds that these jobs changed."""
         for feed in self._feeds:
             feed.note(jobs)
 
     def say(self, job: Job, event: str, reason: str) -> None:
-        """Why it is in its state."""
+        """Set why the job is in its state, and note the event."""
         job.reason = reason
         self.touch(job)
         self.note(job.id, event, reason)
 
     def note(self, job: JobId, event: str, reason: str) -> None:
-        """An event of this job, which changes nothing about it."""
+        """Note an event of this job that changes nothing about it."""
         key = f"log/{self.index}.{len(self.notes)}" if self.notes else f"log/{self.index}"
         self.notes.append(LogEvent(job, event, reason, key))
 
     def limit(self, tenant: str, gpus: int | None) -> None:
-        """A tenant's quota. What it holds over that runs out."""
+        """Set a tenant's quota. What it holds beyond that runs out."""
         self.quotas[tenant] = gpus
         for other, used in sorted(self._used.items()):
             quota = self.quota(other)
@@ -231,11 +231,11 @@ class JobTable:
         self._trim_overshoot()
 
     def hold(self, job: Job, place: Place) -> None:
-        """The GPUs of this place are the job's."""
+        """Give the GPUs of this place to the job."""
         self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
 
     def give_back(self, job: Job) -> None:
-        """What was kept for this job is open to all again."""
+        """Open what was kept for this job to all again."""
         if self.keeper == job.id:
             self.keeper, self.kept = None, {}
 
@@ -261,7 +261,7 @@ class JobTable:
                 self.overshoot[tenant] = min(allowed, used)
 
     def free(self, job: Job, host: HostId) -> None:
-        """The GPUs of one of its hosts are the job's no longer."""
+        """Take the GPUs of one of its hosts from the job."""
         place = job.place_on(host) or job.left_on(host)
         held = self.holders.get(host, {})
         for gpu in place.gpus if place else ():

@@ -20,16 +20,17 @@ from plugins.scheduler.policy.order import Row, queue_of
 Holding = Literal["placing", "running", "stopping"]
 Over = Literal["done", "failed", "cancelled"]
 State = Literal["queued", Holding, Over]
-"""A new state is written into one of these three: what it counts against and what waits for it follow from that."""
+"""The states of a job. A new one is written into one of these three types: what it counts against and what waits for it
+follow from that."""
 After = Literal["queued", "failed", "cancelled"]
 Cause = Literal["preempted", "host lost", "exit 75", "failed", "unfit"]
-"""Why a job that ran is to run again: each is counted by itself, and has a limit of its own."""
+"""Why a job that ran is to run again: each cause is counted by itself, and has a limit of its own."""
 STATES: tuple[State, ...] = get_args(State)
-"""In the order in which a job passes through them."""
+"""All states, in the order in which a job passes through them."""
 HOLDING: tuple[State, ...] = get_args(Holding)
-"""States that count against the tenant's quota."""
+"""The states that count against the tenant's quota."""
 OVER: tuple[Over, ...] = get_args(Over)
-"""States that a job never leaves. Nothing else says which these are: programs read `JobView.over`."""
+"""The states that a job never leaves. Nothing else says which these are: programs read `JobView.over`."""
 TRANSITIONS: StateTable[State] = StateTable(
     "a job in the log",
     {
@@ -71,8 +72,8 @@ class FirstFailure(msgspec.Struct, frozen=True):
 
 
 class JobTimes(msgspec.Struct):
-    """When it was submitted, first started and ended: by wall clocks, for people, and by the rack's clock
-    (`JobTable.rack_s`), which durations are counted by."""
+    """When the job was submitted, first started and ended: by wall clocks, for people, and by the rack's clock
+    (`JobTable.rack_s`), by which durations are counted."""
 
     submitted_wall_s: float
     started_wall_s: float | None = None
@@ -83,128 +84,129 @@ class JobTimes(msgspec.Struct):
 
 
 class JobTally(msgspec.Struct):
-    """How often something happened to it."""
+    """How often each thing happened to the job."""
 
     attempt: int = 0
-    """Starts so far."""
+    """The number of starts so far."""
     preemptions: int = 0
     requeues: int = 0
-    """Times that it asked to be started again (exit 75)."""
+    """How often the job asked to be started again (exit 75)."""
     hosts_lost: int = 0
-    """Times that a host lost its ranks."""
+    """How often a host lost the job's ranks."""
     failures: int = 0
-    """Times that it failed by itself."""
+    """How often the job failed by itself."""
     unfit: int = 0
-    """Times that it could not be, or stay, on the GPUs that it was placed on."""
+    """How often the job could not be, or stay, on the GPUs that it was placed on."""
     place_failures: int = 0
-    """In a row, since it last started."""
+    """Failed attempts to place the job in a row, since it last started."""
 
 
 class JobPriority(msgspec.Struct):
-    """What the order of jobs goes by, beside its attained service. Moments are indices of the log."""
+    """What the order of jobs goes by, beside the job's attained service. Moments are indices of the log."""
 
     first: int | None = None
-    """Of the first start."""
+    """Index of the job's first start."""
     promoted: int | None = None
-    """Of the newest promotion."""
+    """Index of the newest promotion."""
     base_gpu_s: float = 0.0
-    """Attained service at that promotion."""
+    """Attained service at the newest promotion, GPU·s."""
     demoted: int | None = None
-    """When this job of class auto became opportunistic."""
+    """Index at which this job of class auto became opportunistic."""
     upgraded: int | None = None
-    """When it became guaranteed again, for good."""
+    """Index at which the job became guaranteed again, for good."""
     queued_s: float = 0.0
     """The log's clock (`JobTable.clock_s`) when the present wait began."""
     waited_s: float = 0.0
-    """Waits before the present one, since its last promotion."""
+    """Seconds of the waits before the present one, since the job's last promotion."""
 
 
 class JobGrant(msgspec.Struct):
-    """The newest grant."""
+    """The newest grant of a job."""
 
     epoch: int = 0
-    """The fencing token."""
+    """The grant's epoch, its fencing token."""
     coordinator: HostId | None = None
     index: int = 0
-    """Log index of this grant, or of its start: tells one `placing` from the next."""
+    """Log index of this grant, or of its start: it tells one `placing` from the next."""
 
 
 class JobStart(msgspec.Struct):
-    """The newest start, also after it is over."""
+    """The newest start of a job, also after it is over."""
 
     places: tuple[Place, ...] = ()
     tables: int = 0
-    """How many tables the tensors of this start have (`covey.tensors.numbers.blocks`): fixed when its places were first
+    """The number of tables of this start's tensors (`covey.tensors.numbers.blocks`): fixed when its places were first
     found, whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
     master_addr: str = ""
     master_port: int = 0
     step: int | None = None
-    """The newest that the log knows."""
+    """The newest step that the log knows."""
     metrics: dict[str, float] = {}
     step_s: float | None = None
-    """Median step, the slowest host's."""
+    """Median step time of the slowest host, seconds."""
     timings: dict[HostId, StepTiming] = {}
-    """How long its steps take, by host."""
+    """How long the job's steps take, by host."""
 
 
 class JobEnding(msgspec.Struct):
-    """How this grant ends, or ended."""
+    """How a grant ends, or ended."""
 
     codes: dict[HostId, dict[int, int]] = {}
-    """What its hosts reported."""
+    """The exit codes that each host reported: host -> rank -> code."""
     asked: bool = False
-    """Some of them had been told to stop."""
+    """Whether some of the ranks had been told to stop."""
     lost: tuple[HostId, ...] = ()
-    """Hosts that nobody waits for any more."""
+    """Hosts whose reports are not awaited any more."""
     after: After | None = None
-    """What `stopping` leads to."""
+    """The state that follows `stopping`."""
     blame: FirstFailure | None = None
     exit_code: int | None = None
-    """Of a job that is over."""
+    """The exit code of a job that is over."""
 
 
 class JobHealing(msgspec.Struct):
-    """What a gang that goes on without some of its hosts, or on others, remembers under this grant
+    """What a gang that continues without some of its hosts, or on others, remembers under this grant
     (`machine/log/replacing.py`)."""
 
     may_be_lost: tuple[HostId, ...] = ()
-    """Hosts that may be lost, with all its ranks there: others have what their successors need."""
+    """Hosts that may be lost, with all the job's ranks there: others have what their successors need."""
     healed: int = 0
-    """Times that places were exchanged (`Place.since`)."""
+    """How often places were exchanged (`Place.since`)."""
     missing: tuple[HostId, ...] = ()
-    """Hosts among its places that are lost; their ranks are to go on elsewhere, and all others wait for them."""
+    """Hosts among the job's places that are lost; their ranks are to continue elsewhere, and all others wait for
+    them."""
     moving: dict[HostId, HostId] = {}
-    """Hosts that its ranks are to leave, and where to; empty: wherever there is room."""
+    """Hosts that the job's ranks are to leave -> the host where they are to go; empty: wherever there is room."""
     leaving: tuple[Place, ...] = ()
-    """Places that it had: ranks there end, and their successors, which stand in `places`, start after that."""
+    """Earlier places of the job: ranks there end, and their successors, which are in `places`, start after that."""
     sought: int = 0
-    """Times that somebody was to find places for some of its ranks anew."""
+    """How often new places for some of the job's ranks were to be found."""
     gone: dict[int, GoneRank] = {}
-    """Ranks that ended with 0, while others run: those wait for them in vain (`covey.job.leaving`)."""
+    """Ranks that ended with 0, while others run: those would wait for them in vain (`covey.job.leaving`)."""
     losses: tuple[int, int] = (0, 0)
-    """The newest step that was known when it last lost a host, and how often it has lost one since it came so far."""
+    """The newest step that was known when the job last lost a host, and how many hosts it has lost since that step."""
 
 
 class JobMeasured(msgspec.Struct):
-    """What hosts measured of it."""
+    """What hosts measured of a job."""
 
     attained: dict[HostId, float] = {}
-    """GPU·s per host, max-merged."""
+    """Attained service per host, GPU·s, max-merged."""
     tensors: tuple[int, int] = (0, 0)
-    """Bytes of its largest tensor, and of all; (0, 0): not seen."""
+    """Bytes of the job's largest tensor, and of all; (0, 0): not seen."""
     harms: tuple[JobId, ...] = ()
-    """Guaranteed jobs that were measured to suffer from it on their GPUs; the newest."""
+    """The newest guaranteed jobs that were measured to suffer from this one on their GPUs."""
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The record in the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
+    """The record of a job in the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
 
     id: JobId
     number: int
     key: str
     spec: JobSpec
     env: SealedEnv | None = None
-    """Where the submitter's environment is; None: it is empty."""
+    """The submitter's environment, sealed on some hosts; None: it is empty."""
     state: State = "queued"
     reason: str = ""
     times: JobTimes
@@ -222,28 +224,28 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def job_class(self) -> JobClass:
-        """What it is now, whatever was asked for."""
+        """The job's class now, whatever was asked for."""
         if self.priority.upgraded is not None:
             return "guaranteed"
         return self.spec.job_class if self.priority.demoted is None else "opportunistic"
 
     @property
     def counts(self) -> bool:
-        """Whether its GPUs count against a quota when it holds any."""
+        """Whether the job's GPUs count against a quota when it holds any."""
         return self.job_class != "opportunistic"
 
     @property
     def over(self) -> bool:
-        """It will not run again."""
+        """Whether the job will never run again."""
         return self.state in OVER
 
     @property
     def placed(self) -> bool:
-        """Its ranks run, or are being stopped, under `epoch`."""
+        """Whether the job's ranks run, or are being stopped, under `epoch`."""
         return self.state in ("running", "stopping")
 
     def happened(self, cause: Cause) -> tuple[int, int | None]:
-        """How often it was stopped for this, and how often it is started again for it (None: always)."""
+        """How often the job was stopped for this cause, and how often it is started again for it (None: always)."""
         spec = self.spec
         match cause:
             case "preempted":
@@ -275,25 +277,25 @@ class Job(msgspec.Struct, kw_only=True):
         return next((place for place in self.start.places if place.host == host), None)
 
     def left_on(self, host: HostId) -> Place | None:
-        """What it had there, and is about to end."""
+        """The place that the job had on this host, and is about to leave."""
         return next((place for place in self.healing.leaving if place.host == host), None)
 
     @property
     def seeks(self) -> bool:
-        """Whether some of its ranks are to go on on other hosts, which its coordinator looks for."""
+        """Whether some of the job's ranks are to continue on other hosts, which its coordinator looks for."""
         return self.state == "running" and bool(self.healing.missing or self.healing.moving)
 
     @property
     def arriving(self) -> dict[HostId, int]:
-        """GPUs of hosts that somebody wants some of its ranks on, and which it has not reserved yet."""
+        """GPUs per host that somebody wants for some of the job's ranks, and that it has not reserved yet."""
         if self.state != "running":
             return {}
         wanted = [(to, self.place_on(host)) for host, to in self.healing.moving.items() if to]
         return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
 
     def heals_without(self, hosts: Container[HostId]) -> bool:
-        """Whether the rest of the gang goes on when all these are lost: some of it has what their successors need, and
-        those that took over from others, and have it not yet, get it from there, too."""
+        """Whether the rest of the gang can continue when all these hosts are lost: some rank left has what their
+        successors need, and those that took over from others, and do not have it yet, get it from there, too."""
         may_be_lost, missing, places = self.healing.may_be_lost, self.healing.missing, self.start.places
         rest = [place.host for place in places if place.host not in hosts and place.host not in missing]
         ready = all(place.host in (*may_be_lost, *missing) or place.since for place in places)

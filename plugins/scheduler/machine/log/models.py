@@ -16,32 +16,34 @@ from plugins.scheduler.policy.packing import SpreadLoss, loss, refit, share, sho
 MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
 GANGS_MAX = 256
-"""The same for gangs whose steps were timed."""
+"""Gangs whose step times are remembered; the longest unseen goes first."""
 PAIRS_MAX = 256
-"""The same for models that harmed others on a GPU."""
+"""Models that harmed others on a GPU that are remembered; the longest unseen goes first."""
 HARMED_MAX = 16
-"""Models that one of them harmed; the newest."""
+"""The number of models, the newest, that one model is remembered to have harmed."""
 PAIR_S = 86_400.0
-"""After a day a pair may be tried again: scripts change under their names (ours)."""
+"""Seconds after which a pair may be tried again (ours: a day), since scripts change under their names."""
 
 
 T = TypeVar("T")
 
 
 class StepHistory(msgspec.Struct, frozen=True):
-    """Median step times of one gang, s: the newest on one host, and the newest on several."""
+    """Median step times of one gang in seconds: the newest on one host, and the newest on several."""
 
     packed_s: float | None = None
     spread_s: float | None = None
 
     @property
     def slowdown(self) -> float | None:
-        """As in `packing.Spread`; None: it did not run both ways."""
+        """Step time spread over step time packed, minus 1, as in `packing.SpreadLoss`; None: it did not run both
+        ways."""
         return self.spread_s / self.packed_s - 1 if self.packed_s and self.spread_s else None
 
 
 class Models:
-    """Part of the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
+    """What is remembered of models. It is part of the replicated state; only commands of the log change it
+    (`machine/log/queue.py`)."""
 
     def __init__(
         self,
@@ -53,9 +55,9 @@ class Models:
         """Tenant and name of an opportunistic job -> those of guaranteed jobs that it harmed on a GPU -> when it did
         last, as the log has it (wall clock, s)."""
         self.tensors = dict(tensors)
-        """Tenant and name -> bytes of the largest tensor, bytes of all."""
+        """Tenant and name -> (bytes of the largest tensor, bytes of all)."""
         self.steps = dict(steps)
-        """The same with workers and GPUs of each -> its steps."""
+        """Tenant, name, workers and GPUs of each -> the gang's step times."""
         self._spreads: list[SpreadLoss] | None = None
 
     def saw_tensors(self, spec: JobSpec, largest_bytes: int, total_bytes: int) -> None:
@@ -63,7 +65,7 @@ class Models:
         self._spreads = None
 
     def saw_steps(self, spec: JobSpec, hosts: int, step_s: float) -> None:
-        """A start is over that made steps of `step_s` on so many hosts."""
+        """Note that a start is over that made steps of `step_s` seconds on `hosts` hosts."""
         if spec.workers < 2 or step_s <= 0:
             return
         known = self.steps.get(gang_of(spec), StepHistory())
@@ -72,39 +74,40 @@ class Models:
         self._spreads = None
 
     def saw_harm(self, guest: JobSpec, guaranteed: JobSpec, wall_s: float) -> None:
-        """The first, opportunistic, harmed the second on a GPU."""
+        """Note that `guest`, an opportunistic job, harmed `guaranteed` on a GPU."""
         harmed = dict(self.pairs.get(model_of(guest), {}))
         _newest(harmed, model_of(guaranteed), wall_s, HARMED_MAX)
         _newest(self.pairs, model_of(guest), harmed, PAIRS_MAX)
 
     def time_passed(self, wall_s: float) -> None:
-        """Pairs of long ago are forgotten."""
+        """Forget pairs of long ago."""
         if self.pairs:
             left = {guest: _since(harmed, wall_s - PAIR_S) for guest, harmed in self.pairs.items()}
             self.pairs = {guest: harmed for guest, harmed in left.items() if harmed}
 
     def harmed_by(self, guest: JobSpec) -> Mapping[str, float]:
-        """Models beside which it does not belong."""
+        """Models beside which this job must not be, and when it last harmed each."""
         return self.pairs.get(model_of(guest), {})
 
     def skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float | None:
-        """What the job says of itself, what was seen of it, or of the last one of its name; None: nothing yet."""
+        """The skew that the job states, or that was seen of it, or of the last one of its name; None: nothing yet."""
         largest, total = seen if seen[1] else self.tensors.get(model_of(spec), (0, 0))
         return spec.skew or (share(largest, total) if total else None)
 
     def shown_skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float | None:
-        """What placement goes by: None until tensors were seen, and such a gang ran on one host and on several."""
+        """The skew that placement goes by: None until tensors were seen, and such a gang ran on one host and on
+        several."""
         known = self.steps.get(gang_of(spec))
         was_seen = seen[1] or model_of(spec) in self.tensors
         return shown(self.skew(spec, seen), known.slowdown) if known is not None and was_seen else None
 
     def spread_loss(self, spec: JobSpec, seen: tuple[int, int], packlimit: float) -> float:
-        """What such a gang loses when it is spread (`packing.loss`)."""
+        """The part of a step that such a gang loses when it is spread (`packing.loss`)."""
         known = self.steps.get(gang_of(spec), StepHistory())
         return loss(self.skew(spec, seen), known.slowdown, packlimit)
 
     def packlimit(self, now: float) -> float:
-        """PACKLIMIT by what gangs lost; `now`, the one that was set, as long as nothing separates better."""
+        """PACKLIMIT as fitted to what gangs lost; `now`, the one that was set, as long as nothing separates better."""
         if self._spreads is None:
             self._spreads = [
                 SpreadLoss(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.slowdown)

@@ -1,8 +1,7 @@
 """The replicated state machine: tenants' quotas, jobs, grants and attained service.
 
-`apply` is deterministic: the same commands in the same order give the same state and the same answers on every host.
-What must never happen is refused here and nowhere else, because no command of a leader that was cut off gets past
-this place:
+`apply` is deterministic: equal commands in one order give one state and equal answers on every host. What must never
+happen is refused here and nowhere else, because no command of a leader that was cut off gets past this place:
 
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;
@@ -69,12 +68,12 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Upgraded: ("running",),
     GpusKept: ("queued",),
 }
-"""In which states a command may find its job, which must be under the command's epoch as well; one before it when the
-command is a grant."""
+"""The states in which a command may find its job, which must be under the command's epoch as well, or under the one
+before when the command is a grant."""
 
 
 def apply(queue: JobTable, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
-    """The command at `index` of the log. Each change is noted once in the event log of its job."""
+    """Apply the command at `index` of the log. Each change is noted once in the event log of its job."""
     queue.index, queue.rack_s = index, max(queue.rack_s, command.rack_s)
     queue.notes = []
     result = _dispatch(queue, command)
@@ -105,7 +104,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
 
 
 def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
-    """None: the job is not, or no more, where this command takes it to be. Nothing changes then."""
+    """Apply a command about a job. None: the job is not, or no more, where this command takes it to be, and nothing
+    changes."""
     if isinstance(command, CancelAsked):
         return job_endings.cancel_asked(queue, job, command)
     if (
@@ -164,7 +164,7 @@ def _quota_set(queue: JobTable, command: QuotaSet) -> Result:
 
 
 def _host_drained(queue: JobTable, command: HostDrained) -> Result:
-    """The same said again changes nothing."""
+    """Drain a host, or resume it; a repeated command changes nothing."""
     host, by = command.host, command.by or "a person"
     before = queue.drained.get(host)
     now = Drain(by, command.stop_jobs, command.wall_s) if command.drained else None

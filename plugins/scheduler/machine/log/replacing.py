@@ -1,17 +1,17 @@
-"""A gang that goes on without some of its hosts, or on fewer: what the log remembers of that.
+"""A gang that continues without some of its hosts, or on fewer: what the log remembers of that.
 
     running, whole --PlacesLost (a host is lost)--> running, `missing` --Replaced--> running, whole
                    --MoveAsked (it is alive)------> running, `moving`  --Replaced--> running, `leaving` --its report-->
 
-It stays one grant under one epoch: the ranks that are left go on where they are, and wait for those that are to come.
-Where no place is found the whole gang stops and is queued again, as one does that cannot heal; one that only was to
+It stays one grant under one epoch: the ranks that are left stay where they are, and wait for those that are to come.
+Where no place is found the whole gang stops and is queued again, like a gang that cannot heal; a gang that only was to
 move stays where it is.
 
 A place is taken over by a host without ranks of the gang, or by one that has some and whose place grows:
 
     gpu1 (0 1), gpu2 (2 3)  --Replaced(gpu1 -> gpu2 (2 3 0 1))-->  gpu2 (2 3 0 1), leaving: gpu1 (0 1)
 
-Those that it had run on, and the others join them (`plugins.facts.Place.ranks`).
+The ranks that were there keep running, and the others join them (`plugins.facts.Place.ranks`).
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -25,11 +25,12 @@ from plugins.scheduler.policy import eligible
 from plugins.scheduler.policy.eligible import Drain
 
 LOSSES_MAX = 5
-"""Hosts that one gang may lose without a step between them: then it is the job that takes its hosts along."""
+"""The number of hosts that one gang may lose without a step between them; beyond it the job itself is taken to bring
+its hosts down."""
 
 
 def heals(job: Job, host: HostId, said: JobHeals) -> None:
-    """A host says whether its ranks may be lost."""
+    """Note whether a host says that its ranks may be lost."""
     place = job.place_on(host)
     if place is None or not job.placed or (job.grant.epoch, place.since) != (said.epoch, said.since):
         return
@@ -38,7 +39,7 @@ def heals(job: Job, host: HostId, said: JobHeals) -> None:
 
 
 def lose(job: Job, hosts: Collection[HostId]) -> bool:
-    """Of a gang that heals without them. False: it has lost too many without getting on."""
+    """Note the hosts that a gang has lost and heals without. False: it has lost too many without making a step."""
     step, count = job.start.step or 0, len(hosts)
     job.healing.losses = (step, count + (job.healing.losses[1] if job.healing.losses[0] >= step else 0))
     job.healing.missing = (*job.healing.missing, *sorted(hosts))
@@ -51,12 +52,12 @@ def lose(job: Job, hosts: Collection[HostId]) -> bool:
 
 
 def _stays(job: Job, hosts: Container[HostId]) -> bool:
-    """Whether something of the gang is left where it is, beside what is lost and what is on these hosts."""
+    """Whether some place of the gang stays where it is, beside what is lost and what is on these hosts."""
     return any(place.host not in hosts and place.host not in job.healing.missing for place in job.start.places)
 
 
 def whole_again(job: Job) -> None:
-    """Nothing is looked for any more: it stopped, or was placed anew."""
+    """Look for no places any more: the gang stopped, or was placed anew."""
     job.healing.missing, job.healing.moving = (), {}
 
 
@@ -82,7 +83,7 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
 
 
 def _not_there(job: Job, host: HostId, to: HostId) -> str:
-    """Why ranks of this host cannot go on on that one; empty when they can, for all that the log knows."""
+    """Why ranks of this host cannot continue on that one; empty when they can, for all that the log knows."""
     if to == host:
         return "they are there already"
     if job.left_on(to) is not None:
@@ -95,7 +96,7 @@ def _not_there(job: Job, host: HostId, to: HostId) -> str:
 
 
 def joinable(job: Job) -> list[Place]:
-    """Places that others of its ranks may join."""
+    """Places that other ranks of the job may join."""
     if job.spec.pack == "apart":
         return []
     healing = job.healing
@@ -104,7 +105,7 @@ def joinable(job: Job) -> list[Place]:
 
 
 def taken_over(place: Place, joined: Place | None) -> Place:
-    """What stands in the log once these ranks are in `place`, beside those that were there. Each of them keeps its GPUs
+    """The place in the log once these ranks are in `place`, beside those that were there. Each of them keeps its GPUs
     and its number on the host."""
     if joined is None:
         return place
@@ -112,7 +113,7 @@ def taken_over(place: Place, joined: Place | None) -> Place:
 
 
 def why_not(job: Job) -> str:
-    """Why it cannot go on when a host of it is lost."""
+    """Why the job cannot continue when one of its hosts is lost."""
     if job.spec.on_lost != "heal":
         return f"it was submitted with --on-lost {job.spec.on_lost}"
     if len(job.start.places) - len(job.healing.missing) < 2:
@@ -130,7 +131,8 @@ def why_not(job: Job) -> str:
 
 
 def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None:
-    """Who looks for another place for its ranks on this host; None: it cannot go on without them."""
+    """The host that looks for another place for the job's ranks on `host`; None: the job cannot continue without
+    them."""
     if not job.heals_without((host,)):
         return None
     rest = [place.host for place in job.start.places if place.host != host and place.host not in job.healing.missing]
@@ -146,7 +148,7 @@ def move_asked(
     wall_s: float = 0.0,
     gang: JobId | None = None,
 ) -> MoveAsked:
-    """The command that has its ranks on this host go on elsewhere; `gang`: one that waits for it."""
+    """The command that moves the job's ranks on this host elsewhere; `gang`: the one that waits for that."""
     return MoveAsked(
         wall_s=wall_s, job=job.id, epoch=job.grant.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
     )
@@ -155,7 +157,7 @@ def move_asked(
 def wrong_replacement(
     job: Job, command: Replaced, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
 ) -> str:
-    """Why these places are not those that are looked for; empty when they are. `holders`: as of `wrong_places`."""
+    """Why these places are not those that are looked for; empty when they are. `holders`: as in `wrong_places`."""
     taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
     stays = {place.host: place for place in joinable(job)}
     hosts = [place.host for place in command.places.values()]
@@ -177,7 +179,8 @@ def wrong_replacement(
 
 
 def _beside(place: Place, joined: Place | None) -> Place | None:
-    """What of this place is not there yet; None: it lacks something of what is. The other way of `taken_over`."""
+    """The part of this place that is not there yet; None: the place lacks something of what is. It is the inverse of
+    `taken_over`."""
     if joined is None:
         return place
     ranks, gpus = len(joined.ranks), len(joined.gpus)
@@ -186,7 +189,7 @@ def _beside(place: Place, joined: Place | None) -> Place | None:
 
 
 def was_replaced(job: Job, command: Replaced) -> bool:
-    """It was heard before."""
+    """Whether the command was applied before."""
     return (
         job.placed
         and job.grant.epoch == command.epoch
@@ -195,7 +198,7 @@ def was_replaced(job: Job, command: Replaced) -> bool:
 
 
 def replace(job: Job, command: Replaced) -> str:
-    """In words, what goes on where."""
+    """Exchange the places, and say in words what continues where."""
     said = []
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
@@ -224,17 +227,17 @@ def replace(job: Job, command: Replaced) -> str:
 
 
 def ended(job: Job, host: HostId) -> None:
-    """Its ranks there have: they go on nowhere."""
+    """Move ranks from this host no more: they have ended."""
     job.healing.moving = {leaves: to for leaves, to in job.healing.moving.items() if leaves != host}
 
 
 def left(job: Job, host: HostId) -> None:
-    """What it had there is over."""
+    """Forget the place that the job had on this host: it is over."""
     job.healing.leaving = tuple(place for place in job.healing.leaving if place.host != host)
 
 
 def began_anew(job: Job) -> None:
-    """Another grant, or none."""
+    """Forget all healing: there is another grant, or none."""
     job.healing = JobHealing()
 
 
@@ -249,7 +252,8 @@ def _ranks(place: Place) -> str:
 
 
 def sought_places(job: Job) -> tuple[tuple[Place, HostId | None], ...]:
-    """Places that its coordinator is to find anew, and where somebody wants them; None: anywhere."""
+    """Places that the job's coordinator is to find anew, each with the host that somebody wants for it; None: any
+    host."""
     lost = [(place, None) for place in job.start.places if place.host in job.healing.missing]
     return (
         *lost,

@@ -1,4 +1,4 @@
-"""Commands of the log about a gang that goes on without some of its hosts (`machine/log/replacing.py`)."""
+"""Commands of the log about a gang that continues without some of its hosts (`machine/log/replacing.py`)."""
 
 from covey.core.ids import HostId
 from plugins.scheduler.machine.log import job_endings, replacing
@@ -17,7 +17,7 @@ from plugins.scheduler.messages.commands import (
 
 
 def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None:
-    """Said again with hosts that are missing already, it names another coordinator."""
+    """Note that hosts are lost; with hosts that are missing already, the command names another coordinator."""
     if command.term not in (0, queue.leading_term):
         return None
     lost = sorted({host for host in command.hosts if job.awaits(host) and job.left_on(host) is None})
@@ -75,7 +75,7 @@ def not_replaced(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
 
 
 def _stop_for_lost_hosts(queue: JobTable, job: Job, said: str, wall_s: float, hosts: tuple[HostId, ...] = ()) -> Result:
-    """It does not go on without the hosts that it lost."""
+    """Stop a job that cannot continue without the hosts that it lost."""
     job_endings.lose(queue, job, hosts)
     job.tally.hosts_lost += 1
     job_endings.again(queue, job, "host lost", said)

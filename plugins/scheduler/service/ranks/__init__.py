@@ -1,1 +1,1 @@
-"""Ranks on this host: what the log says is made to run, and what they say is told."""
+"""Ranks on this host: they are made to run as the log says, and what they say is told."""

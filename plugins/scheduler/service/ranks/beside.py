@@ -1,4 +1,5 @@
-"""Where GPUs are shared: ranks start here when this host's sharing says so, and go when it says that they cannot stay.
+"""Ranks on GPUs that are shared: they start here when this host's sharing says so, and go when it says that they cannot
+stay.
 
     the log placed them here --> RanksComing, again and again --> RanksMayStart --> they start
                                                               --> RanksUnfit    --> TakenBack(unfit): queued again
@@ -27,32 +28,33 @@ from plugins.scheduler.messages.commands import TakenBack
 from plugins.scheduler.service.log import QueueLog
 
 SILENT_S = 5.0
-"""Without an answer of this host's sharing for so long, the log of the agent says so."""
+"""Seconds without an answer of this host's sharing after which the agent's log says so."""
 GAP_S = 3.0
-"""Between two measurements: after more, the sharing plugin may have begun anew, and forgotten whom it was told of."""
+"""The most seconds between two measurements: after more, the sharing plugin may have begun anew, and forgotten which
+ranks it was told of."""
 Grant = tuple[JobId, int]
 
 
 class RanksBeside:
     def __init__(self, host: Host, queue: JobTable, log: QueueLog, shares: bool) -> None:
-        """`shares`: whether GPUs of this host are shared; if not, all of this is nothing."""
+        """`shares`: whether GPUs of this host are shared; if not, nothing here has an effect."""
         self.host, self.queue, self.log, self.shares = host, queue, log, shares
         self.settled: dict[Grant, None] = {}
-        """What the sharing said yes to."""
+        """Grants to which the sharing said yes."""
         self.waiting: dict[Grant, float] = {}
-        """Told of, and not answered yet: since when."""
+        """Grants that the sharing was told of and has not answered yet, and since when."""
         self._warned: dict[Grant, None] = {}
         self._kinds: dict[Grant, int] = {}
-        """Index of the newest change of class that was told."""
+        """Index of the newest change of class that was told, by grant."""
         self._taking: dict[Grant, None] = {}
         self._measured_s: float | None = None
 
     def may_start(self, job: Job, place: Place) -> bool:
-        """Whether its ranks here may start; if nobody said so yet, the sharing is told that they come."""
+        """Whether the job's ranks here may start; if the sharing has not said so yet, it is told that they come."""
         return self._settle(job, place, running=False)
 
     def run(self, job: Job, place: Place) -> None:
-        """Its ranks run here."""
+        """Tell the sharing that the job's ranks run here."""
         self._settle(job, place, running=True)
         changed = job.priority.upgraded
         if self.shares and place.gpus and changed is not None and changed > max(job.grant.index, self._kind(job)):
@@ -81,7 +83,7 @@ class RanksBeside:
         self.host.note(job.id, "ranks wait here", why)
 
     def on_fact(self, fact: Fact) -> bool:
-        """Whether somebody should look again at the ranks here."""
+        """Take the sharing's word; whether the ranks here should be looked at again."""
         match fact:
             case RanksMayStart():
                 return self._said_yes((fact.job, fact.epoch))
@@ -95,7 +97,7 @@ class RanksBeside:
         return False
 
     def measured(self) -> None:
-        """The sharing of this host measured its GPUs."""
+        """Note that this host's sharing measured its GPUs."""
         now_s = self.host.env.clock.now_s()
         if self._measured_s is not None and now_s - self._measured_s > GAP_S:
             self.settled.clear()
@@ -103,7 +105,7 @@ class RanksBeside:
         self._measured_s = now_s
 
     def forget(self, job: JobId, epoch: int) -> None:
-        """Nothing of this grant is here any more."""
+        """Forget this grant: nothing of it is here any more."""
         for told in (self.settled, self.waiting, self._warned, self._kinds):
             told.pop((job, epoch), None)
 
@@ -123,7 +125,7 @@ class RanksBeside:
         self._take_back(guest.id, guest.grant.epoch, why, job.id)
 
     def _take_back(self, id: JobId, epoch: int, why: str, harms: JobId | None = None) -> None:
-        """Once at a time for each grant."""
+        """Take the job back, once at a time for each grant."""
         if (id, epoch) in self._taking:
             return
         self._taking[id, epoch] = None

@@ -1,4 +1,4 @@
-"""Ranks that end with 0 while others of their gang run: the log is told, and whoever may wait for them.
+"""Ranks that end with 0 while others of their gang run: the log is told, and so are the ranks that may wait for them.
 
     RankEndedHere(0) --a while--> RanksDone, in the log --> each host: RanksHaveLeft to its ranks,
     all of a host's ranks, RanksReported -----------^                  RanksLeft to its aggregator, which may sum for it
@@ -20,23 +20,23 @@ from plugins.scheduler.messages.commands import RanksDone
 from plugins.scheduler.service.log import QueueLog
 
 SOON_S = 1.0
-"""Between the end of a rank and the word of it, at least, seconds."""
+"""The least seconds between the end of a rank and the word of it."""
 Grant = tuple[JobId, int]
 
 
 class EarlyEnds:
-    """Of ranks here, and of gangs that have ranks here, or whose tensors this host may sum."""
+    """Early ends of ranks here, and of gangs that have ranks here, or whose tensors this host may sum."""
 
     def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self._host, self._queue, self._log = host, queue, log
         self._steps: dict[Grant, dict[int, int]] = {}
         """The newest step of each rank here."""
         self._ended: dict[Grant, dict[int, float]] = {}
-        """Of ranks here that ended with 0, when that was heard."""
+        """When each rank here that ended with 0 was heard to have ended."""
         self._gone_s: dict[JobId, float] = {}
-        """Gangs that run on without some of their ranks, and since when this host knows."""
+        """Gangs that keep running without some of their ranks, and since when this host knows."""
         self._told: dict[JobId, tuple[int, frozenset[int]]] = {}
-        """Of these: what the ranks here were told, under which epoch."""
+        """Gangs in `_gone_s` -> what the ranks here were told, under which epoch."""
 
     # ---- what is heard ----
 
@@ -58,7 +58,7 @@ class EarlyEnds:
                 assert_never(fact)
 
     def look(self, changed: Iterable[JobId]) -> None:
-        """These have changed in the log."""
+        """Look at the jobs that changed in the log."""
         for id in changed:
             job = self._queue.jobs.get(id)
             if job is not None and job.state == "running" and job.healing.gone:

@@ -11,8 +11,8 @@ ranks (`agent/jobs/runner.py`, mode 0600, gone with the ranks) and in their own 
 
 Hosts that find a place for the job or run it may have it, as far as the log that the holder knows says so. Whoever ran
 it keeps it until the job ends, so the job outlives the submitting agent. Copies beside that one are there for the time
-before the first start: a job waits in the queue for hours, and the host where somebody typed `submit` may be gone by
-then. When nobody who has it answers, the job goes back to the queue and says who would have to come back.
+before the first start: a job waits in the queue for hours, and the host where the job was submitted may be gone by
+then. When no host that has it answers, the job goes back to the queue and says which hosts would have to come back.
 """
 
 import asyncio
@@ -35,26 +35,26 @@ from plugins.scheduler.service.log import QueueLog
 FOLDER = "scheduler/env"
 KEY_BYTES = 32
 NONCE = bytes(12)
-"""A key seals one environment and nothing else."""
+"""The nonce of every seal: a key seals one environment and nothing else."""
 COPIES_S = 2.0
-"""How long a submission waits for the hosts that are to keep a copy."""
+"""Seconds for which a submission waits for the hosts that are to keep a copy."""
 ASK_S = 2.0
 FETCH_RETRY_S = 2.0
-"""Pause before the hosts that may have an environment are asked again."""
+"""Seconds to pause before the hosts that may have an environment are asked again."""
 UNCLAIMED_S = 600.0
-"""A file whose job the log does not know (yet) is kept so long: its submission may still be on its way."""
+"""Seconds for which a file is kept whose job the log does not know (yet): its submission may still be on its way."""
 UNCLAIMED_MAX = 4096
-"""More of them are not taken from others."""
+"""The most files of this kind that are taken from other hosts."""
 
 _decoder = msgspec.msgpack.Decoder(dict[str, str])
 
 
 class Missing(Exception):
-    """Nobody who has the environment can be asked; in words."""
+    """No host that has the environment can be asked; the message says why."""
 
 
 class Envs:
-    """What this host keeps of them."""
+    """The environments that this host keeps."""
 
     def __init__(self, name: str, host: Host, queue: JobTable, log: QueueLog, copies: int) -> None:
         self._plugin, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
@@ -73,7 +73,8 @@ class Envs:
     # ---- a submission ----
 
     async def seal(self, env: Mapping[str, str]) -> SealedEnv | None:
-        """Durable here, and on further hosts as far as they answer. Refused when it cannot be written here."""
+        """Seal an environment, durable here, and on further hosts as far as they answer. Refused when it cannot be
+        written here."""
         if not env:
             return None
         key = self._host.env.entropy(KEY_BYTES)
@@ -98,7 +99,7 @@ class Envs:
         return sorted(alive, key=lambda host: (host not in voters, host))
 
     async def keep(self, sender: HostId, message: KeepEnv) -> None:
-        """For another agent; acknowledged by returning. Refused when it cannot."""
+        """Keep an environment for another agent; acknowledged by returning. Refused when it cannot."""
         if _digest(message.data) != message.digest:
             raise Refused(2, f"an environment of {sender} was not kept", "it is damaged", "submit again")
         if message.digest not in self._kept and len(self._unclaimed()) >= UNCLAIMED_MAX:
@@ -113,7 +114,8 @@ class Envs:
     # ---- hosts that run it ----
 
     async def fetch(self, job: Job) -> dict[str, str]:
-        """From here, or from whoever has it; then it is kept here too. Missing when nobody can be asked."""
+        """An environment from here, or from a host that has it; then it is kept here too. Missing when no host can be
+        asked."""
         found = await self.here(job)
         if found is not None or job.env is None:
             return found or {}
@@ -130,7 +132,8 @@ class Envs:
         raise Missing(self._missing(asked))
 
     def fetch_soon(self, job: Job) -> None:
-        """Once at a time; whoever waits for a change looks again when it came, or could not be had."""
+        """Fetch an environment, once at a time; whoever waits for a change looks again when it came, or could not be
+        had."""
         if job.id not in self._fetching:
             self._fetching[job.id] = None
             self._host.env.spawn(f"environment of {job.id}", self._fetched(job))
@@ -147,7 +150,7 @@ class Envs:
         self._log.wake()
 
     async def here(self, job: Job) -> dict[str, str] | None:
-        """None when it is not kept here, or cannot be read."""
+        """The environment of a job; None when it is not kept here, or cannot be read."""
         if job.env is None:
             return {}
         try:
@@ -158,7 +161,8 @@ class Envs:
         return _open(job.env, data or b"")
 
     def _holders(self, job: Job) -> list[HostId]:
-        """Who may have it: its coordinator now, hosts that kept it at submission, hosts that ran it last."""
+        """The hosts that may have the environment: the job's coordinator now, hosts that kept it at submission, hosts
+        that ran it last."""
         known: Iterable[HostId] = [job.grant.coordinator] if job.grant.coordinator is not None else []
         assert job.env is not None
         everybody = dict.fromkeys([*known, *job.env.holders, *(place.host for place in job.start.places)])
@@ -182,8 +186,8 @@ class Envs:
         )
 
     async def give(self, sender: HostId, question: EnvOf) -> EnvAnswer:
-        """To hosts of the job, and the one that this host asked to keep spares of it, and nobody else. Their log may be
-        ahead of this one for a moment."""
+        """Give an environment to hosts of the job, and to the one that this host asked to keep spares of it, and to no
+        other. Their log may be ahead of this one for a moment."""
         if not await self._log.until(lambda: self._may_have(sender, question), ASK_S / 2):
             return EnvAnswer(b"")
         try:
@@ -214,7 +218,7 @@ class Envs:
                 await self._delete(digest)
 
     def _unclaimed(self) -> set[str]:
-        """Kept here for no job that the log knows to wait or run."""
+        """Digests kept here for no job that the log knows to wait or run."""
         needed = {job.env.digest for job in self._queue.live() if job.env is not None}
         return {digest for digest in self._kept if digest not in needed}
 
@@ -236,7 +240,7 @@ def _digest(data: bytes) -> str:
 
 
 def _open(env: SealedEnv, data: bytes) -> dict[str, str] | None:
-    """None when these are not the bytes that were sealed."""
+    """The environment in sealed bytes; None when these are not the bytes that were sealed."""
     if _digest(data) != env.digest or len(env.key) != KEY_BYTES:
         return None
     try:

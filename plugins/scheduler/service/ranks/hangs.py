@@ -24,29 +24,30 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.wire import GangNow, GangNowAnswer, GangStands, RankHangs, StacksWanted
 
 STACKS_S = 1.0
-"""From asking for stacks to ending the rank: to write them."""
+"""Seconds from asking for stacks to ending the rank, in which to write them."""
 LATE_MAX = 4
-"""Hosts that gossip names, the worst."""
+"""The most late hosts that gossip names, the worst."""
 GOSSIP_BYTES_MAX = 120
-"""What they may take of the 960 bytes that a host gossips."""
+"""The most bytes that they take of the 960 bytes that a host gossips."""
 STACKS_AGAIN_S = 5.0
-"""Between two askings of the same ranks."""
+"""Seconds between two requests for the stacks of the same ranks."""
 ANSWER_S = 2.0
-"""How long a host may take to say how its ranks get on."""
+"""Seconds that a host may take to say how its ranks are doing."""
 
 
 class StuckRanks:
-    """`send`: to another host, whatever becomes of it: what is still so is told again."""
+    """Stuck and late ranks, as this host knows them. `send`: sends to another host, whatever becomes of it: what still
+    holds is told again."""
 
     def __init__(self, name: str, host: Host, queue: JobTable, send: Callable[[Send], None]) -> None:
-        """`name`: of the plugin."""
+        """`name`: the plugin's name."""
         self.name, self.host, self.queue, self._send = name, host, queue, send
         self.machine, self.late, self.signs = Hangs(queue), LateHosts(queue), RankSigns(queue, host.id)
         self._told = LateNow()
         self._asked_s: dict[tuple[JobId, int], float] = {}
         """When the stacks of these ranks were last asked for."""
         self._looked_s: dict[tuple[JobId, int], float] = {}
-        """When the hosts of a gang were last asked how its ranks get on."""
+        """When the hosts of a gang were last asked how its ranks are doing."""
 
     # ---- what is known here ----
 
@@ -58,8 +59,8 @@ class StuckRanks:
         self.signs.heard(fact, self.host.env.clock.now_s())
 
     def second(self) -> None:
-        """Since when each process runs here; how gangs get on that are this host's to look after; which hosts are
-        late."""
+        """Take note, once a second, since when each process runs here, how gangs are doing that this host looks after,
+        and which hosts are late."""
         now_s, running = self.host.env.clock.now_s(), self.host.runner.running()
         self.signs.second(now_s, running, self.host.log.leader is not None)
         self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if key in running}
@@ -116,8 +117,8 @@ class StuckRanks:
     # ---- a host of its ranks ----
 
     def on_message(self, sender: HostId, message: RankHangs | GangStands | StacksWanted) -> None:
-        """Of a host that sums what runs here, or looks after it: what is done about it is decided by what is known
-        here."""
+        """A host that sums what runs here, or looks after it, says that ranks hang: what is done about it is decided by
+        what is known here."""
         job = self.queue.jobs.get(message.job)
         if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
             return
@@ -162,7 +163,7 @@ class StuckRanks:
         await self.host.runner.stop(job.id, job.grant.epoch, 0.0, why)
 
     def _is_alive(self, job: Job, hang_s: float, rank: int | None = None) -> bool:
-        """Whether this rank here, or any, gave a sign of life since."""
+        """Whether this rank here, or any, has given a sign of life since."""
         ranks = self.gang_now(job.id, job.grant.epoch).ranks
         each = [found for found in ranks if rank in (None, found.rank) and found.says]
         return any(found.quiet_s is not None and found.quiet_s < hang_s for found in each)

@@ -4,8 +4,8 @@
     log says stopping, or the grant is over --> runner.stop
     RanksEnded --> RanksReported to the log until it answers --> runner.forget, GPUs free
 
-Every look starts from the log's state, not from its events, so it finds the same after a restart, a replay of the log
-or a lost wake-up. A start is fenced twice: by an epoch on disk here, and by the runner's own.
+Every look starts from the log's state, not from its events, so a restart, a replay of the log or a lost wake-up changes
+nothing of what it finds. A start is fenced twice: by an epoch on disk here, and by the runner's own.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ from plugins.scheduler.service.ranks.telling_ranks import TellingRanks
 from plugins.scheduler.service.views import sharing_of
 
 LAG_S = 1.0
-"""Between two looks whether this copy of the log caught up with a report."""
+"""Seconds between two looks whether this copy of the log caught up with a report."""
 SIGTERM = 15
 
 
 class LocalRanks:
-    """What this host holds, runs and reports."""
+    """The ranks of this host: what it holds, runs and reports."""
 
     def __init__(
         self,
@@ -80,25 +80,26 @@ class LocalRanks:
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
         self.told_since: dict[JobId, int] = {}
-        """`Job.healed` when its places were told last; not known: 0."""
+        """`JobHealing.healed` when the job's places were last told; 0: not known."""
         self.asked: dict[tuple[JobId, int], None] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
-        """Ended here, not yet in the log."""
+        """The ends of ranks here that are not in the log yet."""
         self.steps = StepTimes()
         self.service_gpu_s: dict[JobId, float] = {}
-        """What this host's GPUs have done for each job that runs here."""
+        """What this host's GPUs have done for each job that runs here, GPU·s."""
         self.reported: dict[JobId, float] = {}
-        """What of it the log knows."""
+        """The part of `service_gpu_s` that the log knows."""
         self.told_by = TellingRanks(host, self.steps)
         self.dirty: dict[JobId, None] = {}
-        """Jobs to look at."""
+        """Jobs that are to be looked at."""
         self.sick = ""
         """Why the journal cannot be written."""
         self.numbers = 0
-        """See `ReservationFile`."""
+        """Job ids below this number were given out (`ReservationFile.numbers`)."""
         self._last_s: float | None = None
         self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
-        """Whether ranks that go on elsewhere may end here now: what takes their place has started, say."""
+        """Whether ranks that continue elsewhere may end here now, for example since what takes their place has
+        started."""
 
     async def load(self) -> None:
         found = await self._found()
@@ -122,7 +123,7 @@ class LocalRanks:
             return ReservationFile(held, fences, numbers=_above(fences))
 
     async def save(self) -> bool:
-        """Whether it is on disk now."""
+        """Write the journal; whether it is on disk now."""
         now = (self.reservations.held(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
         try:
             await self.journal.save(ReservationFile(*now))
@@ -183,7 +184,7 @@ class LocalRanks:
         self._send(Send(action.to, msgspec.structs.replace(yes, address=self.host.advertise, port=port)))
 
     def _no_instead_of(self, send: Send) -> Send:
-        """A yes that is not on disk becomes a no, and the GPUs are free again."""
+        """Turn a yes that is not on disk into a no, and free the GPUs again."""
         yes = send.message
         if not isinstance(yes, Reserved):
             return send
@@ -238,11 +239,11 @@ class LocalRanks:
                 await self.dispatch(RanksGone(id, hold.epoch))  # its end was told, before a disk failed
 
     def _heard_of(self, id: JobId, epoch: int) -> bool:
-        """Ranks of this grant run here, or their end will be told."""
+        """Whether ranks of this grant run here, or their end will be told."""
         return (id, epoch) in self.ends or self.host.runner.knows(id, epoch)
 
     async def _stop_old(self, id: JobId, behind: bool) -> None:
-        """Ranks whose grant is over, or whose job is stopping, end. Not those that the log does not know (yet), nor,
+        """End ranks whose grant is over, or whose job is stopping. Not those that the log does not know (yet), nor,
         when it is `behind`, those that it knows elsewhere: they may have come here since."""
         for job_id, epoch in list(self.host.runner.running()):
             if job_id != id:
@@ -256,7 +257,7 @@ class LocalRanks:
                 await self.host.runner.stop(id, epoch, 0.0, f"they go on elsewhere, not on {self.host.id}")
 
     def _are_replaced(self, job: Job) -> bool:
-        """Its ranks here go on elsewhere, or are to: nothing that they could save is needed."""
+        """Whether the job's ranks here continue elsewhere, or are to: nothing that they could save is needed."""
         place, left = job.place_on(self.host.id), job.left_on(self.host.id)
         if left is not None and self.host.id not in job.healing.missing:
             return self.may_leave(job, left)
@@ -273,7 +274,7 @@ class LocalRanks:
         await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
-        """Other plugins hear of every gang in the rack: when it is placed, and once it is over."""
+        """Tell the other plugins of a gang, of every one in the rack: when it is placed, and once it is over."""
         before = self.told.get(id)
         placed = job.grant.epoch if job is not None and job.placed else None
         if before == placed:
@@ -296,7 +297,8 @@ class LocalRanks:
         self.host.publish(JobPlaced(*of, job.start.places, job.start.tables, more))
 
     def tell_again(self) -> None:
-        """After a restart of the agent: plugins that start anew may have forgotten what was told: again."""
+        """Tell the plugins again, after a restart of the agent: those that start anew may have forgotten what was
+        told."""
         for id, epoch in sorted(self.told.items()):
             job = self.queue.jobs.get(id)
             if job is not None and job.placed and job.grant.epoch == epoch:
@@ -341,7 +343,7 @@ class LocalRanks:
             await self._stop(job.id, job.grant.epoch, job)
 
     def _may_start(self, job: Job, place: Place) -> bool:
-        """Whether these ranks may be on their GPUs, beside others there. Those of a job that stops meanwhile never
+        """Whether these ranks may be on their GPUs, beside others there. Ranks of a job that stops meanwhile never
         start."""
         if self.beside.may_start(job, place):
             return True
@@ -351,12 +353,13 @@ class LocalRanks:
         return False
 
     def measured(self, fact: GpusMeasured) -> None:
-        """This host's sharing says how its GPUs are used."""
+        """Take in how this host's GPUs are used, as its sharing says."""
         self.beside.measured()
         self.reservations.handle(UseSeen(fact.gpus), self.host.env.clock.now_s())
 
     async def _start(self, job: Job, place: Place, env: Mapping[str, str]) -> bool:
-        """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
+        """Start the job's ranks, under a lease unless the job is to be kept whatever happens; whether they may start
+        now."""
         lease = None
         if job.spec.on_lost != "keep":
             lease = self.leases.valid((job.id, job.grant.epoch))
@@ -368,7 +371,7 @@ class LocalRanks:
         return True
 
     def _fetch(self, job: Job, place: Place) -> None:
-        """Its environment from another host, once at a time; nothing starts here before."""
+        """Fetch the job's environment from another host, once at a time; nothing starts here before."""
         if job.state == "stopping":
             why = "it was stopped before its environment came here"
             self.ended(RanksEnded(job.id, job.grant.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
@@ -390,7 +393,8 @@ class LocalRanks:
     # ---- what happens here ----
 
     def ended(self, fact: RanksEnded) -> None:
-        """The runner repeats this fact after every restart until it is told to forget the ranks."""
+        """Report an end, once. The runner repeats this fact after every restart until it is told to forget the
+        ranks."""
         if (fact.job, fact.epoch) not in self.ends:
             self.ends[fact.job, fact.epoch] = fact
             self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
@@ -458,7 +462,7 @@ class LocalRanks:
         self.told_by.heals_told(heals)
 
     async def report(self, fact: RanksEnded) -> None:
-        """Until the log knows this end, however long nobody leads; then the runner may forget it."""
+        """Report an end until the log knows it, however long there is no leader; then the runner may forget it."""
         key = (fact.job, fact.epoch)
         await self.checkpoint(fact.job)
         silent = await unreachable(self.host, self.queue.jobs.get(fact.job), fact)

@@ -1,4 +1,4 @@
-"""From the log's job and its place here to what the runner starts, and back."""
+"""The way from the log's job and its place here to what the runner starts, and back."""
 
 from collections.abc import Mapping
 
@@ -53,14 +53,14 @@ def _on_instances(job: Job) -> bool:
 
 
 def spares_spec(job: Job, env: Mapping[str, str], gpus: tuple[str, ...], count: int) -> RanksSpec:
-    """What waits on a host that has no rank of it yet. `gpus`: any, as many as a worker has."""
+    """The spec of spares on a host that has no rank of the job yet. `gpus`: any, as many as a worker has."""
     any_place = ranks_spec(job, job.start.places[0], env)
     return msgspec.structs.replace(any_place, ranks=(RankSpec(0, 0, gpus),), spares=count, since=job.healing.healed)
 
 
 def hold_of(spec: RanksSpec, shares: bool) -> Hold:
-    """What these ranks, which run, hold here. `shares`: an opportunistic job may hold parts of its GPUs; only the log
-    knows which, so it gets names that nobody else has until the log is read."""
+    """The hold of these ranks, which run here. `shares`: an opportunistic job may hold parts of its GPUs; only the log
+    knows which, so the hold gets names that no other job has until the log is read."""
     gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
     guest = shares and spec.job_class == "opportunistic"
     held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus

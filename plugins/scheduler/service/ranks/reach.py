@@ -18,12 +18,12 @@ from plugins.scheduler.messages.wire import JobNow
 from plugins.scheduler.policy import explain
 
 ANSWER_S = 2.0
-"""How long each of them may take, all at once."""
+"""Seconds that each host may take to answer, all asked at once."""
 
 
 async def unreachable(host: Host, job: Job | None, ended: RanksEnded) -> tuple[HostId, ...]:
-    """Other hosts of the gang that do not answer now, when ranks here have failed by themselves. Not one that says it
-    is away for a moment: only its agent restarts, the ranks there go on."""
+    """Other hosts of the gang that do not answer now, when ranks here have failed by themselves. A host that says it is
+    away for a moment is not among them: only its agent restarts, and the ranks there keep running."""
     failure = explain.first_failure(ended.codes)
     if job is None or job.grant.epoch != ended.epoch or job.ending.after is not None:
         return ()

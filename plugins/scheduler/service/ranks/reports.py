@@ -14,7 +14,8 @@ SIGTERM = 15
 def report_of(
     host: HostId, fact: RanksEnded, steps: GrantSteps, asked: bool, silent: tuple[HostId, ...]
 ) -> RanksReported:
-    """`asked`: this host had told them to end; `silent`: other hosts of the gang that did not answer."""
+    """The report of ranks that ended. `asked`: this host had told them to end; `silent`: other hosts of the gang that
+    did not answer."""
     return RanksReported(
         wall_s=0.0,
         job=fact.job,
@@ -33,8 +34,8 @@ def report_of(
 
 
 def with_late_ranks(fact: RanksEnded, job: Job | None, host: HostId) -> RanksEnded | None:
-    """What is reported once the log has more ranks in a place than those that ran there and have ended: the others came
-    too late to join them. None: it has not."""
+    """The end that is reported once the log has more ranks in a place than those that ran there and have ended: the
+    others came too late to join them. None: it has not."""
     place = job.place_on(host) if job is not None and job.grant.epoch == fact.epoch else None
     if place is None or place.since <= fact.since or not set(fact.codes) < set(place.ranks):
         return None

@@ -1,4 +1,4 @@
-"""Spares of jobs: what waits here for jobs of this host and of others, and who is asked to keep some."""
+"""Spares of jobs: what waits here for jobs of this host and of others, and which hosts are asked to keep some."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,16 +14,17 @@ from plugins.scheduler.service.ranks.envs import Envs
 from plugins.scheduler.service.ranks.rankspec import spares_spec
 
 HEARD_S = 5.0
-"""Within which a host is to hear of it."""
+"""Seconds within which a host is to hear a message about spares."""
 MOVE_ASKS_S = 1.0
-"""Between two askings of the host where ranks of this one go on."""
+"""Seconds between two requests to the host where ranks of this one continue."""
 TOLD_MAX = 16
-"""Hosts of a job that hear how many wait elsewhere, the first ones: those that would look for a stand-in."""
+"""The number of hosts of a job, the first ones, that hear how many processes wait elsewhere: those that would look for
+a stand-in."""
 
 
 class JobSpares:
-    """`send`: to another host, whatever becomes of it; `free`: GPUs that a job may have, of each host that takes jobs;
-    `look`: something may go on."""
+    """Spares on this host, and those that it asks for. `send`: sends to another host, whatever becomes of it; `free`:
+    GPUs that a job may have, of each host that takes jobs; `look`: called when ranks may now move."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class JobSpares:
         self._say(fact)
 
     def _say(self, fact: SparesReady) -> None:
-        """To the hosts of the job, unless they keep these themselves."""
+        """Tell the hosts of the job how many spares wait here."""
         job, asked = self.queue.jobs.get(fact.job), self.machine.asked.get((fact.job, fact.epoch))
         if job is None or asked is None:
             return
@@ -93,7 +94,7 @@ class JobSpares:
                 self._send(Send(to, SparesWanted(job.id, job.grant.epoch, job.spec.spares, modules), HEARD_S))
 
     def may_leave(self, job: Job, place: Place) -> bool:
-        """Whether its ranks, which go on elsewhere, may end here now."""
+        """Whether the job's ranks, which continue elsewhere, may end here now."""
         now_s, modules = self.host.env.clock.now_s(), self.host.runner.modules(job.id, job.grant.epoch)
         self._ask_for(job, now_s)
         return self.machine.may_leave(job, place, modules, now_s)

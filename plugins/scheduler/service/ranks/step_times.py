@@ -1,4 +1,4 @@
-"""Steps of the jobs that run here, as their ranks report them: the newest, how long they take, and who sees them."""
+"""Steps of the jobs that run here, as their ranks report them: the newest, how long they take, and what sees them."""
 
 from collections import deque
 from statistics import median
@@ -10,11 +10,11 @@ from plugins.facts import JobAttached, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import JobSteps
 
 JOBS_MAX = 2000
-"""Grants whose steps are kept in memory."""
+"""The most grants whose steps are kept in memory."""
 STEPS_TIMED = 101
-"""Newest steps whose median tells how fast a gang is."""
+"""The number of newest steps whose median tells how fast a gang is."""
 STEPS_ENOUGH = 10
-"""Fewer tell nothing: the first ones pay for warming up."""
+"""The least number of steps that tell anything: the first ones pay for warming up."""
 METRICS_MAX = 16
 
 
@@ -25,16 +25,16 @@ class _Timed(msgspec.Struct, frozen=True):
 
 
 class GrantSteps:
-    """Of one job under one epoch."""
+    """Step times of one job under one epoch."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
         self.boundary = ""
         self.memory_bytes: dict[int, int] = {}
-        """By rank."""
+        """Device memory of each rank, bytes."""
         self.attached: dict[int, str] = {}
-        """Rank -> what sees its steps, or why nothing does."""
+        """What sees each rank's steps, or why nothing does."""
         self._timed: deque[_Timed] = deque(maxlen=STEPS_TIMED)
 
     def stepped(self, fact: StepTimed) -> None:
@@ -49,7 +49,7 @@ class GrantSteps:
             self._timed.append(_Timed(fact.step_s, fact.input_s, fact.communicate_s))
 
     def step_s(self) -> float | None:
-        """Median; None while there are too few."""
+        """The median step time in seconds; None while there are too few."""
         return round(median(timed.step_s for timed in self._timed), 6) if len(self._timed) >= STEPS_ENOUGH else None
 
     def timing(self) -> StepTiming | None:
@@ -72,11 +72,11 @@ class StepTimes:
         self._grants: dict[tuple[JobId, int], GrantSteps] = {}
 
     def of(self, job: JobId, epoch: int) -> GrantSteps:
-        """Empty when nobody reported anything."""
+        """The steps of this grant; empty when none were reported."""
         return self._grants.get((job, epoch)) or GrantSteps()
 
     def newest_epoch(self, job: JobId) -> int:
-        """0: none is known."""
+        """The newest epoch of this job whose steps are known; 0: none is."""
         return max((epoch for known, epoch in self._grants if known == job), default=0)
 
     def stepped(self, fact: StepTimed) -> None:
@@ -89,7 +89,7 @@ class StepTimes:
         self._grants.pop((job, epoch), None)
 
     def news(self, jobs: dict[JobId, int]) -> dict[JobId, JobSteps]:
-        """What the log may be told of these jobs (job -> epoch)."""
+        """The step times that the log may be told of these jobs (job -> epoch)."""
         found = {}
         for job, epoch in jobs.items():
             known = self._grants.get((job, epoch))

@@ -8,29 +8,29 @@ from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.service.ranks.step_times import StepTimes
 
 PROGRESS_MAX = 2000
-"""Ranks whose kernel is kept in memory."""
+"""The most ranks whose kernel is kept in memory."""
 
 
 class TellingRanks:
-    """`steps`: how far they are."""
+    """What ranks here tell of themselves. `steps`: how far they are."""
 
     def __init__(self, host: Host, steps: StepTimes) -> None:
         self.host, self.steps = host, steps
         self.tensors: dict[JobId, tuple[int, int]] = {}
-        """Bytes of the largest tensor and of all, of what runs here."""
+        """The tensors of each job that runs here: bytes of the largest, and of all."""
         self.sums_at: dict[JobId, TensorsAssigned] = {}
-        """Who sums the tensors of what runs here."""
+        """The assignment of the aggregator that sums the tensors of each job that runs here."""
         self.heals: dict[JobId, JobHeals] = {}
-        """Whether this host may be lost, with what runs here."""
+        """Whether this host may be lost, for each job that runs here."""
         self._heals_told: dict[JobId, JobHeals] = {}
-        """What of that the log knows."""
+        """The part of `heals` that the log knows."""
         self.seen: dict[JobId, None] = {}
         """Jobs whose ranks did a step, or waited for one another in tensors, as they say themselves."""
         self.kernels: dict[tuple[JobId, int, int], str] = {}
-        """Job, epoch and rank -> what that rank computes with."""
+        """What each rank computes with, by job, epoch and rank."""
 
     def forget(self, id: JobId) -> None:
-        """This job is over, and nothing of it is here."""
+        """Forget a job that is over and of which nothing is here."""
         self.tensors.pop(id, None)
         self.sums_at.pop(id, None)
         self.heals.pop(id, None)
@@ -41,7 +41,7 @@ class TellingRanks:
         self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
 
     def heals_news(self, only: JobId | None) -> dict[JobId, JobHeals]:
-        """Of all jobs, or of this one: what the log does not know yet."""
+        """Whether hosts may be lost, of all jobs or of this one, as far as the log does not know it yet."""
         return {id: said for id, said in self.heals.items() if only in (None, id) and self._heals_told.get(id) != said}
 
     def heals_told(self, news: dict[JobId, JobHeals]) -> None:

@@ -39,15 +39,15 @@ class Rig(Protocol):
     @property
     def devices(self) -> Backend: ...
     async def use(self, uuid: str, busy: bool) -> int:
-        """A process that holds `HELD` bytes there, and computes or not: its pid."""
+        """Start a process that holds `HELD` bytes there, and computes or not; returns its pid."""
 
     async def end(self, pid: int) -> None: ...
     def break_(self, uuid: str) -> None:
-        """It is of no use from now on."""
+        """Let the device be of no use from now on."""
 
     def hang(self) -> None: ...
     def answer(self) -> None:
-        """It hangs no more."""
+        """Let the driver hang no more."""
 
 
 class SimRig:
@@ -116,7 +116,7 @@ class NvmlRig:
 
 
 class CpuRig:
-    """Real processes, marked as the runner marks ranks."""
+    """Real processes on cores, marked as the runner marks ranks."""
 
     def __init__(self) -> None:
         self.cores = sorted(usable_cores())
@@ -152,7 +152,7 @@ class CpuRig:
         self.cores = [core for core in self.cores if core not in gone]
 
     def hang(self) -> None:
-        """A read of /proc waits for a process that holds its memory map."""
+        """Let the backend hang: a read of /proc waits for a process that holds its memory map."""
         self._answers, trees = False, self.devices._trees
         self._read = self._read or trees.read
 
@@ -191,7 +191,7 @@ while time.time() < end:
 
 
 class GpuRig:
-    """GPUs of this machine, by the real driver; real processes, marked as the runner marks ranks."""
+    """Real processes on this machine's GPUs, by the real driver, marked as the runner marks ranks."""
 
     def __init__(self) -> None:
         self.devices = NvmlDevices(JsonLog(Lines()), socket=f"/run/{os.getpid()}/jobs.sock")  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ class GpuRig:
         pytest.skip("nobody makes a real driver hang")
 
     def answer(self) -> None:
-        """It never hung."""
+        """Do nothing: it never hung."""
 
     def over(self) -> None:
         self.devices.close()
@@ -234,7 +234,8 @@ class GpuRig:
 
 @cache
 def has_gpu() -> bool:
-    """Whether PyTorch of this Python can use one; by a process of its own, so that this one has no CUDA context."""
+    """Whether PyTorch of this Python can use a GPU, asked of a process of its own, so that this one has no CUDA
+    context."""
     script = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
 
@@ -269,6 +270,6 @@ def rig_of(backend: str) -> Iterator[Rig]:
 
 
 def quicken(patch: "Callable[[object, str, object], None]") -> None:
-    """A stuck driver of a story is given up as soon as a real one."""
+    """Have a stuck driver of a story given up as soon as a real one."""
     patch(sim, "STUCK_S", DEADLINE_S)
     patch(cpu, "REFRESH_S", 0.0)

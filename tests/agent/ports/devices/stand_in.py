@@ -18,7 +18,7 @@ import pynvml
 from covey.core.units import GIB
 
 HIDDEN = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE: what a driver says instead of a process's memory."""
+"""NVML_VALUE_NOT_AVAILABLE, which a driver says instead of a process's memory."""
 NEWER = frozenset(
     {
         "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -30,7 +30,7 @@ NEWER = frozenset(
         "nvmlDeviceGetMigMode",
     }
 )
-"""What an old driver does not have."""
+"""The functions that an old driver does not have."""
 
 
 @dataclass
@@ -51,13 +51,13 @@ class Board:
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
     memory: int | None = 80 * GIB
-    """None: the driver has no such figure, since the GPU uses the host's."""
+    """Bytes of memory; None: the driver has no such figure, since the GPU uses the host's."""
     used: int = GIB
     busy: int = 0
     processes: dict[int, int] = field(default_factory=dict)
-    """pid -> bytes, or HIDDEN."""
+    """The memory of each process: pid -> bytes, or HIDDEN."""
     shares: dict[int, int] = field(default_factory=dict)
-    """pid -> percent of time; absent: the driver has no sample of it."""
+    """The time of each process: pid -> percent; absent: the driver has no sample of it."""
     ecc: int = 0
     remap_pending: bool = False
     remap_failed: bool = False
@@ -90,12 +90,12 @@ class StandIn:
         self.present, self.over = True, False
         self.calls: dict[str, int] = {}
         self.failing: dict[str, int] = {}
-        """Function -> error with which it ends."""
+        """The functions that fail, each with the error with which it ends."""
         self.open = threading.Event()
-        """Cleared: every call hangs until it is set again."""
+        """Set while calls return; cleared: every call hangs until it is set again."""
         self.open.set()
         self.events: list[tuple[Board, int, int]] = []
-        """(GPU, instance, XID) that wait."""
+        """The events that wait: (GPU, instance, XID)."""
 
     def __getattr__(self, name: str) -> Function:
         if name.startswith("nvml") and name not in self._without and hasattr(type(self), f"_{name}"):
@@ -129,7 +129,7 @@ class StandIn:
         return board, parts[0] if number % 100 else None
 
     def _whole(self, handle: Any) -> Board:
-        """NVMLError of a MIG instance: most figures are of the GPU alone."""
+        """The GPU of a handle. NVMLError for a MIG instance: most figures are of the GPU alone."""
         board, part = self._board(handle)
         if part is not None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -272,13 +272,13 @@ def _point(handle: Any, to: int) -> None:
 
 
 def _point_field(event: Any, to: int) -> None:
-    """`device` is the first field of an event."""
+    """Point at an event's device, its first field."""
     _point(event, to)
 
 
 @contextmanager
 def beneath_pynvml(driver: StandIn) -> Iterator[StandIn]:
-    """pynvml speaks with this driver until the end."""
+    """Let pynvml speak with this driver until the end."""
     before = pynvml.nvmlLib
     pynvml.nvmlLib = driver
     pynvml._nvmlGetFunctionPointer_cache.clear()

@@ -79,7 +79,7 @@ class Played:
         return [int((self.folder / str(pid)).read_text() or -1) for pid in self.pids]
 
     def tries(self) -> int:
-        """How often one could not come back, since the GPU was full."""
+        """How often a process could not come back, since the GPU was full."""
         path = self.folder / "0.tries"
         return len(path.read_text()) if path.exists() else 0
 

@@ -11,7 +11,7 @@ from tests.agent.here import until
 from tests.agent.ports.devices.rigs import DEADLINE_S, HELD, Rig, quicken, rig_of
 
 BUSY = 0.04
-"""A process that computes gets more than this of a core, also beside many others; one that does not gets less."""
+"""The share of a core above which a process computes, also beside many others; one that does not compute gets less."""
 WORDS = {"process memory", "process utilization", "hard limit", "suspend", "events"}
 
 
@@ -28,7 +28,7 @@ async def first(rig: Rig) -> str:
 
 
 async def after_a_window(rig: Rig, uuid: str) -> DeviceSample:
-    """Utilization is of the time between two samples."""
+    """A sample over a whole window: utilization is of the time between two samples."""
     await rig.devices.sample(uuid)
     await asyncio.sleep(0.4)
     return await rig.devices.sample(uuid)

@@ -1,4 +1,4 @@
-"""Devices made of cores: whose processes are whose, what binds them, and that nobody stays suspended."""
+"""Devices made of cores: which processes are whose, what binds them, and that none stays suspended."""
 
 import asyncio
 import os

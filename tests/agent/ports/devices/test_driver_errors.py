@@ -29,7 +29,7 @@ ERRORS: Mapping[str, int] = {
     if name.startswith("NVML_ERROR_") and isinstance(code, int) and code != pynvml.NVML_SUCCESS
 }
 NONE_OF_IT = frozenset({"NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED"})
-"""The driver does not have this at all."""
+"""Errors by which the driver says that it does not have something at all."""
 SAYS_HOW_IT_IS = frozenset(
     {
         "nvmlDeviceGetTotalEccErrors",
@@ -46,7 +46,7 @@ OF_INSTANCES = frozenset(
     }
 )
 MAY_FAIL = frozenset({"nvmlSystemGetDriverVersion", "nvmlShutdown", "nvmlDeviceGetMemoryLimits_v1"})
-"""Without these a device is used all the same."""
+"""Functions without which a device is used all the same."""
 CALLS = (
     "nvmlInitWithFlags",
     "nvmlDeviceGetCount_v2",
@@ -62,7 +62,7 @@ NAMES = {"GPU-a", "GPU-b", "MIG-GPU-mig-3", "MIG-GPU-mig-5"}
 
 
 class Deaf:
-    """In the place of `XidEvents`: what is listened to."""
+    """A listener in the place of `XidEvents`: what is listened to."""
 
     made: list["Deaf"]
     alive, why = True, ""
@@ -334,7 +334,7 @@ async def test_a_driver_that_hangs_from_the_start_leaves_it_open_what_is_here() 
 
 
 def test_a_rank_is_not_moved_out_while_the_driver_does_not_tell_who_uses_a_gpu() -> None:
-    """It may have the other half of its memory on that one, and would be taken to hold nothing."""
+    """The rank may have the other half of its memory on that GPU, and would be taken to hold nothing."""
     with beneath_pynvml(StandIn(*boards()[:2])) as driver:
         devices = NvmlDevices(JsonLog(Lines()), pynvml)  # type: ignore[arg-type]
         devices._driver.read()
