@@ -2,16 +2,15 @@
 
     python bench/sharing_starts.py [--pairs mlp-input] [--rounds 5]
 
-A script imports its framework for seconds before its channel answers, and nothing in it can hold it back meanwhile. The
-guaranteed script computes on core 0; the other starts on the same core again and again, each way in turn, forwards and
+A script imports modules and builds its model for seconds, and nothing in it can hold it back meanwhile. The guaranteed script computes on core 0; the other starts on the same core again and again, each way in turn, forwards and
 backwards:
 
     as any       as other processes start: no priority is lowered
     held back    as agents start it (`agent/ports/processes/held_back.py`), let go when the sharing service says so
 
 STEP is how much longer than alone the guaranteed script's step takes, and DELAY how much longer its thread stands in
-the run queue per step, both as a share of its step alone: from the start of the process until its channel answers (it
-has mapped its pages), and for `AFTER_S` seconds after that. STARTED is the time until the channel answers.
+the run queue per step, both as a share of its step alone: from the start of the process until its first mini-batch has
+ended, and for `AFTER_S` seconds after that. STARTED is the time until that first mini-batch has ended.
 """
 
 import asyncio
@@ -85,7 +84,7 @@ async def started(
     began_ns = time.monotonic_ns()
     await host.come("o", "opportunistic", argv, 256 * MIB)
     pid = host.processes[JobId("o")].pid
-    await until("the opportunistic script's channel", lambda: pid in releases.answered_ns)
+    await until("the first mini-batch of the opportunistic script", lambda: pid in releases.answered_ns)
     answered_ns = releases.answered_ns[pid]
     await asyncio.sleep(AFTER_S)
     ended_ns = time.monotonic_ns()
