@@ -2,8 +2,8 @@
 
     python bench/sharing_starts.py [--pairs mlp-input] [--rounds 5]
 
-A script imports modules and builds its model for seconds, and nothing in it can hold it back meanwhile. The guaranteed script computes on core 0; the other starts on the same core again and again, each way in turn, forwards and
-backwards:
+A script imports modules and builds its model for seconds, and nothing in it can hold it back meanwhile. The guaranteed
+script computes on core 0; the other starts on the same core again and again, each way in turn, forwards and backwards:
 
     as any       as other processes start: no priority is lowered
     held back    as agents start it (`agent/ports/processes/held_back.py`), let go when the sharing service says so
