@@ -3,8 +3,8 @@
 A rank that starts beside a guaranteed job imports its framework for ten seconds or more, and nothing in it can hold it
 back before it has. So it is started with the lowest priority (`agent/ports/processes/shim.py`, `hold_back`): nice 19,
 and of the kernel's automatic groups, one per session, in which nice counts within the group alone, the whole group.
-Once its channel answers it is let go with all that it has started meanwhile: threads and children have inherited what
-it had.
+Once its first mini-batch ends it is let go with all that it has started meanwhile: threads and children have inherited
+what it had.
 
 Raising a priority again needs CAP_SYS_NICE, or a limit RLIMIT_NICE of 20 (`LimitNICE=+0` in covey.service). Without
 either a rank's own nice stays as it is, since it could not be taken back; its automatic group needs neither.

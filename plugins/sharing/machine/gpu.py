@@ -42,7 +42,7 @@ from plugins.sharing.machine.events import (
     TimePassed,
 )
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.machine.member import GpuMember, answered
+from plugins.sharing.machine.member import GpuMember, answered, begun
 from plugins.sharing.machine.memory_search import MemorySearch
 from plugins.sharing.machine.reclaim import evicted, hard_limited, press, suspended
 from plugins.sharing.machine.share_ledger import ShareLedger
@@ -347,8 +347,9 @@ class SharedGpu:
         if self._surged(member, report):
             return []
         if self.ladder is not None:
-            self.ladder.flag, held = member.flag, answered(self.opportunistic)
-            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s, report.ended_s, held) or self._why
+            self.ladder.flag, others = member.flag, self.opportunistic
+            measured = report.step_s, report.idle_s, now_s, report.ended_s
+            self._why = self.ladder.stepped(*measured, answered(others), begun(others)) or self._why
         elif why := member.settled(report.step_s):
             self._steady(member, why)
         return []

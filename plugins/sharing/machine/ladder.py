@@ -62,6 +62,8 @@ class Ladder:
         self._accused = False
         """Whether it verifies because the job was too slow, not because the baseline is old."""
         self._skip = True
+        self._used = True
+        """Somebody computes under the rung."""
         self._now_s = self._changed_s = -math.inf
         """When the newest event happened; when the others were last told other limits."""
 
@@ -81,11 +83,18 @@ class Ladder:
         return interference.slowdown(self.baseline, self.window)
 
     def stepped(
-        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+        self,
+        step_s: float,
+        idle_s: float,
+        now_s: float,
+        ended_s: float | None = None,
+        held: bool = True,
+        used: bool = True,
     ) -> str | None:
         """The guaranteed job finished a mini-batch of `step_s` seconds, `idle_s` of them without work on the device. It
         ended at `ended_s` and is heard of now; None: just now. `held`: all others go by their rates. While one does
-        not, as one that has just begun, the job is slowed whatever the rates say: it is not measured alone."""
+        not, as one that has just begun, the job is slowed whatever the rates say: it is not measured alone. `used`:
+        some other has finished a mini-batch. Until one has, nobody knows what a rung does: none is climbed."""
         self._now_s = self.last_step_s = now_s
         if ended_s is not None and ended_s <= self._changed_s:
             return None  # under the limits before: heard of too late to be blamed on these
@@ -98,6 +107,7 @@ class Ladder:
             return None
         if not held and self.phase in ("baseline", "verify"):
             return None
+        self._used = used
         self.window = self.window.plus(interference.clipped(self.baseline, step_s))
         if self.phase == "baseline":
             return self._baseline()
@@ -176,7 +186,7 @@ class Ladder:
         up = ladder.climbed(self.u, measured.excess, target, self._ceiling())
         if self.flag and not self._is_known():
             up = max(self.u, min(up, 1.0))
-        if measured.excess >= target or up <= self.u:
+        if measured.excess >= target or up <= self.u or not self._used:
             self.window = StepSamples()
             return None
         return self._enter("run", up, f"{measured} slower, room for more")

@@ -113,3 +113,8 @@ class GpuMember:
 def answered(members: Iterable[GpuMember]) -> bool:
     """Whether each of the members that runs has said what can hold it back. One that has not goes by no rates."""
     return not any(member.stage == "running" and member.gate is None for member in members)
+
+
+def begun(members: Iterable[GpuMember]) -> bool:
+    """Whether one of them that runs has finished a mini-batch."""
+    return any(member.stage == "running" and member.step_s > 0 for member in members)

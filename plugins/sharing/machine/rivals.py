@@ -31,7 +31,7 @@ class Constant:
     rates: ClassVar[Rates]
 
     def stepped(
-        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, *others: bool
     ) -> str | None:
         return None
 
@@ -71,7 +71,7 @@ class Throttle(Generic[L]):
         return STOPPED if self.measuring else ladder.plain(self.law.rate)
 
     def stepped(
-        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, *others: bool
     ) -> str | None:
         self._now_s = now_s
         if ended_s is not None and ended_s <= self._changed_s:
@@ -138,10 +138,10 @@ class Orphaned(Ladder):
         return lease.effective(super().rates, lease.failsafe(beside_guaranteed=True), self._now_s - self.dies_s)
 
     def stepped(
-        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, *others: bool
     ) -> str | None:
         if now_s < self.dies_s:
-            return super().stepped(step_s, idle_s, now_s, ended_s, held)
+            return super().stepped(step_s, idle_s, now_s, ended_s, *others)
         self._now_s = now_s
         return None
 

@@ -74,6 +74,8 @@ class SharingService(PluginService):
         self.counters = {"limits": 0, "garbage": 0, "missed": 0, "pressed": 0, "given_back": 0}
         self._awake = asyncio.Event()
         self._garbage: dict[tuple[JobId, int], int] = {}
+        self._begun: dict[tuple[JobId, int], int] = {}
+        """Main process of each rank that finished a mini-batch."""
 
     async def start(self) -> None:
         kept = await self.host.runner.kept()
@@ -105,6 +107,8 @@ class SharingService(PluginService):
                 report = peer.pages.report.fresh()
                 self._count_garbage((gang.job, peer.rank), peer.pages)
                 if report is not None:
+                    if report.batches:
+                        self._has_begun(gang.job, peer.rank)
                     self._feed(RankReported(gang.job, gang.epoch, peer.rank, report))
         self._feed(HostTick(frozenset(idle)))
 
@@ -187,6 +191,7 @@ class SharingService(PluginService):
         here = self.machine.gangs
         self.pids = {job: pids for job, pids in self.pids.items() if job in here}
         self._garbage = {rank: count for rank, count in self._garbage.items() if rank[0] in here}
+        self._begun = {rank: pid for rank, pid in self._begun.items() if rank[0] in here}
 
     # ---- what is heard ----
 
@@ -228,11 +233,18 @@ class SharingService(PluginService):
     def _shares(self, job: JobId, epoch: int, rank: int) -> None:
         pages = self._pages(job, rank)
         if pages is not None:
-            self._let_go(job, rank)
             self._feed(PagesMade(job, epoch, rank, pages.asked.epoch, pages.asked.memory_limit_bytes))
 
+    def _has_begun(self, job: JobId, rank: int) -> None:
+        """A rank that finished a mini-batch goes by its limits from now on. Before, it imports modules and builds its
+        model, which no gate holds back."""
+        pid = self.pids.get(job, {}).get(rank)
+        if pid is not None and self._begun.get((job, rank)) != pid:
+            self._begun[job, rank] = pid
+            self._let_go(job, rank)
+
     def _let_go(self, job: JobId, rank: int) -> None:
-        """Let a rank go that began on what others left of the cores; from now on it goes by its limits."""
+        """Give the rank its share of the cores; it began on what others left of them."""
         pid, processes = self.pids.get(job, {}).get(rank), self.env.processes
         if pid is not None and isinstance(processes, LetsGo):
             self.env.spawn(f"let {job} go", self._lets_go(processes, job, rank, pid))

@@ -25,7 +25,7 @@ class Ruled(Ladder):
         return found
 
     def stepped(
-        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, *others: bool
     ) -> str | None:
         self.last_step_s = now_s
         return "" if self.law.stepped(step_s, idle_s, now_s, ended_s) else None

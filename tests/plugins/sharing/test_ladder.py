@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE, StepSamples
-from plugins.sharing.policy.ladder import FREE, STOPPED
+from plugins.sharing.policy.ladder import FREE, STOPPED, U_START
 from plugins.sharing.policy.rivals import Aimd, Tgs
 
 ALONE_S, IDLE_S = 0.022, 0.012
@@ -311,6 +311,17 @@ def test_busy_time_is_not_shared_on_a_baseline_that_is_not_known_well() -> None:
 
 def phase_of(ladder: Ladder) -> str:
     return ladder.phase
+
+
+def test_a_rung_is_climbed_only_while_somebody_computes_under_it() -> None:
+    """Whoever comes later would have what did no harm while nobody was there."""
+    ladder, now_s, rungs = Ladder(), 0.0, []
+    for used in (False, True, False):
+        for _ in range(2000):
+            now_s += 0.02
+            ladder.stepped(0.02, 0.01, now_s, used=used)
+        rungs.append(ladder.resume_u if phase_of(ladder) == "verify" else ladder.u)
+    assert rungs[0] == U_START and rungs[1] > 1 and rungs[2] == rungs[1]
 
 
 def test_a_job_is_not_measured_alone_while_one_beside_it_has_not_answered_yet() -> None:

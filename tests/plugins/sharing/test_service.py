@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,36 @@ async def test_memory_of_who_ended_is_not_handed_on_while_the_device_does_not_an
             assert await service._is_lost("CPU-h1-0") is lost, condition
         host.devices.health = hangs  # type: ignore[method-assign]
         assert await service._is_lost("CPU-h1-0") is False
+
+
+class LetsGo:
+    """The port of processes, as far as ranks are let go by it."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+
+    async def let_go(self, pid: int) -> bool:
+        self.pids.append(pid)
+        return True
+
+
+async def test_a_rank_is_let_go_once_when_its_first_mini_batch_has_ended() -> None:
+    """Its pages are there long before: modules are imported after that, and nothing in it can be stopped meanwhile."""
+    async with live_host() as host:
+        port = LetsGo()
+        host.service.env = replace(host.service.env, processes=port)  # type: ignore[arg-type]
+        other = await rank(host, "o", "opportunistic")
+        await ticks(host)
+        assert port.pids == []
+        for _ in range(2):
+            other.step()
+            await ticks(host)
+        assert port.pids == [host.processes[JobId("o")].pid]
+        await other.close()
+        ungated = await rank(host, "p", "opportunistic")
+        host.change("p", "guaranteed", 12)
+        await until(lambda: len(port.pids) == 2)
+        await ungated.close()
 
 
 async def test_an_upgrade_changes_class_in_place() -> None:
