@@ -33,7 +33,7 @@ from covey.wire.frames import body_size, pack, unpack
 from covey.wire.job import AskPages, Join, Joined, PagesHere, decoder
 
 STEPS = 10
-"""Of a block: a twentieth of a second, so that what else the machine does falls on all of them."""
+"""Steps of a block: a twentieth of a second, so that what else the machine does falls on all of them."""
 TURN = 40
 """Steps with hooks, and without: some 200 ms, the time from one report to the next."""
 TRAINS = """

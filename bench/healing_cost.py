@@ -41,7 +41,7 @@ CALIBRATED = 20
 PAUSE_S = 0.002
 """Before and after a turn: what ranks and the aggregator still do for the one before it is over then."""
 SIDE = 96
-"""Of the matrices that are multiplied as work."""
+"""Side of the matrices that are multiplied as work."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +140,7 @@ def multiply(count: int) -> None:
 
 
 class Played:
-    """As much of a job as a script uses, with a client made by hand."""
+    """The part of a job that a script uses, with a client made by hand."""
 
     def __init__(self, job: str, rank: int, ranks: int, address: str) -> None:
         from covey.core.ids import HostId, JobId

@@ -39,7 +39,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 RANKS = 4
 PAUSE_S = 0.02
-"""Of each step, besides what it computes; s."""
+"""Seconds that each step pauses, besides what it computes."""
 KINDS = (
     "a rank",
     "a rank",
@@ -80,7 +80,7 @@ runpy.run_path(script, run_name="__main__")
 POINTS = 4096
 """Samples of heal_ddp, all of which each epoch uses."""
 SCRIPTS = {"healing": "--steps {}", "heal_ddp": "--epochs {}", "heal_jax": "--steps {}"}
-"""Of examples/, and how long they are."""
+"""Scripts of examples/, with the arguments that say how long they run."""
 RESULT = re.compile(r"(?:state sha256=|parameters )(\w+)")
 
 
@@ -217,7 +217,7 @@ class Kills:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws = rack, job, draws
         self._before = [-1] * RANKS
-        """Of each rank, the newest process that was killed."""
+        """For each rank, the newest process that was killed."""
 
     def all(self, kills: int, every_s: float, kinds: Sequence[str]) -> list[Killed]:
         killed = []
@@ -261,7 +261,7 @@ class Kills:
         assert said.returncode == 0, said.stdout + said.stderr + told(self._rack, self._job)
 
     def _process(self, rank: int) -> tuple[Host, int]:
-        """Of a rank, once it has done a step: it has what it needs."""
+        """Host and process of a rank, once it has done a step: it has what it needs."""
         found: tuple[Host, int] = wait(lambda: self._living(rank), lambda: told(self._rack, self._job), 60.0)
         return found
 

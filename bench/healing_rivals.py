@@ -45,12 +45,12 @@ from bench.live_command import json_option, keep, options, print_head  # noqa: E
 
 RANKS, BATCH, POINTS = 4, 32, 4096
 PAUSE_S = 0.05
-"""Of each step, besides what it computes."""
+"""Seconds that each step pauses, besides what it computes."""
 RIVALS = {"covey": "Covey", "elastic": "torchelastic", "torchft1": "TorchFT, at least 1", "torchft4": "TorchFT, all 4"}
 HEARTBEAT_MS, TICK_MS = 1000, 20
-"""Of the lighthouse; 5000 and 100 if not told."""
+"""Milliseconds between heartbeats and ticks of TorchFT's lighthouse; 5000 and 100 if not told."""
 TIMEOUT_S = 1
-"""Of TorchFT's collectives; 60 if not told. A step has 0.06 s."""
+"""Timeout of TorchFT's collectives in seconds; 60 if not told. A step has 0.06 s."""
 END_S = 300.0
 
 
@@ -129,7 +129,7 @@ class Run:
         return [Done(*json.loads(line)) for line in lines if line.endswith("]")]
 
     def digests(self) -> list[str]:
-        """Of the parameters at the end, of each rank."""
+        """Digest of the parameters at the end, for each rank."""
         return [self._logs(rank).with_suffix(".digest").read_text() for rank in range(RANKS)]
 
 

@@ -88,7 +88,7 @@ def row(values: Sequence[float]) -> str:
 
 
 def probe(hosts: Sequence[Any]) -> float:
-    """Of one connection from the second host to the first, MB/s."""
+    """Speed of one connection from the second host to the first, in MB/s."""
     run = [sys.executable, str(Path(__file__).resolve())]
     takes = hosts[0].popen([*run, "--take"], log=hosts[0].folder / "probe")
     time.sleep(1.0)
@@ -181,7 +181,7 @@ def end(rack: Any, job: str, stop: int) -> list[str]:
 
 
 def shapes(state: str) -> list[tuple[int, ...]]:
-    """Of the parameters."""
+    """Shapes of the parameters."""
     if state == "many":
         return [(1000,)] * 6667
     block = [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,)]

@@ -37,7 +37,7 @@ T_95 = 2.093
 BARE_S = 40.0
 """Iteration of the paper's 8 jobs on 32 hosts, less than its best with memory (44.3 s)."""
 TALKING = 0.137
-"""Of processors, taken by a COMM: inferred, see `talking`."""
+"""Share of processors that a COMM takes: inferred, see `talking`."""
 MEMORY_MAX = 3
 """Jobs in a group when nothing is spilled."""
 
@@ -95,7 +95,7 @@ def eighty(progress: Progress) -> Report:
 
 
 def fresh(progress: Progress) -> Report:
-    """The same on twenty more seeds, over isolated jobs at their best alone ("tries to maximize the CPU utilization
+    """The gains on twenty more seeds, over isolated jobs at their best alone ("tries to maximize the CPU utilization
     rates", §4.4.1), with an interval for each mean."""
     ways: dict[str, Callable[[Sequence[Job], Setting], Outcome]] = {
         "printed": lambda jobs, s: grouped(jobs, replace(s, manner=PRINTED)),

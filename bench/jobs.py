@@ -115,7 +115,7 @@ def runs(
 
 
 def without_cost(policy: str, **more: Any) -> Plan:
-    """As the papers' simulators have it: stopping and starting is free, decisions at every event."""
+    """A plan as the papers' simulators have it: stopping and starting is free, decisions at every event."""
     plan = plan_of(policy, {})
     rules = msgspec.structs.replace(plan.rules, preempt_s=0, restore_s=0, **more)
     return Plan(plan.policy, rules, plan.limit_factor, plan.samples)

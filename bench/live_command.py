@@ -35,7 +35,7 @@ def spent_s(pid: int) -> float:
 
 
 def print_head(titles: str) -> None:
-    """Of a table of Markdown; titles lie between ` | `."""
+    """Print the head of a table of Markdown; titles lie between ` | `."""
     print(f"| {titles} |")
     print("|---" * len(titles.split(" | ")) + "|", flush=True)
 

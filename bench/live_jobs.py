@@ -32,16 +32,17 @@ WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "drift", "quick
 WARM_STEPS, KNOWN_STEPS = 5, 25
 EVALUATION_S, BETWEEN_S = 5.0, 5.0
 DRIFT_S, DRIFT = 10.0, 1.5
-"""Of the kind `drift` the work grows by half after so long, and shrinks again: longer sentences, larger images."""
+"""In the kind `drift` the work grows by half (factor 1.5) after so many seconds, and shrinks again: longer sentences,
+larger images."""
 QUICKENS_S, QUICKENED_S, QUICKENS = 10.0, 70.0, 0.94
-"""Of the kind `quickens` the batch shrinks to so much of itself after so long, and is whole again so long after that: a
-step takes 4 % less, which is within the tolerance."""
+"""In the kind `quickens` the batch shrinks to 0.94 of itself after 10 s, and is whole again 70 s after that: a step
+takes 4 % less, which is within the tolerance."""
 NOISE = 0.25
-"""Of the kind `noisy`: coefficient of variation of the work of a step (log-normal): sentences of unlike length."""
+"""Coefficient of variation of the work of a step (log-normal) in the kind `noisy`: sentences of unlike length."""
 SUDDEN = 60.0
-"""Of the kind `sudden` the batch grows so many times for `DRIFT_S`, and with it each operation."""
+"""Factor by which the batch, and with it each operation, grows for `DRIFT_S` in the kind `sudden`."""
 LONG_S, SHORT_S, OPERATIONS = 0.008, 0.0003, 4
-"""Of the kinds `long` and `jump`: how long an operation takes, of `jump` in turn with short ones of `DRIFT_S`, and how
+"""In the kinds `long` and `jump`: seconds of an operation, in `jump` in turn with short ones of `DRIFT_S`, and how
 many of them a step has."""
 
 

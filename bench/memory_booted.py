@@ -73,7 +73,7 @@ def script(lines: str) -> str:
 
 
 def places(host: BootedHost) -> list[list[str]]:
-    """Of each slab: volume, number and lender, with the epoch."""
+    """For each slab: volume, number and lender, with the epoch."""
     rows = [line.split() for line in typed(host, "agentctl slabs").splitlines()]
     return [[*row[:6], row[-1]] for row in rows if row and row[0] in ("disk", "mirror")]
 

@@ -99,10 +99,10 @@ class Moved(NamedTuple):
     moved_s: float
     before_p99_s: float
     p99_s: float
-    """While it moved."""
+    """99th percentile while the slab moved, in seconds."""
     longest_s: float
     cpu_s: tuple[float, float, float]
-    """Of the volume's process, and of the first and the second slab process, while it moved."""
+    """CPU seconds of the volume's process, and of the first and the second slab process, while the slab moved."""
 
 
 class SecondLender(LiveVolume):

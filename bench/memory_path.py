@@ -77,7 +77,7 @@ class Result(NamedTuple):
     p99_us: float
     max_ms: float
     cpu_us: tuple[float, ...]
-    """Of each serving process, per request."""
+    """CPU time of each serving process per request, in microseconds."""
 
 
 # ---- what serves -----------------------------------------------------------------------------------------------------

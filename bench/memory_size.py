@@ -68,8 +68,8 @@ def rss_mib() -> float:
 
 
 def write_log(directory: str, size_bytes: int) -> None:
-    """As a process that ended in good order left it: every page once, in an order by chance within each segment; their
-    content is holes. Checksums of pages are right for those that are read below."""
+    """Write a log as a process that ended in good order left it: every page once, in an order by chance within each
+    segment; their content is holes. Checksums of pages are right for those that are read below."""
     pages = size_bytes // PAGE
     length = spilling.segment_blocks(size_bytes, PAGE)
     folder = Path(directory) / "memory/volumes/data/log"

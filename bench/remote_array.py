@@ -169,7 +169,7 @@ def measured(side: str, chunk: str) -> dict[str, Any]:
 
 
 def median_of(rounds: list[Any]) -> Any:
-    """Of numbers, and of dicts and lists of them."""
+    """The median of numbers, and of dicts and lists of them item by item."""
     if isinstance(rounds[0], dict):
         return {key: median_of([each[key] for each in rounds]) for key in rounds[0]}
     if isinstance(rounds[0], list):

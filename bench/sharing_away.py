@@ -34,7 +34,7 @@ from tests.plugins.sharing.live_host import live_host  # noqa: E402
 SECOND = 1_000_000_000
 WINDOW_NS, GRID_NS = SECOND // 10, SECOND // 100
 HAS, CUT = 0.8, 0.5
-"""Of the other's rate alone."""
+"""Shares of the other's rate alone: above the first it has the device, below the second it is cut."""
 LAWS = ("alone", "packed", "ours")
 Record = tuple[int, int, int, int]
 
@@ -65,7 +65,7 @@ def delay_ms(records: Sequence[Record], from_ns: int, to_ns: int) -> float:
 
 
 def measured(mine: Sequence[Record], theirs: Sequence[Record], alone: float) -> list[dict[str, float]]:
-    """Of each phase away after which the guaranteed script trained again."""
+    """Measurements for each phase away after which the guaranteed script trained again."""
     ended = [record[0] for record in theirs]
     phases = away(mine)
     found = []

@@ -240,7 +240,7 @@ def rows(kind: str, found: dict[str, Any]) -> list[str]:
 
 
 def bad_windows(found: dict[str, Any], law: str, tolerance: float) -> str:
-    """Of all rounds, how many of its windows have more delay than that, of how many."""
+    """How many windows of all rounds have more delay than that, and out of how many."""
     alone = found["laws"]["alone"]
     alone_step = statistics.median(one["step_ms"] for one in alone)
     alone_delay = statistics.median(one["delay_ms"] for one in alone)

@@ -88,7 +88,7 @@ class Limited:
         return (time.monotonic() - began_s) * 1000
 
     async def lived(self, seconds: float) -> dict[str, float]:
-        """Of the mini-batches of the next seconds; the first one, in which things move, is left out."""
+        """Medians over the mini-batches of the next seconds; the first one, in which things move, is left out."""
         end_s, steps = time.monotonic() + seconds, []
         while time.monotonic() < end_s:
             report = self.rank.pages.report.fresh()

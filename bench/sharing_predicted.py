@@ -25,12 +25,12 @@ LAWS = {"packed": "naive", "step-up": "step-up", "step-up+flag": "step-up+flag",
 
 @dataclass(frozen=True)
 class Phases:
-    """Of a script alone; seconds, and shares."""
+    """Phases of a script that runs alone; seconds, and shares."""
 
     compute_s: float
     wait_s: float
     variation: float
-    """Of its work from mini-batch to mini-batch (coefficient of variation)."""
+    """Coefficient of variation of its work from mini-batch to mini-batch."""
     away: float
     """Share of the time."""
 

@@ -27,7 +27,7 @@ from tests.rack.living_rack import wait  # noqa: E402
 from tests.rack.sharing_rack import SharingRack, rank, sharing_rack  # noqa: E402
 
 USED = 0.05
-"""Of a mini-batch, work; the rest is sleep."""
+"""Share of a mini-batch that is work; the rest is sleep."""
 HOSTS, GPUS, JOBS = 4, 2, 20
 OVER_S = 300.0
 Times = dict[str, float]
@@ -54,7 +54,7 @@ def modelled(jobs: Sequence[SimJob], beside: int) -> list[float]:
 
 
 def lived(jobs: Sequence[SimJob], beside: int, step_s: float) -> list[float]:
-    """The same on real agents."""
+    """Completion times of these jobs on real agents, in seconds."""
     with sharing_rack(HOSTS, GPUS, f"beside = {beside}\nquotas = {{{GUARANTEED} = {HOSTS * GPUS}}}") as rack:
         began_s, ids = time.monotonic(), []
         for job in jobs:

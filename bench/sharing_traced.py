@@ -83,7 +83,7 @@ def mounted() -> Iterator[Path]:
 
 
 class Trace:
-    """Of switches and wake-ups."""
+    """A trace of switches and wake-ups."""
 
     def __init__(self, tracefs: Path) -> None:
         self._at = tracefs

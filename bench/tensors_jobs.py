@@ -39,13 +39,13 @@ START_S = 120.0
 
 
 class Measured(NamedTuple):
-    """Of some jobs at once."""
+    """Measurements of some jobs that run at once."""
 
     iterations_s: list[list[float]]
-    """Of each job, one after the other."""
+    """Seconds of each job's iterations, one after the other."""
     servers: int
     cpu: float
-    """Of a core."""
+    """CPU of the servers in cores."""
     wrong: int
 
 
@@ -132,7 +132,7 @@ def all_spent_s(rack: AgentRack) -> float:
 
 
 def rounds(rack: AgentRack, number: int) -> list[tuple[float, int]]:
-    """Of a job's first rank: when each began, and what was wrong."""
+    """Rounds of a job's first rank: when each began, and what was wrong."""
     for host in rack.hosts:
         file = host.folder / "root" / f"job{number}-0"
         if file.exists():
@@ -142,7 +142,7 @@ def rounds(rack: AgentRack, number: int) -> list[tuple[float, int]]:
 
 
 def losses_of(own: Measured, shared: Measured) -> tuple[list[float], list[float]]:
-    """Of each job: over all, and of the worst hundred iterations in a row."""
+    """Loss of speed of each job: over all iterations, and over the worst hundred in a row."""
     losses, worst = [], []
     for alone, beside in zip(own.iterations_s, shared.iterations_s, strict=True):
         usual_s = statistics.fmean(alone)

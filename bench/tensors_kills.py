@@ -30,7 +30,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, RANKS = 2, 4
 PAUSE_S = 0.05
-"""Of each step, besides what it computes; s."""
+"""Seconds that each step pauses, besides what it computes."""
 LOST_S = 10.0
 """A kill is looked for in steps that end so long after it."""
 END_S = 900.0
@@ -131,7 +131,7 @@ def aggregator(host: Host) -> int:
 
 
 def parameters(rack: AgentRack, job: str) -> list[str]:
-    """Of each rank, once the job has ended."""
+    """Parameters of each rank, once the job has ended."""
     first = rack.hosts[0]
     waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
     if waited.returncode:

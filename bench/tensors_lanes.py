@@ -38,7 +38,7 @@ MB = 1_000_000
 class Case(NamedTuple):
     jobs: int
     ranks: int
-    """Of each."""
+    """Ranks of each job."""
     size: int
     """Bytes."""
     adam: bool
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rates(found: dict[str, Any]) -> list[str]:
-    """Of each aggregator, and in times of the first one's."""
+    """The rate of each aggregator, and its ratio to the first one's."""
     first, *others = found["rates"]
     said = [f"{statistics.median(first):.2f}"]
     for each in others:

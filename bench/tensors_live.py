@@ -46,7 +46,7 @@ CASES: dict[str, tuple[int, int]] = {
 }
 """How many tensors of how many bytes."""
 DOORS = ("shared", "near", "tcp", "gloo")
-"""Of these the last one is what the others are compared with."""
+"""Ways to push; the others are compared with the last one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -235,7 +235,7 @@ def resnet50() -> list[int]:
 
 
 def gpt2() -> list[int]:
-    """Likewise, of the small one (Radford et al. 2019)."""
+    """Parameters of each tensor of the small GPT-2 (Radford et al. 2019)."""
     wide, layers = 768, []
     for a, b in ((wide, 3 * wide), (wide, wide), (wide, 4 * wide), (4 * wide, wide)):
         layers += [a * b, b]

@@ -48,10 +48,10 @@ class Model(NamedTuple):
     large: int
     largest_mb: float
     computes_s: float
-    """Of an iteration; ours."""
+    """Seconds of computing in an iteration; ours."""
 
     def elements(self) -> list[int]:
-        """Of each tensor."""
+        """Elements of each tensor."""
         small = self.tensors - self.large
         rest = (self.size_mb - self.largest_mb - small * 0.004) / max(1, self.large - 1)
         return [int(mb * 250_000) for mb in (self.largest_mb, *[rest] * (self.large - 1), *[0.004] * small)]
@@ -163,7 +163,7 @@ def files(rack: AgentRack) -> list[Path]:
 
 
 def rounds(lines: Sequence[Path]) -> list[Round]:
-    """Of rank 0, with what was wrong at any rank."""
+    """Rounds of rank 0, with what was wrong at any rank."""
     each = [[line.split() for line in path.read_text().splitlines()] for path in sorted(lines, key=lambda it: it.name)]
     wrong: dict[str, int] = {}
     for words in (words for rank in each for words in rank if len(words) == 4):
@@ -189,7 +189,7 @@ def told(rack: AgentRack, job: str) -> str:
 
 
 def owners(rack: AgentRack, job: str) -> dict[str, str]:
-    """Of each table, by its name."""
+    """The owner of each table, by its name."""
 
     def all_there() -> dict[str, str]:
         said = rack.hosts[0].shell("agentctl tensors").stdout
@@ -201,7 +201,7 @@ def owners(rack: AgentRack, job: str) -> dict[str, str]:
 
 
 def places(rack: AgentRack, job: str) -> dict[str, tuple[str, str]]:
-    """Of each table, the two hosts between which it moves: none of them has a rank."""
+    """For each table, the two hosts between which it moves: none of them has a rank."""
     here = owners(rack, job)
     others = [host.name for host in rack.hosts if host.name not in here.values()]
     return {table: (others.pop(), others.pop()) for table in here}

@@ -39,7 +39,7 @@ def _lift(computes: int) -> None:
 
 
 def after_each_layer(model: Any) -> None:
-    """Of a PyTorch model, forwards and backwards."""
+    """Mark the end of an operation after each layer of a PyTorch model, forwards and backwards."""
     warnings.filterwarnings("ignore", "Full backward hook")  # the first layer's input has no gradient
     for layer in model.modules():
         if next(layer.children(), None) is None:

@@ -160,7 +160,7 @@ class SickDevice(Fault, frozen=True):
     host: str
     kind: Literal["xid", "ecc", "lost", "stuck"]
     number: int = 0
-    """Of the device, counted round; and what is reported of it."""
+    """Index of the device, counted round; its driver reports this number."""
     for_s: float = 20.0
 
 
@@ -272,7 +272,7 @@ def _kill(world: "World", fault: Kill, end: float) -> None:
 
 
 def _start_again(world: "World", host: str) -> None:
-    """As soon as its agent has ended."""
+    """Start the agent of a host again as soon as it has ended."""
     agent = world.hosts[host].agent
     if agent is not None and agent.alive:
         world.at(world.now + 0.5, lambda: _start_again(world, host))

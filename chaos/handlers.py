@@ -27,7 +27,7 @@ from chaos import PRODUCT
 ROOT = Path(__file__).parent.parent
 LISTED = "chaos/handlers.toml"
 SHARE = 0.9
-"""Of the handlers that are not listed with a reason, entered by a soak of 300 CPU seconds."""
+"""Least share of the handlers not listed with a reason that a soak of 300 CPU seconds must enter."""
 NOTE = "__entered__"
 
 known: dict[str, None] = {}

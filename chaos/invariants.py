@@ -118,7 +118,8 @@ def machines_of(agent: Any) -> list[Any]:
 
 
 class _Kind(NamedTuple):
-    """Of the objects of one type: is it a machine, and is it a part of a plugin that may hold machines?"""
+    """What is known about the objects of one type: is it a machine, and is it a part of a plugin that may hold
+    machines?"""
 
     machine: bool
     may_hold: bool
@@ -262,7 +263,7 @@ class GpusBeside(RanksHeld):
             assert len(jobs) <= self.rack.beside, f"{gpu} runs {sorted(jobs)} beside one another"
 
     def _is_upgraded(self, job: str) -> bool:
-        """Also when the agent that knew it died since."""
+        """Whether the job was upgraded; remembered also when the agent that knew it died since."""
         if job in self._upgraded:
             return True
         agents: list[Any] = [agent for agent in self.rack.agents.values() if hasattr(agent, "plugins")]

@@ -18,7 +18,7 @@ Tree = dict[str, Any]
 STORIES = ("swarm", "mischief", "people", "strangers")
 """With many faults and wide bounds."""
 SHARE = 0.2
-"""Of the seeds of a story that has knobs."""
+"""Share of the seeds that have knobs, in a story with knobs."""
 EACH = 0.1
 """Chance of one knob."""
 INF = float("inf")
@@ -153,7 +153,7 @@ def joined(*trees: Mapping[str, Mapping[str, Any]] | None) -> Tree:
 
 
 def told(tree: Mapping[str, Mapping[str, Any]]) -> str:
-    """As one would write it into agent.toml, in one line."""
+    """The settings as one would write them into agent.toml, in one line."""
     return "; ".join(f"[{section}] {name} = {value!r}" for section, of in tree.items() for name, value in of.items())
 
 

@@ -27,7 +27,7 @@ class UnusedSlabs:
         self.rack = rack
         self._since: dict[LentKey, float] = {}
         self._away: dict[LentKey, None] = {}
-        """Of those, what was lent for longer than a lease: its borrower had said that it would be away."""
+        """Slabs that were lent for longer than a lease because their borrower had said that it would be away."""
 
     def check(self, world: World) -> None:
         unused: dict[LentKey, float] = {}

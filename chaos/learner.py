@@ -59,14 +59,14 @@ class Own:
         self.rank, self.drawn, self.sample, self.notes = rank, (rank * 7_919 + 11) % PRIME, 0, ""
 
     def draw(self) -> None:
-        """As in each step, once."""
+        """Draw the next number, once in each step."""
         self.drawn = (self.drawn * 48_271 + self.sample + 1) % PRIME
         self.sample += 1
         if self._long:
             self.notes = chr(97 + self.drawn % 26) * (400 if self.drawn % 7 == 0 else self.drawn % 200)
 
     def told(self) -> list[Any]:
-        """As JSON has it."""
+        """What the rank has drawn, in values that JSON has."""
         return [self.drawn, self.sample, self.notes]
 
     def go_on_with(self, told: list[Any]) -> None:
@@ -74,7 +74,7 @@ class Own:
 
 
 def gradient(own: Own, w: Array) -> Array:
-    """Of one rank, once it has drawn."""
+    """Gradient of one rank, once it has drawn."""
     places = np.arange(len(w), dtype=np.int64)
     found = (own.drawn * (places + 1) + w.astype(np.int64) * (own.rank + 2) + own.sample * 31) % WRAP
     return found.astype(np.float32)
@@ -91,11 +91,11 @@ class Undisturbed:
     def __init__(self, ranks: int, floats: int, own: str) -> None:
         self._owns = [Own(rank, own) for rank in range(ranks)]
         self.w = [np.zeros(floats, np.float32)]
-        """At the beginning of each step."""
+        """Parameters at the beginning of each step."""
         self.total: list[Array] = []
-        """Of each step."""
+        """Sum of all gradients of each step."""
         self.owns = [[own.told() for own in self._owns]]
-        """At the beginning of each step, by rank."""
+        """What each rank has drawn at the beginning of each step, by step and rank."""
 
     def reach(self, step: int) -> None:
         """Know the beginning of this step, and what is added before it."""
@@ -289,7 +289,7 @@ class Learner:
             streams.close()
 
     async def _leave(self, state: JobState, healing: HealingStreams) -> None:
-        """As `with covey.join()` does at its end."""
+        """Leave the job, as `with covey.join()` does at its end."""
         try:
             async with asyncio.timeout(LINGER_S):
                 await healing.push(LEAVE, np.zeros(1, np.float32))

@@ -84,7 +84,7 @@ def _scheduler(rack: "SimRack", name: str) -> list[str]:
 
 
 def _left(left_s: float, whole_s: float) -> str:
-    """Of a lease."""
+    """How a lease is, in one word, by the seconds that are left of it."""
     return "lost" if left_s <= 0 else "expiring" if left_s < whole_s / 2 else "held"
 
 

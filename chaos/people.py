@@ -195,7 +195,7 @@ QUESTIONS: tuple[Callable[[People], Question], ...] = (
 # ---- what their jobs do ----
 
 HEAD_BYTES, PART_BYTES, PARTS = 2000, 1000, 3
-"""Of what a `writer` writes: the beginning is kept, then a ring of parts."""
+"""Sizes of what a `writer`'s log keeps: its beginning, then a ring of parts."""
 LINE = b"step 1: all is well, loss 0.25\n"
 
 

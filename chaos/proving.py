@@ -46,9 +46,9 @@ SOAK_EXTRA_S = 120
 WALL_S = 3600.0
 """After which a check is killed whatever the machine was busy with."""
 SHARE = 0.95
-"""Of all mutants, at least so many are caught by tests or by the simulator."""
+"""Least share of all mutants that tests or the simulator must catch."""
 SIMULATOR_SHARE = 0.6
-"""Of those that concern several hosts, at least so many are caught by the simulator alone."""
+"""Least share of the mutants that concern several hosts which the simulator alone must catch."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 BROKEN = re.compile(r"^BROKEN: (\w+) seed (\d+): (.*)$", re.MULTILINE)
 

@@ -90,12 +90,12 @@ class SimRack:
         self.oracles: dict[str, list[Oracle]] = {}
         """By the host of their volumes."""
         self.spread, self.idles = 1, 0.0
-        """Of the volumes of pagers that begin from now on: how many times larger they are than their pages in use, and
-        how often they are idle (`chaos.pager`)."""
+        """For the volumes of pagers that begin from now on: how many times larger they are than their pages in use,
+        and how often they are idle (`chaos.pager`)."""
         self.custody: Custody | None = None
         """Set by `forgive`: pages that two failures took may be read older."""
         self.variation = 0
-        """Of the plan of faults that the seed draws (`chaos.novelty.varied`); 0: as drawn."""
+        """Number of the variation of the plan of faults that the seed draws (`chaos.novelty.varied`); 0: as drawn."""
         self.administrator: Administrator | None = None
         """Set by `administered`: files are damaged, and an operator does what agents advise then."""
         self.quotas = dict(quotas or {})
@@ -194,7 +194,7 @@ class SimRack:
         return self._run(host, "pager", oracle, pager(oracle, seconds, pace._replace(idles=pace.idles or self.idles)))
 
     def _run(self, host: str, name: str, oracle: Oracle, program: UserProgram) -> SimProcess:
-        """As the user whose volume it is."""
+        """Run a program as the user who owns the volume."""
         process = self.hosts[host].run(name, program)
         process.uid = oracle.uid
         return process

@@ -155,7 +155,8 @@ class Strangers:
         self._run(host, "client", page_badly if oracle is not None and self.rng.random() < 0.6 else join_badly)
 
     def _borrower(self, host: SimHost) -> None:
-        """Of a slab that this host lends: of another version, or with the right secret and wrong requests."""
+        """Act as a false borrower of a slab that this host lends: of another version, or with the right secret and
+        wrong requests."""
         memory = self.rack.plugin(host.name, "memory")
         lent = [] if memory is None else list(memory.lending.machine.lent.values())
         if not lent or not memory.lending.machine.address:

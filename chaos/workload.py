@@ -37,7 +37,8 @@ RANK_LEFT = 9
 BACKOFF_S = (0.1, 2.0)
 LINGER_S = 60.0
 BEAT_S, SILENT_S, JOIN_TRIES = 1.0, 6.0, 20
-"""Of a `ring`: between two exchanges, until a peer counts as lost, and how often it is looked for."""
+"""Times of a `ring`: seconds between two exchanges, seconds until a peer counts as lost, and how often it is looked
+for."""
 SIZES = Sizes(elsewhere_bytes=8, least_bytes=16, most_bytes=32, aligned=1)
 """So small that the tensors of stories have several owners, and some several Blocks in one table."""
 COMPUTE_S = (0.1, 0.6)
@@ -200,7 +201,7 @@ class Oracle:
         self._velocity = np.zeros(floats, np.float32)
 
     def rate(self, number: int) -> float:
-        """Of learning, in that round."""
+        """Learning rate in that round."""
         return 1 / (1 + number % 3)
 
     def add(self, number: int) -> None:
@@ -266,7 +267,7 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
 
 
 async def _leave(env: Env, agent: AgentLink, tensors: BlockStreams, step: int) -> int:
-    """As `with covey.join()` does at its end."""
+    """Leave the job, as `with covey.join()` does at its end; returns the exit status."""
     tensors.leave(who(agent.rank, env.host, step, False).encode())
     try:
         async with asyncio.timeout(LINGER_S):

@@ -59,7 +59,7 @@ class Part:
 
 
 def probabilities(images: Array, weights: Array, bias: Array) -> Array:
-    """Of each digit for each image, shape (images, 10)."""
+    """Probability of each digit for each image, shape (images, 10)."""
     scores = images @ weights + bias
     likely = np.exp(scores - scores.max(axis=1, keepdims=True))
     return likely / likely.sum(axis=1, keepdims=True)

@@ -90,7 +90,7 @@ def fit(store: Any, labels: Any, training: Any) -> Any:
 
 
 def accuracy(store: Any, labels: Any, held_out: Any, weights: Any, rng: np.random.Generator) -> float:
-    """Of held-out rows, looked up one by one in random order."""
+    """Share of held-out rows that are predicted right, looked up one by one in random order."""
     chosen = rng.permutation(np.flatnonzero(held_out))[:600]
     right = sum(int(np.argmax(store[int(row)].astype(np.float64) @ weights) == labels[row]) for row in chosen)
     return right / len(chosen)

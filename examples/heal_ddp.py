@@ -47,7 +47,7 @@ def network() -> Any:
 
 
 def checksum(model: Any) -> str:
-    """Of everything learnt; the same however often a worker was lost."""
+    """Checksum of all that was learnt; it does not depend on how often a worker was lost."""
     learnt = torch.cat([each.detach().reshape(-1).double() for each in model.state_dict().values()])
     return hashlib.sha256(learnt.numpy().tobytes()).hexdigest()[:16]
 

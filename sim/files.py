@@ -12,7 +12,7 @@ from pathlib import Path
 from sim.report import Wrong
 
 BYTES_MAX = 1 << 30
-"""Of the unpacked text; a packed bomb must not fill the memory."""
+"""Limit of the unpacked text in bytes; a packed bomb must not fill the memory."""
 GZIP = b"\x1f\x8b"
 """How a packed file begins."""
 
@@ -33,7 +33,7 @@ def bytes_of(file: Path | str) -> bytes:
 
 
 def text_of(path: Path) -> str:
-    """As `bytes_of`; Wrong also when it is not UTF-8."""
+    """The text of a file, read like `bytes_of`; raises Wrong also when it is not UTF-8."""
     data = bytes_of(path)
     try:
         return data.decode("utf-8-sig")

@@ -15,7 +15,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LARGEST = 1e15
 """Values beyond this, and on a logarithmic axis below its inverse, are not drawn."""
 DECADES_MAX = 12
-"""Of a logarithmic axis; what is smaller lies on its lower end."""
+"""Most decades of a logarithmic axis; smaller values lie on its lower end."""
 POINTS_MAX = 1500
 """More than this of one line are thinned out: so few pixels do not show them."""
 

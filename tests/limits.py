@@ -8,8 +8,8 @@ from types import FrameType
 import pytest
 
 CPU_S = 120.0
-"""Of a test without `@pytest.mark.cpu_seconds(N)`. A test that waits for ever, which costs none, is ended by the wall
-clock (`timeout` in pyproject.toml), far off."""
+"""CPU seconds of a test without `@pytest.mark.cpu_seconds(N)`. A test that waits for ever, which costs none, is ended
+by the wall clock (`timeout` in pyproject.toml), far off."""
 
 
 @contextmanager

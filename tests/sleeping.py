@@ -15,7 +15,7 @@ from pathlib import Path
 VIRTUAL = re.compile(r"\bvirtual_time\b|\bVirtualLoop\b|\bSimHost\b|\bWorld\(")
 """What makes a loop, or a world, whose clock jumps: in a file."""
 VIRTUAL_HELPER = re.compile(VIRTUAL.pattern + r"|(?<![.\w])play\(")
-"""The same in what a file imports from a helper of tests."""
+"""What makes such a loop or world in a file that imports it from a helper of tests."""
 WAITS = re.compile(r"\b(sleep|wait|wait_for|join)\(")
 SLEEPS = ("sleep", "time.sleep", "asyncio.sleep")
 GIVES_UP = ("wait", "wait_for")

@@ -36,7 +36,7 @@ Run = Mapping[str, Any]
 
 
 def failures(failed: Path = FAILED) -> dict[str, str]:
-    """Of the last session; the id of a test is what pytest takes for it."""
+    """Failures of the last session; a key is what pytest takes as the id of a test."""
     told = json.loads(failed.read_text()) if failed.is_file() else {}
     return {GROUP.sub("", id): why for id, why in sorted(told.items())}
 
@@ -47,7 +47,7 @@ def to_run_again(found: Failures) -> list[str]:
 
 
 def seen_before(earlier: Sequence[Run], forgiven: Failures) -> dict[str, int]:
-    """Of each test that is to be forgiven now: in how many of the runs that count it was forgiven already."""
+    """For each test that is to be forgiven now, how many of the runs that count forgave it already."""
     counted = earlier[-(RUNS - 1) :]
     return {id: sum(id in run.get("forgiven", {}) for run in counted) for id in forgiven}
 

@@ -49,7 +49,8 @@ def found(folder: Path) -> list[Path]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of a case: nothing of the make that runs it, whose variables may mean something to a case, and no agent."""
+    """Environment of a case: nothing of the make that runs it, whose variables may mean something to a case, and no
+    agent."""
     kept = {name: value for name, value in environ.items() if name not in MAKES and not name.startswith("COVEY_")}
     return {**kept, "COVEY": str(ROOT)}
 

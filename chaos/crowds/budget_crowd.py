@@ -114,7 +114,7 @@ class BudgetCrowd(MemoryCrowd):
         self.world.at(self.world.now + 1.0, lambda: self._second(host))
 
     def peers(self, me: BudgetHost) -> tuple[LenderPeer, ...]:
-        """As `me` sees them: as old as its gossip is."""
+        """The other hosts as `me` sees them: as old as its gossip is."""
         found: list[LenderPeer] = []
         for host in self.hosts.values():
             if host.name == me.name:

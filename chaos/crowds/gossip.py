@@ -45,11 +45,12 @@ class Member:
         self.sent = 0
         self.sent_bytes = 0
         self._newest: dict[HostId, tuple[bytes, int, int, int]] = {}
-        """Of each other host: uuid, boot, incarnation, and how much the state outweighs others of that incarnation."""
+        """Newest state seen of each other host: uuid, boot, incarnation, and how much the state outweighs others of
+        that incarnation."""
         self._at: dict[HostId, str] = {}
         """The address of each other host when it was last looked at."""
         self._versions: dict[int, tuple[int, int]] = {}
-        """Of each identity: boot and version of the facts that were looked at last."""
+        """For each identity, the boot and version of the facts that were looked at last."""
 
     def dispatch(self, event: Event) -> None:
         before = len(self.told)
@@ -218,7 +219,7 @@ class Crowd:
         member.up = False
 
     def pause(self, member: Member, for_s: float) -> None:
-        """As SIGSTOP: nothing runs, datagrams wait, and afterwards the late timers show it."""
+        """Stop a member as SIGSTOP does: nothing runs, datagrams wait, and afterwards the late timers show it."""
         member.paused_until_s = self.now_s + for_s
         start_s = self.now_s
         self.after(for_s, member, lambda: member.dispatch(LoopStalled(start_s, self.now_s)))

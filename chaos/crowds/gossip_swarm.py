@@ -19,7 +19,8 @@ WHOLE_S = 90.0
 PUBLISHED_S = 2.0
 LEFT_S = 0.5
 GONE_S = 18.0
-"""Of a death, where at least four others live: the shortest suspicion takes 4 s, the longest 24 s and more."""
+"""Seconds within which a death is noticed where at least four others live: the shortest suspicion takes 4 s, the
+longest 24 s and more."""
 DEAF_S = 60.0
 DEAF_AT_FIRST_S, DEAF_PROBES = 10.0, 5
 """A host that becomes deaf asks at most half as often, at once: it takes itself for the cause (Lifeguard IV-A)."""
@@ -84,7 +85,7 @@ class Swarm:
         self._introduce(again)
 
     def _introduce(self, member: Member) -> None:
-        """As an agent does when it starts."""
+        """Publish the first facts of a member, as an agent does when it starts."""
         for key in ("links", "http"):
             member.spread(key, self.rng.randbytes(4))
 

@@ -95,7 +95,7 @@ class MemoryDisk:
         self.unsynced.pop(name, None)
 
     def lose_power(self) -> None:
-        """Of what was written and not synced, each file has all or nothing."""
+        """Lose power: each file that was written and not synced keeps all of the write or nothing."""
         for name in sorted(self.unsynced):
             if self.rng.random() < 0.5:
                 self.files[name] = self.unsynced[name]

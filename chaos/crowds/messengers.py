@@ -41,7 +41,7 @@ class Post:
         self.installed: Counter[HostId] = Counter(dict.fromkeys((*LIVE, DEAD), 1))
         """How often each host was installed: who it is."""
         self.holds: dict[HostId, int] = {}
-        """The same as gossip knows it, which is later."""
+        """How often each host was installed, as gossip knows it, which is later."""
         self.known: dict[HostId, tuple[str, bytes]] = {}
         self.handled: dict[tuple[HostId, int, int], list[bytes]] = {}
         """Host, installation and boot -> bodies of messages."""

@@ -15,7 +15,7 @@ from chaos.guest.image import NoGuest, root
 
 MEMORY_MB = 1536
 PARTS = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "tests", "tools", "pyproject.toml", "systemd")
-"""Of the working tree."""
+"""Parts of the working tree that the guest gets."""
 _EXIT = re.compile(rb"covey-guest: exit (\d+)")
 
 

@@ -27,7 +27,7 @@ PACKAGES = (
 )  # fmt: skip
 KERNEL = "linux-image-amd64"
 TESTING = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
-"""Of the extra `dev`: what a test needs that runs in there."""
+"""Packages of the extra `dev` that a test needs which runs in the guest."""
 NEEDED = {
     "qemu-system-x86_64": "qemu-system-x86",
     "mmdebstrap": "mmdebstrap",
@@ -138,7 +138,7 @@ def _fetch_kernel(work: Path) -> str:
 
 
 def _keep_modules(kernel: Path, rootfs: Path) -> None:
-    """Of the kernel's modules: networks, RDMA and what the disk needs."""
+    """Copy the kernel modules that the guest needs: networks, RDMA and what the disk needs."""
     source = next((kernel / "lib" / "modules").iterdir())
     target = rootfs / "lib" / "modules" / source.name
     for part in ("kernel/drivers/infiniband", "kernel/drivers/net/veth.ko", "kernel/drivers/net/dummy.ko",

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 class Cells:
-    """Of one device. `wrong` is told of bytes that were never written there, `stale` of an older version."""
+    """Cells of one device. `wrong` is told of bytes that were never written there, `stale` of an older version."""
 
     def __init__(self, volume: str, size_bytes: int, cell_bytes: int, page_bytes: int, wrong: Say, stale: Say) -> None:
         self.volume, self.cell_bytes, self.page_bytes = volume, cell_bytes, page_bytes

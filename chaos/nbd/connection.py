@@ -160,7 +160,7 @@ class Connection:
     # ---- the end ----
 
     async def disconnect(self) -> None:
-        """As the protocol has it: whatever is under way has no answer any more."""
+        """End the connection with the protocol's request; requests under way get no answer any more."""
         if not self.over:
             head = _REQUEST.pack(_REQUEST_MAGIC, 0, Nbd.DISCONNECT, 0, 0, 0)
             try:

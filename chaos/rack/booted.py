@@ -187,7 +187,7 @@ class BootedHost(Host):
         return f"{ours.rstrip('/')}/{self.lab.folder.name}-{self.name}"
 
     def environment(self) -> dict[str, str]:
-        """Of root there."""
+        """Environment variables of root on this host."""
         return {
             "PATH": "/opt/covey/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/run",

@@ -217,7 +217,7 @@ class Host:
         return self.run(["bash", "-c", f'cd "$HOME"; {line}'], timeout_s)
 
     def environment(self) -> dict[str, str]:
-        """Of a person who logs in there: nothing of ours but where our programs are."""
+        """Environment of a person who logs in on this host; all that is Covey's in it is where its programs are."""
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(self.folder / "root"),

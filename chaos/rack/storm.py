@@ -26,7 +26,7 @@ WORKERS, STEPS, STEP_S = 4, 1500, 0.02
 JOBS_AT_ONCE = 2
 VOLUME_MIB = 32
 DISK = "256m"
-"""Of each host: small, so that a full disk is noticed."""
+"""Size of each host's disk: small, so that a full disk is noticed."""
 SMALL_DISKS = """\
 [jobs]
 disk_free_min = "32 MiB"
@@ -58,7 +58,7 @@ class Watched:
         self._oracle = rack.lab.folder / "oracle"
 
     def env(self) -> dict[str, str]:
-        """Of ranks, and of the run that they are compared with: the same bits need the same kernels."""
+        """Environment of ranks, and of the run that they are compared with: the same bits need the same kernels."""
         kept = {name: os.environ[name] for name in ("OPENBLAS_CORETYPE", "LD_LIBRARY_PATH") if name in os.environ}
         return {**RANK_ENV, **kept, "PATH": self.borrower.environment()["PATH"]}
 

@@ -36,7 +36,7 @@ class Device(NamedTuple):
     """One of `KINDS`."""
     sealed: bool
     window_bytes: int
-    """Of every connection."""
+    """Window of every connection, in bytes."""
     cell_bytes: int
     habits: Habits
     strikes: Sequence[Callable[[SimRack], None]]

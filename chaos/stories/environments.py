@@ -54,7 +54,7 @@ def clear(rack: SimRack) -> list[str]:
 
 
 def in_clear(rack: SimRack) -> None:
-    """But in records of ranks that run there."""
+    """Assert that no environment is in clear, except in records of ranks that run on that host."""
     wrong = [where for where in clear(rack) if not where.startswith(RECORDS)]
     assert not wrong, f"an API key stands in clear in {wrong[0]}"
 

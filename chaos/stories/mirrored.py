@@ -105,7 +105,7 @@ def strike_one(rack: SimRack) -> None:
 
 
 def whole(rack: SimRack) -> bool:
-    """As the agent says, by what the volume's process told it."""
+    """Whether all slabs are whole, as the agent knows from the volume's process."""
     memory = rack.plugin(BORROWER, "memory")
     volume = None if memory is None else memory.borrowing.volumes.get(VOLUME)
     if volume is None or not volume.process.ready.is_set():

@@ -1,5 +1,5 @@
-"""As `swarm`; and besides, single calls of the outside fail, break off, or take long, at a quarter of the places of the
-code that make one (`chaos.world.mischief`).
+"""The faults of `swarm`, and besides, single calls of the outside fail, break off, or take long, at a quarter of the
+places of the code that make one (`chaos.world.mischief`).
 
 Seeds that once broke: 24 (a flipped bit in the file of known hosts made a live host a replayer), 30 (a volume that
 could not be opened after a loss of power marked torn pages durable), 40074 (`promote_knob = 0` let two jobs stop one

@@ -1,6 +1,6 @@
-"""As `mischief`, with people who ask every agent everything all the time, half of it wrong; who submit and cancel jobs
-with environments, read what ranks write, and make and forget a volume of their own. Programs of ours are stopped for
-longer than people and agents wait for them. Whatever was asked got an answer or a refusal in words.
+"""The faults of `mischief`, with people who ask every agent everything all the time, half of it wrong; who submit and
+cancel jobs with environments, read what ranks write, and make and forget a volume of their own. Covey's own programs
+are stopped for longer than people and agents wait for them. Every question got an answer or a refusal in words.
 
 Seed 3046 once broke: a leader that had committed nothing in its own term called old copies of the log the newest.
 """

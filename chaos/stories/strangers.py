@@ -1,6 +1,7 @@
-"""As `mischief`, with strangers at every port: noise, half frames, clients that send malformed frames, programs that
-take a port of one that died, and a member of a later version whose messages, answers and commands the others cannot
-decode. That has no other effect than a loss: no page, no job, no sum is wrong, and the rack is whole again.
+"""The faults of `mischief`, with strangers at every port: noise, half frames, clients that send malformed frames,
+programs that take a port of one that died, and a member of a later version whose messages, answers and commands the
+others cannot decode. That has no other effect than a loss: no page, no job, no sum is wrong, and the rack is whole
+again.
 
 Seed 3059 once broke for the reason of seed 3046 of `people`.
 """

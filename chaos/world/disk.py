@@ -413,7 +413,8 @@ class ProcessDisk:
         into[:] = await self.read_at(name, offset, len(into))
 
     async def size(self, name: str) -> int:
-        """As `agent.ports.disk.DirectoryDisk.size`, for files that another process writes and may remove."""
+        """Size of a file in bytes, for files that another process writes and may remove;
+        `agent.ports.disk.DirectoryDisk.size` here."""
         await self._pause(name)
         return len(self._there(name).data)
 

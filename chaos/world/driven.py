@@ -19,7 +19,7 @@ class UnreadStream(ByteStream, Protocol):
         """Bytes that are here and that nobody has read."""
 
     async def send_out(self, out: Outgoing) -> None:
-        """As `write`."""
+        """Send a unit, as `write` does."""
 
 
 class DrivenEnd:

@@ -268,7 +268,7 @@ class SimProcesses:
 
     @property
     def own(self) -> ProcessId:
-        """Of the process that sees these."""
+        """Identity of the process that sees these."""
         return self._process.id
 
     def resume(self, command: Command) -> "SeenProcess | None":

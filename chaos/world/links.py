@@ -157,7 +157,7 @@ class SimLinks:
         self._heard: Callable[[HostId, bytes], None] | None = None
         self._to: dict[HostId, Connection] = {}
         self._addresses: dict[HostId, Address] = {}
-        """Of those that are known, as they are seen from here."""
+        """Addresses of the known hosts, as they are seen from here."""
 
     async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
         ends = self.world.link_ends

@@ -78,7 +78,7 @@ class SimHandle:
         return self.off
 
     def when(self) -> float:
-        """Of a timer, by the loop's clock."""
+        """When a timer is due, by the loop's clock in seconds."""
         return self.when_s
 
 
@@ -95,7 +95,7 @@ class HostLoop(asyncio.BaseEventLoop):
         self.create_future = partial(asyncio.Future, loop=self)
         self.ready: deque[SimHandle] = deque()
         self.agent_moved: Callable[[], bool] | None = None
-        """Of an agent: did what its invariants concern change in the callback that just ran?"""
+        """For an agent's loop: whether the callback that just ran changed what the agent's invariants concern."""
         self.paused = False
         self.dead = False
         self.queued = False

@@ -22,7 +22,7 @@ PAUSE_S = (0.01, 3.0)
 
 
 class Mischief:
-    """Of one world. Off until `on`; `healed` ends it for good."""
+    """The mischief of one world. Off until `on`; `healed` ends it for good."""
 
     def __init__(self, seed: int) -> None:
         self.on = False

@@ -89,7 +89,7 @@ class Network:
         return source == target or (source, target) not in self.cuts
 
     def heard(self, source: str, target: str) -> bool:
-        """The same of a datagram."""
+        """Whether a datagram from one host would arrive at the other now."""
         return self.open(source, target) and not (self.unheard and {source, target} & self.unheard.keys())
 
     def both_ways(self, one: str, other: str) -> bool:

@@ -54,12 +54,12 @@ class SimStream:
         self._end = False
         self._buffer = bytearray()
         self.pages: deque[SharedPage] = deque()
-        """That came with what was read, oldest first."""
+        """Shared pages that came with what was read, oldest first."""
         self._wake: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing: asyncio.Future[None] | None = None
         self._slow: Outgoing | None = None
-        """Of which the kernel has not taken all."""
+        """The unit of which the kernel has not taken all."""
         self._flushing = False
         """It was closed here, and the kernel has not taken all that was written before."""
         self._driven: DrivenEnd | None = None
@@ -161,7 +161,7 @@ class SimStream:
             self.other.pages.extend(cast(Sequence[SharedPage], pages))
 
     async def _write_slowly(self, out: Outgoing, flushing: bool = False) -> None:
-        """As the other end makes room."""
+        """Write a unit piece by piece, as the other end makes room."""
         try:
             while out.size:
                 if (free := self._free_bytes) > 0:
@@ -349,7 +349,7 @@ class Wires:
         self.world = world
         self.listeners: dict[tuple[str, str], SimListener] = {}
         self.window_bytes = WINDOW_BYTES
-        """Of every connection: a story may have kernels with less room."""
+        """Window of every connection in bytes: a story may have kernels with less room."""
         self.streams: list[SimStream] = []
         """One end of every connection between two hosts."""
         world.network.on_change.append(self.watch)

@@ -198,7 +198,7 @@ class World:
 
     @property
     def story_hash(self) -> int:
-        """Of all that happened so far: who ran when, and what was marked."""
+        """Hash of all that happened so far: who ran when, and what was marked."""
         found = zlib.crc32("\0".join(self._trail).encode(), self._hash)
         return zlib.crc32(self._numbers_marked, zlib.crc32(self._times, found))
 

@@ -32,16 +32,16 @@ class Work:
     job: Job
     need: Need = "comp"
     left: float = 1.0
-    """Of the present subtask, 0..1."""
+    """Part of the present subtask that is still to do, 0..1."""
     done: int = 0
     """Iterations."""
     from_s: float = 0.0
     """It moves until then."""
     end_s: float | None = None
     comp_s: float = 0.0
-    """Of a COMP subtask in its group, collections, reloading and waiting for the disk included."""
+    """Seconds of a COMP subtask in its group, collections, reloading and waiting for the disk included."""
     cpu_s: float = 0.0
-    """The same without waiting."""
+    """Seconds of a COMP subtask in its group without waiting for the disk."""
     spilled: float = 0.0
 
     @property
@@ -175,7 +175,7 @@ class Outcome:
     """Busy share of all hosts over the makespan, 0..1; collections, reloading and what COMMs take included."""
     net: float
     useful: float
-    """As `cpu` without collections, reloading and COMMs."""
+    """Share of all hosts that computes over the makespan, 0..1, without collections, reloading and COMMs."""
     running: float
     """Jobs at once, mean over time."""
     groups: float

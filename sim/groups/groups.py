@@ -94,7 +94,7 @@ def made(options: argparse.Namespace) -> list[Job]:
 
 
 def compared(jobs: Sequence[Job], setting: Setting, progress: Progress) -> dict[str, Outcome]:
-    """The same jobs under each way, by its name."""
+    """Run these jobs under each way of sharing hosts; outcomes by the way's name."""
     best, each = isolated(jobs, setting)
     found = {f"isolated, {each} hosts each": best}
     on = min(PROFILED_ON, setting.hosts)

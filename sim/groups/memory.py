@@ -26,9 +26,9 @@ RELOAD_S_PER_GB = 0.4
 BLOCKS = 40
 """In which a job's input is spilled. Ours."""
 FULL_MAX = 0.9
-"""Of the heap, above which no operator would start a job on so few hosts."""
+"""Share of the heap above which no operator would start a job on so few hosts."""
 TO_FILL = 0.7
-"""Of the heap, to which the first guess of what to spill fills it."""
+"""Share of the heap that the first guess of what to spill fills."""
 FULLEST = 0.99
 """Nothing more can be spilled and the heap is still over-full: models are spilled too, and collections cost as here."""
 
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     """One job in the memory of a group."""
 
     comp_s: float
-    """Of a COMP subtask when memory is no concern."""
+    """Seconds of a COMP subtask when memory is no concern."""
     comm_s: float
     input_gb: float
     """On each host of the group."""
@@ -50,11 +50,11 @@ class MemoryEffect(NamedTuple):
     comp_s: list[float]
     """COMP of each job, collections, reloading and waiting for the disk included."""
     cpu_s: list[float]
-    """The same without waiting: what processors are busy with, and what a profile is made of."""
+    """COMP of each job without waiting for the disk: what processors are busy with, and what a profile is made of."""
     spilled: list[float]
     """Share of each job's input on disk."""
     full: float
-    """Of the heap, 0..1 and more."""
+    """Share of the heap that is in use, 0..1 and more."""
 
 
 def collecting(full: float) -> float:

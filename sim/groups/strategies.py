@@ -66,7 +66,7 @@ def alone(jobs: Sequence[Job], setting: Setting, each: int) -> Outcome:
     """First come, first served, `each` hosts a job, more where a job's memory needs them; hosts too few for another job
     go to the one that starts."""
     ends: Kernel[float, int] = Kernel(0.0)
-    """Of jobs, and the hosts that each gives back."""
+    """Ends of jobs, each with the number of hosts that it gives back."""
     free, now_s = setting.hosts, 0.0
     spans: list[tuple[float, float, int, float]] = []
     jct, busy, useful = [], 0.0, 0.0

@@ -38,7 +38,7 @@ RATIO = 20.0
 SPREAD = 0.2
 """Standard deviation of the logarithm of a length within its class. Ours."""
 LENGTH_S = 7500.0
-"""Of a job alone on 16 hosts, in the mean of all. Ours: isolated jobs take 26 to 28 hours in all."""
+"""Seconds of a job alone on 16 hosts, in the mean of all. Ours: isolated jobs take 26 to 28 hours in all."""
 SETTINGS = 0.7
 """A setting (rank, topics, classes) makes iterations longer or shorter by up to 2 to this."""
 DATA = 0.3
@@ -112,7 +112,7 @@ def leaning(jobs: Sequence[Job], count: int, computing: bool) -> list[Job]:
 
 
 def arriving(jobs: Sequence[Job], rng: random.Random, every_s: float) -> list[Job]:
-    """The same jobs, `every_s` apart in the mean, as it happens (Poisson)."""
+    """These jobs, submitted at random moments (Poisson), `every_s` apart in the mean."""
     at_s = 0.0
     found: list[Job] = []
     for job in jobs:
@@ -122,8 +122,8 @@ def arriving(jobs: Sequence[Job], rng: random.Random, every_s: float) -> list[Jo
 
 
 def bursting(jobs: Sequence[Job], rng: random.Random, every_s: float, burst: float = 8.0) -> list[Job]:
-    """The same jobs in bursts of `burst` in the mean, each at one moment, `every_s` a job in the mean over all: the
-    spikes of a cluster's log."""
+    """These jobs in bursts of `burst` in the mean, each submitted at one moment, `every_s` a job in the mean over all:
+    the spikes of a cluster's log."""
     at_s, left = 0.0, 0
     found: list[Job] = []
     for job in jobs:

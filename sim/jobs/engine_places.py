@@ -41,8 +41,8 @@ class Placing:
     packlimit: float = PACKLIMIT
     """Above this skew a gang is packed."""
     skew: float | None = None
-    """Of a job whose trace says neither `skew` nor a `model` of SKEWS; None: it has shown nothing, so it is packed, as
-    agents do."""
+    """Skew of a job whose trace says neither `skew` nor a `model` of SKEWS; None: it has shown nothing, so it is
+    packed, as agents do."""
     slowdown: Fraction = Fraction(0)
     """How much longer a skewed gang takes that is spread, unless its trace says `spread_slowdown`: 1/2 is half as long
     again."""

@@ -151,7 +151,7 @@ def _report(options: argparse.Namespace, read: Accounting, trace: Trace, progres
 def compare(
     trace: Trace, capacity: int, hosts: int | None, progress: Progress
 ) -> tuple[dict[str, dict[str, object]], Figure, list[str]]:
-    """The same jobs under backfill and under covey."""
+    """Simulate these jobs under backfill and under covey; data by policy, the figure, and warnings."""
     found: dict[str, dict[str, object]] = {}
     series: list[Series] = []
     warnings: list[str] = []

@@ -30,7 +30,7 @@ class Found:
     tenant: str
     state: str
     start_s: int | None
-    """Of its last attempt."""
+    """Start of the job's last attempt, in seconds."""
     earlier: tuple[Run, ...] = ()
     """Attempts before that one."""
 

@@ -81,7 +81,7 @@ class Running:
     since_s: float = 0.0
     queue: int = 0
     counted_s: float = 0.0
-    """Of `done_s`, since it was promoted last: what its queue goes by."""
+    """Part of `done_s` since the job was promoted last, in seconds: its queue goes by this."""
     promoted_s: float = NEVER
     """When it was promoted for having waited too long; NEVER: it was not, or sank again."""
     waits_s: float = 0.0

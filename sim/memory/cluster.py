@@ -88,7 +88,8 @@ def ours(label: str = "covey", slab_bytes: int = 64 * MIB) -> Strategy:
 
 
 def by_lot(label: str, slab_bytes: int, choices: int) -> Strategy:
-    """The same, but those asked are drawn at random: one, two (power of two choices), four, all."""
+    """A strategy like `ours` in which the hosts asked are drawn at random: one, two (power of two choices), four,
+    all."""
     return Strategy(label, slab_bytes, choices, choices, hot=placement.hot_for(slab_bytes))
 
 
@@ -99,9 +100,9 @@ class Outcome:
     used_share: np.ndarray
     """Memory in use over all memory, mean over the window, shape (hosts,)."""
     whole_share: np.ndarray
-    """The same with every slab counted whole, as the paper counts."""
+    """`used_share` with every slab counted whole, as the paper counts."""
     useful_share: np.ndarray
-    """The same with only those pages of slabs counted that their lender really has."""
+    """`used_share` with only those pages of slabs counted that their lender really has."""
     counts: Counter[str] = field(default_factory=Counter)
     """asked (QueryMem), refused (Map), nowhere (searches that found no lender), mapped, moved, evicted, busy_evicted,
     given_back, short_host_s."""

@@ -53,7 +53,7 @@ class Pages:
         self.first = np.concatenate(([0], np.cumsum(self.slabs)))[:-1]
         self.index = np.arange(len(self.owner)) - self.first[self.owner]
         self.lender = np.full(len(self.owner), -1)
-        """Of the place that serves it; -1: the disk."""
+        """Number of the host that serves each slab; -1: the disk."""
         self.epoch = np.zeros(len(self.owner), dtype=np.int64)
         self.valid = np.zeros(len(self.owner))
         """Share of the slab's pages in use that its lender has."""
@@ -81,7 +81,8 @@ class Pages:
         return np.asarray(measured)
 
     def counted(self, measured: np.ndarray) -> list[list[int]]:
-        """The same in whole pages, as a volume's process counts them, for each host; what is left over counts later."""
+        """Measured requests in whole pages, for each host, as a volume's process counts them; what is left over counts
+        later."""
         before = np.floor(self._asked)
         self._asked += measured
         counts = (np.floor(self._asked) - before).astype(np.int64).tolist()
@@ -137,11 +138,11 @@ class Pages:
         return self._bytes(self.touched if self.fills else np.ones(len(self.touched)))
 
     def whole_bytes(self) -> np.ndarray:
-        """The same with every slab counted whole."""
+        """Memory that slabs take on each host, in bytes, with every slab counted whole."""
         return self._bytes(np.ones(len(self.touched)))
 
     def useful_bytes(self) -> np.ndarray:
-        """The same with only those pages counted that their lender has."""
+        """Memory that slabs take on each host, in bytes, with only those pages counted that their lender has."""
         return self._bytes(self.touched * self.valid)
 
     def _bytes(self, share: np.ndarray) -> np.ndarray:

@@ -288,7 +288,7 @@ def _number(value: object) -> float:
 
 
 def large(setting: Setting, hosts: Sequence[int], progress: Progress) -> Report:
-    """The same cluster with more hosts and as many containers on each: does what holds on 32 hosts hold on thousands?
+    """Run this cluster with more hosts and as many containers on each: does what holds on 32 hosts hold on thousands?
     Every host runs the machines of an agent, so 5,000 hosts take three quarters of an hour."""
     rows: list[list[Cell]] = []
     told: list[dict[str, object]] = []

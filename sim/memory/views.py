@@ -56,7 +56,7 @@ class HerdResult:
     burst_max: int
     """Most slabs that were mapped or refused on one host within one second."""
     burst_p99: float
-    """The same, of the host that 99 % of hosts are below."""
+    """Slabs mapped or refused within one second on the host that 99 % of hosts are below."""
     max_to_median: float
     spread: float
     """Standard deviation over mean of memory used, over hosts."""
@@ -146,7 +146,8 @@ class Crowd:
         return self._ask(borrower, self.two(borrower, step), step)
 
     def by_view(self, borrower: int, step: int) -> bool:
-        """As `Borrower` does, which has no view of its own of thousands of hosts here."""
+        """Place a slab by gossiped views, as `Borrower` does; a borrower here has no view of its own of thousands of
+        hosts."""
         seen = Seen(self.candidates(borrower, step), self.history[self.seen_at(borrower, step)], self.number)
         held = self.holding[borrower]
         return self._ask(borrower, placement.hosts_to_ask_by_view(seen, held, self.rng, drawn=self.drawn), step)

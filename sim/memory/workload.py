@@ -46,7 +46,7 @@ class App:
     ramp_s: float
     """Until its memory has grown to all it needs (§2.7.1, Figure 2.11)."""
     first_share: float
-    """Of it at the start of the ramp."""
+    """Share of its memory that it has at the start of the ramp."""
 
 
 APPS = (

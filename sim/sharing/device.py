@@ -53,7 +53,7 @@ class Scenario:
     wait_s: float
     op_s: float
     variation: float = 0.02
-    """Of both parts of a mini-batch of the guaranteed job (coefficient of variation)."""
+    """Coefficient of variation of both parts of a mini-batch of the guaranteed job."""
     contention: float = 1.0
     beside: float = 0.5
     """Speed of an opportunistic operation beside a busy guaranteed job."""
@@ -79,7 +79,7 @@ class Scenario:
 @dataclass(frozen=True)
 class Outcome:
     slowdown: float
-    """Of the guaranteed job over all its mini-batches: 0.05 is 5 % slower than alone."""
+    """Slowdown of the guaranteed job over all its mini-batches: 0.05 is 5 % slower than alone."""
     share: float
     """Work done by opportunistic jobs, as a share of what one would have done alone."""
     bad_windows: float
@@ -99,13 +99,13 @@ class Guest:
     lengths: Sequence[float]
     next: int = 0
     left_s: float = 0.0
-    """Of the running operation; 0: none runs."""
+    """Seconds left of the running operation; 0: none runs."""
     account_s: float = 0.0
     work_s: float = 0.0
     wait_s: float = 0.0
-    """Of its own, after each mini-batch..."""
+    """Seconds that the job waits by itself after each mini-batch."""
     waits_s: float = 0.0
-    """...and what is left of it."""
+    """Seconds that are left of this wait."""
 
     def opens_in(self, rate: float) -> float:
         """Seconds until the next operation may start, if nothing changes."""
@@ -127,7 +127,7 @@ class _Guaranteed:
     scenario: Scenario
     rng: random.Random
     left_s: float = 0.0
-    """Of its work on the device; 0: it waits."""
+    """Seconds left of the job's work on the device; 0: it waits."""
     until_s: float = NEVER
     """When its wait is over."""
     queued_s: float = 0.0

@@ -229,7 +229,7 @@ JOBS: dict[str, tuple[int, Curve]] = {
 
 
 def speed(curve: Curve, share: float) -> float:
-    """Of a job with this share of its demand."""
+    """Speed of a job that has this share of its demand."""
     for (low, at_low), (high, at_high) in pairwise(curve):
         if share <= high:
             return at_low + (at_high - at_low) * (share - low) / (high - low)
@@ -237,7 +237,7 @@ def speed(curve: Curve, share: float) -> float:
 
 
 def speeds(limits: Sequence[int]) -> list[float]:
-    """Of the four jobs under these limits, bytes."""
+    """Speeds of the four jobs under these limits, which are in bytes."""
     return [speed(curve, held / (want * GIB)) for held, (want, curve) in zip(limits, JOBS.values(), strict=True)]
 
 
@@ -249,7 +249,7 @@ def climb(search: memory.LimitSearch, noise: Callable[[], float]) -> memory.Limi
 
 
 def plain(room: int) -> memory.LimitSearch:
-    """The same climb from the proportional split, without trying each job once with all it asks for."""
+    """A search that climbs from the proportional split without trying each job once with all it asks for."""
     search = memory.begin(room, [want * GIB for want, _ in JOBS.values()])
     first = (search.trial, tuple(speeds(search.trial)))
     return msgspec.structs.replace(

@@ -32,7 +32,7 @@ MOST = {"jobs": 2000, "seeds": 100, "tensors": 20_000, "aggregators": 20_000, "p
 """What can be asked for. 1,000 jobs take about a minute for each seed."""
 LOOKED_AT_MAX = 20_000_000
 ITERATIONS = 450
-"""Of a shared run: four times over, the 100 iterations after which a job's speed is judged."""
+"""Iterations of a shared run: four times over, the 100 iterations after which a job's speed is judged."""
 AS_PUBLISHED = PoolRules()
 PERIOD_S = 600.0
 """Scaling period of the hybrid rows; the thesis names none."""

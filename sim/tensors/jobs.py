@@ -32,7 +32,7 @@ class Model:
     period_us: int
     """One iteration alone; assumed: AlexNet's is very short, VGG19's far longer (§4.5.2.3)."""
     use: float
-    """Of one parameter server's CPU; VGG19's is given (figure 4.2's text), the others assumed."""
+    """Share of one parameter server's CPU; VGG19's is given (figure 4.2's text), the others assumed."""
 
 
 MODELS = (

@@ -29,7 +29,7 @@ class Found:
     """Aggregators that got one."""
     new: int
     loss: float
-    """Of the new job."""
+    """Loss of the new job."""
     others: int
     """Jobs that share an aggregator with it: a later move of either touches the other."""
 

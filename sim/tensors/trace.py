@@ -50,7 +50,7 @@ class _Running:
     alone_s: float
     pool: int
     period_s: float = 0.0
-    """Of an iteration now."""
+    """Seconds of one iteration now."""
     worst: float = 0.0
 
 

@@ -35,13 +35,13 @@ from sim.kernel import Kernel
 from sim.report import Progress
 
 MESSAGE_S = 0.0004
-"""Of a worker for each server that it asks, in each mini-batch. Ours."""
+"""Seconds that a worker takes for each server that it asks, in each mini-batch. Ours."""
 EXECUTOR_S = 2.5
 """To start an executor, and to end one (§3.4.6: 2 to 3 s)."""
 SWITCH_S = 0.05
 """To change a role; "negligible" (§3.4.6)."""
 MOVE_SHARE = 0.1
-"""Of a card that moved blocks get: 4 blocks of 100 MB took 25.8 s over 1.25 Gbit/s (§3.4.6)."""
+"""Share of a network card that moved blocks get: 4 blocks of 100 MB took 25.8 s over 1.25 Gbit/s (§3.4.6)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Machine:
 
     host: HostId
     sample_s: float
-    """Of computing for one sample."""
+    """Seconds of computing for one sample."""
     nic_bytes_per_s: float
     kind: str = ""
     joins_s: float = 0.0
@@ -67,7 +67,7 @@ class Machine:
 class Job:
     load: Load
     data_bytes: float
-    """Of all training data."""
+    """Bytes of all training data."""
     data_blocks: int = 1000
     model_blocks: int = 500
 

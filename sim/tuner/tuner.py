@@ -48,7 +48,7 @@ class App:
     """Seconds of computing per sample on one host. Ours: the paper gives none, so they are what puts the model's
     optimum where the paper found it."""
     data_bytes: float
-    """Of training data. NMF's are the paper's 200 blocks of 100 MB (§3.4.6); the others' are ours."""
+    """Bytes of training data. NMF's are the paper's 200 blocks of 100 MB (§3.4.6); the others' are ours."""
     starts: tuple[tuple[int, int], ...]
     best: tuple[int, int]
     reached_percent: tuple[float, ...]

@@ -35,7 +35,7 @@ from plugins.scheduler.policy.shared import BUSY, part_of
 from sim.vectors.types import finite, whole_number
 
 GPUS_MAX = 4096
-"""As many as one gang may have."""
+"""Most GPUs that one gang may have."""
 LOOKS_MAX = 1000
 STEPS = {"DEMOTE": 0, "UPGRADE": 1, "START_RG": 2, "RESERVE": 2, "START_OT": 3}
 """The order in which a case names what happens at one event."""

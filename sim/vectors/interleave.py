@@ -13,7 +13,7 @@ from sim.vectors.types import Handler, answers, beside, differs, each, measured,
 
 WITHIN = 1e-6
 REACHED_MIN = 0.98
-"""Of the reference's score: another grouping is right too."""
+"""Least share of the reference's score that an answer must reach: another grouping is right too."""
 HOSTS_MAX = 100_000
 SIX_TO_FOUR = Weights(0.6, 0.4)
 TWO_TO_ONE = Weights(2 / 3, 1 / 3)

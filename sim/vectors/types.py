@@ -20,7 +20,7 @@ UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
 """What a case of the wrong shape, a trace that is not there, or a policy that breaks on it, raises: the case failed,
 the next is replayed."""
 FLOAT_WITHIN = 1e-6
-"""Of a rational that a file gives as a decimal fraction."""
+"""Relative tolerance for a rational that a file gives as a decimal fraction."""
 MEASURED_MAX = 1e18
 SHOWN_MAX = 160
 

@@ -86,7 +86,7 @@ def test_what_is_a_ranks_own_is_kept_for_others_that_stand_a_step_behind_it() ->
 
 
 def test_a_coordinator_that_stood_still_learns_whom_its_deputy_chose() -> None:
-    """Also where the deputy's agent began anew meanwhile."""
+    """The coordinator learns it even if the deputy's agent began anew meanwhile."""
     tell("swarm", 72125)
 
 

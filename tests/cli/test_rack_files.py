@@ -22,7 +22,7 @@ from cli.rack.ports import Claims
 
 
 def generate(directory: Path, hosts: int, gpus: int, environ: dict[str, str]) -> list[RackHost]:
-    """As one start of a rack that is over."""
+    """Generate the files of one start of a rack that is over."""
     with Claims() as claims:
         return rack_files.generate(directory, hosts, gpus, environ, claims)
 

@@ -90,7 +90,7 @@ def test_a_directory_that_was_deleted_keeps_nobody_from_looking(
 @pytest.mark.parametrize("words", ["hosts", "jobs", "logs j1", "version", "--help", "nonsense"])
 @pytest.mark.parametrize("how", ["full", "closed", "no reader"])
 def test_what_nobody_takes_is_no_traceback(odd: FakeAgent, words: str, how: str, tmp_path: Path) -> None:
-    """As a process, since the interpreter has its own word when it ends."""
+    """Runs the command as a process, since the interpreter has its own word when it ends."""
     long = [test_agentctl.HOSTS[0] | {"host": f"gpu{n}"} for n in range(2000)]
     odd.replies |= {"GET /v1/hosts": long}
     there = {"full": "/dev/full", "closed": "&-", "no reader": "/dev/null"}[how]

@@ -44,7 +44,7 @@ from tools import annotated
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KEPT = HERE / "0.1.0"
-"""As version 0.1.0 writes them."""
+"""Samples as version 0.1.0 writes them."""
 MESSAGES, FRAMES, NAMES = KEPT / "messages.json", KEPT / "frames.json", KEPT / "names.json"
 SETTINGS = KEPT / "agent.toml"
 RECORDS = (
@@ -167,7 +167,7 @@ def _struct(of: inspect.StructType) -> Any:
 
 
 def frames() -> dict[str, bytes]:
-    """Of each frame, head or page of fixed layout one, as its own `pack` writes it."""
+    """One sample of each frame, head or page of fixed layout, as its own `pack` writes it."""
     hello = slabwire.SlabHello("h1", "data", 3, 7, SECRET, NONCE)
     declared = tensorwire.Declared("w", "model", (2, 3), 16, type="float16", mean=True)
     job, payload = tensorwire.job_hash(JobId("j1")), bytes(range(8))

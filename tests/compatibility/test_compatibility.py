@@ -183,7 +183,7 @@ def test_a_log_of_another_format_is_refused_in_three_lines_and_left_alone(tmp_pa
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Of every file below it."""
+    """Content of every file below the folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -54,7 +54,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and mkdocs make them of headings."""
+    """Anchors of a page's headings, as GitHub and mkdocs make them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

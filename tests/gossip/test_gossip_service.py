@@ -309,7 +309,7 @@ async def test_an_oversized_value_is_refused_and_gossip_goes_on(rack: Rack) -> N
 
 
 async def test_a_loop_that_stands_still_is_noticed_and_harms_nobody(rack: Rack) -> None:
-    """As after SIGSTOP: the clock went on by five seconds, timers did not; far longer than any suspicion here."""
+    """Like SIGSTOP: the clock continued by five seconds, timers did not; far longer than any suspicion here."""
     a = await rack.start("a")
     b = await rack.start("b", seeds=(a.address,))
     await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})

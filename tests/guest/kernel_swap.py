@@ -36,7 +36,7 @@ SMALLER = "160M"
 """What has no disk takes all its places at once, slabs of 16 MiB: 20 or 15, of the 8 that each lender has here."""
 MIRROR = ("--mirror", "2")
 WORDS = {"mirror": MIRROR, "redis-mirror": MIRROR, "lost": MIRROR, "parity": ("--parity", "2+1")}
-"""Of volumes without a disk, as people say it."""
+"""Options of `agentctl` for volumes without a disk."""
 SILENT_S = 45.0
 DEAD_S = 10.0
 ENDED_S = 180.0
@@ -114,7 +114,7 @@ class PageJob:
 
 
 class RedisJob:
-    """The same with Redis: 160 MiB of values."""
+    """A job that swaps with Redis: 160 MiB of values."""
 
     def __init__(self) -> None:
         path = "/run/covey-redis.sock"

@@ -232,7 +232,7 @@ def by_lenders(job: Swapping, hosts: Sequence[BootedHost], idle_minutes: float) 
 
 
 def by_kills(job: Swapping, hosts: Sequence[BootedHost]) -> None:
-    """Of slab processes, one host after the other, each once the slabs are whole again."""
+    """Kill slab processes, one host after the other, each once the slabs are whole again."""
     lenders = [host for host in hosts[1:] if host.name in places(job.host)]
     assert len(lenders) > 1, places(job.host)
     for host in lenders:

@@ -35,7 +35,7 @@ def test_hosts_whose_starts_failed_together_do_not_start_together() -> None:
 
 @pytest.mark.parametrize("load_s", [25.0, 100.0])
 def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: float) -> None:
-    """As thirty agents on two cores: no program is killed while it loads, so all of them arrive."""
+    """Like thirty agents on two cores: no program is killed while it loads, so all of them arrive."""
     with SimRack(3, hosts=3) as rack:
         for host in rack.hosts.values():
             host.load_s = load_s
@@ -52,7 +52,7 @@ def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: fl
 
 
 def wake(rack: SimRack) -> None:
-    """As the first loan and the first offer do."""
+    """Start the programs of each host, as the first loan and the first offer do."""
     for name in rack.hosts:
         lending = rack.plugin(name, "memory").lending
         lending.wake(lending.process)

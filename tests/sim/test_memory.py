@@ -257,7 +257,7 @@ def test_an_evicted_slab_moves_with_its_pages_and_a_published_one_starts_empty()
 
 
 def test_with_lend_auto_nobody_lends_more_than_half_of_what_was_free_at_first() -> None:
-    """As an agent does by default: `lend = "auto"`. Reference: §2.5.1."""
+    """An agent lends like this by default: `lend = "auto"`. Reference: §2.5.1."""
     one, auto = Strategy("one by lot", choices=1, drawn=1, hot=1.25), {}
     for capped in (False, True):
         rack = crowded(replace(one, auto_lend=capped), 120)

@@ -52,7 +52,7 @@ class Choice:
         return crowd.asked, next(iter(Counter(crowd.holding[0]) - self.held), None)
 
     def of_borrower(self) -> tuple[list[HostId], HostId | None]:
-        """The same of a live borrower whose peers answer what is true at the step and refuse by what is true now."""
+        """The answer of a live borrower whose peers answer what is true at the step and refuse by what is true now."""
         crowd = self.crowd
         machine = Borrower(crowd.names[0], random.Random(self.dice), 1, 1.0, 60.0, drawn=crowd.drawn)
         places = [SlabPlace(n + 1, host, "", b"") for n, host in enumerate(self.held.elements())]

@@ -124,7 +124,7 @@ def test_on_a_core_a_job_that_wakes_waits_for_a_slice_where_somebody_computes() 
 
 
 def test_a_job_of_short_mini_batches_that_are_heard_of_late_is_not_harmed() -> None:
-    """As real ones are: a report each tenth of a second has some fifteen of them."""
+    """Real mini-batches are like these: a report each tenth of a second has some fifteen of them."""
     short = Scenario("short", 0.006, 0.0, 0.001, variation=0.04, heard_s=0.1)
     found = [simulate(short, lambda: CONTROLLERS["ladder"](TOLERANCE), seed, 60.0) for seed in (1, 2, 3)]
     assert max(one.slowdown for one in found) < TOLERANCE

@@ -185,7 +185,7 @@ TOLD_BY_WORKERS = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPE
 
 
 def cases_told(printed: str) -> list[dict[str, str]]:
-    """The same of a part that was ended before it wrote its report: what it had printed of each test."""
+    """The tests of a part that was ended before it wrote its report, from what it had printed of each."""
     names = {"PASSED": "passed", "SKIPPED": "skipped"}
     told = TOLD.findall(printed) + [(test, outcome) for outcome, test in TOLD_BY_WORKERS.findall(printed)]
     return [{"test": test, "outcome": names.get(said, "failed"), "seconds": "", "why": ""} for test, said in told]

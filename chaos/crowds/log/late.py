@@ -113,7 +113,7 @@ class Late:
 
     @property
     def leader(self) -> HostId:
-        """Of the newest term."""
+        """The leader of the newest term."""
         return self.leaders[-1][1]
 
 

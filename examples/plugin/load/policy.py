@@ -9,7 +9,7 @@ from covey.core.ids import HostId
 SMOOTHING = 0.3
 """Weight of the newest measurement, 0..1: what lasts for two seconds shows at half its size."""
 STEP = 0.05
-"""Of load: a smaller change is not gossiped."""
+"""Least change of the load that is gossiped."""
 ASKED = 2
 """Hosts that are asked live: gossip is seconds old, and of two that look calm one is."""
 

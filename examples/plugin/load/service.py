@@ -80,7 +80,7 @@ class LoadService(PluginService):
         return {"host": host, "load": dict(answers)[host]}
 
     def _known(self) -> dict[HostId, float]:
-        """Of hosts that are alive, this one included."""
+        """Loads of the hosts that are alive, this one included."""
         alive = [view for view in self.host.hosts() if view.state == "alive"]
         hints = {view.host: view.value(KEY, LoadHint) for view in alive}
         return {host: hint.load for host, hint in hints.items() if isinstance(hint, LoadHint)}

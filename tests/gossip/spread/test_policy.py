@@ -39,7 +39,7 @@ def test_a_map_holds_what_was_written_last(story: list[tuple[str, bytes | None]]
 def test_a_delta_from_any_earlier_state_leads_to_the_present_one(
     story: list[tuple[str, bytes | None]], data: st.DataObject
 ) -> None:
-    """Also when removals were forgotten in between: then it is the whole map (chitchat's RESET)."""
+    """The delta leads there even if removals were forgotten in between: then it is the whole map (chitchat's RESET)."""
     states = own(story)
     newest = states[-1]
     theirs = states[data.draw(st.integers(0, len(states) - 1))]

@@ -321,7 +321,7 @@ def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: in
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_permutation_of_equal_hosts_changes_nothing(seed: int) -> None:
-    """The same jobs share as many hosts, whatever hosts are called."""
+    """These jobs share the same number of hosts, whatever hosts are called."""
     rng = random.Random(seed)
     other = dict(zip(HOSTS, rng.sample(HOSTS, len(HOSTS)), strict=True))
     one, two = Groups(HOSTS, timings_min=1), Groups([other[host] for host in HOSTS], timings_min=1)

@@ -148,7 +148,7 @@ def test_every_group_has_one_of_the_longest_jobs(
 
 
 def partitions(jobs: list[JobProfile]) -> list[list[list[JobProfile]]]:
-    """Of every subset."""
+    """All partitions of the jobs and of every subset of them."""
     if not jobs:
         return [[]]
     found = []

@@ -56,7 +56,7 @@ async def ran(host: LiveHost, until_s: float) -> float:
 
 
 def scheduled(host: LiveHost) -> tuple[int, int]:
-    """Of the main thread of the opportunistic script: ran, stood in the run queue; ns."""
+    """Nanoseconds that the main thread of the opportunistic script ran, and was in the run queue."""
     words = Path(f"/proc/{host.processes[JobId('o')].pid}/schedstat").read_text().split()
     return int(words[0]), int(words[1])
 

@@ -66,8 +66,9 @@ def test_a_mini_batch_begun_under_the_limits_before_says_nothing_about_the_new_o
 
 
 def test_mini_batches_heard_of_late_are_judged_by_the_limits_they_ran_under() -> None:
-    """Of 6 ms each, in reports of fifteen, as an agent hears them. What they ran under is told by when they ended: else
-    the first ones after a stop look as if the job had grown slower by itself, and the others go on at that rung."""
+    """Mini-batches of 6 ms each, in reports of fifteen, as an agent hears them. When they ended tells which limits
+    they ran under: else the first ones after a stop look as if the job had grown slower by itself, and the others
+    continue at that rung."""
     ladder, rng = Ladder(), random.Random(5)
     now_s, u, told = 0.0, ladder.u, list[tuple[float, float]]()
     reasons: list[str] = []

@@ -64,7 +64,7 @@ def under(host: LiveHost, law: type[Ladder]) -> None:
 
 
 def clock_of(host: LiveHost, job: str) -> int:
-    """Of the processor time of its process, as clock_getcpuclockid(3) makes it."""
+    """Id of the clock of its process's processor time, as clock_getcpuclockid(3) makes it."""
     return ~host.processes[JobId(job)].pid << 3 | 2
 
 
