@@ -1,4 +1,4 @@
-"""How figures of a run are made and said."""
+"""How figures of a run are computed and written."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ def quantile(ascending: Sequence[int], share: float) -> int:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12.3 min`, `4.5 h`, `3.2 days`."""
+    """Seconds in words: `45 s`, `12.3 min`, `4.5 h`, `3.2 days`."""
     for size, word in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= size * (1 if word != "days" else 2):
             return f"{seconds / size:.1f} {word}"

@@ -18,8 +18,8 @@ GZIP = b"\x1f\x8b"
 
 
 def bytes_of(file: Path | str) -> bytes:
-    """What is in a file, or in standard input (`-`), unpacked. Never holds more than `BYTES_MAX` of it, or twice that
-    of a packed one. Wrong when it cannot be read, unpacks to nothing sensible or is larger."""
+    """The content of a file, or of standard input (`-`), unpacked. Never holds more than `BYTES_MAX` of it, or twice
+    that of a packed one. Raises Wrong when it cannot be read, unpacks to nothing sensible or is larger."""
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as stream:
             data = stream.read(BYTES_MAX + 1)
@@ -43,7 +43,7 @@ def text_of(path: Path) -> str:
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of every line of a CSV file that is not empty."""
+    """Yield (line, fields) for every line of a CSV file that is not empty."""
     reader = csv.reader(io.StringIO(text_of(path), newline=""), strict=True)
     while True:
         try:

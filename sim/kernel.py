@@ -29,14 +29,14 @@ class Kernel(Generic[Time, Event]):
         self._heap: list[tuple[Time, int, int]] = []
         """(time, rank, number), those of cancelled events included."""
         self._events: dict[int, Event] = {}
-        """By number; an event that was cancelled is not here."""
+        """Events by number; an event that was cancelled is not here."""
         self._posted = 0
 
     def __len__(self) -> int:
         return len(self._events)
 
     def post(self, at: Time, event: Event, rank: int = 0) -> int:
-        """The event happens at this time. Returns its number, for `cancel`. ValueError when this time has passed."""
+        """Post an event at this time. Returns its number, for `cancel`. Raises ValueError when this time has passed."""
         if not at >= self.now:
             raise ValueError(f"an event at {at} would be in the past: it is {self.now}")
         self._posted += 1
@@ -45,7 +45,7 @@ class Kernel(Generic[Time, Event]):
         return self._posted
 
     def cancel(self, number: int) -> None:
-        """The event of this number does not happen; no effect when it has happened, or was cancelled before."""
+        """Cancel the event of this number; no effect when it has happened, or was cancelled before."""
         self._events.pop(number, None)
 
     def next_at(self) -> Time | None:
@@ -56,21 +56,23 @@ class Kernel(Generic[Time, Event]):
         return heap[0][0] if heap else None
 
     def pop(self) -> Event:
-        """Time passes until the next event, which is returned. IndexError when there is none."""
+        """Let time pass until the next event, and return it. Raises IndexError when there is none."""
         if self.next_at() is None:
             raise IndexError("no event is left")
         self.now, _, number = heapq.heappop(self._heap)
         return self._events.pop(number)
 
     def advance(self, to: Time) -> None:
-        """Time passes and nothing happens. ValueError when an event is due before `to`, or `to` has passed."""
+        """Let time pass in which nothing happens. Raises ValueError when an event is due before `to`, or `to` has
+        passed."""
         at = self.next_at()
         if not to >= self.now or (at is not None and at < to):
             raise ValueError(f"time cannot pass from {self.now} to {to}: the next event is at {at}")
         self.now = to
 
     def run_until(self, end: Time, happens: Callable[[Event], None]) -> None:
-        """Events up to this time, that of `end` included, and events that are posted meanwhile. Then it is `end`."""
+        """Run events up to this time, those at `end` included, and events that are posted meanwhile. Then it is
+        `end`."""
         at = self.next_at()
         while at is not None and at <= end:
             happens(self.pop())
@@ -78,7 +80,7 @@ class Kernel(Generic[Time, Event]):
         self.advance(end)
 
     def run_while(self, goes_on: Callable[[], bool], happens: Callable[[Event], None]) -> None:
-        """One event after another, as long as `goes_on` and there is one."""
+        """Run one event after another while `goes_on()` is true and there is one."""
         while self._events and goes_on():
             happens(self.pop())
 
@@ -98,17 +100,17 @@ class PackedEvents:
 
     def __init__(self, jobs: int) -> None:
         self._heap: list[int] = []
-        """Replaced and cancelled events included."""
+        """Heap of events, replaced and cancelled ones included."""
         self._event_of = [0] * jobs
-        """Per job; 0 for none."""
+        """The event of each job; 0 for none."""
 
     def post(self, job: int, at: int, kind: int) -> None:
-        """What happens to this job next."""
+        """Post what happens to this job next."""
         event = self._event_of[job] = (at << _KIND_BITS | kind) << _JOB_BITS | job
         heapq.heappush(self._heap, event)
 
     def cancel(self, job: int) -> None:
-        """Nothing happens to this job until something is posted."""
+        """Cancel the job's event: nothing happens to it until something is posted."""
         self._event_of[job] = 0
 
     def next_at(self) -> int | None:
@@ -119,7 +121,7 @@ class PackedEvents:
         return heap[0] >> _TIME_SHIFT if heap else None
 
     def due(self, now: int) -> Iterator[tuple[int, int]]:
-        """(kind, job) of all events up to this second, those included that are posted meanwhile."""
+        """Yield (kind, job) for all events up to this second, those included that are posted meanwhile."""
         heap, event_of, pop = self._heap, self._event_of, heapq.heappop
         end = now + 1 << _TIME_SHIFT
         while heap and heap[0] < end:

@@ -68,7 +68,7 @@ class Shown:
             return max(2, shutil.get_terminal_size().columns)
 
     def done(self) -> None:
-        """Takes the line away again."""
+        """Remove the line of progress."""
         if self.terminal and self.width:
             self.out.write("\r" + " " * min(self.width, self._columns() - 1) + "\r")
             self.out.flush()
@@ -159,7 +159,7 @@ def options_of(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.N
 
 
 def check_plot(path: Path | None) -> None:
-    """Before minutes of simulation: can the figures be written there?"""
+    """Check, before minutes of simulation, that the figures can be written there; raises AgentctlError if not."""
     if path is None:
         return
     folder = path.parent
@@ -170,8 +170,8 @@ def check_plot(path: Path | None) -> None:
 
 
 def write(report: Report, options: argparse.Namespace) -> None:
-    """The report on stdout, on stderr when the command itself has written to stdout (`options.report_aside`); then the
-    figures, so that what goes wrong with them does not lose the report."""
+    """Write the report on stdout, or on stderr when the command itself has written to stdout (`options.report_aside`);
+    then the figures, so that an error with them does not lose the report."""
     aside = getattr(options, "report_aside", False)
     out = sys.stderr if aside else sys.stdout
     if options.json:

@@ -14,7 +14,8 @@ __all__ = ["as_csv", "as_json", "as_markdown", "shown", "svg", "text"]
 
 
 def shown(value: Cell) -> str:
-    """A cell for people: whole numbers whole, others with about four digits that mean something; `-` for nothing."""
+    """A cell as text for people: whole numbers whole, others with about four digits that mean something; `-` for
+    nothing."""
     if value is None or value == "":
         return "-"
     if isinstance(value, (bool, str)):
@@ -48,7 +49,7 @@ def numbers(of: Table) -> list[str]:
 
 
 def text(report: Report, paint: Paint) -> str:
-    """Every table with its notes; the plain data when a report has no table."""
+    """The report as text: every table with its notes; the plain data when a report has no table."""
     if not report.tables:
         return "\n".join(f"{name}  {value}" for name, value in report.data.items())
     parts = []
@@ -60,7 +61,8 @@ def text(report: Report, paint: Paint) -> str:
 
 
 def as_json(report: Report) -> str:
-    """One object: `schema` 1 and the report's data. Infinities and not-a-numbers, which JSON has not, become null."""
+    """The report as one JSON object: `schema` 1 and its data. Infinities and not-a-numbers, which JSON has not, become
+    null."""
     return json.dumps({"schema": 1, "report": report.name, **_plain(report.data)}, allow_nan=False)
 
 
@@ -77,7 +79,8 @@ def _plain(value: Any) -> Any:
 
 
 def as_markdown(report: Report, heading: str = "") -> str:
-    """Tables that GitHub shows, numbers to the right, notes and warnings as a list under each."""
+    """The report as Markdown: tables that GitHub shows, numbers to the right, notes and warnings as a list under
+    each."""
     lines = [f"# {heading}", ""] if heading else []
     for each in report.tables:
         right = numbers(each)
@@ -94,7 +97,8 @@ def _escaped(value: str) -> str:
 
 
 def as_csv(report: Report) -> str:
-    """All tables under one another, each row led by its table's title: `table,column...`; numbers in full."""
+    """The report as CSV: all tables under one another, each row led by its table's title: `table,column...`; numbers
+    in full."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for number, each in enumerate(report.tables):

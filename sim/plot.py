@@ -10,18 +10,18 @@ WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 78, 20, 44, 56
 LEGEND_PX = 17
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
-"""Okabe and Ito's, which most people can distinguish."""
+"""Colours of Okabe and Ito, which most people can distinguish."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LARGEST = 1e15
-"""Values beyond this, and on a logarithmic axis below its inverse, are not drawn."""
+"""Largest value drawn; values beyond it, and on a logarithmic axis below its inverse, are left out."""
 DECADES_MAX = 12
 """Most decades of a logarithmic axis; smaller values lie on its lower end."""
 POINTS_MAX = 1500
-"""More than this of one line are thinned out: so few pixels do not show them."""
+"""Most points of one line; more are thinned out, since the pixels are too few to show them."""
 
 
 def svg(figures: Sequence[Figure]) -> str:
-    """One SVG with every figure under the one before."""
+    """One SVG with the figures one below the other."""
     heights = [HEIGHT + LEGEND_PX * ((len(figure.series) + 2) // 3) for figure in figures]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{sum(heights)}" '
@@ -36,7 +36,7 @@ def svg(figures: Sequence[Figure]) -> str:
 
 
 class Axis:
-    """One axis: from data to pixels, linear or logarithmic, and where its marks stand."""
+    """One axis: from data to pixels, linear or logarithmic, and where its marks are."""
 
     def __init__(self, values: Sequence[float], begin_px: float, end_px: float, log: bool, zero: bool) -> None:
         usable = [value for value in values if abs(value) <= LARGEST and (not log or value >= 1 / LARGEST)] or [1.0]
@@ -73,7 +73,7 @@ def _step(span: float) -> float:
 
 
 def mark(value: float) -> str:
-    """`10k`, `2.5M`, `0.25`."""
+    """The label of a value: `10k`, `2.5M`, `0.25`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):g}{letter}"

@@ -10,18 +10,18 @@ from typing import Any
 
 Cell = str | int | float | None
 Progress = Callable[[float, str], None]
-"""Gets the share done, 0..1, and what is being done; called often, shows it now and then."""
+"""A function that gets the share done, 0..1, and what is being done; called often, shows it now and then."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows for people. Numbers stay numbers here; how many digits is the writer's business."""
+    """Rows for people. Numbers are numbers here; the writer chooses how many digits."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
-    """What a reader must know to judge it: sizes, seeds, what is assumed, what the paper says."""
+    """Notes that a reader must know to judge the table: sizes, seeds, what is assumed, what the paper says."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Figure:
     log_x: bool = False
     log_y: bool = False
     steps: bool = False
-    """Draw as a staircase (a distribution) instead of straight lines."""
+    """Whether to draw a staircase (a distribution) instead of straight lines."""
 
 
 @dataclass(frozen=True)
 class Report:
     name: str
-    """`a-z0-9-`; names its files."""
+    """Name of the report, of `a-z0-9-`, and of its files."""
     data: dict[str, Any]
     """The JSON for programs: stable names, units last, schema version 1."""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     warnings: Sequence[str] = field(default_factory=tuple)
-    """What was left out and counted."""
+    """Warnings about what was left out and counted."""
 
 
 class Wrong(Exception):

@@ -1,13 +1,13 @@
 """A cluster whose jobs compute and communicate in turns, in virtual time: what `covey-sim groups` runs.
 
-A job repeats COMP (its work divided by the hosts of its group) and COMM (always as long) until its iterations are done.
-Subtasks of one group meet in two ways:
+A job repeats COMP (its work divided by the hosts of its group) and COMM (always of one length) until its iterations
+are done. Subtasks of one group meet in two ways:
 
     turns      one COMP, one primary COMM and a secondary one in its gaps, as `plugins.interleave.machine.turns` says
-    naive      as it comes: n jobs in the same phase have 1/n of it each, and lose a share more to contention
+    naive      no turns: n jobs in the same phase have 1/n of it each, and lose a share more to contention
 
-Nothing is taken from the equations of the model: what a group achieves comes out of its subtasks, one after another,
-and is compared with them. Memory makes COMPs longer (`group_memory`).
+Nothing is taken from the equations of the model: what a group achieves is the result of its subtasks, one after
+another, and is compared with them. Memory makes COMPs longer (`group_memory`).
 """
 
 import math
@@ -27,16 +27,16 @@ Event = Literal["came", "ended", "iterated"]
 
 @dataclass(eq=False)
 class Work:
-    """One job, and how far it is."""
+    """One job, and its progress."""
 
     job: Job
     need: Need = "comp"
     left: float = 1.0
     """Part of the present subtask that is still to do, 0..1."""
     done: int = 0
-    """Iterations."""
+    """Iterations done."""
     from_s: float = 0.0
-    """It moves until then."""
+    """Time until which the job moves, in seconds."""
     end_s: float | None = None
     comp_s: float = 0.0
     """Seconds of a COMP subtask in its group, collections, reloading and waiting for the disk included."""
@@ -55,29 +55,29 @@ class Rules:
 
     turns: bool = True
     contention: float = 0.0
-    """Lost per other job in the same phase when there are no turns."""
+    """Share of speed lost per other job in the same phase when there are no turns."""
     gap: float = 0.0
     """Share of a COMM in which it waits for others and leaves the network to a secondary one."""
     talking: float = 0.0
-    """Share of processors that a COMM takes: a COMP beside it is so much slower."""
+    """Share of processors that a COMM takes: a COMP beside it is slower by this share."""
     spill: bool = True
     laps: int = LAPS
     """Turns of others after which a job is next (`Turns`)."""
 
 
 class Shared:
-    """Jobs on hosts. Time passes for it alone between two events of the cluster."""
+    """Jobs that share hosts. Time passes for this group alone between two events of the cluster."""
 
     def __init__(self, jobs: Sequence[Work], hosts: int, rules: Rules) -> None:
         self.jobs, self.hosts, self.rules = list(jobs), hosts, rules
         self.turns = Turns(laps=rules.laps)
         self.at_s = 0.0
         self.busy = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
-        """Host-seconds so far: processors, network, processors at what jobs compute."""
+        """Host-seconds used so far: of processors, of the network, and of processors at what jobs compute."""
         self.felt = MemoryEffect([], [], [], 0.0)
 
     def reorder(self, jobs: Sequence[Work], hosts: int) -> None:
-        """These jobs on so many hosts from now on; who comes first has the first turn among equals."""
+        """Put these jobs on `hosts` hosts from now on; the first of the list has the first turn among equals."""
         self.jobs, self.hosts = list(jobs), hosts
         loads = [
             Load(
@@ -101,7 +101,7 @@ class Shared:
                 self.turns.handle(TurnAsked(job.job.profile.job, job.need), 0.0)
 
     def rates(self) -> list[tuple[Work, float]]:
-        """Who goes on now, in shares of its subtask per second."""
+        """The jobs that make progress now, each with the share of its subtask that it does per second."""
         if not self.rules.turns:
             return self._crowd()
         holds = self.turns.holds
@@ -122,17 +122,17 @@ class Shared:
         return [(job, share[job.need] / self.length(job)) for job in active]
 
     def length(self, job: Work) -> float:
-        """Seconds of the present subtask when it is alone."""
+        """Seconds of the job's present subtask when it runs alone."""
         return max(1e-6, job.comp_s if job.need == "comp" else job.job.profile.net_s)
 
     def next_s(self) -> float:
-        """When the next subtask ends or a job that moved is there; infinity when nothing will happen."""
+        """Time at which the next subtask ends or a job that moved arrives; infinity when nothing will happen."""
         ends = [self.at_s + job.left / rate for job, rate in self.rates() if rate > 0]
         there = [job.from_s for job in self.jobs if job.from_s > self.at_s + EPS]
         return min([*ends, *there], default=math.inf)
 
     def advance(self, to_s: float) -> list[Work]:
-        """Time passes. The jobs whose subtask is over."""
+        """Let time pass until `to_s`; returns the jobs whose subtask is over."""
         step = to_s - self.at_s
         over = []
         rates = self.rates()
@@ -154,7 +154,7 @@ class Shared:
         return over
 
     def next_subtask(self, job: Work) -> bool:
-        """The subtask is over. Was it the last of an iteration?"""
+        """Begin the job's next subtask; returns whether the one that is over was the last of an iteration."""
         last = job.need == "comm"
         job.need, job.left = ("comp" if last else "comm"), 1.0
         if last:
@@ -170,14 +170,14 @@ class Shared:
 class Outcome:
     jct_s: list[float]
     makespan_s: float
-    """From the first job to the end of the last."""
+    """Seconds from the first job's start to the last job's end."""
     cpu: float
     """Busy share of all hosts over the makespan, 0..1; collections, reloading and what COMMs take included."""
     net: float
     useful: float
     """Share of all hosts that computes over the makespan, 0..1, without collections, reloading and COMMs."""
     running: float
-    """Jobs at once, mean over time."""
+    """Jobs that run at once, mean over time."""
     groups: float
     moves: int = 0
     spilled: float = 0.0
@@ -187,9 +187,9 @@ class Outcome:
 
 
 class Cluster:
-    """Groups side by side. `arrange(cluster, event, job)` is called when a job came, ended an iteration (only if
-    it is `watched`) or ended, `review(cluster)` every `review_s` seconds. Both may change `groups`; groups that they
-    change are brought to the present before."""
+    """Groups side by side. `arrange(cluster, event, job)` is called when a job came, ended an iteration (only if it is
+    `watched`) or ended, `review(cluster)` every `review_s` seconds. Both may change `groups`; groups that they change
+    are brought to the present before."""
 
     def __init__(
         self,
@@ -208,11 +208,11 @@ class Cluster:
         self.moves = 0
         self.spilled: list[float] = []
         self.past = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
-        """Host-seconds of groups that are over."""
+        """Host-seconds used by groups that are over."""
         self.curve: list[tuple[float, float, float]] = []
         self.mark = (0.0, 0.0, 0.0)
         self.held = [0.0, 0.0]
-        """Job-seconds and group-seconds."""
+        """Job-seconds and group-seconds so far."""
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Outcome:
         coming = sorted(self.jobs, key=lambda job: job.job.submit_s, reverse=True)
@@ -247,7 +247,7 @@ class Cluster:
                     self.past[key] += value
 
     def _until(self, stop_s: float) -> Work | None:
-        """Groups go on one by one until a job ended, or an iteration that is watched, or `stop_s`."""
+        """Run the groups one by one until a job ends, a watched iteration ends, or `stop_s`."""
         kernel: Kernel[float, int] = Kernel(self.now_s)
         for at, group in enumerate(self.groups):
             kernel.post(group.next_s(), at, rank=at)

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
 
 
 def made(options: argparse.Namespace) -> list[Job]:
-    """The jobs of these options."""
+    """The jobs that these options describe."""
     rng = random.Random(options.seed)
     jobs = read(options.file) if options.file else workload(options.jobs, rng, options.spread, options.ratio)
     if options.lean:
@@ -119,12 +119,12 @@ def compared(jobs: Sequence[Job], setting: Setting, progress: Progress) -> dict[
 
 
 def gains(base: Outcome, other: Outcome) -> tuple[float, float]:
-    """(mean completion time, makespan): how many times shorter than in `base`."""
+    """How many times shorter the mean completion time and the makespan are than in `base`."""
     return statistics.fmean(base.jct_s) / statistics.fmean(other.jct_s), base.makespan_s / other.makespan_s
 
 
 def read(path: Path) -> list[Job]:
-    """Jobs from a file. Wrong when it cannot be used."""
+    """Read jobs from a file; raises Wrong when it cannot be used."""
     want = 'a JSON list like [{"name": "a", "work_s": 640, "net_s": 20, "iterations": 100}]'
     try:
         found = msgspec.json.decode(text_of(path), type=list[_Row])

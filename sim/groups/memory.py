@@ -18,34 +18,35 @@ OBJECTS = 1.5
 """Bytes in the heap per byte of a data set. On 16 hosts the two larger data sets of NMF and MLR fit, and with Lasso's
 they do not (figure 4.3): so between 1.1 and 1.9."""
 DISK_GB_S = 0.125
-"""1,000 Mbit/s: the disk bandwidth of an m4.2xlarge."""
+"""Disk bandwidth of an m4.2xlarge in GB/s (1,000 Mbit/s)."""
 GC = 0.05
 """Share of computing lost to collections at x = 1/2. Ours: 20 % at 0.8."""
 RELOAD_S_PER_GB = 0.4
 """Processor seconds of a host for each GB it reads back. Ours."""
 BLOCKS = 40
-"""In which a job's input is spilled. Ours."""
+"""Number of blocks in which a job's input is spilled. Ours."""
 FULL_MAX = 0.9
 """Share of the heap above which no operator would start a job on so few hosts."""
 TO_FILL = 0.7
 """Share of the heap that the first guess of what to spill fills."""
 FULLEST = 0.99
-"""Nothing more can be spilled and the heap is still over-full: models are spilled too, and collections cost as here."""
+"""Share of the heap at which collections are computed when nothing more can be spilled and the heap is still
+over-full: models are spilled too."""
 
 
 class Load(NamedTuple):
-    """One job in the memory of a group."""
+    """What one job needs in the memory of a group."""
 
     comp_s: float
     """Seconds of a COMP subtask when memory is no concern."""
     comm_s: float
     input_gb: float
-    """On each host of the group."""
+    """GB of input on each host of the group."""
     model_gb: float
 
 
 class MemoryEffect(NamedTuple):
-    """What memory makes of a group."""
+    """How memory changes the times of a group."""
 
     comp_s: list[float]
     """COMP of each job, collections, reloading and waiting for the disk included."""
@@ -58,13 +59,13 @@ class MemoryEffect(NamedTuple):
 
 
 def collecting(full: float) -> float:
-    """Computing lost to collections, as a share of computing, with so much of the heap alive."""
+    """Computing lost to collections, as a share of computing, when the share `full` of the heap is alive."""
     full = min(full, FULLEST)
     return GC * full / (1 - full)
 
 
 def felt(loads: Sequence[Load], spilled: Sequence[float]) -> MemoryEffect:
-    """A group whose jobs have these shares on disk."""
+    """The effect of memory on a group whose jobs have these shares of their input on disk."""
     alive = sum(
         (load.model_gb + (1 - part) * load.input_gb) * OBJECTS for load, part in zip(loads, spilled, strict=True)
     )
@@ -81,12 +82,13 @@ def felt(loads: Sequence[Load], spilled: Sequence[float]) -> MemoryEffect:
 
 
 def resident(loads: Sequence[Load]) -> MemoryEffect:
-    """A group that spills nothing."""
+    """The effect of memory on a group that spills nothing."""
     return felt(loads, [0.0] * len(loads))
 
 
 def spilling(loads: Sequence[Load]) -> MemoryEffect:
-    """A group whose jobs have walked to the shares that make its iteration shortest, the largest input first."""
+    """The effect of memory on a group whose jobs have walked to the shares that make its iteration shortest, the
+    largest input first."""
     size = sum(load.input_gb for load in loads) * OBJECTS
     models = sum(load.model_gb for load in loads) * OBJECTS
     first = spill_first(size, models, HOST_GB * TO_FILL)
@@ -106,7 +108,7 @@ def spilling(loads: Sequence[Load]) -> MemoryEffect:
 
 
 def hosts_least(input_gb: float, model_gb: float) -> int:
-    """Hosts on which a job fits alone without spilling."""
+    """Fewest hosts on which a job fits alone without spilling."""
     room = HOST_GB * FULL_MAX
     return max(1, -int(-(input_gb + model_gb) * OBJECTS // room))
 

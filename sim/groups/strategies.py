@@ -25,7 +25,7 @@ from sim.groups.workload import Job
 from sim.kernel import Kernel
 
 ALONE_ON = (4, 6, 8, 10, 12, 16, 20, 25, 33)
-"""Hosts a job that are tried for isolated jobs."""
+"""Numbers of hosts per job that are tried for isolated jobs."""
 TIMINGS = 1
 """Iterations after which a job counts as profiled: in virtual time all of a job's are alike."""
 CURVE_S = 600.0
@@ -33,14 +33,14 @@ CURVE_S = 600.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What is assumed."""
+    """What a run of `groups` assumes."""
 
     hosts: int = 100
     manner: GroupRules = OURS
     error: float = 0.05
-    """Measured times are wrong by up to this share, each job's always by the same."""
+    """Largest share by which measured times are wrong; each job's are always wrong by the same share."""
     move_s: float = 30.0
-    """Pause of a job that changes its hosts."""
+    """Seconds that a job pauses when its hosts change."""
     gap: float = 0.1
     contention: float = 0.1
     talking: float = 0.0
@@ -48,23 +48,24 @@ class Setting:
     declared: bool = False
     """Whether jobs declare how many iterations they will do."""
     spill: bool = True
-    """Without, only while jobs are tried out."""
+    """Whether arranged groups spill; if False, jobs spill only while they are tried out."""
     group_max: int | None = None
-    """Jobs in a group at most."""
+    """Most jobs in a group; None: no limit."""
     seed: int = 1
 
 
 def isolated(jobs: Sequence[Job], setting: Setting) -> tuple[Outcome, int]:
-    """First come, first served, each job on hosts of its own, as many as keep the processors busiest over the whole run
-    (§4.4.1), and that number. It is found by trying all of `ALONE_ON`, which a real cluster cannot do."""
+    """First come, first served, each job on hosts of its own: the number of hosts that keeps the processors busiest
+    over the whole run (§4.4.1). Returns the outcome and that number, found by trying all of `ALONE_ON`, which a real
+    cluster cannot do."""
     sizes = [each for each in ALONE_ON if each <= setting.hosts] or [setting.hosts]
     tried = [(alone(jobs, setting, each), each) for each in sizes]
     return max(tried, key=lambda each: each[0].cpu)
 
 
 def alone(jobs: Sequence[Job], setting: Setting, each: int) -> Outcome:
-    """First come, first served, `each` hosts a job, more where a job's memory needs them; hosts too few for another job
-    go to the one that starts."""
+    """First come, first served, with `each` hosts per job, more where a job's memory needs them; left-over hosts too
+    few for another job go to the one that starts."""
     ends: Kernel[float, int] = Kernel(0.0)
     """Ends of jobs, each with the number of hosts that it gives back."""
     free, now_s = setting.hosts, 0.0
@@ -97,8 +98,8 @@ def alone(jobs: Sequence[Job], setting: Setting, each: int) -> Outcome:
 
 
 def thrown(jobs: Sequence[Job], setting: Setting, each: int, together: int = 2, turns: bool = False) -> Outcome:
-    """First come, first served, on sets of `each` hosts, up to `together` jobs in a set, as they come and as far as the
-    memory goes; with subtasks in turns or without."""
+    """First come, first served, on sets of `each` hosts: up to `together` jobs in a set if their memory fits; subtasks
+    take turns or not."""
     count = max(1, setting.hosts // each)
     sizes = [setting.hosts // count + (1 if n < setting.hosts % count else 0) for n in range(count)]
     rules = Rules(turns, setting.contention, setting.gap, setting.talking, spill=False)
@@ -154,12 +155,12 @@ def _curve(spans: Sequence[tuple[float, float, int, float]], setting: Setting) -
 
 
 def grouped(jobs: Sequence[Job], setting: Setting, progress: Callable[[float], None] = lambda share: None) -> Outcome:
-    """Groups as `plugins.interleave` makes them, from times measured with an error."""
+    """Run the jobs in groups as `plugins.interleave` makes them, from times measured with an error."""
     return _Grouped(jobs, setting).run(progress)
 
 
 class _Grouped:
-    """The machine of the plugin and the cluster: each gets what the other did as an event."""
+    """The plugin's machine and the cluster: each gets what the other did as an event."""
 
     def __init__(self, jobs: Sequence[Job], setting: Setting) -> None:
         self.setting, self.all = setting, list(jobs)
@@ -230,7 +231,7 @@ class _Grouped:
         touched |= {action.group for action in actions if isinstance(action, SetGroup)}
 
     def _settle(self, cluster: Cluster, touched: set[int]) -> None:
-        """The groups that changed become as the machine says; jobs whose hosts changed pause."""
+        """Change the touched groups to what the machine decided; jobs whose hosts changed pause."""
         for at in sorted(touched):
             if at not in self.home.groups:
                 self.shared.pop(at, None)

@@ -34,25 +34,25 @@ PROFILED_ON = 16
 LONG = 0.375
 """Share of long jobs: three in eight, 30 of 80."""
 RATIO = 20.0
-"""A long job does so many times the work of a short one, in the mean."""
+"""How many times the work of a short job a long one does, in the mean."""
 SPREAD = 0.2
 """Standard deviation of the logarithm of a length within its class. Ours."""
 LENGTH_S = 7500.0
 """Seconds of a job alone on 16 hosts, in the mean of all. Ours: isolated jobs take 26 to 28 hours in all."""
 SETTINGS = 0.7
-"""A setting (rank, topics, classes) makes iterations longer or shorter by up to 2 to this."""
+"""Largest exponent of 2 by which a setting (rank, topics, classes) makes iterations longer or shorter."""
 DATA = 0.3
-"""The larger data set makes iterations longer by this, the smaller shorter."""
+"""Share by which the larger data set makes iterations longer, and the smaller one shorter."""
 BALANCES = 0.2
-"""A setting shifts the share of computing by up to this."""
+"""Largest shift of the share of computing by a setting."""
 
 
 @dataclass(frozen=True)
 class App:
     iteration_s: float
-    """On 16 hosts (table 2.1)."""
+    """Seconds of an iteration on 16 hosts (table 2.1)."""
     computing: float
-    """Share of it."""
+    """Share of the iteration that is computing."""
     inputs_gb: tuple[float, float]
     models_gb: tuple[float, float]
 
@@ -63,12 +63,13 @@ APPS = {
     "MLR": App(32.4, 0.59, (78.4, 155.0), (12.0, 24.0)),
     "Lasso": App(28.9, 0.45, (78.4, 155.0), (12.0, 24.0)),
 }
-"""Computing: the applications in the order of figure 4.3 (NMF and MLR compute more, Lasso less); see above."""
+"""Applications. Their shares of computing are in the order of figure 4.3 (NMF and MLR compute more, Lasso less); see
+the module's docstring."""
 
 
 @dataclass
 class Job:
-    """One job as it is; only the cluster reads these numbers, the machine measures them."""
+    """One job as it really is; only the cluster reads these numbers, the machine measures them."""
 
     profile: JobProfile
     iterations: int
@@ -79,12 +80,12 @@ class Job:
 
     @property
     def lean(self) -> float:
-        """Computing to communicating on 16 hosts (figure 4.9b)."""
+        """Ratio of computing to communicating on 16 hosts (figure 4.9b)."""
         return self.profile.work_s / PROFILED_ON / self.profile.net_s
 
 
 def workload(count: int, rng: random.Random, spread: float = SPREAD, ratio: float = RATIO) -> list[Job]:
-    """`count` jobs in an order of chance, all there at 0."""
+    """`count` jobs in random order, all submitted at 0."""
     found: list[Job] = []
     names = list(APPS)
     is_long = [n < round(LONG * count) for n in range(count)]

@@ -27,31 +27,31 @@ from sim.kernel import PackedEvents
 
 WAIT, RUN, RESUME, SUSP, DONE, UNBORN = range(6)
 COMPLETE, READY, _ARRIVE, DEMOTE, PROMOTE = 2, 3, 4, 5, 6
-"""What happens to a job, in this order within one second."""
+"""Kinds of events of a job, in their order within one second."""
 NEVER = 1 << 44
 """Later than any second: the first start of a job that has not started."""
 
 
 @dataclass(frozen=True)
 class SimJob:
-    """One gang of a trace. Whole seconds."""
+    """One gang of a trace. Times are whole seconds."""
 
     id: str | int
     submit_s: int
     gpus: int
     duration_s: int
     limit_s: int | None = None
-    """What was asked for; only `backfill` looks at it."""
+    """Time limit that was asked for, in seconds; only `backfill` looks at it."""
     tenant: str = ""
     skew: float | None = None
-    """Bytes of the largest tensor over bytes of all, 0..1; None: not known. Only where there are hosts."""
+    """Bytes of the largest tensor over bytes of all, 0..1; None: not known. Used only where there are hosts."""
     spread_slowdown: Fraction | None = None
-    """How much longer it takes when it is skewed and spread; None: as for all."""
+    """How much longer the gang takes when it is skewed and spread; None: the value of `Placing`."""
 
 
 @dataclass
 class Outcome:
-    """What became of each job, by its place in the list that was given; times in s."""
+    """What became of each job, by its index in the given list; times in seconds."""
 
     end_s: list[int]
     first_s: list[int]
@@ -62,11 +62,11 @@ class Outcome:
     held_gpu_s: int = 0
     """GPUs times seconds for which jobs held them, overheads included."""
     timeline: list[tuple[int, list[str | int]]] = field(default_factory=list)
-    """(second, who holds GPUs and does not checkpoint), each time this changes; only when it was asked for."""
+    """(second, jobs that hold GPUs and do not checkpoint) at each change; only when it was asked for."""
 
 
 class Engine:
-    """One run. `jobs` in any order; none is wider than `capacity`."""
+    """One run. `jobs` may be in any order; none is wider than `capacity`."""
 
     def __init__(
         self,
@@ -92,33 +92,34 @@ class Engine:
         self.state = [UNBORN] * count
         self.since = [0] * count
         self.remaining = list(self.duration)
-        """Productive seconds still to come, when it was last looked at."""
+        """Productive seconds still to come for each job, when it was last looked at."""
         self.ran = [0] * count
-        """Productive seconds since the last promotion."""
+        """Productive seconds of each job since its last promotion."""
         self.waited = [0] * count
-        """Waiting seconds since the last promotion."""
+        """Waiting seconds of each job since its last promotion."""
         self.queue = [0] * count
         self.first = [NEVER] * count
         self.due = [0] * count
-        """When a waiting job will be promoted, if it waits on; decided at the next multiple of the quantum."""
+        """Second at which a waiting job will be promoted, if it still waits; decided at the next multiple of the
+        quantum."""
         self.lead = [0] * count
-        """Key among the promoted; 0: it is not promoted."""
+        """Key of each job among the promoted; 0: it is not promoted."""
         self.forgiven = [False] * count
-        """Promoted in an order without queues."""
+        """Whether each job was promoted in an order without queues."""
         self.key = [0] * count
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
         self.events = PackedEvents(count)
         self.suspended = 0
         self.arrivals = [*(job.submit_s for job in self.jobs), NEVER]
-        """Seconds, ascending; the last stands for no job."""
+        """Seconds of arrival, ascending; the last entry is no job."""
         self.arrived = 0
         self.left = count
         self.now = 0
         self.decided_at = -1
         self.floor: Floor | None = None
-        """Who is on which host; None: GPUs are alike."""
+        """Hosts and the gangs on them; None: GPUs are alike."""
         self.dirty = False
-        """Something happened since the last decision."""
+        """Whether something happened since the last decision."""
         discipline = rules.discipline
         self.thresholds = rules.thresholds_gpu_s if discipline in ("dlas", "dgittins") else ()
         self.moving = discipline in MOVING
@@ -142,7 +143,7 @@ class Engine:
         """The last step of the constructor: a subclass sets up the state that it adds."""
 
     def on_hosts(self, hosts: int, placing: Placing) -> None:
-        """Before `run`: the GPUs are those of so many hosts, and a job that starts gets a place on them."""
+        """Put the GPUs on `hosts` hosts, so that a job that starts gets a place on them; to be called before `run`."""
         jobs = self.jobs
         self.floor = Floor(
             hosts,
@@ -154,7 +155,7 @@ class Engine:
     # ---- keys ----
 
     def _key(self, job: int, running: bool) -> int:
-        """The place of the job now among those of its queue."""
+        """The job's key now in the order of its queue."""
         rules = self.rules
         match rules.discipline:
             case "dlas":
@@ -178,7 +179,7 @@ class Engine:
         return (rank << JOB_BITS | self.by_id[job]) << JOB_BITS | job
 
     def _discrete_key(self, job: int, running: bool) -> int:
-        """2D-Gittins with queues: by index (Δ is the upper limit of the queue), except in the last one."""
+        """Key under 2D-Gittins with queues: by index (Δ is the upper limit of the queue), except in the last one."""
         queue = self.queue[job]
         index = 0
         if queue < len(self.thresholds):
@@ -198,7 +199,7 @@ class Engine:
     # ---- the run ----
 
     def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
-        """Until every job has ended."""
+        """Run until every job has ended."""
         if self.watch:
             self._record()
         steps, total = 0, max(1, len(self.jobs))
@@ -219,7 +220,7 @@ class Engine:
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        """In the order in which the jobs were given."""
+        """The outcome, in the order in which the jobs were given."""
         out = self.out
         for name in ("end_s", "first_s", "wait_s", "preempted", "promoted"):
             values = getattr(out, name)
@@ -230,7 +231,7 @@ class Engine:
         return out
 
     def _next(self) -> int:
-        """The next instant at which something happens."""
+        """The next second at which something happens."""
         now = self.arrivals[self.arrived]
         at = self.events.next_at()
         if at is not None and at < now:
@@ -244,7 +245,7 @@ class Engine:
         return self.left > len(self.jobs) - self.arrived
 
     def _take(self) -> bool:
-        """Everything that happens now. Whether a decision is needed."""
+        """Handle everything that happens now; returns whether a decision is needed."""
         now = self.now
         changed = False
         for kind, job in self.events.due(now):
@@ -311,13 +312,14 @@ class Engine:
             self.events.post(job, -(-due // quantum) * quantum, PROMOTE)
 
     def _promotion(self, job: int, queue: int) -> int | None:
-        """When this job, waiting from now on, will be due to be promoted; after the decision that is being taken."""
+        """Second at which this job, if it waits from now on, will be promoted, after the decision that is being taken;
+        None: never."""
         rules = self.rules
         after = promoted_after(queue, self.ran[job], self.waited[job], rules.knob, rules.starve_limit_s)
         return None if after is None else max(due_second(self.now, after), self.decided_at + 1)
 
     def _start(self, job: int, restore_s: int) -> None:
-        """A waiting job gets its GPUs."""
+        """Give a waiting job its GPUs."""
         now = self.now
         waited = now - self.since[job]
         self.waited[job] += waited
@@ -350,7 +352,7 @@ class Engine:
         self.book.run(queue, key)
 
     def _go(self, job: int) -> None:
-        """From now on it makes progress."""
+        """Let the job make progress from now on."""
         if self.paced is not None:
             self.paced.go(job)
         self.state[job] = RUN
@@ -358,7 +360,7 @@ class Engine:
         self._watch_run(job)
 
     def _watch_run(self, job: int) -> None:
-        """What comes first: its end, or the limit of its queue. At the same instant it ends."""
+        """Post what comes first for the job: its end, or the limit of its queue. At the same instant it ends."""
         now = self.now
         end = now + self.remaining[job]
         queue = self.queue[job]
@@ -373,7 +375,7 @@ class Engine:
         self.events.post(job, end, COMPLETE)
 
     def _accrue(self, job: int) -> None:
-        """What a job gained since it was last looked at."""
+        """Count what a job gained since it was last looked at."""
         passed = self.now - self.since[job]
         if self.state[job] == RUN:
             self.remaining[job] -= passed
@@ -392,7 +394,7 @@ class Engine:
                 self.evaluated.drop(job)
 
     def _lift(self, job: int) -> None:
-        """Its GPUs are free now."""
+        """Free the GPUs of a job."""
         if self.floor is not None:
             self.remaining[job] = self.floor.lift(job, self.remaining[job])
 
@@ -429,8 +431,8 @@ class Engine:
         self._watch_run(job)
 
     def _promote(self, job: int) -> None:
-        """Only a waiting job is promoted. Only the orders with queues put it first; in the others its attained service
-        is forgotten and no more, once."""
+        """Promote a waiting job. The orders with queues put it first; the others only forget its attained service,
+        once."""
         self.book.leave(self.queue[job], self.key[job])
         self.out.wait_s[job] += self.now - self.since[job]
         self.since[job] = self.now
@@ -460,7 +462,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def falling(index: tuple[int, int]) -> int:
-    """A whole number that is smaller the larger this fraction of 0 or more is: 0 is first. Equal fractions give equal
-    numbers; the quotient is correctly rounded, so only those that differ by less than 1e-16 of themselves may agree."""
+    """A whole number that is smaller the larger this fraction (0 or more) is. Equal fractions give equal numbers; the
+    quotient is correctly rounded, so only fractions that differ by less than 1e-16 of themselves may agree."""
     bits: int = _BITS.unpack(_FLOAT.pack(index[0] / index[1]))[0]
     return _LARGEST - bits

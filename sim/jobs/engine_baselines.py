@@ -8,19 +8,19 @@ from plugins.scheduler.policy.rules import OrderRules
 from sim.jobs.engine import WAIT, Engine
 
 LOOKED_AT_MAX = 1000
-"""Waiting jobs behind the first that one decision looks at, as Slurm's `bf_max_job_test` bounds it."""
+"""Most waiting jobs behind the first that one decision looks at, as Slurm's `bf_max_job_test` bounds it."""
 
 
 class Backfill(Engine):
-    """First come, first served; the first job that does not fit gets a start time from the requested limits of those
-    that run, and a job behind it may start when that does not delay it (EASY). No job is stopped, not even at its
+    """First come, first served; the first job that does not fit gets a start time from the requested limits of the
+    running jobs, and a job behind it may start when that does not delay it (EASY). No job is stopped, not even at its
     limit."""
 
     def _prepare(self) -> None:
         self.line: list[int] = []
         """Jobs that wait, by arrival."""
         self.until: list[tuple[int, int]] = []
-        """(when its limit is over, job) for those that run, ascending."""
+        """(second at which its limit is over, job) for each running job, ascending."""
         self.ends = [0] * len(self.jobs)
         self.limits = [job.duration_s if job.limit_s is None else job.limit_s for job in self.jobs]
 
@@ -53,7 +53,7 @@ class Backfill(Engine):
         return start, []
 
     def _passing(self, first: int, free: int, starting: list[int]) -> list[int]:
-        """Who may start before the first in line without delaying it. `free`: GPUs left now."""
+        """Jobs that may start before the first in line without delaying it. `free`: GPUs left now."""
         leaving = sorted([*self.until, *((self.now + self.limits[job], job) for job in starting)])
         at_s, there = self.now, free
         for end_s, job in leaving:
@@ -77,9 +77,9 @@ class Backfill(Engine):
 
 
 class Slices(Engine):
-    """Turns: every `quantum_s` those that wait take the places of those that ran, longest wait first; in between, free
-    GPUs go to jobs that wait and no job is stopped. As Gandiva does when there are more jobs than GPUs, without its
-    packing and migration. A stop costs nothing, a start after it `restore_s`."""
+    """Time slices: every `quantum_s` the waiting jobs take the places of those that ran, longest wait first; in
+    between, free GPUs go to waiting jobs and no job is stopped. Gandiva does this when there are more jobs than GPUs;
+    its packing and migration are left out. A stop costs nothing, a start after it `restore_s`."""
 
     def _prepare(self) -> None:
         self.slice_s = self.rules.quantum_s or 60
@@ -116,7 +116,7 @@ class Slices(Engine):
 
 
 def engine_for(rules: OrderRules) -> type[Engine]:
-    """What runs these rules."""
+    """The class of engine that runs these rules."""
     if rules.discipline == "backfill":
         return Backfill
     return Slices if rules.discipline == "gandiva" else Engine

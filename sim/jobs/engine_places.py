@@ -1,13 +1,13 @@
 """Which hosts the GPUs of a gang are on, and what it costs a gang to be spread.
 
 The model. A cluster is `hosts` times `gpus_each`. A gang that starts is placed by the agents' own `place`: packed when
-the model is skewed (skew > PACKLIMIT) or nothing is known of it, into the gaps otherwise (a trace that gives a skew
-stands for a history that has shown it), a single GPU where it leaves the least. Placement never keeps a gang waiting:
-it starts whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two things only. One is how
-many of them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as published (whatever limit
-packing goes by) and that spans more hosts than the fewest that could hold it: the same work takes 1 + `slowdown` times
-as long until it is placed again. No gang migrates; a checkpoint holds its places until it is over, and a restart is a
-new placement.
+the model is skewed (skew > PACKLIMIT) or nothing is known of it, into the gaps otherwise (a skew in a trace means that
+a history has shown it), a single GPU where it leaves the least. Placement never keeps a gang waiting: it starts
+whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two things only. One is how many of
+them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as published (whatever limit packing
+goes by) and that spans more hosts than the fewest that could hold it: the same work takes 1 + `slowdown` times as long
+until it is placed again. No gang migrates; a checkpoint holds its places until it is over, and a restart is a new
+placement.
 """
 
 import math
@@ -39,38 +39,38 @@ class Placing:
     """What is assumed of gangs and hosts."""
 
     packlimit: float = PACKLIMIT
-    """Above this skew a gang is packed."""
+    """Skew above which a gang is packed."""
     skew: float | None = None
     """Skew of a job whose trace says neither `skew` nor a `model` of SKEWS; None: it has shown nothing, so it is
     packed, as agents do."""
     slowdown: Fraction = Fraction(0)
-    """How much longer a skewed gang takes that is spread, unless its trace says `spread_slowdown`: 1/2 is half as long
-    again."""
+    """How much longer a skewed gang takes that is spread, unless its trace says `spread_slowdown`: 1/2 is one and a
+    half times as long."""
 
 
 @dataclass
 class Tally:
-    """What placement came to. A start is a placement: a job that is stopped and restarted counts again."""
+    """Counts of placements. A start is a placement: a job that is stopped and restarted counts again."""
 
     gangs: int = 0
-    """Starts of more than one GPU."""
+    """Starts of gangs of more than one GPU."""
     hosts: int = 0
-    """On which they were, summed up."""
+    """Hosts on which these gangs were, summed up."""
     hosts_fewest: int = 0
-    """On which they could have been in an empty cluster, summed up."""
+    """Hosts on which these gangs could have been in an empty cluster, summed up."""
     spread: int = 0
-    """Gangs on more hosts than that."""
+    """Gangs on more hosts than the fewest."""
     hosts_spread: int = 0
-    """Hosts that those were on, summed up."""
+    """Hosts of the spread gangs, summed up."""
     needless: int = 0
-    """Those of them for which fewer hosts had room."""
+    """Gangs on several hosts when fewer hosts had room."""
     skewed: int = 0
     skewed_spread: int = 0
     lost_gpu_s: Fraction = field(default_factory=Fraction)
-    """GPU·s that slower paces took beyond the work."""
+    """GPU-seconds that slower paces took beyond the work."""
 
     def found(self) -> dict[str, float | int]:
-        """For people and programs; a mean of nothing is 0."""
+        """The counts by name, for people and programs; a mean of nothing is 0."""
         gangs = max(1, self.gangs)
         return {
             "gang_starts": self.gangs,
@@ -89,13 +89,13 @@ class Tally:
 class _Placed:
     hosts: dict[HostId, int]
     pace: Fraction
-    """Seconds for a second of work."""
+    """Seconds that a second of work takes."""
     began_s: int
-    """Seconds still to come at this pace when it was placed."""
+    """Seconds at this pace that the job still had to run when it was placed."""
 
 
 class Floor:
-    """Who is on which host. Jobs are numbers; `asked(job)` is (GPUs, skew or None, slowdown or None)."""
+    """Which job is on which host. Jobs are numbers; `asked(job)` is (GPUs, skew or None, slowdown or None)."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Floor:
         digits = len(str(hosts))
         self.gpus_each, self.placing, self.asked = gpus_each, placing, asked
         self.free = {HostId(f"{at:0{digits}}"): gpus_each for at in range(hosts)}
-        """Only hosts with free GPUs."""
+        """Free GPUs by host, without hosts that have none."""
         self.placed: dict[int, _Placed] = {}
         self.work: dict[int, Fraction] = {}
-        """Seconds of work still to do, exactly, of those that were ever slow."""
+        """Seconds of work still to do, exact, for jobs that were ever slow."""
         self.tally = Tally()
 
     def put(self, job: int, remaining_s: int) -> int:
-        """A job gets its places; `remaining_s` is its work. Seconds that it takes there, rounded up."""
+        """Place a job with `remaining_s` of work; returns the seconds that it takes there, rounded up."""
         gpus, skew, slowdown = self.asked(job)
         skew = self.placing.skew if skew is None else skew
         chosen = place(self.free, gpus, 1, skew, self.placing.packlimit)
@@ -135,7 +135,7 @@ class Floor:
         return remaining_s
 
     def _count(self, gpus: int, hosts: int, skewed: bool) -> bool:
-        """Whether it is a skewed gang that is spread."""
+        """Count a placement; returns whether it is a skewed gang that is spread."""
         fewest = -(-gpus // self.gpus_each)
         tally = self.tally
         tally.gangs += 1
@@ -148,7 +148,8 @@ class Floor:
         return skewed and hosts > fewest
 
     def lift(self, job: int, remaining_s: int) -> int:
-        """A job gives its places up, with so many seconds still to come there. Seconds of its work, rounded up."""
+        """Take a job off its places, with `remaining_s` seconds still to come there; returns the seconds of its work,
+        rounded up."""
         placed = self.placed.pop(job)
         for host, count in placed.hosts.items():
             self.free[host] = self.free.get(host, 0) + count
@@ -161,7 +162,7 @@ class Floor:
         return math.ceil(self.work[job])
 
     def check(self) -> None:
-        """No host gives what it has not, and none is forgotten."""
+        """Assert that held and free GPUs of each host sum up to `gpus_each`."""
         held: dict[HostId, int] = {}
         for placed in self.placed.values():
             for host, count in placed.hosts.items():

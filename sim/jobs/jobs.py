@@ -54,11 +54,11 @@ from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 
 HELP = "run a trace of jobs under a scheduling policy"
 SWITCH_S = 30
-"""A checkpoint, and a restart from it, unless set."""
+"""Seconds of a checkpoint, and of a restart from it, unless set."""
 TURN_S, TURN_SWITCH_S = 60, 1
-"""Gandiva's turns and what a change of turns costs, unless set: it keeps suspended jobs in host memory."""
+"""Seconds of one of Gandiva's turns and of a change of turns, unless set: it keeps suspended jobs in host memory."""
 TURNS_MAX = 10_000
-"""Turns are longer on a trace that would otherwise have more of them between its first and its last submission: a year
+"""Most turns between the first and the last submission of a trace; turns are longer where there would be more: a year
 of jobs in turns of a minute would take hours to run, and its jobs take days anyway."""
 GPUS_MAX = 1_000_000
 POLICIES = ("covey", "las-published", *get_args(Discipline))
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
 
 
 def _tenancy(path: Path, plan: Plan, given: Sequence[str]) -> Tenancy:
-    """Wrong also for what means nothing to the scheduler of agents."""
+    """Read the file of tenants; raises Wrong also for settings that mean nothing to the scheduler of agents."""
     if plan.sharing is not None:
         raise Wrong(f"--tenants {path} with --set sharing=on", "agents share no GPUs yet", "leave one of them out")
     for key in sorted(set(settings_of(given)) & HOSTS_ONLY):
@@ -112,7 +112,7 @@ def _tenancy(path: Path, plan: Plan, given: Sequence[str]) -> Tenancy:
 
 
 def gpus_of(text: str) -> tuple[int, int | None]:
-    """GPUs and, when they are said, hosts of `512` or `64x8`. Wrong when it is neither."""
+    """GPUs and, when they are given, hosts of `512` or `64x8`. Raises Wrong when the text is neither."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts):
         raise Wrong(f"--gpus {text}", "a number of GPUs, or hosts x GPUs such as 64x8, is expected", "correct it")
@@ -135,7 +135,8 @@ def settings_of(given: Sequence[str]) -> dict[str, str]:
 
 
 def plan_of(policy: str, settings: dict[str, str]) -> Plan:
-    """Wrong for an unknown policy, and for a setting that cannot be used or means nothing to the policy."""
+    """The plan of a policy with these settings. Raises Wrong for an unknown policy, and for a setting that cannot be
+    used or means nothing to the policy."""
     if policy not in POLICIES:
         raise Wrong(f"--policy {policy}", f"known: {', '.join(POLICIES)}", "name one of them")
     if policy == "covey":
@@ -290,7 +291,7 @@ MEANT: dict[str, set[str]] = {
     "fjf": set(),
     "fifo": set(),
 }
-"""What each policy looks at; the settings of sharing and of hosts are checked apart."""
+"""Settings that each policy uses; those of sharing and of hosts are checked apart."""
 HOSTS_ONLY = {"skew", "packlimit", "spread_slowdown"}
 EXPECTED = {
     "thresholds": "whole GPU-s, ascending, such as 3200/51200; none for one queue",
@@ -326,7 +327,8 @@ def simulate(
     hosts: int | None = None,
     tenancy: Tenancy | None = None,
 ) -> Report:
-    """One run, on so many equal hosts when they are given. Gangs wider than the cluster are left out, and counted."""
+    """Run a trace once, on `hosts` equal hosts when they are given. Gangs wider than the cluster are left out, and
+    counted."""
     jobs = [job for job in trace.jobs if job.gpus <= capacity]
     wide = len(trace.jobs) - len(jobs)
     if not jobs:
@@ -358,7 +360,7 @@ def simulate(
 
 
 def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Tally | None) -> Report:
-    """The report, and where gangs were."""
+    """The report with where gangs were."""
     data = {**found.data, "hosts": hosts, "gpus_per_host": gpus_each}
     if tally is None:
         said = f"with sharing, which of the {plural(hosts, 'host')} a gang is on is not looked at"
@@ -384,7 +386,7 @@ def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Ta
 
 
 def said_of_places(placing: Placing) -> dict[str, float | None]:
-    """The settings that placement looks at."""
+    """The settings that placement uses."""
     return {
         "packlimit": placing.packlimit,
         "skew_of_unknown": placing.skew,
@@ -398,8 +400,8 @@ def _limited(job: SimJob, factor: Fraction) -> SimJob:
 
 
 def history_of(plan: Plan, jobs: Sequence[SimJob]) -> History:
-    """What 2D-Gittins knows of the past: `samples`, or else what the jobs of this very trace will have attained,
-    which is the most that a history could say."""
+    """What 2D-Gittins knows of the past: `samples`, or else what the jobs of this very trace will have attained, which
+    is the most that a history could say."""
     if plan.rules.discipline not in ("gittins", "dgittins"):
         return History(())
     if plan.samples is not None:
@@ -408,7 +410,7 @@ def history_of(plan: Plan, jobs: Sequence[SimJob]) -> History:
 
 
 def measures(jobs: Sequence[SimJob], capacity: int, out: Outcome) -> dict[str, Any]:
-    """What a run comes to: times in s."""
+    """Measures of a run; times in seconds."""
     spans = [end - job.submit_s for job, end in zip(jobs, out.end_s, strict=True)]
     ascending = sorted(spans)
     span = max(out.end_s) - min(job.submit_s for job in jobs)
@@ -476,7 +478,7 @@ def report(trace: Trace, jobs: Sequence[SimJob], capacity: int, plan: Plan, out:
 
 
 def said(plan: Plan) -> dict[str, Any]:
-    """The settings that the policy looks at, in words and numbers."""
+    """The settings that the policy uses, in words and numbers."""
     rules = plan.rules
     found: dict[str, Any] = {}
     if rules.discipline in ("dlas", "dgittins"):

@@ -50,16 +50,16 @@ from sim.jobs.engine import Outcome, SimJob
 from sim.kernel import Kernel
 
 COMPLETE, READY, ARRIVE, SINK = 2, 3, 4, 5
-"""What happens to a job, in this order within one second."""
+"""Kinds of events of a job, in their order within one second."""
 OFTEN_S = 1e-6
-"""The log's clock is as exact as the simulation."""
+"""Seconds between checkpoints of the log's clock: it is as exact as the simulation."""
 LOOKS_MAX = 10_000
-"""Within one second; a leader that needs more would never stop."""
+"""Most looks of the leader within one second; one that needs more would never stop."""
 
 
 @dataclass(frozen=True)
 class Asks:
-    """What one job says when it is submitted."""
+    """What one job asks for when it is submitted."""
 
     tenant: str = "default"
     job_class: JobClass = "guaranteed"
@@ -67,55 +67,55 @@ class Asks:
 
 @dataclass
 class Life:
-    """One job in the world."""
+    """The state of one job on the cluster."""
 
     remaining: int
     """Productive seconds still to come when it was last looked at."""
     ran: int = 0
     holds: bool = False
-    """It has GPUs."""
+    """Whether the job has GPUs."""
     runs: bool = False
-    """It makes progress on them."""
+    """Whether it makes progress on them."""
     counts: bool = False
-    """They count against its tenant's quota."""
+    """Whether they count against its tenant's quota."""
     since: int = 0
-    """When it was last looked at."""
+    """Second at which the job was last looked at."""
     event: int = 0
-    """What happens to it next: the number of the event in the kernel; 0: nothing was posted yet."""
+    """Number of the job's next event in the kernel; 0: nothing was posted yet."""
     starts: int = 0
 
 
 @dataclass
 class Used:
-    """What the jobs of one tenant held. GPU·s."""
+    """GPU-seconds that the jobs of one tenant held."""
 
     guaranteed_gpu_s: int = 0
     opportunistic_gpu_s: int = 0
     held_max: int = 0
-    """GPUs against its quota at once."""
+    """Most GPUs against the tenant's quota at once."""
     over_s: int = 0
-    """Seconds for which these were more than its quota."""
+    """Seconds in which these were more than the quota."""
 
 
 @dataclass
 class Tally:
-    """What became of classes and quotas; jobs by their place in the list that was given."""
+    """What became of classes and quotas; a job is its index in the given list."""
 
     demoted: set[int] = field(default_factory=set)
     upgraded: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
-    """The log did not take them: they ask for more than their tenant's quota."""
+    """Jobs that the log refused: they ask for more than their tenant's quota."""
     kept: set[int] = field(default_factory=set)
-    """They kept GPUs until they were whole."""
+    """Gangs that kept GPUs until they were whole."""
     late: int = 0
-    """Submissions put off while as many jobs waited as a log takes."""
+    """Submissions put off because the log had its most waiting jobs."""
     used: dict[str, Used] = field(default_factory=dict)
 
 
 def settings_of(
     rules: OrderRules, quotas: dict[str, int], default: int | None, demote_after_s: float | None
 ) -> SchedulerSettings:
-    """What agents would be configured with. ValueError for rules that they do not have."""
+    """The settings of agents for these rules. Raises ValueError for rules that they do not have."""
     if rules.discipline != "dlas" or rules.inside != "sticky" or rules.quantum_s is not None:
         raise ValueError("agents have 2D-LAS in which running gangs stay, without a quantum")
     return SchedulerSettings(
@@ -151,23 +151,23 @@ class Live:
         self.rack = tuple(RackHost(host, gpus_each) for host in names)
         self.gpus = {host: [str(gpu) for gpu in range(gpus_each)] for host in names}
         self.capacity = Capacity(self.queue, dict.fromkeys(names, gpus_each))
-        """Where coordinators look for places."""
+        """The pool in which coordinators look for places."""
         self.dispatch = self.queue.follow()
         self.lives = [Life(job.duration_s) for job in jobs]
         self.at: dict[JobId, int] = {}
         self.ids: dict[int, JobId] = {}
         self.granted: list[JobId] = []
-        """Gangs without a place, yet."""
+        """Granted gangs that have no place yet."""
         self.kernel: Kernel[int, Callable[[], None]] = Kernel(min((job.submit_s for job in jobs), default=0))
         for at in self.given:
             self.kernel.post(jobs[at].submit_s, partial(self._arrive, at), ARRIVE)
         self.outside: deque[int] = deque()
-        """They come when the log takes them."""
+        """Jobs that come when the log takes them."""
         self.left = count = len(jobs)
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
         self.tally = Tally(used={ask.tenant: Used() for ask in self.asks})
         self.held = dict.fromkeys(self.tally.used, 0)
-        """GPUs that each tenant's jobs hold in the world and that count against its quota."""
+        """GPUs that each tenant's jobs hold and that count against its quota."""
 
     # ---- the run ----
 
@@ -176,7 +176,7 @@ class Live:
         return self.kernel.now
 
     def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
-        """Until every job has ended, or was refused."""
+        """Run until every job has ended, or was refused."""
         steps, total = 0, max(1, len(self.jobs))
         self._decide()
         while self.left:
@@ -209,7 +209,7 @@ class Live:
         self.kernel.advance(now)
 
     def _decide(self) -> None:
-        """The leader looks until it has nothing to say and every gang that was granted has its places."""
+        """Let the leader look until it proposes nothing more and every granted gang has its places."""
         self.out.decisions += 1
         for _ in range(LOOKS_MAX):
             if not self._look() and not self._place_all():
@@ -220,7 +220,7 @@ class Live:
             used.held_max = max(used.held_max, self.held[tenant])
 
     def _look(self) -> bool:
-        """Everything that the leader proposes is performed; whether there was anything that the log took."""
+        """Perform everything that the leader proposes; returns whether the log took any of it."""
         proposed = self.leader.handle(ScheduleTick(self.rack, self.now), self.now)
         return sum(self._perform(action.command) for action in proposed) > 0
 
@@ -230,7 +230,7 @@ class Live:
         return apply(self.queue, self.queue.index + 1, command)[0]
 
     def _perform(self, command: Command) -> bool:
-        """What the leader proposes; whether the log takes it."""
+        """Perform one command of the leader; returns whether the log takes it."""
         if isinstance(command, TakenBack | Upgraded):
             self._accrue(self.at[command.job])
         if isinstance(self._say(command), NotApplied):
@@ -257,7 +257,7 @@ class Live:
         return self.queue.jobs[self.ids[at]]
 
     def _report(self, at: int) -> None:
-        """Its hosts report to the log what it attained."""
+        """Report to the log what a job attained, as its hosts do."""
         self._accrue(at)
         served = {self.ids[at]: float(self.lives[at].ran * self.jobs[at].gpus)}
         self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s=served))
@@ -274,7 +274,7 @@ class Live:
     # ---- what happens to a job ----
 
     def _post(self, at: int, second: int, kind: int, happens: Callable[[int], None]) -> None:
-        """What happens to this job next, in place of what was posted before."""
+        """Post the job's next event in place of the one that was posted before."""
         self.kernel.cancel(self.lives[at].event)
         self.lives[at].event = self.kernel.post(second, partial(happens, at), kind)
 
@@ -292,7 +292,7 @@ class Live:
             life.since = self.now
 
     def _counts(self, at: int, counts: bool) -> None:
-        """From now on the GPUs that it has count against its tenant's quota, or do not."""
+        """From now on the job's GPUs count against its tenant's quota, or do not."""
         life = self.lives[at]
         self.held[self.asks[at].tenant] += self.jobs[at].gpus * (counts - life.counts)
         life.counts = counts
@@ -327,8 +327,8 @@ class Live:
             self.ids[at], self.at[said.job] = said.job, at
 
     def _place_all(self) -> bool:
-        """Coordinators find places for the gangs that were granted, in the order of their numbers; whether there were
-        any."""
+        """Find places for the granted gangs, in the order of their numbers, as coordinators do; returns whether there
+        were any."""
         granted = sorted([self.queue.jobs[id] for id in self.granted], key=lambda job: job.number)
         self.granted = []
         for job in granted:
@@ -382,7 +382,8 @@ class Live:
         self._watch(at)
 
     def _watch(self, at: int) -> None:
-        """What comes first: its end, or enough service to sink into the next queue. At one second it ends."""
+        """Post what comes first for the job: its end, or enough service to sink into the next queue. At one second it
+        ends."""
         life, gpus, job = self.lives[at], self.jobs[at].gpus, self._job(at)
         thresholds = self.leader.settings.queue_thresholds_gpu_s
         attained = life.ran * gpus - job.priority.base_gpu_s
@@ -400,7 +401,7 @@ class Live:
         self._watch(at)
 
     def _stopped(self, at: int) -> None:
-        """The log says that it has to stop: it writes a checkpoint."""
+        """Stop a job that the log says has to stop: it writes a checkpoint."""
         life = self.lives[at]
         self._report(at)
         life.runs = False
@@ -412,7 +413,7 @@ class Live:
             self.kernel.cancel(life.event)
 
     def _ready(self, at: int) -> None:
-        """Its checkpoint is written, or read."""
+        """Continue with a job whose checkpoint is written, or read."""
         self._accrue(at)
         if self._job(at).state == "stopping":
             self._ranks_end(at, asked=True)

@@ -72,7 +72,7 @@ def _stem(file: str) -> str:
 
 
 def _read(file: str) -> str:
-    """Names of people and jobs may be in any encoding; nothing that is counted is."""
+    """Text of a file; names of people and jobs may be in any encoding, nothing that is counted is."""
     return bytes_of(file).decode("utf-8-sig", errors="replace")
 
 
@@ -80,14 +80,14 @@ def _read(file: str) -> str:
 
 
 def as_trace(found: Sequence[Found], name: str) -> Trace:
-    """The first job at second 0."""
+    """The jobs as a trace in which the first one is submitted at second 0."""
     begin = found[0].submit_s
     jobs = [SimJob(job.id, job.submit_s - begin, job.gpus, job.ran_s, job.limit_s, job.tenant) for job in found]
     return Trace(name, jobs, sum(job.limit_s is not None for job in jobs), {})
 
 
 def as_csv(found: Sequence[Found]) -> str:
-    """A trace for `covey-sim jobs`."""
+    """The jobs as the CSV of a trace for `covey-sim jobs`."""
     begin, out = found[0].submit_s, io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(

@@ -30,16 +30,16 @@ STILL_WAITING = ("PENDING", "CONFIGURING", "REQUEUE_HOLD", "REQUEUE_FED", "SPECI
 ELSEWHERE = ("REVOKED",)
 STATES = (*ENDED, *GOING_ON, *STILL_WAITING, *ELSEWHERE, "CANCELLED", "REQUEUED")
 EARLIER = ("requeued", "resized")
-"""Kinds of lines whose time is a job's, before its last one."""
+"""Kinds of lines whose time belongs to a job, before its last one."""
 NO_TIME = ("", "Unknown", "None", "N/A")
 CLOCK_CHANGE_S = 3600
-"""How far local clocks are set back."""
+"""Most seconds that local clocks are set back."""
 EARLIEST_S, LATEST_S = 946_684_800, 4_102_444_800
-"""2000 and 2100; a time outside comes from a clock that was not set."""
+"""Seconds since 1970 of 2000 and 2100; a time outside comes from a clock that was not set."""
 RAN_MAX_S = 10 * 366 * 86400
-"""Ten years; no job runs longer."""
+"""Ten years in seconds; no job runs longer."""
 SAID_MAX = 5
-"""Lines that cannot be, of which each is named."""
+"""Most impossible lines that are named one by one."""
 
 WHY = {
     "kept": "ended, with GPUs",
@@ -64,31 +64,31 @@ WHY = {
 
 @dataclass
 class Accounting:
-    """What a file holds."""
+    """The content of an accounting file."""
 
     jobs: list[Found] = field(default_factory=list)
-    """By submission."""
+    """Jobs, by submission."""
     counts: Counter[str] = field(default_factory=Counter)
     """Lines of each kind (`WHY`); together all lines that are not empty."""
     notes: list[str] = field(default_factory=list)
-    """What was assumed, and lines that were left out with their numbers."""
+    """Notes on what was assumed, and on lines that were left out, with their numbers."""
     partitions: Counter[str] = field(default_factory=Counter)
     """Lines that count, per partition."""
 
 
 @dataclass
 class _Seen:
-    """What is only known after the last line."""
+    """Counts that are known only after the last line."""
 
     impossible: list[str] = field(default_factory=list)
     states: set[str] = field(default_factory=set)
     types: Counter[str] = field(default_factory=Counter)
     asked: int = 0
-    """Jobs whose GPUs stand only in what they asked for."""
+    """Jobs whose GPUs are given only in what they asked for."""
     clock: int = 0
     """Lines over a change of the clock."""
     local: bool = False
-    """Are there times that do not say their offset?"""
+    """Whether there are times that do not say their offset."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class _Attempt:
     start_s: int | None
     job: Found | None
     run: Run | None = None
-    """For which it held GPUs, if it was requeued or resized."""
+    """The run in which the attempt held GPUs, if it was requeued or resized."""
 
 
 class _Impossible(Exception):
@@ -109,8 +109,8 @@ class _Impossible(Exception):
 
 
 def read_sacct(text: str, name: str = "sacct", partitions: Collection[str] = ()) -> Accounting:
-    """Every job that ended and held GPUs; only of `partitions`, when they are named. Wrong when the file is something
-    else, when a line cannot be read, or when no job is left."""
+    """Read every job that ended and held GPUs; only of `partitions`, when they are named. Raises Wrong when the file
+    is something else, when a line cannot be read, or when no job is left."""
     lines = text.split("\n")
     if "|" not in lines[0]:
         why = "fields with | between them and their names in the first line are expected"
@@ -181,7 +181,7 @@ def _check_columns(name: str, columns: dict[str, int]) -> None:
 
 
 class _Row:
-    """One line, by the names of its columns."""
+    """One line, whose fields are found by the names of its columns."""
 
     def __init__(self, name: str, number: int, text: str, fields: list[str], columns: dict[str, int]) -> None:
         self.name, self.number, self.text, self.fields, self.columns = name, number, text, fields, columns
@@ -221,7 +221,7 @@ class _Row:
         return at_s
 
     def is_local(self, column: str) -> bool:
-        """Does the time not say by which clock it is?"""
+        """Whether the time does not say by which clock it is."""
         return re.fullmatch(r"[^T]*T[0-9:.]*", self.get(column)) is not None
 
     def ran_raw_s(self) -> int | None:
@@ -246,14 +246,14 @@ class _Row:
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def limit_s(self) -> int | None:
-        """The time limit; None when there is none, or none within ten years."""
+        """The time limit in seconds; None when there is none, or none within ten years."""
         raw = self.get("TimelimitRaw")
         limit = int(raw) * 60 if re.fullmatch(r"[0-9]{1,12}", raw) else self.span_s("Timelimit")
         return limit if limit and limit <= RAN_MAX_S else None
 
 
 def _attempt(row: _Row, seen: _Seen) -> _Attempt:
-    """What kind of line it is, and the job if it is one to simulate."""
+    """The attempt that a line tells of: its kind, and the job if it is one to simulate."""
     state = _state(row)
     submit, start = row.time("Submit"), row.time("Start")
     eligible = row.time("Eligible")
@@ -292,7 +292,7 @@ def _lies(low: int | None, at: int | None, high: int | None) -> bool:
 
 
 def _state(row: _Row) -> str:
-    """The state without who cancelled it; one that was cut off (OUT_OF_ME+) is completed."""
+    """The state without the name of who cancelled it; one that was cut off (OUT_OF_ME+) is completed."""
     state = row.get("State").split(" ")[0]
     if state.endswith("+"):
         state = state.rstrip("+")
@@ -303,7 +303,7 @@ def _state(row: _Row) -> str:
 
 
 def _kind(row: _Row, state: str, gpus: int, submit: int | None) -> str:
-    """Why this is no job to simulate; empty when it is one, if it ran."""
+    """Why this line is no job to simulate; empty when it is one, if it ran."""
     if gpus == 0:
         unknown = not any(row.get(column) for column in ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES"))
         if unknown and state == "CANCELLED" and not row.ran_raw_s() and not row.span_s("Elapsed"):
@@ -327,7 +327,7 @@ def _kind(row: _Row, state: str, gpus: int, submit: int | None) -> str:
 
 
 def _ran(row: _Row, seen: _Seen) -> int:
-    """Seconds that it held its GPUs."""
+    """Seconds that the attempt held its GPUs."""
     ran = row.ran_raw_s()
     if ran is None:
         ran = row.span_s("Elapsed")
@@ -347,8 +347,8 @@ def _ran(row: _Row, seen: _Seen) -> int:
 
 
 def gpus_of(row: _Row) -> tuple[int, bool]:
-    """GPUs of the whole allocation, and whether they stand only in what was asked for: nothing was ever allocated, or
-    Slurm does not account for GPUs that are."""
+    """GPUs of the whole allocation, and whether they are given only in what was asked for: nothing was ever allocated,
+    or Slurm does not account for GPUs that are."""
     for column in ("AllocTRES", "ReqTRES"):
         text = row.get(column)
         plain = re.findall(r"(?:^|,)gres/gpu=([0-9]{1,9})([KM]?)(?=,|$)", text)
@@ -377,8 +377,8 @@ def _bounded(row: _Row, column: str, gpus: int) -> int:
 
 
 def _last(id: str, lines: Sequence[_Attempt], counts: Counter[str]) -> Found | None:
-    """The last attempt of a job with the runs of those before, submitted when the first one could begin. Every line is
-    counted."""
+    """The last attempt of a job with the runs of the earlier ones, submitted when the first one could begin. Every
+    line is counted."""
     attempts: list[_Attempt] = []
     for line in lines:
         same = next((at for at, each in enumerate(attempts) if _is_same(each, line)), None)
@@ -405,8 +405,8 @@ def _run_of(attempt: _Attempt) -> Run | None:
 
 
 def _is_same(one: _Attempt, other: _Attempt) -> bool:
-    """Are both one attempt, seen at two times? Each has its own submission in Slurm's database; where two have one, two
-    that are over and began at two times are two nevertheless."""
+    """Whether two lines are one attempt, seen at two times. Each attempt has its own submission in Slurm's database;
+    where two have the same, two that are over and began at two times are two nevertheless."""
     if one.submit_s != other.submit_s or "REQUEUED" in (one.state, other.state):
         return False
     if "resized" in (one.kind, other.kind):
@@ -419,7 +419,8 @@ def _is_over(attempt: _Attempt) -> bool:
 
 
 def _joined(jobs: Sequence[Found], counts: Counter[str]) -> list[Found]:
-    """Parts of heterogeneous jobs as one gang: all their GPUs, for as long as the longest."""
+    """The jobs, with parts of heterogeneous ones joined to one gang: all their GPUs, for the time of the longest
+    part."""
     gangs: dict[str, Found] = {}
     names = {job.id for job in jobs}
     for job in jobs:

@@ -41,16 +41,18 @@ NEVER = math.inf
 
 @dataclass(frozen=True)
 class Sharing:
-    """What is assumed of jobs and devices."""
+    """What a run assumes of jobs and devices."""
 
     interference: float = 0.05
     """How much slower a guaranteed job is all the time that another job is beside it: the whole tolerance."""
     used: float = 0.9
-    """How much an opportunistic job gets of what the device model gives on average: measuring baselines takes time."""
+    """Share of what the device model gives on average that an opportunistic job gets: measuring baselines takes
+    time."""
     own_waits: bool = True
-    """An opportunistic job's own waits go on while the guaranteed job is busy. False: the worst case, they never do."""
+    """Whether an opportunistic job's own waits continue while the guaranteed job is busy. False: the worst case, they
+    never do."""
     per_gpu_max: int = 2
-    """Jobs on one GPU, the guaranteed one included."""
+    """Most jobs on one GPU, the guaranteed one included."""
     busy: tuple[float, float] = (0.1, 0.9)
     """Share of its time in which a job works on the device, uniform between these. AntMan's figure 1: one GPU in ten is
     used for more than 80 % of the time; here one in eight."""
@@ -59,10 +61,10 @@ class Sharing:
     memory_large: float = 0.2
     """Share of the jobs that need more than half of the device memory (AntMan figure 1: 20 %)."""
     move_s: float | None = 60.0
-    """What it costs to checkpoint a job here and restart it there; None: no job moves."""
+    """Seconds that it costs to checkpoint a job here and restart it there; None: no job moves."""
     mode: Mode = "ladder"
     classes: bool = False
-    """The job's tenant says its class (`GUARANTEED` or another), not the order."""
+    """Whether the job's tenant says its class (`GUARANTEED` or another), not the order."""
 
 
 @dataclass(eq=False)
@@ -70,7 +72,7 @@ class Running:
     """A job of the trace and what it needs."""
 
     at: int
-    """Its place in the trace."""
+    """Index of the job in the trace."""
     job: SimJob
     busy: float
     memory: float
@@ -83,14 +85,14 @@ class Running:
     counted_s: float = 0.0
     """Part of `done_s` since the job was promoted last, in seconds: its queue goes by this."""
     promoted_s: float = NEVER
-    """When it was promoted for having waited too long; NEVER: it was not, or sank again."""
+    """Time at which the job was promoted for having waited too long; NEVER: it was not, or sank again."""
     waits_s: float = 0.0
-    """When it began to wait."""
+    """Time at which the job began to wait."""
     waited_s: float = 0.0
     preempted: int = 0
     promotions: int = 0
     held_until_s: float = 0.0
-    """It is being moved."""
+    """Time until which the job is being moved."""
     first_s: float = NEVER
 
     @property
@@ -100,21 +102,21 @@ class Running:
 
 @dataclass
 class Outcome:
-    """By place in the trace; s."""
+    """What became of each job, by its index in the trace; times in seconds."""
 
     end_s: list[float]
     first_s: list[float]
     moves: int = 0
     shared_gpu_s: float = 0.0
-    """GPU time on which two jobs or more lived..."""
+    """GPU-seconds in which a GPU had two jobs or more."""
     held_gpu_s: float = 0.0
-    """...and one or more."""
+    """GPU-seconds in which a GPU had one job or more."""
     decisions: int = 0
 
 
 def speeds(busy: Sequence[float], leader: int | None, sharing: Sharing) -> list[float]:
-    """Speeds of the jobs of one GPU, by their shares of device time; `leader` is the guaranteed one, None: there is
-    none."""
+    """Speeds of the jobs of one GPU, by their shares of device time; `leader` is the index of the guaranteed one,
+    None: there is none."""
     if len(busy) == 1:
         return [1.0]
     if sharing.mode == "packing" or leader is None:
@@ -127,8 +129,9 @@ def speeds(busy: Sequence[float], leader: int | None, sharing: Sharing) -> list[
 
 
 def opportunistic_time(busy: float, idle: float, own_waits: bool = True) -> float:
-    """How many times as long a job takes that works on the device for a share `busy` of its time, when it may only for
-    a share `idle` of it. At worst, without `own_waits`, its waits all fall into the idle time and it gets 1 / idle."""
+    """How many times as long a job takes that works on the device for a share `busy` of its time, when it may do so
+    only for a share `idle` of it. At worst, without `own_waits`, its waits all fall into the idle time and it gets 1 /
+    idle."""
     return busy / idle + 1 - busy if own_waits else 1 / idle
 
 
@@ -138,7 +141,7 @@ def _no_easier(asked: tuple[int, float, int, bool], other: tuple[int, float, int
 
 
 class Cluster:
-    """One run; `gpus` of one kind, jobs drawn by `seed`."""
+    """One run on `gpus` GPUs of one kind; `seed` draws what jobs need."""
 
     def __init__(
         self, jobs: Sequence[SimJob], gpus: int, sharing: Sharing, seed: int, rules: OrderRules = COVEY
@@ -160,13 +163,13 @@ class Cluster:
         self.on: list[list[Running]] = [[] for _ in range(gpus)]
         """Jobs of each GPU."""
         self.full, self.used = [0.0] * gpus, [0.0] * gpus
-        """Memory that they need, and device time."""
+        """Shares of each GPU's memory and of its time that its jobs need."""
         self.arrivals = sorted(self.jobs, key=lambda running: (running.job.submit_s, running.at))
         self.waiting: list[Running] = []
         self.running: list[Running] = []
         self.preempted: list[Running] = []
         self.leader: list[Running | None] = [None] * gpus
-        """Who is guaranteed on each GPU."""
+        """The guaranteed job of each GPU; None: there is none."""
         self.now_s = 0.0
         self.outcome = Outcome([0.0] * len(jobs), [0.0] * len(jobs))
 
@@ -198,7 +201,7 @@ class Cluster:
         return self.outcome
 
     def whole(self) -> engine.Outcome:
-        """What became of the jobs in the form of the other engines: whole seconds, ends rounded up."""
+        """The outcome in the form of the other engines: whole seconds, ends rounded up."""
         return engine.Outcome(
             end_s=[math.ceil(end_s - 1e-6) for end_s in self.outcome.end_s],
             first_s=[math.floor(first_s + 1e-6) for first_s in self.outcome.first_s],
@@ -212,7 +215,7 @@ class Cluster:
     # ---- time ----
 
     def _next_s(self, running: Running) -> float:
-        """When something changes with this job by itself: it ends, falls into a lower queue, or is moved."""
+        """Time at which something changes with this job by itself: it ends, falls into a lower queue, or is moved."""
         if running.held_until_s > self.now_s:
             return running.held_until_s
         left = running.job.duration_s - running.done_s
@@ -238,7 +241,7 @@ class Cluster:
         self.now_s = to_s
 
     def _promote(self) -> None:
-        """Who waits for longer than the limit goes to the head of everything (Tiresias §3.3.2.3)."""
+        """Put jobs that have waited longer than the limit at the head of everything (Tiresias §3.3.2.3)."""
         limit_s = self.rules.starve_limit_s
         if limit_s is None:
             return
@@ -268,7 +271,7 @@ class Cluster:
     # ---- order and speed ----
 
     def _key(self, running: Running) -> tuple[float, ...]:
-        """Smaller is first."""
+        """The job's key in the order: the smallest is first."""
         if self.sharing.classes:
             return (0.0 if running.job.tenant == GUARANTEED else 1.0, float(running.job.submit_s), float(running.at))
         if running.promoted_s < NEVER:
@@ -279,7 +282,8 @@ class Cluster:
         return (float(running.queue), 1.0, runs, float(width), *by_age)
 
     def _set_speeds(self) -> None:
-        """In order, every job leads whose GPUs no other leads yet; a gang goes at the speed of its slowest rank."""
+        """Set the speeds: in order, every job leads whose GPUs no other leads yet; a gang runs at the speed of its
+        slowest rank."""
         self.running.sort(key=self._key)
         self.leader = [None] * self.gpus
         for running in self.running:
@@ -302,7 +306,7 @@ class Cluster:
     # ---- placement ----
 
     def _place(self) -> None:
-        """Waiting jobs in order, each whole or not at all; then jobs that are better off on empty GPUs."""
+        """Place waiting jobs in order, each whole or not at all; then move jobs that are better off on empty GPUs."""
         self.waiting.sort(key=self._key)
         still: list[Running] = []
         failed: list[tuple[int, float, int, bool]] = []
@@ -336,7 +340,8 @@ class Cluster:
             self._sum_up(gpu)
 
     def _gpus_for(self, running: Running) -> list[int] | None:
-        """The GPUs where it runs fastest and slows others least; None when there are not enough that it may use."""
+        """The GPUs where the job runs fastest and slows others least; None when there are not enough that it may
+        use."""
         costs = []
         for gpu, jobs in enumerate(self.on):
             if not jobs:
@@ -348,7 +353,7 @@ class Cluster:
         return [gpu for _, gpu in sorted(costs)[: running.job.gpus]]
 
     def _may_come(self, running: Running, gpu: int) -> bool:
-        """Memory fits, and the GPU is not used for more than M already (AntMan Algorithm 1)."""
+        """Whether the job's memory fits, and the GPU is used for no more than M already (AntMan Algorithm 1)."""
         jobs = self.on[gpu]
         if self.sharing.classes and running.job.tenant == GUARANTEED:
             return all(job.job.tenant != GUARANTEED for job in jobs)  # the others shrink (AntMan §3.3)
@@ -359,7 +364,8 @@ class Cluster:
         )
 
     def _cost(self, running: Running, gpu: int) -> float:
-        """Speed lost, in GPUs: by the job itself or, if it comes first there, by the gang that came first so far."""
+        """Speed lost on this GPU, in GPUs: by the job itself or, if it comes first there, by the gang that was first
+        until now."""
         jobs, leader = self.on[gpu], self.leader[gpu]
         busy = [job.busy for job in jobs]
         if self._may_lead(running) and (leader is None or self._key(leader) > self._key(running)):
@@ -370,7 +376,8 @@ class Cluster:
         return (1 - speeds([*busy, running.busy], at, self.sharing)[-1]) * running.job.gpus
 
     def _gpus_of_others(self, running: Running) -> list[int] | None:
-        """Where nothing can be shared 2DAS preempts: jobs of lower queues are checkpointed, the last one first."""
+        """GPUs that 2DAS preempts where nothing can be shared: jobs of lower queues are checkpointed, the last one
+        first."""
         if self.sharing.move_s is None or self.sharing.classes:
             return None
         first = running.promoted_s < NEVER
@@ -398,7 +405,7 @@ class Cluster:
         self.outcome.moves += 1
 
     def _move(self, cost_s: float) -> None:
-        """A job at less than 70 % of its speed goes to empty GPUs if it has much left to do."""
+        """Move jobs at less than 70 % of their speed to empty GPUs if they have much left to do."""
         empty = [gpu for gpu, jobs in enumerate(self.on) if not jobs]
         for running in sorted(self.running, key=self._key):
             left_s = running.job.duration_s - running.done_s

@@ -38,22 +38,22 @@ CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 
 @dataclass(frozen=True)
 class Tenant:
-    """One that shares the cluster."""
+    """A tenant that shares the cluster."""
 
     name: str
     quota: int | None = None
-    """GPUs; None: not limited."""
+    """GPUs of the tenant's quota; None: not limited."""
     job_class: JobClass = "guaranteed"
 
 
 @dataclass(frozen=True)
 class Tenancy:
-    """What a file says."""
+    """The content of a file of tenants."""
 
     path: str
     tenants: dict[str, Tenant]
     named: dict[str, str]
-    """Tenant of the trace -> the one here that it is."""
+    """Tenant of the trace -> the tenant of this file that it is."""
     classes: dict[str, JobClass] = field(default_factory=dict)
     demote_after_s: float | None = SchedulerSettings().demote_after_s
 
@@ -65,7 +65,7 @@ class Tenancy:
         return None if others is None else others.quota
 
     def asks(self, jobs: Sequence[SimJob]) -> list[Asks]:
-        """Tenant and class of each job. Wrong when the file does not say whose a job is."""
+        """Tenant and class of each job. Raises Wrong when the file does not say whose a job is."""
         if not any(job.tenant for job in jobs):
             what = f"--tenants {self.path}: the trace names no tenants"
             raise Wrong(what, "its column tenant is not there, or empty", "add it, or leave --tenants out")
@@ -82,7 +82,7 @@ class Tenancy:
 
 
 def read_tenants(path: Path) -> Tenancy:
-    """Wrong, with the place and what was expected there, when the file cannot be used."""
+    """Read a file of tenants. Raises Wrong, with the place and what was expected there, when it cannot be used."""
     given = _parsed(path)
     _check_keys(path, "at the top", given, ("tenants", "classes", "demote_after_s"))
     tables = _table(path, "tenants", given.get("tenants"))

@@ -22,14 +22,15 @@ class Shared:
     out: Outcome
     refused: list[SimJob]
     tally: Tally
-    """By the places of jobs in `given`."""
+    """Counts of the run; a job is its index in `given`."""
     given: list[Asks]
 
 
 def run_shared(
     jobs: Sequence[SimJob], capacity: int, hosts: int | None, rules: OrderRules, tenancy: Tenancy, progress: Progress
 ) -> Shared:
-    """Wrong for rules that agents do not have, and when the log takes no job at all."""
+    """Run the trace under the agents' scheduler. Raises Wrong for rules that agents do not have, and when the log
+    takes no job at all."""
     try:
         settings = settings_of(rules, tenancy.quotas(), tenancy.default_quota(), tenancy.demote_after_s)
     except ValueError as error:
@@ -58,7 +59,7 @@ COLUMNS = ("end_s", "first_s", "wait_s", "preempted", "promoted")
 
 
 def with_tenants(found: Report, shared: Shared, tenancy: Tenancy) -> Report:
-    """The report, and what each tenant got."""
+    """The report with what each tenant got."""
     names = sorted({ask.tenant for ask in shared.given})
     told = {name: _told(name, shared, tenancy) for name in names}
     rows: list[Sequence[Cell]] = [_row(name, tenant) for name, tenant in told.items()]
@@ -119,7 +120,7 @@ def _row(name: str, told: dict[str, Any]) -> list[Cell]:
 
 
 def _mean(numbers: Sequence[int]) -> float | None:
-    """None: of no job."""
+    """The mean of these numbers; None if there are none."""
     return sum(numbers) / len(numbers) if numbers else None
 
 

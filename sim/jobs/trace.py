@@ -32,13 +32,13 @@ class Trace:
     name: str
     jobs: list[SimJob]
     limits: int
-    """How many jobs say how long they may take."""
+    """Number of jobs that have a time limit."""
     extra: dict[str, list[str]]
     """Columns that are not for the order (`model`, `job_class`, ...), one value per job."""
 
 
 def read_trace(path: Path) -> Trace:
-    """Wrong when a line cannot be used, with where and why."""
+    """Read a trace. Raises Wrong when a line cannot be used, with where and why."""
     rows = rows_of(path)
     number, header = next(rows, (1, []))
     names = [name.strip() for name in header]
@@ -106,7 +106,7 @@ def _skew(path: Path, line: int, row: Sequence[str], columns: dict[str, int]) ->
 def _share(
     path: Path, line: int, column: str, row: Sequence[str], columns: dict[str, int], high: int
 ) -> Fraction | None:
-    """A number from 0 to `high` with a point, exactly; None when the column or the field is empty."""
+    """An exact number from 0 to `high`, with or without a point; None when the column or the field is empty."""
     text = row[columns[column]].strip() if column in columns else ""
     if not text:
         return None
@@ -132,7 +132,7 @@ def _wrong(path: Path, line: int, column: str, found: str, expected: str) -> Wro
 
 
 def read_services(path: Path) -> list[int]:
-    """Total service of past jobs, GPU·s: one column `service_gpu_s`."""
+    """Total service of past jobs in GPU-seconds, from the one column `service_gpu_s`."""
     rows = rows_of(path)
     number, header = next(rows, (1, []))
     if [name.strip() for name in header] != ["service_gpu_s"]:

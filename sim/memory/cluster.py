@@ -52,7 +52,7 @@ from sim.memory.pages import PAGE, Load, Pages
 
 DEFAULTS = MemorySettings()
 VOLUME = "swap"
-"""Each host has one volume."""
+"""Name of the one volume of each host."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,28 @@ class Strategy:
     choices: int = placement.CHOICES
     """Hosts asked for one slab; 0: none, there is no remote memory."""
     drawn: int = placement.CHOICES
-    """Hosts drawn, of which the freest by gossip are asked; no more than `choices`: random ones."""
+    """Hosts drawn, of which the freest by gossip are asked; if it is no more than `choices`, random hosts are asked."""
     hot: float = 0.0
     """Page requests per second above which a slab is mapped."""
     cold_share: float = 0.0
-    """The part of it below which a slab is given back unasked (ColdSlab); 0: never."""
+    """Part of `hot` below which a slab is given back unasked (ColdSlab); 0: never."""
     published: bool = False
-    """An evicted slab is mapped again, empty, and a slab just mapped takes all of its memory and is not filled.
-    Else it moves with its content, is filled in the background, and costs its lender only pages that were touched."""
+    """Whether an evicted slab is mapped again, empty, and a slab just mapped takes all of its memory and is not
+    filled. If not, it moves with its content, is filled in the background, and costs its lender only pages that were
+    touched."""
     auto_headroom: bool = False
     auto_lend: bool = False
-    """Half of what is free at the start is lent at most (`lend = "auto"`); else all of a host."""
+    """Whether at most half of what is free at the start is lent (`lend = "auto"`); else all of a host."""
 
 
 def published() -> Strategy:
-    """Infiniswap with the settings of §2.7."""
+    """The strategy of Infiniswap with the settings of §2.7."""
     return Strategy("as published", GIB, hot=placement.HOT_SLAB, published=True)
 
 
 def ours(label: str = "covey", slab_bytes: int = 64 * MIB) -> Strategy:
-    """What live agents do by default: two of six drawn are asked, the threshold is in proportion to a slab's size."""
+    """The strategy of live agents by default: two of six drawn are asked, the threshold is in proportion to a slab's
+    size."""
     return Strategy(label, slab_bytes, drawn=placement.DRAWN, hot=placement.hot_for(slab_bytes))
 
 
@@ -95,7 +97,7 @@ def by_lot(label: str, slab_bytes: int, choices: int) -> Strategy:
 
 @dataclass
 class Outcome:
-    """What one run came to."""
+    """The result of one run."""
 
     used_share: np.ndarray
     """Memory in use over all memory, mean over the window, shape (hosts,)."""
@@ -104,10 +106,10 @@ class Outcome:
     useful_share: np.ndarray
     """`used_share` with only those pages of slabs counted that their lender really has."""
     counts: Counter[str] = field(default_factory=Counter)
-    """asked (QueryMem), refused (Map), nowhere (searches that found no lender), mapped, moved, evicted, busy_evicted,
-    given_back, short_host_s."""
+    """Counts by name: asked (QueryMem), refused (Map), nowhere (searches that found no lender), mapped, moved,
+    evicted, busy_evicted, given_back, short_host_s."""
     disk_share: float = 0.0
-    """Page requests that had to go to the disk."""
+    """Share of page requests that had to go to the disk."""
 
     @property
     def utilization(self) -> float:
@@ -131,8 +133,8 @@ class Outcome:
 
 
 class Rack:
-    """`view_age_s` is how old what gossip says is. What was measured is in whole seconds; timers and copies end between
-    them."""
+    """The modelled rack. `view_age_s` is the age of what gossip says. What was measured is in whole seconds; timers
+    and copies end between them."""
 
     def __init__(
         self, way: Strategy, host_bytes: int, kept_free: Headroom, load: Load, rng: random.Random, view_age_s: int = 1
@@ -146,7 +148,7 @@ class Rack:
         self.counts: Counter[str] = Counter()
         self.views: list[LenderPeers] = []
         self._now: deque[tuple[int, Any]] = deque()
-        """Host and event: what happens next, at once."""
+        """Host and event of what happens next, at once."""
         self.lenders = [self._lender(n) for n in range(len(self.hosts))] if way.choices else []
         self.borrowers = [self._borrower(host) for host in self.hosts] if way.choices else []
         for n in range(len(self.borrowers)):
@@ -174,7 +176,7 @@ class Rack:
         )
 
     def run(self, from_s: int = 0) -> Outcome:
-        """All seconds; what is measured begins at `from_s`."""
+        """Run all seconds; what is measured begins at `from_s`."""
         pages = self.pages
         used, whole, useful = (np.zeros(pages.hosts) for _ in range(3))
         to_disk = asked = 0.0
@@ -191,7 +193,7 @@ class Rack:
         return Outcome(used / over, whole / over, useful / over, self.counts, to_disk / asked if asked else 0.0)
 
     def check(self) -> None:
-        """Between messages the state of the machines is that of the rack."""
+        """Assert that between messages the state of the machines is that of the rack."""
         pages = self.pages
         held: Counter[tuple[int, int]] = Counter()
         for slab in np.flatnonzero(pages.lender >= 0).tolist():
@@ -216,7 +218,7 @@ class Rack:
         return self.kernel.now
 
     def second(self, second: int) -> np.ndarray:
-        """The next one. Pages requested of each slab."""
+        """Run the next second; returns the pages requested of each slab."""
         self.kernel.run_until(second, self._happens)
         measured = self.pages.second(second)
         self._machines(second, measured)
@@ -251,7 +253,7 @@ class Rack:
         self._settle()
 
     def _settle(self) -> None:
-        """What follows at once, and what follows from that."""
+        """Handle what follows at once, and what follows from that."""
         while self._now:
             n, event = self._now.popleft()
             if isinstance(event, _OF_LENDERS) or (isinstance(event, Heard) and isinstance(event.message, ToLender)):

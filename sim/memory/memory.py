@@ -30,7 +30,7 @@ HELP = "remote memory: a rack of hosts and containers"
 SEED = 1
 SHOWN = ("cluster", "eviction", "fill", "sensitivity", "racks", "views", "large")
 SLABS_MAX = 500_000
-"""Slabs in one simulated rack."""
+"""Most slabs in one simulated rack."""
 AGES_S = (0.0, 1.0, 3.0, 10.0)
 
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
 
 
 def setting_of(options: argparse.Namespace) -> Setting:
-    """What was asked for, checked; raises `Wrong`."""
+    """The setting that the options ask for, checked; raises `Wrong`."""
     _within("--hosts", options.hosts, 2, 2000)
     _within("--containers", options.containers, 1, 20_000)
     _within("--runs", options.runs, 1, 1000)

@@ -1,8 +1,8 @@
 """The pages of a modelled rack: which slabs each host's one volume has, how busy they are, and where their pages lie.
 
 What is modelled: containers that grow and page (`memory_workload`), requests to slabs, pages that reach a lender by
-page-outs or by filling in the background, a move that takes as long as copying takes, and what slabs take of a lender's
-memory. What is not: the time of a single page request.
+page-outs or by filling in the background, a move that takes the time of its copy, and the memory that slabs take of a
+lender. What is not: the time of a single page request.
 
 How busy the slabs of one volume are differs much and drifts slowly: log-normal weights (sigma 1.5) that forget
 themselves over ten minutes. Requests go to slabs in proportion to weight and to the part of the slab in use.
@@ -17,7 +17,8 @@ SIGMA, DRIFT_S, DRIFT_EVERY_S = 1.5, 600.0, 10
 WRITES = 0.5
 """Share of page requests that are page-outs: without filling in the background only these bring a page to a lender."""
 FILL_BYTES_PER_S = 200e6
-"""Speed of the background filling of a slab just mapped, and of a host that copies its moving slabs one by one."""
+"""Bytes per second of the background filling of a slab just mapped, and of a host that copies its moving slabs one by
+one."""
 PAGE = 4096
 Load = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Local bytes, bytes in swap, pages requested per second; each of shape (seconds, hosts)."""
@@ -25,7 +26,7 @@ Load = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Moving:
-    """The place that a slab is moving to, being filled."""
+    """The place that a slab is moving to, while it is filled."""
 
     epoch: int
     lender: int
@@ -33,15 +34,15 @@ class Moving:
     to_s: float
 
     def copied(self, now_s: float) -> float:
-        """Share of what was to be copied."""
+        """Share of the slab's content that has been copied by now."""
         if now_s >= self.to_s:
             return 1.0
         return max(0.0, (now_s - self.from_s) / (self.to_s - self.from_s))
 
 
 class Pages:
-    """Slabs are numbered through the rack: `first[h]` and the following are those of host h. `fills` False: a mapped
-    slab takes all of its memory at once and is not filled, as in the paper."""
+    """State of all slabs, numbered through the rack: `first[h]` and the following are those of host h. `fills` False:
+    a mapped slab takes all of its memory at once and is not filled, as in the paper."""
 
     def __init__(self, slab_bytes: int, fills: bool, load: Load, rng: random.Random) -> None:
         self.slab_bytes, self.fills = slab_bytes, fills
@@ -56,9 +57,9 @@ class Pages:
         """Number of the host that serves each slab; -1: the disk."""
         self.epoch = np.zeros(len(self.owner), dtype=np.int64)
         self.valid = np.zeros(len(self.owner))
-        """Share of the slab's pages in use that its lender has."""
+        """Share of the pages in use that the lender has, for each slab."""
         self.touched = np.zeros(len(self.owner))
-        """Share of the slab in use."""
+        """Share in use of each slab."""
         self.moving: dict[int, Moving] = {}
         self.weights = self.chance.normal(0.0, SIGMA, len(self.owner))
         self._busy = np.exp(self.weights)
@@ -68,7 +69,7 @@ class Pages:
     # ---- a second ----
 
     def second(self, second: int) -> np.ndarray:
-        """Pages requested of each slab in this second, in the mean. What was paged out reaches its lender."""
+        """Mean number of pages requested of each slab in this second. What was paged out reaches its lender."""
         if second % DRIFT_EVERY_S == 0 and second:
             self._drift()
         inside = self.swapped[second][self.owner] / self.slab_bytes - self.index
@@ -104,7 +105,7 @@ class Pages:
     # ---- what volumes do ----
 
     def open(self, host: int, index: int, epoch: int, lender: int, now_s: float) -> float | None:
-        """A place of the slab is open. When it will be filled, if another one serves the slab until then."""
+        """Open a place of the slab. Returns when it will be filled, if another one serves the slab until then."""
         slab = int(self.first[host]) + index
         if self.lender[slab] < 0:
             self.lender[slab], self.epoch[slab], self.valid[slab] = lender, epoch, 0.0
@@ -116,7 +117,7 @@ class Pages:
         return self._copies_until_s[host]
 
     def close(self, host: int, index: int, epoch: int, now_s: float) -> bool:
-        """A place of the slab is closed. Is it served by the one that it was moving to from now on?"""
+        """Close a place of the slab. Returns whether the place that it was moving to serves it from now on."""
         slab = int(self.first[host]) + index
         moving = self.moving.get(slab)
         if moving is not None and moving.epoch == epoch:
@@ -134,7 +135,7 @@ class Pages:
     # ---- memory ----
 
     def taken_bytes(self) -> np.ndarray:
-        """Memory that slabs take on each host: the paper registers whole slabs, ours grow as pages come."""
+        """Memory that slabs take on each host, in bytes: the paper registers whole slabs, ours grow as pages come."""
         return self._bytes(self.touched if self.fills else np.ones(len(self.touched)))
 
     def whole_bytes(self) -> np.ndarray:

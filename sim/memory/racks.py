@@ -1,9 +1,10 @@
 """Volumes without a disk behind them: each slab in copies or with parity on other hosts, and a whole rack is lost.
 
-A page of an ordinary volume is on its host's disk as well, so no lender's loss costs one. A volume kept in memory only
+A page of an ordinary volume is on its host's disk too, so no lender's loss costs one. A volume kept in memory only
 must survive a rack instead: members of one group (the copies of a slab, or its parts and their parity) go to hosts of
-different racks, by `placement.hosts_apart`. Beside it the same without looking at racks: different hosts, chosen as for
-any slab. Live volumes may have copies (`attach --mirror 2`), whose places come from the same function, and no parity.
+different racks, by `placement.hosts_apart`. For comparison, the places are chosen without looking at racks: different
+hosts, chosen as for any slab. Live volumes may have copies (`attach --mirror 2`), whose places come from the same
+function, and no parity.
 """
 
 import random
@@ -20,7 +21,7 @@ from sim.report import Cell, Progress, Report, Table
 
 SLABS_PER_HOST = 64
 FULL = 0.7
-"""Share of all slabs that is lent in the end."""
+"""Share of all slabs that is lent at the end."""
 HOSTS = 64
 RACKS = (2, 4, 8)
 
@@ -30,7 +31,7 @@ class Scheme:
     label: str
     members: int
     lost_max: int
-    """Members that may be lost without losing the slab."""
+    """Most members that may be lost without losing the slab."""
 
 
 SCHEMES = (Scheme("two copies", 2, 1), Scheme("three copies", 3, 2), Scheme("4 parts + 2 parity", 6, 2))
@@ -47,7 +48,7 @@ class Losses:
     mean: float
     worst: float
     spread: float
-    """Deviation over mean of slabs lent, over hosts."""
+    """Standard deviation over mean of slabs lent, over hosts."""
 
 
 class Cluster:
@@ -60,7 +61,7 @@ class Cluster:
         self.free = dict.fromkeys(self.names, SLABS_PER_HOST)
 
     def group(self, borrower: HostId, members: int, apart: bool) -> list[HostId]:
-        """One group of one slab; its members find their places one after the other, as slabs of a volume do."""
+        """Hosts of one slab's group; its members find their places one after the other, as slabs of a volume do."""
         found: list[HostId] = []
         while len(found) < members:
             peers = [LenderPeer(name, "alive", free) for name, free in self.free.items() if name != borrower]
@@ -83,7 +84,7 @@ class Cluster:
 
 
 def losses(racks: int, scheme: Scheme, apart: bool, seed: int, hosts: int = HOSTS) -> Losses:
-    """One run."""
+    """Fill a hall of racks once, and measure what is lost with each rack."""
     hall = Cluster(racks, hosts, seed)
     slabs = int(FULL * hosts * SLABS_PER_HOST) // scheme.members
     groups = [hall.group(hall.rng.choice(hall.names), scheme.members, apart) for _ in range(slabs)]
@@ -95,7 +96,7 @@ def losses(racks: int, scheme: Scheme, apart: bool, seed: int, hosts: int = HOST
 
 
 def report(seed: int, progress: Progress, hosts: int = HOSTS) -> Report:
-    """Every scheme in halls of few and of many racks, with racks looked at and without."""
+    """Run every scheme in halls of few and of many racks, with racks looked at and without."""
     cases = [(racks, scheme, apart) for racks in RACKS for scheme in SCHEMES for apart in (False, True)]
     found: list[Losses] = []
     for number, (racks, scheme, apart) in enumerate(cases):

@@ -25,14 +25,14 @@ _THEIRS = ("no remote memory", "as published")
 
 @dataclass(frozen=True)
 class Setting:
-    """What an operator may say about the rack."""
+    """What an operator may set about the rack."""
 
     hosts: int = 32
     containers: int = 90
     host_bytes: int = 64 * GIB
     slab_bytes: int = 64 * MIB
     headroom: Headroom | None = HEADROOM
-    """None: ours is measured, the paper's stays at its eighth."""
+    """Headroom of each host; None: ours is measured, the paper's stays at its eighth."""
     kept: float = KEPT
     view_age_s: int = 1
     runs: int = 10
@@ -40,7 +40,7 @@ class Setting:
     seconds: int = SECONDS
     apps: tuple[App, ...] = APPS
     given: tuple[Container, ...] = ()
-    """Containers of a file; then only the load of slabs is drawn at random."""
+    """Containers of a file; if given, only the load of slabs is drawn at random."""
 
     def ways(self) -> list[Strategy]:
         size = self.slab_bytes
@@ -60,7 +60,7 @@ class Setting:
         return [way if way.label in _THEIRS else self._kept(way) for way in found]
 
     def covey(self) -> Strategy:
-        """What live agents would do on this rack."""
+        """The strategy of live agents on this rack."""
         return self._kept(ours("covey", self.slab_bytes))
 
     def _kept(self, way: Strategy) -> Strategy:
@@ -80,7 +80,7 @@ class Setting:
 
 
 def cluster(setting: Setting, progress: Progress) -> Report:
-    """32 hosts and 90 containers (Gu 2021, §2.7.5.1, Figure 2.18), beside other ways to choose a lender."""
+    """The paper's 32 hosts and 90 containers (Gu 2021, §2.7.5.1, Figure 2.18), beside other ways to choose a lender."""
     ways = setting.ways()
     found: dict[str, list[Outcome]] = {way.label: [] for way in ways}
     for run in range(setting.runs):
@@ -202,7 +202,7 @@ def _brief(summary: Mapping[str, float]) -> list[Cell]:
 
 
 def _both(setting: Setting, label: str, progress: Progress) -> dict[str, dict[str, float]]:
-    """Without remote memory, as published, and ours."""
+    """Summaries without remote memory, as published, and with ours."""
     ways = [way for way in setting.ways() if way.label in (*_THEIRS, "covey")]
     found: dict[str, list[Outcome]] = {way.label: [] for way in ways}
     for run in range(setting.runs):
@@ -217,7 +217,7 @@ def _both(setting: Setting, label: str, progress: Progress) -> dict[str, dict[st
 
 
 def fill(setting: Setting, progress: Progress) -> Report:
-    """More and more containers on the same hosts: the utilisation up to which paging stays out of the disk."""
+    """Put more and more containers on the same hosts: the utilisation up to which paging stays out of the disk."""
     ways = [way for way in setting.ways() if way.label not in ("no remote memory", "power of four")]
     ways = [way for way in ways if "Slab" not in way.label]
     rows: list[list[Cell]] = []
@@ -347,7 +347,7 @@ def batch_eviction(evict: int, lent: int, trials: int, seed: int, progress: Prog
 
 
 def _lightly(evict: int, extra: int, busy_share: float, lent: int, rng: random.Random) -> bool:
-    """Did the policy evict no busy slab? Only the slabs asked need an activity."""
+    """Whether the policy evicted no busy slab. Only the slabs asked need an activity."""
     sizes = dict.fromkeys(range(lent), 1)
     asked = eviction.candidates_for(sizes, evict, rng, extra)
     hot = placement.HOT_SLAB
@@ -359,7 +359,7 @@ def _lightly(evict: int, extra: int, busy_share: float, lent: int, rng: random.R
 
 
 def views(hosts: Sequence[int], ages_s: Sequence[float], seed: int, progress: Progress) -> Report:
-    """Power of two against the best of a gossiped view that is 0 to so many seconds old."""
+    """Compare power of two with the best of a gossiped view, for each age of the view in seconds."""
     todo = [(count, age_s, way) for count in hosts for age_s in ages_s for way in WAYS]
     weights = np.cumsum([0, *(count for count, _, _ in todo)])
     found = []
@@ -428,7 +428,7 @@ def views(hosts: Sequence[int], ages_s: Sequence[float], seed: int, progress: Pr
 
 
 def _drawn(hosts: int, ages_s: Sequence[float], seed: int, progress: Progress) -> tuple[Table, list[dict[str, object]]]:
-    """How many hosts should be drawn for two to be picked by view?"""
+    """Measure how many hosts should be drawn for two to be picked by view."""
     way, counts = "covey", [count for count in DRAWN if count <= hosts]
     data: list[dict[str, object]] = []
     rows: list[list[Cell]] = []

@@ -2,8 +2,8 @@
 
 Slabs turn hot all over the rack within twenty seconds. A borrower that takes the freest host of an old view takes the
 same host as all others (a herd); one that draws two hosts and *asks* them does not, however old the view is that it
-draws from. Time goes in steps of 100 ms, about what asking and mapping take: choices made in one step do not depend on
-one another, but a lender counts what it has lent and refuses what it does not have.
+draws from. Time passes in steps of 100 ms, about what asking and mapping take: choices made in one step do not depend
+on one another, but a lender counts what it has lent and refuses what it does not have.
 
 With thousands of hosts a `Borrower` for each would take hours. Which host `covey` asks, which it takes, and which is
 next after a refusal is what `Borrower` decides, drawn for drawn: a test steps both through the same 10,000 choices.
@@ -24,12 +24,13 @@ from plugins.memory.policy.placement import LenderPeer
 STEP_S = 0.1
 SECONDS = 20
 SLABS_PER_HOST = 16
-"""All memory of a host in slabs (64 GiB in slabs of 4 GiB)."""
+"""Slabs of one host: all its memory (64 GiB in slabs of 4 GiB)."""
 HEADROOM_SHARE = 0.125
 WANTED_SHARE = 0.6
 """Slabs that turn hot, as a share of all that could be lent."""
 MEDIAN_USE, SIGMA = 0.35, 0.376
-"""Memory in use before: log-normal, with the 99th percentile 2.4 times the median (Gu 2021, §2.2.3, Facebook)."""
+"""Share of memory in use before: log-normal, with the 99th percentile 2.4 times the median (Gu 2021, §2.2.3,
+Facebook)."""
 RETRY_S = 2.0
 
 WAYS = {
@@ -44,7 +45,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class HerdResult:
-    """What came of one run."""
+    """The result of one run."""
 
     way: str
     hosts: int
@@ -63,7 +64,7 @@ class HerdResult:
 
 
 class Seen(Mapping[HostId, int]):
-    """Hosts with room by a view -> what they could lend by it, looked up only for those that are drawn."""
+    """Hosts with room by a view -> slabs that they could lend by it, looked up only for those that are drawn."""
 
     def __init__(self, hosts: Sequence[HostId], view: np.ndarray, number: Mapping[HostId, int]) -> None:
         self._hosts, self._view, self._number = hosts, view, number
@@ -96,7 +97,7 @@ class Crowd:
         self.free = np.floor(np.maximum(0.0, 1 - HEADROOM_SHARE - use) * SLABS_PER_HOST).astype(np.int64)
         self.all_free = self.free.copy()
         self.age_steps = chance.integers(0, round(age_s / STEP_S) + 1, hosts)
-        """How old the view of each host is."""
+        """Age of each host's view, in steps."""
         self.history: list[np.ndarray] = []
         self.askable: list[list[HostId]] = []
         self.holding: list[Counter[HostId]] = [Counter() for _ in range(hosts)]
@@ -106,7 +107,7 @@ class Crowd:
         self.refused = 0
 
     def remember(self) -> None:
-        """The rack as it is now, for later views. Equal to before: the same array."""
+        """Store the rack as it is now, for later views. If nothing changed, the last array is stored again."""
         if self.history and np.array_equal(self.history[-1], self.free):
             self.history.append(self.history[-1])
             self.askable.append(self.askable[-1])
@@ -131,7 +132,7 @@ class Crowd:
         return placement.hosts_to_ask(self.candidates(borrower, step), held, self.rng, count)
 
     def map(self, borrower: int, lender: int, step: int) -> bool:
-        """The lender has the last word."""
+        """Map a slab at a lender; returns whether it took it. The lender has the last word."""
         self.landed[int(step * STEP_S), lender] += 1
         if self.free[lender] <= 0:
             self.refused += 1
@@ -153,7 +154,8 @@ class Crowd:
         return self._ask(borrower, placement.hosts_to_ask_by_view(seen, held, self.rng, drawn=self.drawn), step)
 
     def _ask(self, borrower: int, asked: tuple[HostId, ...], step: int) -> bool:
-        """Each answers with what it has now; a refusal leads to the next, as in `Borrower`."""
+        """Ask these hosts, each of which answers with what it has now; a refusal leads to the next, as in
+        `Borrower`."""
         offers = {host: int(self.history[-1][self.number[host]]) for host in asked}
         return self._take(borrower, asked, offers, step)
 
@@ -180,8 +182,8 @@ class Crowd:
         return self._freest_of(self.free, borrower, step, tries=1)
 
     def _freest_of(self, view: np.ndarray, borrower: int, step: int, tries: int) -> bool:
-        """Equals at random; its own lenders only for want of others; never one that refused after the view was
-        taken."""
+        """Take the freest host of a view: equals at random; the borrower's own lenders only for want of others; never
+        one that refused after the view was taken."""
         room = view + self.chance.random(len(view)) / 2
         room[borrower] = 0
         for lender, refused_step in self.refusals[borrower].items():
@@ -209,7 +211,7 @@ def herd(
     told: Callable[[float], None] = lambda share: None,
     drawn: int = placement.DRAWN,
 ) -> HerdResult:
-    """One run. `told` gets the share done; `drawn` is for the way that ranks by view."""
+    """Run one way of choosing. `told` gets the share done; `drawn` is for the way that ranks by view."""
     crowd = Crowd(hosts, age_s, seed, drawn)
     choose = {
         "covey": crowd.by_view,

@@ -26,17 +26,17 @@ from sim.report import Wrong
 
 KEPT = 0.8
 """Share of a paging container's resident pages that also lie in swap, in the long run. Fitted: with it the settings of
-the paper come to the paper's 60 %. Swept in the report, since it moves every system alike."""
+the paper give the paper's 60 %. Swept in the report, since it moves every system alike."""
 KEPT_S = 120.0
-"""Time constant of that: reading back takes a while."""
+"""Time constant of `KEPT` in seconds: reading back takes a while."""
 SECONDS = 1300
-"""Length of the paper's run (§2.7.5)."""
+"""Length of the paper's run in seconds (§2.7.5)."""
 PAGES_PER_S = 380e6 / 8 / 4096
 """Pages requested per host and second: 380 Mbit/s of remote traffic (§2.7.5)."""
 SIZE_MAX = 16 * TIB
-"""Largest container that a file may name."""
+"""Largest container that a file may name, in bytes."""
 SYSTEM_BYTES = int(2.5 * GIB)
-"""What a host without containers uses: max/min of 22.5 means that the emptiest had about this (§2.7.5.1)."""
+"""Bytes that a host without containers uses: max/min of 22.5 means that the emptiest had about this (§2.7.5.1)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class App:
     name: str
     working_set_bytes: int
     ramp_s: float
-    """Until its memory has grown to all it needs (§2.7.1, Figure 2.11)."""
+    """Seconds until its memory has grown to all it needs (§2.7.1, Figure 2.11)."""
     first_share: float
     """Share of its memory that it has at the start of the ramp."""
 
@@ -56,9 +56,9 @@ APPS = (
     App("powergraph-tunkrank", 9 * GIB, 40, 0.1),
     App("graphx-pagerank", 12 * GIB, 80, 0.1),
 )
-"""Working sets of §2.7.3. Memcached-SYS goes on growing for most of the run, ETC is full early (§2.7.1)."""
+"""Applications with the working sets of §2.7.3. Memcached-SYS grows for most of the run, ETC is full early (§2.7.1)."""
 SPARK = App("spark-pagerank", 16 * GIB, 80, 0.1)
-"""The sixth of §2.7.3, GraphX's workload on more memory."""
+"""The sixth application of §2.7.3, GraphX's workload on more memory."""
 LIMITS = ((1.0, 0.5), (0.75, 0.3), (0.5, 0.2))
 """(Limit over working set, share of containers): "about 50 %, close to 30 %, the rest" (§2.7.5)."""
 
@@ -79,7 +79,8 @@ class Container:
 def containers_by_seed(
     hosts: int, count: int, host_bytes: int, rng: random.Random, apps: Sequence[App] = APPS
 ) -> list[Container]:
-    """The mix above on random hosts. A container whose limit a host cannot hold any more goes to another one."""
+    """The mix of the module's docstring on random hosts. A container whose limit a host cannot hold any more goes to
+    another one."""
     limits = [limit for limit, share in LIMITS for _ in range(round(share * count))]
     limits += [1.0] * (count - len(limits))
     rng.shuffle(limits)
@@ -132,7 +133,7 @@ def _size(path: Path, line: int, column: str, text: str) -> int:
 def local_and_swapped(
     containers: Sequence[Container], hosts: int, seconds: int, kept: float = KEPT
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(resident bytes, bytes in swap, pages requested per s), each of shape (seconds, hosts)."""
+    """Resident bytes, bytes in swap and pages requested per second, each of shape (seconds, hosts)."""
     at_s = np.arange(seconds, dtype=float)
     local = np.full((seconds, hosts), float(SYSTEM_BYTES))
     swapped, weight = np.zeros((seconds, hosts)), np.zeros((seconds, hosts))

@@ -13,7 +13,7 @@ Each opportunistic job asks its gate before each operation. The gate has the rat
 it, the rate fills it, an operation may start when it is not overdrawn. Nothing here reads a clock; a seed decides all.
 
 Where the device is a core (`wake_s`), a guaranteed job that has waited gets it from an opportunistic operation only at
-the end of a time slice of the kernel's, and can say that it is busy only then: it stands in the run queue meanwhile.
+the end of a time slice of the kernel's, and can say that it is busy only then: it waits in the run queue meanwhile.
 """
 
 import math
@@ -26,17 +26,18 @@ from typing import Protocol
 from plugins.sharing.policy.ladder import Rates
 
 FLAG_DELAY_S = 0.0002
-"""How late the gate of another process sees whether the guaranteed job is busy: it looks between operations."""
+"""Seconds after which the gate of another process sees whether the guaranteed job is busy: it looks between
+operations."""
 ACCOUNT_MAX_S = 0.002
-"""How much unused time an account keeps: one quantum."""
+"""Most unused time that an account keeps, in seconds: one quantum."""
 TICK_S = 0.05
-"""How often the controller is called with the time."""
+"""Seconds between calls of the controller with the time."""
 NEVER = math.inf
 
 
 class Controller(Protocol):
-    """Sets the rates: called after each mini-batch of the guaranteed job and each `TICK_S`; returns why rates
-    change."""
+    """A law that sets the rates: called after each mini-batch of the guaranteed job and each `TICK_S`; returns why
+    rates change."""
 
     @property
     def rates(self) -> Rates: ...
@@ -59,21 +60,23 @@ class Scenario:
     """Speed of an opportunistic operation beside a busy guaranteed job."""
     drift_at_s: float = NEVER
     drift: float = 1.0
-    """From then on its work on the device takes so many times as long."""
+    """Factor of the guaranteed job's work on the device from `drift_at_s` on."""
     op_drift: float = 1.0
-    """From then on an operation of opportunistic jobs is so many times as long."""
+    """Factor of the length of opportunistic operations from `drift_at_s` on."""
     away_s: tuple[float, float] = (NEVER, NEVER)
-    """From, to: it does not use the device and finishes no mini-batch (an evaluation on the CPU)."""
+    """Time from and to which the guaranteed job does not use the device and finishes no mini-batch (an evaluation on
+    the CPU)."""
     idle_seen_s: float = FLAG_DELAY_S
-    """How late gates see that it waits."""
+    """Seconds after which gates see that the guaranteed job waits."""
     wake_s: float = 0.0
-    """After a wait it stands so long in the run queue of a core on which an operation runs, on average; 0: a GPU."""
+    """Mean seconds that the guaranteed job, after a wait, is in the run queue of a core on which an operation runs; 0:
+    a GPU."""
     heard_s: float = 0.0
-    """Mini-batches reach the controller in reports, so far apart, as those of a real job do; 0: at once."""
+    """Seconds between the reports in which mini-batches reach the controller, as those of a real job do; 0: at once."""
     opportunistic: int = 1
     guest_ops: int = 10
     guest_wait_s: float = 0.0
-    """An opportunistic job waits so long after so many operations; 0: it always has one more."""
+    """Seconds that an opportunistic job waits after `guest_ops` operations; 0: it always has one more."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,13 @@ class Outcome:
     share: float
     """Work done by opportunistic jobs, as a share of what one would have done alone."""
     bad_windows: float
-    """Share of the runs of 50 mini-batches in which it was more than the tolerance slower."""
+    """Share of the runs of 50 mini-batches in which the guaranteed job was slower by more than the tolerance."""
     steps: int
     first_s: float
-    """When the others first reached 80 % of their final share, seconds."""
+    """Seconds until the opportunistic jobs first reached 80 % of their final share."""
     story: Sequence[tuple[float, str]] = ()
     timeline: Sequence[tuple[float, float, float]] = ()
-    """Per half second: time, slowdown of the mini-batches that ended in it (NaN: none), share."""
+    """Rows per half second: time, slowdown of the mini-batches that ended in it (NaN: none), share."""
 
 
 @dataclass
@@ -129,15 +132,15 @@ class _Guaranteed:
     left_s: float = 0.0
     """Seconds left of the job's work on the device; 0: it waits."""
     until_s: float = NEVER
-    """When its wait is over."""
+    """Time at which the job's wait is over."""
     queued_s: float = 0.0
-    """Until when it stands in a run queue, if operations run for as long."""
+    """Time until which the job is in a run queue, if operations run until then."""
     began_s: float = 0.0
     alone_s: float = 0.0
-    """What the running mini-batch takes alone."""
+    """Seconds that the running mini-batch takes alone."""
     wait_s: float = 0.0
     took: list[tuple[float, float, float]] = field(default_factory=list)
-    """Ended at, took, would have taken alone."""
+    """For each mini-batch: when it ended, seconds it took, seconds it would have taken alone."""
 
     def begin(self, now_s: float) -> None:
         shape = self.scenario
@@ -148,17 +151,17 @@ class _Guaranteed:
         self.alone_s = self.left_s + self.wait_s
 
     def slice_s(self) -> float:
-        """What is left of a slice, wherever in it the job wakes."""
+        """Seconds left of a time slice, wherever in it the job wakes."""
         return self.rng.uniform(0.0, 2 * self.scenario.wake_s) if self.scenario.wake_s else 0.0
 
     def _noise(self) -> float:
-        """Log-normal with mean 1."""
+        """A log-normal factor with mean 1."""
         sigma2 = math.log1p(self.scenario.variation**2)
         return math.exp(self.rng.gauss(-sigma2 / 2, math.sqrt(sigma2)))
 
 
 class Device:
-    """One run. `observe` gets (time, reason) whenever the rates change."""
+    """One run. `story` gets (time, reason) whenever the rates change."""
 
     def __init__(self, scenario: Scenario, controller: Controller, seed: int) -> None:
         rng = random.Random(f"{scenario.name}/{seed}")
@@ -173,10 +176,10 @@ class Device:
         self._rates = controller.rates
         self._seen_busy, self._seen_since_s = True, 0.0
         self._sees_s = NEVER
-        """When the gates will see that the flag has changed."""
+        """Time at which the gates will see that the flag has changed."""
         self._tick_s = TICK_S
         self._unheard: list[tuple[float, float, float]] = []
-        """Mini-batches of the next report: took, idle, ended."""
+        """Mini-batches of the next report: seconds it took, seconds idle, when it ended."""
         self._report_s = scenario.heard_s
         self._share: list[tuple[float, float]] = [(0.0, 0.0)]
 
@@ -254,7 +257,7 @@ class Device:
             self._share.append((self.now_s, self._work_s()))
 
     def _work_s(self) -> float:
-        """What the opportunistic jobs did, as seconds of one of them alone."""
+        """Work of the opportunistic jobs, as seconds of one of them alone."""
         shape = self.scenario
         mini_batch_s = shape.guest_ops * shape.op_s
         return sum(guest.work_s for guest in self.guests) * (mini_batch_s + shape.guest_wait_s) / mini_batch_s
@@ -279,14 +282,14 @@ class Device:
             self._said(self.controller.stepped(took_s, waited_s, self.now_s))
 
     def _hear(self) -> None:
-        """A report is read."""
+        """Let the controller read a report."""
         heard, self._unheard = self._unheard, []
         self._report_s = self.now_s + self.scenario.heard_s
         for took_s, waited_s, ended_s in heard:
             self._said(self.controller.stepped(took_s, waited_s, self.now_s, ended_s))
 
     def _runs(self) -> None:
-        """Nobody is on the core any more."""
+        """Let the guaranteed job have the core: no operation is on it any more."""
         self.job.queued_s = self.now_s
         self._sees_s = self.now_s + FLAG_DELAY_S
 
@@ -325,5 +328,5 @@ class Device:
 
 
 def simulate(scenario: Scenario, make: Callable[[], Controller], seed: int, seconds: float) -> Outcome:
-    """One run of one controller in one scenario."""
+    """Run one controller in one scenario."""
     return Device(scenario, make(), seed).run(seconds).outcome()

@@ -22,20 +22,20 @@ from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from sim.sharing.device import Scenario, simulate
 
 COST_S = 30
-"""To checkpoint a job, and again to restore it; sharing pays both for whom it preempts."""
+"""Seconds to checkpoint a job, and again to restore it; sharing pays both for a job that it preempts."""
 GPUS = 60
 CLASSES_GPUS = 64
 SHARED = Sharing()
 FIRST_COME = OrderRules()
-"""One queue, first come, first served."""
+"""Rules of one queue, first come, first served."""
 INTERFERENCES = (0.0, 0.05, 0.1, 0.2)
 BUSY = ((0.1, 0.5), (0.1, 0.9), (0.5, 1.0), (1.0, 1.0))
 PAPER_YARN, PAPER_GANDIVA = 2.05, 1.84
-"""How much AntMan's average JCT is better than that of YARN-CS and of Gandiva (AntMan figure 13a)."""
+"""How many times better AntMan's average JCT is than that of YARN-CS and of Gandiva (AntMan figure 13a)."""
 
 
 def jct_mean(jobs: Sequence[SimJob], end_s: Sequence[float], tenant: str | None = None) -> float:
-    """Average job completion time, s; of one tenant."""
+    """Average job completion time in seconds; of one tenant if it is named."""
     return fmean(end - job.submit_s for job, end in zip(jobs, end_s, strict=True) if tenant in (None, job.tenant))
 
 
@@ -44,18 +44,18 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def published(jobs: Sequence[SimJob], gpus: int) -> float:
-    """Average JCT under 2D-LAS as published, s."""
+    """Average JCT under 2D-LAS as published, in seconds."""
     rules = msgspec.structs.replace(LAS_PUBLISHED, preempt_s=COST_S, restore_s=COST_S)
     return jct_mean(jobs, Engine(jobs, gpus, rules).run().end_s)
 
 
 def shared(jobs: Sequence[SimJob], gpus: int, sharing: Sharing) -> float:
-    """Average JCT with sharing, s."""
+    """Average JCT with sharing, in seconds."""
     return jct_mean(jobs, Cluster(jobs, gpus, sharing, 1).run().end_s)
 
 
 def assumed(sharing: Sharing) -> list[str]:
-    """What a reader must know."""
+    """Notes on what is assumed, which a reader must know."""
     low, high = sharing.busy
     return [
         f"Assumed: a guaranteed job with another beside it is {100 * sharing.interference:g} % slower all the time; "
@@ -67,7 +67,7 @@ def assumed(sharing: Sharing) -> list[str]:
 
 
 def trace(paths: Sequence[Path], progress: Progress, gpus: int = GPUS, sharing: Sharing = SHARED) -> Report:
-    """2D-LAS as published, our order without and with sharing, per trace."""
+    """Compare 2D-LAS as published with our order without and with sharing, per trace."""
     found: list[dict[str, Cell]] = []
     warnings = []
     for done, path in enumerate(paths):
@@ -101,7 +101,7 @@ def trace(paths: Sequence[Path], progress: Progress, gpus: int = GPUS, sharing: 
 
 
 def sweep(paths: Sequence[Path], progress: Progress, gpus: int = GPUS) -> Report:
-    """How far the gain holds when what is assumed does not: interference by how busy jobs keep their GPUs."""
+    """Test how far the gain holds when the assumptions do not: interference by how busy jobs keep their GPUs."""
     traces = [read_trace(path) for path in paths]
     base = [published(loaded.jobs, gpus) for loaded in traces]
     rows: list[list[Cell]] = []
@@ -179,8 +179,9 @@ def classes(paths: Sequence[Path], progress: Progress, gpus: int = CLASSES_GPUS)
 
 
 def pairs(progress: Progress, count: int = 40, seconds: float = 200.0, seed: int = 5) -> Report:
-    """Two jobs drawn at random on one modelled GPU under the ladder, against the formula of the cluster model.
-    Mini-batches last as in AntMan's figure 5 (80 % under 600 ms), jobs use the device as the cluster model assumes."""
+    """Run pairs of jobs drawn at random on one modelled GPU under the ladder, against the formula of the cluster
+    model. Mini-batches last as in AntMan's figure 5 (80 % under 600 ms), jobs use the device as the cluster model
+    assumes."""
     rng = random.Random(seed)
     rows: list[list[Cell]] = []
     for at in range(count):
@@ -218,14 +219,15 @@ def pairs(progress: Progress, count: int = 40, seconds: float = 200.0, seed: int
 # ---- memory among opportunistic jobs ---------------------------------------------------------------------------------
 
 Curve = tuple[tuple[float, float], ...]
-"""Speed, as a share of the best, by memory as a share of the demand; straight between these points."""
+"""Points of speed, as a share of the best, by memory as a share of the demand; straight between them."""
 JOBS: dict[str, tuple[int, Curve]] = {
     "SuperResolution": (10, ((0, 0.65), (0.1, 0.75), (1, 1))),
     "VGG16": (16, ((0, 0.3), (0.5, 0.97), (1, 1))),
     "ResNet50": (17, ((0, 0.25), (0.9, 0.38), (0.999, 0.45), (1, 1))),
     "fourth": (8, ((0, 0.4), (0.3, 0.9), (1, 1))),
 }
-"""Demand in GiB and curve. The first three as AntMan describes figure 10 in words; the fourth is made up."""
+"""Demand in GiB and curve of each job. The first three are as AntMan describes figure 10 in words; the fourth is made
+up."""
 
 
 def speed(curve: Curve, share: float) -> float:
@@ -242,7 +244,7 @@ def speeds(limits: Sequence[int]) -> list[float]:
 
 
 def climb(search: memory.LimitSearch, noise: Callable[[], float]) -> memory.LimitSearch:
-    """The whole search, with measurements that are wrong by a factor of 1 + `noise()`."""
+    """Run the whole search, with measurements that are wrong by a factor of 1 + `noise()`."""
     while not search.over:
         search = memory.measured(search, [each * (1 + noise()) for each in speeds(search.trial)])
     return search
@@ -273,7 +275,7 @@ def best_split(room_gib: int) -> float:
 
 
 def split(progress: Progress, rooms: Sequence[int] = (20, 26, 34, 42, 48), seed: int = 1) -> Report:
-    """Trial and error against the split by demand, plain climbing and the optimum (AntMan §3.3, figure 10)."""
+    """Compare trial and error with the split by demand, plain climbing and the optimum (AntMan §3.3, figure 10)."""
     rows: list[list[Cell]] = []
     for done, room in enumerate(rooms):
         progress(done / len(rooms), f"{room} GiB")

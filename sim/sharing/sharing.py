@@ -35,16 +35,18 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("away", 0.010, 0.012, 0.001, away_s=(15.0, 20.0)),
     Scenario("two-opportunistic", 0.010, 0.012, 0.001, opportunistic=2),
 )
-"""The first six: a mini-batch of the guaranteed job is 10 ms of work on the device and 12 ms of waiting; the same
-beside operations of 8 ms; no wait at all; no wait, but most of the device unused; work growing by half at 15 s; 10 and
-32 ms that vary by a quarter. Two more: a phase of 5 s without the device (AntMan figure 12), two opportunistic jobs."""
+"""Scenarios. In the first six a mini-batch of the guaranteed job is 10 ms of work on the device and 12 ms of waiting;
+the same beside operations of 8 ms; no wait at all; no wait, but most of the device unused; work growing by half at 15
+s; 10 and 32 ms that vary by a quarter. Two more: a phase of 5 s without the device (AntMan figure 12), two
+opportunistic jobs."""
 RULED: tuple[Scenario, ...] = (
     Scenario("quickens", 0.010, 0.012, 0.001, drift_at_s=15.0, drift=0.96),
     Scenario("sudden", 0.200, 0.100, 0.005, drift_at_s=60.0, op_drift=100.0),
     Scenario("away-long-operations", 0.010, 0.012, 0.008, away_s=(15.0, 20.0)),
 )
-"""What single rules of the ladder are for: work that shrinks by so little that nobody is accused; operations of the
-other that are half a second from then on; and a job that leaves when the others have not all of its idle phases."""
+"""Scenarios for single rules of the ladder: work that shrinks so little that no job is accused; operations of the
+other job that take half a second from then on; and a job that leaves when the others have not all of its idle
+phases."""
 
 CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "naive": lambda tolerance: Naive(),
@@ -63,9 +65,9 @@ CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     **{f"without-{rule}": made for rule, made in RULES.items()},
 }
 WITHOUT = tuple(f"without-{rule}" for rule in RULES)
-"""The ladder with a rule taken out, each: their own table (`make tables ONLY=sharing-rules`)."""
+"""Controllers that are the ladder with one rule taken out: their own table (`make tables ONLY=sharing-rules`)."""
 COMPARED = tuple(name for name in CONTROLLERS if name not in ("orphaned", *WITHOUT))
-"""Whom the tables show; the others are asked for by name."""
+"""Controllers that the tables show; the others are asked for by name."""
 TOLD = tuple(name for name in CONTROLLERS if name.endswith("flag"))
 """Rivals that get the flag whether the guaranteed job is idle on the device, as the ladder does: their own table."""
 MEANING = {
@@ -141,7 +143,7 @@ def compare(
     story: bool = False,
     name: str = "sharing",
 ) -> Report:
-    """Every controller in every scenario, with the same seeds."""
+    """Run every controller in every scenario, with the same seeds."""
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
     total, done = len(scenarios) * len(controllers), 0
     for scenario in scenarios:

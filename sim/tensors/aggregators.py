@@ -29,13 +29,13 @@ HELP = __doc__ or ""
 SEED = 1
 PARTS = ("sharing", "measured", "trace", "pools")
 MOST = {"jobs": 2000, "seeds": 100, "tensors": 20_000, "aggregators": 20_000, "pool": 20_000}
-"""What can be asked for. 1,000 jobs take about a minute for each seed."""
+"""Largest numbers that can be asked for. 1,000 jobs take about a minute for each seed."""
 LOOKED_AT_MAX = 20_000_000
 ITERATIONS = 450
 """Iterations of a shared run: four times over, the 100 iterations after which a job's speed is judged."""
 AS_PUBLISHED = PoolRules()
 PERIOD_S = 600.0
-"""Scaling period of the hybrid rows; the thesis names none."""
+"""Scaling period of the hybrid rows in seconds; the thesis names none."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,15 +96,15 @@ def _within(progress: Progress, start: float, part: float) -> Progress:
 class SharedRun:
     aggregators_planned: int
     aggregators: int
-    """After every job that lost too much was given more."""
+    """Aggregators after every job that lost too much was given more."""
     loss_first: float
-    """The worst job's, over its first 100 iterations."""
+    """Loss of the worst job over its first 100 iterations."""
     loss: float
-    """The worst job's, over its last 100."""
+    """Loss of the worst job over its last 100 iterations."""
     over_first: int
     """Jobs at their limit or over it, over their first 100 iterations."""
     over: int
-    """Over their last 100."""
+    """Jobs at their limit or over it, over their last 100 iterations."""
     moves: int
     """Times that a job was given other aggregators."""
 
@@ -116,7 +116,7 @@ def settled(
     seconds: float = 0.0,
     by_arrival: bool = False,
 ) -> SharedRun:
-    """These jobs on one pool, until each was judged several times, and at least so long."""
+    """Run these jobs on one pool until each was judged several times, and for at least `seconds`."""
     rng, shared = random.Random(seed), Shared(Pool(rules), by_arrival)
     for job in jobs:
         shared.arrive(job, rng.randrange(job.profile.period_us))
@@ -140,7 +140,7 @@ def trial(name: str, model: Model, servers: int, workers: int, seed: int) -> Job
 
 THESIS = {("AlexNet", 2, 2): 3, ("VGG19", 2, 4): 2, ("AlexNet", 4, 2): 5, ("VGG19", 4, 2): 4, ("AWD-LM", 4, 2): 4,
           ("BERT", 4, 2): 4}  # fmt: skip
-"""(model, servers of a job, jobs) -> aggregators; what §4.5.2.3 and table 4.4 say in numbers."""
+"""(model, servers of a job, jobs) -> aggregators that §4.5.2.3 and table 4.4 give in numbers."""
 
 
 def sharing(seed: int, progress: Progress) -> Report:
@@ -179,8 +179,8 @@ def sharing(seed: int, progress: Progress) -> Report:
 
 
 def two_jobs(seed: int) -> tuple[Table, Figure]:
-    """An AlexNet runs; another comes at 11 s and leaves at 42 s (the form of figure 4.11). Sums are made in order of
-    arrival: made as they are due, nobody would lose enough."""
+    """Two AlexNets: one runs; the other comes at 11 s and leaves at 42 s (the form of figure 4.11). Sums are made in
+    order of arrival: made as they are due, no job would lose enough."""
     shared = Shared(Pool(PoolRules()), by_arrival=True)
     first, second = trial("first", MODELS[0], 2, 2, seed), trial("second", MODELS[0], 2, 2, seed)
     shared.arrive(first)
@@ -246,7 +246,7 @@ MIXED_S = 360.0
 
 
 def measured(seeds: Sequence[int], progress: Progress) -> Report:
-    """What becomes of plans when bursts meet."""
+    """Measure what becomes of plans when bursts meet."""
     rows: list[list[Cell]] = []
     found: list[dict[str, Any]] = []
     for at, (name, rules, window, by_arrival) in enumerate(PLANS):
@@ -316,7 +316,7 @@ WAYS = (
 
 
 def read_recorded(path: Path, most: int) -> tuple[tuple[float, float, int], ...]:
-    """`Wrong` when no job of the trace would have parameter servers."""
+    """Jobs of a trace that would have parameter servers; raises `Wrong` when there is none."""
     found = recorded(read_trace(path), most)
     if not found:
         raise Wrong(

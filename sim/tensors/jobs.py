@@ -28,9 +28,9 @@ class Model:
     name: str
     tensors: int
     bytes: int
-    """Table 4.2."""
+    """Bytes of all tensors (table 4.2)."""
     period_us: int
-    """One iteration alone; assumed: AlexNet's is very short, VGG19's far longer (§4.5.2.3)."""
+    """Microseconds of one iteration alone; assumed: AlexNet's is very short, VGG19's far longer (§4.5.2.3)."""
     use: float
     """Share of one parameter server's CPU; VGG19's is given (figure 4.2's text), the others assumed."""
 
@@ -62,7 +62,7 @@ def profile(
 class TracedJob:
     submit_s: float
     duration_s: float
-    """On servers of its own."""
+    """Seconds that the job runs on servers of its own."""
     profile: AggregationProfile
 
 
@@ -72,18 +72,18 @@ class Workload:
 
     jobs: int = 150
     interval_s: float = 120.0
-    """Mean time between arrivals (Poisson)."""
+    """Mean time between arrivals in seconds (Poisson)."""
     duration_s: float = 3600.0
-    """Median run time; lognormal with sigma 1."""
+    """Median run time in seconds; lognormal with sigma 1."""
     servers: tuple[int, ...] = (1, 2, 4)
     use: tuple[float, float] = (0.15, 0.5)
-    """CPU use of a server, from a uniform distribution."""
+    """Range of the CPU use of a server, uniform."""
     limit: Fraction = LOSS_LIMIT
     window: bool = False
     """Whether the time from first to last push is in a job's profile."""
 
     recorded: tuple[tuple[float, float, int], ...] = ()
-    """(submitted s, duration s, servers) of each job, from a trace; empty: drawn."""
+    """(submitted s, duration s, servers) of each job, from a trace; empty: jobs are drawn."""
 
     def drawn(self, rng: random.Random) -> list[TracedJob]:
         found, now_s = [], 0.0

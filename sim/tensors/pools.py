@@ -23,15 +23,15 @@ from plugins.aggregator.policy.pools import best_pool, free_of, need_of, pools_o
 class Found:
     how: str
     looked_at: int
-    """Aggregators that could get a tensor."""
+    """Number of aggregators that could get a tensor."""
     seconds: float
     used: int
-    """Aggregators that got one."""
+    """Number of aggregators that got one."""
     new: int
     loss: float
     """Loss of the new job."""
     others: int
-    """Jobs that share an aggregator with it: a later move of either touches the other."""
+    """Jobs that share an aggregator with the new job: a later move of either touches the other."""
 
 
 def busy(count: int, rng: random.Random) -> list[Cycle]:
@@ -57,7 +57,8 @@ def large(tensors: int, rng: random.Random, lanes: float = 4.0) -> AggregationPr
 
 
 def compared(tensors: int, count: int, size: int, rng: random.Random) -> list[Found]:
-    """Seconds are CPU time on this machine and the only thing here that is not the same each time."""
+    """Assign a large job in each way. Seconds are CPU time on this machine and the only result here that is not the
+    same each time."""
     cycles, job = busy(count, rng), large(tensors, rng)
     began_s = time.process_time()
     scan = by_scan(job, cycles)

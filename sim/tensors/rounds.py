@@ -1,11 +1,11 @@
-"""Rounds as they happen: ranks compute, push, wait for sums and go on; aggregators sum what is due first.
+"""Rounds as they happen: ranks compute, push, wait for sums and continue; aggregators sum what is due first.
 
-The cycles of `policy.cycle` are a plan; this is what the plan meets. A job computes, its tensors become ready one after
-the other in the backward part, each is summed by its aggregator in the order of `policy.urgency`, as `aggd` does it (a
-part of a tensor at a time, so that what is more urgent goes between; or in order of arrival, for comparison), and the
-next iteration begins when the last sum is done. Whatever a job loses beside others comes from the waiting, so it is
-measured here rather than assumed, also by the pool: it gets the time of every iteration (`PoolJobTimed`) and reverts
-moves that cost too much.
+The cycles of `policy.cycle` are a plan; this is what the plan meets. A job computes, its tensors become ready one
+after the other in the backward part, each is summed by its aggregator in the order of `policy.urgency`, as `aggd` does
+it (a part of a tensor at a time, so that what is more urgent runs between; or in order of arrival, for comparison),
+and the next iteration begins when the last sum is done. Whatever a job loses beside others comes from the waiting, so
+it is measured here rather than assumed, also by the pool: it gets the time of every iteration (`PoolJobTimed`) and
+reverts moves that cost too much.
 """
 
 import random
@@ -26,14 +26,14 @@ from sim.kernel import Kernel
 from sim.tensors.jobs import PUSHING
 
 JITTER = 0.02
-"""Compute time of an iteration varies by up to this part either way."""
+"""Largest part by which the compute time of an iteration varies, up or down."""
 
 
 @dataclass
 class Job:
     profile: AggregationProfile
     compute_us: int
-    """Time from the start of an iteration to its last tensor, alone or not."""
+    """Microseconds from the start of an iteration to its last tensor, alone or not."""
     rng: random.Random
     waits_for: int = 0
     began_us: int = 0
@@ -47,7 +47,7 @@ class Job:
 
 
 class Sum(NamedTuple):
-    """What is left of one tensor's round, with other work between its parts or not."""
+    """The work left of one tensor's round, with other work between its parts or not."""
 
     name: JobId
     due_us: float
@@ -60,7 +60,7 @@ class Aggregator:
     now: Sum | None = None
     since_us: int = 0
     begun: int = 0
-    """How often it has begun to sum something; who ends must be who began last."""
+    """How often the aggregator has begun to sum something; an end counts only for the sum that began last."""
 
 
 class Rounds:
@@ -83,7 +83,7 @@ class Rounds:
         self.kernel.post(start_us, partial(self._begin, job.profile.job))
 
     def remove(self, name: JobId) -> None:
-        """The job ends with the iteration it is in."""
+        """End the job with the iteration it is in."""
         self.jobs[name].over = True
 
     def run_until(self, us: int) -> None:
@@ -174,7 +174,7 @@ class Shared:
         """(seconds, aggregators)."""
 
     def arrive(self, job: Job, phase_us: int = 0) -> None:
-        """Its tensors are assigned largest first, and pushed in the order of its layers."""
+        """Let a job come: its tensors are assigned largest first, and pushed in the order of its layers."""
         ordered = sorted(job.profile.tensors, key=lambda tensor: (-tensor.work_us, tensor.name))
         self._heed(PoolJobArrived(msgspec.structs.replace(job.profile, tensors=tuple(ordered))))
         self.rounds.add(job, self.pool.on[job.profile.job], self.rounds.now_us + phase_us)
@@ -189,7 +189,7 @@ class Shared:
         self.rounds.run_until(self.rounds.now_us + round(seconds * 1e6))
 
     def losses(self, last: int) -> dict[JobId, float]:
-        """Loss of each job over its last iterations."""
+        """Loss of each job over its last `last` iterations."""
         found = {}
         for name, job in self.rounds.jobs.items():
             periods = job.periods_us[-last:]
@@ -202,7 +202,8 @@ class Shared:
             self._heed(PoolJobTimed(name, period_us))
 
     def _heed(self, event: Event) -> None:
-        """Moves take effect with the next tensor that is pushed: ranks look it up in `Pool.on`."""
+        """Give the pool an event. Moves take effect with the next tensor that is pushed: ranks look it up in
+        `Pool.on`."""
         before = len(self.pool.cycles)
         actions: list[Action] = list(self.pool.handle(event, self.rounds.now_us / 1e6))
         now_s = self.rounds.now_us / 1e6

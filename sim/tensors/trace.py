@@ -45,7 +45,7 @@ class Outcome:
 class _Running:
     profile: AggregationProfile
     left: float
-    """Iterations."""
+    """Iterations left."""
     began_s: float
     alone_s: float
     pool: int
@@ -64,7 +64,7 @@ class Trace:
         self._kernel: Kernel[float, Callable[[], None]] = Kernel(0.0)
 
     def run(self, jobs: Sequence[TracedJob]) -> Outcome:
-        """Time passes from event to event: a submission, the end of trials, an exit, a period."""
+        """Let time pass from event to event: a submission, the end of trials, an exit, a period."""
         for job in jobs:
             trial_s = min(job.duration_s, TRIAL_ITERATIONS * job.profile.period_us / 1e6)
             self._kernel.post(job.submit_s, partial(self._submitted, job))
@@ -77,7 +77,7 @@ class Trace:
         return self.outcome
 
     def _step(self) -> None:
-        """The next event. Periods of iterations change at every step, so the next exit is computed again."""
+        """Handle the next event. Periods of iterations change at every step, so the next exit is computed again."""
         kernel, exit_number = self._kernel, 0
         ends = [(kernel.now + one.left * one.period_s, name) for name, one in self._running.items()]
         if ends:
@@ -90,7 +90,7 @@ class Trace:
         kernel.cancel(exit_number)
 
     def _count(self, passed_s: float) -> None:
-        """Time has passed since the last event: servers were in use, jobs made progress."""
+        """Count the seconds since the last event: servers were in use, jobs made progress."""
         shared, asked = self._servers()
         self.outcome.shared_s += shared * passed_s
         if asked and passed_s > 0:
@@ -128,7 +128,7 @@ class Trace:
         self._heed(self.pools[at], PoolJobArrived(profile))
 
     def _pool_for(self, profile: AggregationProfile) -> int:
-        """The pool that suffices with the least; else the freest, which starts aggregators."""
+        """The pool that suffices with the least free; else the one with the fewest aggregators, which starts more."""
         free = {f"{at:06}": free_of(pool.cycles.values()) for at, pool in enumerate(self.pools)}
         found = best_pool(free, need_of(profile))
         return int(
@@ -145,7 +145,7 @@ class Trace:
         self.outcome.moves += sum(isinstance(action, PoolMove) for action in pool.handle(event, self._kernel.now))
 
     def _look(self) -> None:
-        """What every job loses now."""
+        """Set each job's period to what it loses now."""
         for name, one in self._running.items():
             pool = self.pools[one.pool]
             lost = pool.loss(name) if name in pool.jobs else 0.0

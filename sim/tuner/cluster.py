@@ -1,11 +1,11 @@
 """One job with parameter servers on hosts in virtual time, and the tuner that drives it (Cruise §3.3).
 
-What hosts do here differs from the cost model. A worker computes a mini-batch, as long as it happens to
-take, then pulls the model and pushes its gradient: as slow as its own card or the server with the most to send, plus
-a fixed cost for each server that is asked. It works on its own blocks until all blocks of all workers are done; then
-the next epoch begins. The tuner gets what a live one would: mini-batches timed and cards measured, each with noise,
-and its steps take time: executors start and end, blocks cross the network, lost ones are read again. No worker
-computes on a block that is on its way; other traffic is not slowed by moves.
+What hosts do here differs from the cost model. A worker computes a mini-batch, which takes a random time, then pulls
+the model and pushes its gradient: at the speed of its own card or of the server with the most to send, whichever is
+slower, plus a fixed cost for each server that is asked. It works on its own blocks until all blocks of all workers are
+done; then the next epoch begins. The tuner gets what a live one would: mini-batches timed and cards measured, each
+with noise, and its steps take time: executors start and end, blocks cross the network, lost ones are read again. No
+worker computes on a block that is on its way; other traffic is not slowed by moves.
 """
 
 import random
@@ -37,16 +37,16 @@ from sim.report import Progress
 MESSAGE_S = 0.0004
 """Seconds that a worker takes for each server that it asks, in each mini-batch. Ours."""
 EXECUTOR_S = 2.5
-"""To start an executor, and to end one (§3.4.6: 2 to 3 s)."""
+"""Seconds to start an executor, and to end one (§3.4.6: 2 to 3 s)."""
 SWITCH_S = 0.05
-"""To change a role; "negligible" (§3.4.6)."""
+"""Seconds to change a role; "negligible" (§3.4.6)."""
 MOVE_SHARE = 0.1
 """Share of a network card that moved blocks get: 4 blocks of 100 MB took 25.8 s over 1.25 Gbit/s (§3.4.6)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One host as it really is, and what happens to it. Seconds from the start of the job; None for never."""
+    """One host as it really is, and what happens to it. Times are seconds from the start of the job; None for never."""
 
     host: HostId
     sample_s: float
@@ -55,12 +55,12 @@ class Machine:
     kind: str = ""
     joins_s: float = 0.0
     leaves_s: float | None = None
-    """Asked back: it is emptied first."""
+    """Time at which the host is asked back; it is emptied first."""
     lost_s: float | None = None
-    """Dead, with all that it holds."""
+    """Time at which the host dies, with all that it holds."""
     slows_s: float | None = None
     slows_times: float = 1.0
-    """From then on computing takes so many times as long."""
+    """Factor of the time of computing from `slows_s` on."""
 
 
 @dataclass(frozen=True)
@@ -77,33 +77,34 @@ class Outcome:
     """What became of one run."""
 
     epochs: list[tuple[float, float]] = field(default_factory=list)
-    """(end, length) of each, seconds."""
+    """(end, length) of each epoch, in seconds."""
     splits: list[tuple[float, int, int]] = field(default_factory=list)
-    """(when, workers, servers): at the start, and at the end of each plan."""
+    """(when, workers, servers) at the start, and at the end of each plan."""
     story: list[tuple[float, str, str]] = field(default_factory=list)
-    """(when, event, reason) of what the tuner logs, but for decisions to stay."""
+    """(when, event, reason) of what the tuner logs, except decisions to stay."""
     kept: int = 0
-    """Decisions to stay."""
+    """Number of decisions to stay."""
     moves: int = 0
     blocks: int = 0
     moving_s: float = 0.0
-    """While a plan was under way."""
+    """Seconds in which a plan was under way."""
     roles: dict[HostId, Role] = field(default_factory=dict)
-    """At the end."""
+    """Roles of the hosts at the end."""
 
     @property
     def settled_s(self) -> float:
-        """When the last plan ended."""
+        """Time at which the last plan ended."""
         return self.splits[-1][0]
 
     def epoch_s(self, after_s: float = 0.0) -> float:
-        """Mean length of the epochs that began after this; of the last one if there is none."""
+        """Mean seconds of the epochs that began after `after_s`; those of the last one if there is none."""
         found = [length for end, length in self.epochs if end - length >= after_s]
         return sum(found) / len(found) if found else self.epochs[-1][1]
 
 
 def start_of(job: Job, machines: Sequence[Machine], workers: Sequence[HostId]) -> Configuration:
-    """These hosts work and the others that are there serve, with equal shares of whole blocks."""
+    """The configuration in which these hosts work and the other present ones serve, with equal shares of whole
+    blocks."""
     there = [machine.host for machine in machines if machine.joins_s <= 0]
     servers = [host for host in there if host not in set(workers)]
     roles: dict[HostId, Role] = {host: "worker" if host in set(workers) else "server" for host in there}
@@ -142,11 +143,11 @@ class Cluster:
         self.left = dict.fromkeys(range(job.data_blocks), self._per_block)
         """Samples of each block that are still to do in this epoch."""
         self.to_do = job.data_blocks
-        """Blocks of which some are."""
+        """Number of blocks that have samples to do."""
         self.busy: dict[HostId, float] = {}
-        """When each worker ends its mini-batch."""
+        """Time at which each worker ends its mini-batch."""
         self.taken: dict[HostId, list[tuple[int, float]]] = {}
-        """(block, samples) of that mini-batch."""
+        """(block, samples) of each worker's mini-batch."""
         self.stopping: set[HostId] = set()
         self.moving: dict[tuple[int, int], Move | Recover] = {}
         self.away: set[int] = set()
@@ -162,7 +163,7 @@ class Cluster:
         return self.kernel.now
 
     def run(self, epochs: int, progress: Progress) -> Outcome:
-        """Until so many epochs are done, or nothing can happen any more."""
+        """Run until `epochs` epochs are done, or nothing can happen any more."""
         self._rest()
         changes: dict[float, tuple[list[HostId], list[HostId]]] = {}
         for machine in self.machines.values():
@@ -188,7 +189,7 @@ class Cluster:
     # ---- work ----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Every worker that could compute does."""
+        """Start a mini-batch on every worker that could compute."""
         if not self.to_do and not self.busy:
             self._next_epoch()
         for host in sorted(self.tuner.computing - self.stopping) if self.to_do else ():
@@ -196,7 +197,7 @@ class Cluster:
                 self._batch(host)
 
     def _batch(self, host: HostId) -> None:
-        """A mini-batch, from the worker's own blocks in their order."""
+        """Start a mini-batch, from the worker's own blocks in their order."""
         taken, parts = 0.0, []
         for block in self.tuner.data.get(host, ()):
             if self.job.load.batch - taken < 1:
@@ -228,7 +229,7 @@ class Cluster:
         self.to_do += (after > 0) - (before > 0)
 
     def _wire(self, host: HostId) -> float:
-        """Seconds of a worker for one pull and push, with the servers and workers of now."""
+        """Seconds that a worker takes for one pull and push, with the present servers and workers."""
         asking = len(self.tuner.computing)
         each = self.job.load.model_bytes / self.job.model_blocks
         owned = {at: len(blocks) for at, blocks in self.tuner.model.items() if blocks}
@@ -244,7 +245,7 @@ class Cluster:
         self._cards()
 
     def _cards(self) -> None:
-        """All hosts of the job report their network."""
+        """Let all hosts of the job report their network."""
         if self.tunes:
             for host in sorted(self.tuner.roles):
                 self._tell(NicReported(host, self.machines[host].nic_bytes_per_s * self._noisy()))
@@ -297,7 +298,7 @@ class Cluster:
             self._rest()
 
     def _track(self) -> None:
-        """Forgets moves that the tuner has dropped."""
+        """Forget moves that the tuner has dropped."""
         for plan, at in sorted(self.moving):
             if self.tuner.plan is None or plan != self.tuner.plans or at in self.tuner.done:
                 self._arrived(plan, at)
@@ -335,7 +336,7 @@ class Cluster:
         self._tell(StepDone(order.plan, order.at))
 
     def _move_s(self, step: Move | Recover) -> float:
-        """Moves that share a card share what it gives them, as many as there are when this one begins."""
+        """Seconds of a move. Moves that use one card share what it gives them, counted when this one begins."""
         of = self.job.data_bytes / self.job.data_blocks if step.kind == "data" else (
             self.job.load.model_bytes / self.job.model_blocks
         )  # fmt: skip

@@ -25,8 +25,8 @@ TIME_MAX_S = 1e9
 
 
 def read_cluster(path: Path) -> tuple[list[Machine], list[HostId] | None]:
-    """(hosts, those that work at the start, None when the file does not say). Wrong, with line, column and what was
-    expected, when a line cannot be used."""
+    """Read a cluster: (hosts, those that work at the start, None when the file does not say). Raises Wrong, with line,
+    column and what was expected, when a line cannot be used."""
     rows = rows_of(path)
     number, header = next(rows, (1, []))
     columns = _columns(path, number, [name.strip() for name in header])

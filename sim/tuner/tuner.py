@@ -31,17 +31,17 @@ from sim.tuner.file import read_cluster
 HELP = "workers and servers of one job on given hosts"
 SEED = 1
 NIC = 1.25e9 / 8
-"""Bytes/s of the paper's r4.xlarge (§3.4.1)."""
+"""Bytes per second of the paper's r4.xlarge (§3.4.1)."""
 EPOCHS = 10
 FIXED_MAX = 64
-"""Numbers of workers that are tried fixed, at most; more hosts are tried in steps."""
+"""Most numbers of workers that are tried fixed; more hosts are tried in steps."""
 BATCHES_MAX = 20_000_000
-"""Mini-batches of one run of the command, at most."""
+"""Most mini-batches of one run of the command."""
 
 
 @dataclass(frozen=True)
 class App:
-    """An application of the paper, and what it says of it (tables 3.3 and 3.4, §3.4.3)."""
+    """An application of the paper, with what the paper says about it (tables 3.3 and 3.4, §3.4.3)."""
 
     load: Load
     sample_s: float
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything of a run but where it starts."""
+    """Everything of a run except where it starts."""
 
     job: Job
     machines: Sequence[Machine]
@@ -296,7 +296,7 @@ def compared(
     name: str, title: str, setting: Setting, workers: Sequence[HostId], epochs: int, progress: Progress,
     fixed: bool = True,
 ) -> Report:  # fmt: skip
-    """What the tuner does from this start, told; beside the start kept, and every fixed number of workers."""
+    """What the tuner does from this start, beside the start kept, and every fixed number of workers."""
     found = setting.run(workers, epochs, _within(progress, 0.0, 0.4, "tuned"))
     kept = setting.run(workers, epochs, _within(progress, 0.4, 0.3, "start kept"), tunes=False)
     if not found.epochs or not kept.epochs:
@@ -356,7 +356,7 @@ def _told(how: str, split: str, outcome: Outcome, after_s: float) -> list[Cell]:
 
 
 def unequal_hosts(seed: int, cases: int, progress: Progress) -> Report:
-    """The two searches against all assignments, and how long they take."""
+    """Compare the two searches with all assignments, and measure how long they take."""
     rng = random.Random(seed)
     worst = worst_descent = 0.0
     for case in range(cases):
@@ -387,7 +387,7 @@ def unequal_hosts(seed: int, cases: int, progress: Progress) -> Report:
 
 
 def made(rng: random.Random, n: int) -> list[HostCosts]:
-    """Hosts that all differ."""
+    """Random hosts that all differ."""
     return [
         HostCosts(HostId(f"h{at:03}"), 10 ** rng.uniform(-4.5, -2.5), 10 ** rng.uniform(7.5, 9.2)) for at in range(n)
     ]

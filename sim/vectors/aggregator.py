@@ -52,7 +52,7 @@ class Ticks:
 
 
 def _profile(job: str, period: int, works: Mapping[str, int]) -> AggregationProfile:
-    """ValueError when no aggregator could take it."""
+    """Profile of a job; raises ValueError when no aggregator could take it."""
     profile = AggregationProfile(JobId(job), period, tuple(Tensor(name, work) for name, work in works.items()))
     why = flaw(profile)
     if why:
@@ -120,7 +120,7 @@ def _cycle(case: Any) -> list[str]:
 
 
 def _schedule(case: Any) -> list[str]:
-    """Cycles are as long as the longest iteration and no longer: `hold_cycles` is ours, and off here."""
+    """Replay a schedule. Cycles have the length of the longest iteration: `hold_cycles` is ours, and off here."""
     jobs = case["jobs"]
     ticks = Ticks(number for job in jobs.values() for number in [job["D"], *job["t"].values()])
     pool = Pool(PoolRules(hold_cycles=False))
@@ -164,7 +164,8 @@ def _holds(pool: Pool) -> dict[str, Any]:
 
 
 def _plain(expected: Mapping[str, Any]) -> dict[str, Any]:
-    """What is expected after an event; what is freed and moved at once, and what an aggregator holds, has no order."""
+    """What is expected after an event; lists of what is freed and moved at once, and of what an aggregator holds, are
+    sorted, since they have no order."""
     plain: dict[str, Any] = {
         name: sorted(value) if name in ("freed", "moves") else value for name, value in expected.items()
     }

@@ -43,7 +43,8 @@ Action = list[Any]
 
 
 class SharedPool:
-    """`config` and `events` of a case. `handle` says what became of each event, in the words of the case."""
+    """The pool of `config` and `events` of a case. `handle` says what became of each event, in the words of the
+    case."""
 
     def __init__(self, config: Mapping[str, Any], events: Sequence[Sequence[Any]]) -> None:
         self.gpus = whole_number("n", config["n"], 1, GPUS_MAX)
@@ -69,11 +70,11 @@ class SharedPool:
         self.utilisation = [0.0] * self.gpus
         self.names: dict[JobId, str] = {}
         self.ids: dict[str, JobId | None] = {}
-        """None: the log refused it, because it needs more than its tenant's quota."""
+        """Id of each job in the log; None: the log refused it, because it needs more than its tenant's quota."""
         self._look(0.0)
 
     def handle(self, event: Sequence[Any]) -> list[Action]:
-        """ValueError when a job comes twice, or one ends that is not there."""
+        """Apply an event. Raises ValueError when a job comes twice, or one ends that is not there."""
         what: Any
         kind, now_s, what = event[0], event[1], event[2] if len(event) > 2 else {}
         match kind:
@@ -91,7 +92,7 @@ class SharedPool:
         return sorted(self._looks(now_s), key=lambda action: STEPS[action[0]])
 
     def check(self) -> None:
-        """The invariants of the log and of its leader."""
+        """Assert the invariants of the log and of its leader."""
         self.queue.check()
         self.leader.check()
 
@@ -155,7 +156,7 @@ class SharedPool:
         raise ValueError("the leader does not stop deciding")
 
     def _look(self, now_s: float) -> list[Command]:
-        """What the leader proposes and the log takes."""
+        """Commands that the leader proposes and the log takes."""
         hosts = -(-self.gpus // self.each)
         rack = tuple(self._rack_host(at) for at in range(hosts))
         proposed = [action.command for action in self.leader.handle(ScheduleTick(rack, now_s), now_s)]
@@ -184,11 +185,11 @@ class SharedPool:
                 pass
 
     def number(self, unit: HostId) -> int:
-        """The GPU as the case names it."""
+        """Number of the GPU, as the case names it."""
         return int(host_of(unit)) * self.each + int(unit.rpartition("/")[2])
 
     def _place(self, job: Job, now_s: float) -> list[HostId]:
-        """Its coordinator and its hosts: they start it where the pool as it is now says."""
+        """Start the job where the pool as it is now says, as its coordinator and its hosts do."""
         capacity = SharedCapacity(
             self.queue,
             self.leader.capacity.totals,
@@ -220,6 +221,6 @@ class SharedPool:
 
 
 def _numbers(events: Sequence[Sequence[Any]]) -> dict[str, int]:
-    """What the log would number the jobs: jobs of one second come by id."""
+    """Numbers that the log would give the jobs: jobs of one second come by id."""
     given = {str(event[2]["id"]): event[1] for event in reversed(events) if event[0] == "submit"}
     return {name: at for at, name in enumerate(sorted(given, key=lambda name: (given[name], name)), 1)}

@@ -15,7 +15,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 def load() -> tuple[dict[str, Handler], dict[str, str]]:
-    """Every handler there is, and for every known name without one the module that would have it."""
+    """All handlers by name, and for every known name without one the module that would have it."""
     found: dict[str, Handler] = {}
     missing: dict[str, str] = {}
     for module, names in MODULES.items():
@@ -26,7 +26,7 @@ def load() -> tuple[dict[str, Handler], dict[str, str]]:
 
 
 def _handlers(path: str) -> Mapping[str, Handler]:
-    """`HANDLERS` of the module, nothing when the module is not there. An import that fails inside it is a defect."""
+    """`HANDLERS` of the module, empty when the module is not there. An import that fails inside it is a defect."""
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:

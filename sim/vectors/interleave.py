@@ -62,7 +62,7 @@ def harmony(case: dict[str, Any]) -> list[str]:
 
 
 def _number_of_groups(jobs: list[JobProfile], hosts: int, expected: int) -> list[str]:
-    """Between equals another number is right too."""
+    """Differences in the number of groups; between equals another number is right too."""
     work, net = np.array([job.work_s for job in jobs]), np.array([job.net_s for job in jobs])
     ours = groups_best(work, net, hosts)
     if 1 <= expected <= min(len(jobs), hosts) and imbalance(work, net, hosts, expected) == imbalance(

@@ -21,7 +21,7 @@ from sim.vectors import handlers
 from sim.vectors.types import UNUSABLE, Handler
 
 DIFFERENCES_MAX = 10
-"""Differences of one case that are printed before the rest becomes a number."""
+"""Most differences of one case that are printed; of the rest only the number is."""
 ENDS = (".json", ".json.gz")
 GZIP = b"\x1f\x8b"
 SHIPPED_TRACES = Path(cli.__file__).parent.parent / "bench" / "traces"
@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
 
 def vector_files(folder: Path) -> list[tuple[str, Path]]:
     """The files to replay, those of sub-folders too, by name: (name below the folder, path). Hidden ones are left
-    alone. AgentctlError when there is none."""
+    alone. Raises AgentctlError when there is none."""
     if folder.is_file():
         return [(folder.name, folder)]
     if not folder.is_dir():
@@ -99,7 +99,7 @@ def vector_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def near(folder: Path) -> list[Path]:
-    """Where traces may lie without `--traces`: beside the vectors, or those that come with us."""
+    """Folders where traces may lie without `--traces`: beside the vectors, or those that are shipped."""
     home = (folder if folder.is_dir() else folder.parent).resolve()
     return [path for path in (home, home / "traces", home.parent / "traces", SHIPPED_TRACES) if path.is_dir()]
 
@@ -113,8 +113,8 @@ def schema_of(name: str, schemas: Collection[str]) -> str | None:
 def parts(
     label: str, path: Path, known: Mapping[str, Handler], missing: Mapping[str, str]
 ) -> list[tuple[str, str, list[Any]]]:
-    """(handler's name, key in the file or nothing, cases) for one file. AgentctlError for a name or a content that
-    nothing replays."""
+    """(handler's name, key in the file or nothing, cases) for one file. Raises AgentctlError for a name or a content
+    that nothing replays."""
     names: dict[str, list[str]] = {}  # schema -> its lists, if it has several
     for each in sorted([*known, *missing]):
         schema, _, key = each.partition("/")
@@ -154,7 +154,7 @@ def decoded(path: Path) -> Any:
 
 
 def replay(handler: Handler, content: list[Any], traces: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
-    """Every case; a handler that breaks counts as one more failed case, and the rest of its file is lost."""
+    """Replay every case; a handler that breaks counts as one more failed case, and the rest of its file is lost."""
     try:
         yield from handler(content, traces)
     except UNUSABLE as error:
@@ -162,7 +162,7 @@ def replay(handler: Handler, content: list[Any], traces: Sequence[Path]) -> Iter
 
 
 def unbuilt(module: str) -> Iterator[tuple[str, list[str]]]:
-    """What a known file without a handler comes to: it failed."""
+    """The result of a known file without a handler: it failed."""
     yield "all cases", [f"the room {module} is not built yet: nothing here replays them"]
 
 

@@ -19,7 +19,7 @@ from sim.vectors.types import Handler, answers, differs, each, finite, per_unit,
 
 
 def rules_of(policy: str, params: Mapping[str, Any], scale: int = 1) -> OrderRules:
-    """The rules that a case names; thresholds times `scale`. ValueError for a parameter that is not known."""
+    """The rules that a case names; thresholds times `scale`. Raises ValueError for a parameter that is not known."""
     unknown = set(params) - {"thresholds", "quantum", "samples", "knob", "starve", "p_ovh", "r_ovh", "intra"}
     if unknown:
         raise ValueError(f"unknown parameter {sorted(unknown)[0]}")
@@ -37,14 +37,15 @@ def rules_of(policy: str, params: Mapping[str, Any], scale: int = 1) -> OrderRul
 
 
 def whole(numbers: Sequence[Any], scale: int) -> tuple[int, ...]:
-    """These times `scale`; without those that are no limit."""
+    """These numbers times `scale`; without those that are no limit."""
     return tuple(int(rational(number) * scale) for number in numbers if finite(number) is not None)
 
 
 def simulated(
     jobs: Sequence[SimJob], capacity: int, policy: str, params: Mapping[str, Any], samples: Sequence[Any], watch: bool
 ) -> Outcome:
-    """Service is counted in units in which thresholds and samples are whole: GPUs are multiplied, times are not."""
+    """Simulate jobs. Service is counted in units in which thresholds and samples are whole: GPUs are multiplied, times
+    are not."""
     scale = per_unit([each for each in (*(params.get("thresholds") or ()), *samples) if finite(each) is not None])
     scaled = [job if scale == 1 else replace(job, gpus=job.gpus * scale) for job in jobs]
     history = History(whole(samples, scale))
@@ -52,7 +53,7 @@ def simulated(
 
 
 def fitting(jobs: Sequence[SimJob], capacity: int) -> list[SimJob]:
-    """Without gangs larger than the cluster: nothing can be said of them."""
+    """The jobs without gangs larger than the cluster: nothing can be said about them."""
     return [job for job in jobs if job.gpus <= capacity]
 
 
@@ -100,7 +101,8 @@ def traced(case: dict[str, Any], traces: Sequence[Path]) -> list[str]:
 
 
 def trace_path(traces: Sequence[Path], name: str) -> Path:
-    """The first of the folders that has the file, below the folder that it names or not. ValueError when none has."""
+    """Path of a trace: in the first of the folders that has the file, below the folder that it names or not. Raises
+    ValueError when none has."""
     for path in (folder / below for folder in traces for below in (name, Path(name).name)):
         if path.is_file():
             return path
@@ -157,7 +159,7 @@ def quota(case: dict[str, Any]) -> list[str]:
 
 
 def unordered(actions: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The GPUs of an action, and demotions, which come first, have no order."""
+    """Actions in a fixed order: the GPUs of an action, and demotions, which come first, have none."""
     plain = [[what, job, *(sorted(gpus) for gpus in rest)] for what, job, *rest in actions]
     return sorted(action for action in plain if action[0] == "DEMOTE") + [a for a in plain if a[0] != "DEMOTE"]
 

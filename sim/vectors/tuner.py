@@ -11,7 +11,7 @@ from sim.vectors.types import Handler, answers, beside, differs, each, measured,
 
 WITHIN = 1e-6
 ROUNDED_WITHIN = 1e-4
-"""Relative tolerance for numbers that the files give with four digits."""
+"""Tolerance (relative above 1) for numbers that the files give with four digits."""
 HOSTS_MAX = 10_000
 ROLES: dict[str, Role] = {"w": "worker", "s": "server"}
 LETTER = {"worker": "w", "server": "s"}

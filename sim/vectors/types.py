@@ -1,9 +1,9 @@
-"""What replays a file of vectors, and how it says what differs.
+"""Types that replay a file of vectors, and functions that say what differs.
 
-A *handler* gets the decoded content of one file (`2das_small.json`: a list of cases), or, for a file that holds several
-lists, the list under one of its keys (`parameters/cruise`: the list `cruise` of `parameters.json`), and the folders
-in which traces may lie. It yields (case, differences) for each case; no differences: the case passed. It calls the
-policies that agents call and computes no answer of its own.
+A *handler* gets the decoded content of one file (`2das_small.json`: a list of cases), or, for a file that holds
+several lists, the list under one of its keys (`parameters/cruise`: the list `cruise` of `parameters.json`), and the
+folders in which traces may lie. It yields (case, differences) for each case; no differences: the case passed. It calls
+the policies that agents call and computes no answer of its own.
 """
 
 import math
@@ -17,16 +17,17 @@ from sim.report import Wrong
 Handler = Callable[[Any, Sequence[Path]], Iterable[tuple[str, list[str]]]]
 
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RecursionError, Wrong)
-"""What a case of the wrong shape, a trace that is not there, or a policy that breaks on it, raises: the case failed,
-the next is replayed."""
+"""What a case of the wrong shape, a missing trace, or a policy that breaks on it, raises: the case failed, the next is
+replayed."""
 FLOAT_WITHIN = 1e-6
-"""Relative tolerance for a rational that a file gives as a decimal fraction."""
+"""Tolerance (relative above 1) for a rational that a file gives as a decimal fraction."""
 MEASURED_MAX = 1e18
 SHOWN_MAX = 160
 
 
 def each(cases: Sequence[Any], check: Callable[[Any], list[str]]) -> Iterator[tuple[str, list[str]]]:
-    """`check` on every case, by its number in the file from 1 on and its `name`, or else its `kind`."""
+    """Run `check` on every case; a case is named by its number in the file from 1 on and its `name`, or else its
+    `kind`."""
     for number, case in enumerate(cases, 1):
         name = case.get("name") or case.get("kind") if isinstance(case, dict) else None
         try:
@@ -41,7 +42,7 @@ def each(cases: Sequence[Any], check: Callable[[Any], list[str]]) -> Iterator[tu
 
 
 def answers(ours: Mapping[str, Any], expected: Mapping[str, Any], within: float = 0.0) -> list[str]:
-    """What differs in the answers that a case expects: it need not expect all that there are, but one at least."""
+    """Differences in the answers that a case expects: it need not expect all that there are, but at least one."""
     if not expected:
         return [f"it expects nothing; known: {', '.join(ours)}"]
     found = [
@@ -53,12 +54,12 @@ def answers(ours: Mapping[str, Any], expected: Mapping[str, Any], within: float 
 
 
 def beside(case: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The answers that a case expects where they stand beside its questions."""
+    """The answers that a case expects when they are given beside its questions."""
     return {name: case[name] for name in names if name in case}
 
 
 def rational(number: Any) -> Fraction:
-    """`7`, `3.5` and `[7, 2]`, exactly as written. ValueError for what is none."""
+    """The exact value of `7`, `3.5` or `[7, 2]`. Raises ValueError for what is no number."""
     if isinstance(number, (list, tuple)):
         return Fraction(*number)
     if isinstance(number, bool):
@@ -67,19 +68,20 @@ def rational(number: Any) -> Fraction:
 
 
 def per_unit(numbers: Iterable[Any]) -> int:
-    """By how much these rationals must be multiplied to be whole numbers."""
+    """The factor by which these rationals must be multiplied to be whole numbers."""
     return math.lcm(*(rational(number).denominator for number in numbers))
 
 
 def whole_number(what: str, number: Any, least: int, most: int) -> int:
-    """The number. ValueError for what is none, or not from `least` to `most`: a case must end, in little memory."""
+    """The number. Raises ValueError for what is none, or not from `least` to `most`: a case must end, in little
+    memory."""
     if type(number) is not int or not least <= number <= most:
         raise ValueError(f"{what} is {_short(number)}; a whole number from {least} to {most} is expected")
     return number
 
 
 def measured(number: Any, above_zero: bool = False) -> float:
-    """ValueError for what is no number, has no end, or is below 0 (or 0)."""
+    """The number as a float. Raises ValueError for what is no number, has no end, or is below 0 (or is 0)."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= MEASURED_MAX:
         raise ValueError(f"{_short(number)}: a number from 0 on is expected")
     if above_zero and number == 0:
@@ -88,12 +90,13 @@ def measured(number: Any, above_zero: bool = False) -> float:
 
 
 def finite(number: Any) -> Any:
-    """None for what switches a limit off: nothing, `"inf"`, and the Infinity that some programs write."""
+    """The number, or None for what switches a limit off: nothing, `"inf"`, and the Infinity that some programs
+    write."""
     return None if number in (None, "inf", math.inf) else number
 
 
 def differs(what: str, ours: Any, expected: Any, within: float = 0.0) -> list[str]:
-    """[] when equal, numbers up to `within` (absolute, and relative above 1); else where and how they differ.
+    """[] when both are equal, numbers up to `within` (absolute, and relative above 1); else where and how they differ.
     [n, d] equals the rational n/d; keys of objects are compared as text, as JSON does."""
     if isinstance(ours, Fraction):
         if isinstance(expected, (list, tuple)) and len(expected) == 2:
