@@ -1,4 +1,4 @@
-"""What breaks a rack, played in virtual time (`world/`, `stories/`) and on real hosts (`rack/`)."""
+"""Faults that break a rack, played in virtual time (`world/`, `stories/`) and on real hosts (`rack/`)."""
 
 PRODUCT = ("covey", "gossip", "plugins", "agent")
-"""The packages that are played with."""
+"""The product's packages, which the stories run."""

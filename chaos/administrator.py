@@ -1,4 +1,4 @@
-"""The person who looks after a rack whose files are damaged: does what an agent that refused to go on advises, and
+"""The person who looks after a rack whose files are damaged: does what an agent that refused to start advises, and
 nothing else.
 
     status 3, identity      deletes it and starts the agent: a new host under its old name
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SIGKILL = 9
 RECORDS = (MEMORY, MEMORY_COPY)
 SPOILT = (f"{FOLDER}/", "acknowledged", "identity", "scheduler/state", *RECORDS, "gossip/", "aggregator/", "jobs/")
-"""Beginnings of names of the files that stories damage: all that agents and supervisors write, not the pages of volumes
-and where they lie, of which there is no second copy on this host."""
+"""Beginnings of names of the files that stories damage: all that agents and supervisors write, except the pages of
+volumes and their places, of which there is no second copy on this host."""
 
 
 def may_be_spoilt(host: SimHost) -> list[str]:
@@ -37,14 +37,14 @@ def may_be_spoilt(host: SimHost) -> list[str]:
 
 
 class Administrator:
-    """Looks at every host from time to time."""
+    """An operator who looks at every host from time to time."""
 
     name, every_s = "the administrator", 2.0
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
         self.obeyed: list[str] = []
-        """What was done, in order."""
+        """What the operator did, in order."""
 
     def check(self, world: World) -> None:
         for host in self.rack.hosts.values():
@@ -54,7 +54,7 @@ class Administrator:
                 self._begin_memory_anew(host)
 
     def must_help(self, name: str) -> bool:
-        """Is the memory plugin of this host off, since its record is damaged?"""
+        """Whether the memory plugin of this host is off because its record is damaged."""
         agent = self.rack.agents.get(name)
         health = agent.health.get("memory") if agent is not None and name in self.rack.alive() else None
         return health is not None and health.state == "failed" and "there is no other copy" in health.why

@@ -1,7 +1,8 @@
-"""What a rank's pages say of its class, against the log: looked at over the whole rack, whatever has failed.
+"""Compares what a rank's pages say of its class with the log, over the whole rack, whatever has failed.
 
 A gang is upgraded by one entry of the log, for all of its ranks. Hosts tell their ranks one after the other, some only
-after they are back; so for a while some ranks go on as opportunistic, and none is guaranteed before the log says so.
+after they are back; so for a while some ranks still run as opportunistic, and none is guaranteed before the log says
+so.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from chaos.sharer import DeviceAccounts, SharerLink, name_of
 from chaos.world.world import World
 
 KNOWN_S = 5.0
-"""Within which the copies of the log that are left have what an agent had that died."""
+"""Seconds within which the copies of the log that are left have what an agent had that died."""
 
 
 def alive(rack: SimRack) -> set[str]:
@@ -21,15 +22,15 @@ def alive(rack: SimRack) -> set[str]:
 
 
 class PagesFollowTheLog:
-    """A rank goes by the limits of a guaranteed one only where some copy of the log has its job as guaranteed, and
-    never two such ranks on one device."""
+    """A rank follows the limits of a guaranteed one only where some copy of the log has its job as guaranteed, and
+    there are never two such ranks on one device."""
 
     name, every_s = "pages say the class that the log says", 0.25
 
     def __init__(self, rack: SimRack, accounts: DeviceAccounts) -> None:
         self.rack, self.accounts = rack, accounts
         self._since: dict[str, float] = {}
-        """Rank -> since when no copy of the log agrees with its page."""
+        """Rank -> time since when no copy of the log agrees with its page."""
 
     def check(self, world: World) -> None:
         owner: dict[str, str] = {}
@@ -45,7 +46,7 @@ class PagesFollowTheLog:
             assert age_s < KNOWN_S, f"{name} is guaranteed by its page, for {age_s:.0f} s, and by no copy of the log"
 
     def guaranteed(self) -> dict[str, tuple[SharerLink, list[str]]]:
-        """Live ranks that are guaranteed by their pages, and their devices."""
+        """Live ranks that are guaranteed by their pages, with their devices."""
         living = alive(self.rack)
         links = self.accounts.links
         return {name: found for name, found in links.items() if name in living and found[0].now.guaranteed}

@@ -76,7 +76,7 @@ DISK: tuple[Callable[[Disk], Awaitable[None]], ...] = (
 
 
 async def _echo(stream: ByteStream) -> None:
-    """Reads u8 length and as many bytes, writes them back in two parts."""
+    """Read a u8 length and that many bytes; write them back in two parts."""
     header = bytearray(1)
     while True:
         await stream.read_into(memoryview(header))
@@ -166,7 +166,8 @@ async def bytes_closing_a_listener_ends_what_it_accepted(port: Bytes, bind: Addr
 
 
 class _Echoes:
-    """`Driven`: u32 length and as many bytes, sent back in two parts when the turn is over."""
+    """A `Driven` that reads a u32 length and that many bytes, and sends them back in two parts when the turn is
+    over."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = driven(stream)
@@ -262,7 +263,7 @@ async def bytes_drive_no_machine_further_than_its_peer_reads(port: Bytes, bind: 
 
 
 class Speaks:
-    """`Driven`: says what it is told to, and hears nothing."""
+    """A `Driven` that says what it is told to, and hears nothing."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = driven(stream)
@@ -276,7 +277,7 @@ class Speaks:
 
 
 async def bytes_sent_before_a_close_arrive_though_nobody_reads_yet(port: Bytes, bind: Address) -> None:
-    """More of them than kernels hold, also while a writer waits."""
+    """More bytes than kernels hold are sent, and some while a writer waits."""
     held = asyncio.Event()
     parts = [bytes([number + 1]) * (2 << 20) for number in range(4)]
     whole: list[asyncio.Future[bytes]] = []

@@ -1,15 +1,15 @@
 """Which acknowledged pages may be read in an older version, because two failures took the newest one: no others.
 
-An acknowledged page is in two places until the disk has it: at its lender, and in the queue of the volume's process. So
-one failure loses nothing, and every older page that a read returns is an error. `Custody` forgives a page when, after
-its acknowledgement and before the disk had it, *both* failed:
+An acknowledged page is in two places until the disk has it: at its lender, and in the queue of the volume's process.
+So one failure loses nothing, and every older page that a read returns is an error. `Custody` forgives a page when,
+after its acknowledgement and before the disk had it, *both* failed:
 
     its lender     its slab process or its host died, it was out of reach of the volume for long, mischief struck the
-                   connection of the two a moment ago, or it took the slab back because nobody spoke for the volume
+                   connection of the two a moment ago, or it took the slab back because no agent spoke for the volume
     its volume     its process died; or its host lost power and the disk what was not synced
 
-What the disk has is asked of the real spill log, loaded from the files as a new process would find them. A page
-that no lender was asked to hold is acknowledged by the disk alone, unsynced as with any disk: power alone may take it.
+What the disk has is asked of the real spill log, loaded from the files as a new process would find them. A page that
+no lender was asked to hold is acknowledged by the disk alone, unsynced as with any disk: power alone may take it.
 """
 
 from collections.abc import Collection, Coroutine
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 STRUCK_S = 10.0
-"""After mischief struck a connection: it is found silent (2 s), opened again (4 s), and filled."""
+"""Seconds for which a struck connection counts as lost: it is found silent (2 s), opened again (4 s), and filled."""
 UNNOTICED_S = 3.0
-"""Within which an agent hears from the process of a volume that a link is gone: it counts once a second."""
+"""Seconds within which an agent hears from the process of a volume that a link is gone: it counts once a second."""
 APART_S = 5.0
-"""A lender that the volume's host does not reach for so long has failed (the user timeout of a connection)."""
+"""Seconds out of reach of the volume's host after which a lender has failed (the user timeout of a connection)."""
 
 
 class FrozenDisk:
@@ -62,7 +62,7 @@ class FrozenDisk:
 
 
 def _now(work: Coroutine[Any, Any, None]) -> None:
-    """Run what waits for nothing."""
+    """Run a coroutine that waits for nothing."""
     try:
         work.send(None)
     except StopIteration:
@@ -71,7 +71,8 @@ def _now(work: Coroutine[Any, Any, None]) -> None:
 
 
 def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None) -> dict[int, int]:
-    """Page (None: every one that was acknowledged) -> the version that a new process of this volume would find."""
+    """For each page (None: every one that was acknowledged), the version that a new process of this volume would
+    find."""
     found: dict[int, int] = {}
     size, volume = oracle.page_bytes, prefix(oracle.volume)
     frozen: Any = FrozenDisk(disk)
@@ -100,7 +101,7 @@ def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None)
 
 
 class Held:
-    """What is known of one acknowledged page."""
+    """What is known about one acknowledged page."""
 
     __slots__ = ("lender_failed", "version", "volume_failed")
 
@@ -110,7 +111,7 @@ class Held:
 
 
 class Volume:
-    """One volume and its pages. `lenders`: slab -> hosts that were asked to hold it, of late."""
+    """One volume and its pages. `lenders`: slab -> hosts that were asked to hold it lately."""
 
     def __init__(self, oracle: Oracle, host: SimHost) -> None:
         self.oracle, self.host = oracle, host
@@ -119,19 +120,19 @@ class Volume:
         self.linked: dict[int, float] = {}
         """Slab -> when a link of it was last seen to work."""
         self.apart: dict[str, float] = {}
-        """Lenders out of reach, since when."""
+        """Lenders out of reach -> since when."""
         self.struck: dict[str, float] = {}
-        """Lenders whose connection was struck, until when they count as lost."""
+        """Lenders whose connection was struck -> until when they count as lost."""
         self.process = f"{host.name}/{control_name(oracle.volume)}"
 
     def acknowledged(self, page: int, version: int, alone: bool) -> None:
-        """`alone`: by the disk, since no lender could be asked."""
+        """Note an acknowledged version of a page. `alone`: by the disk alone, since no lender could be asked."""
         known = self.held.get(page)
         if known is None or known.version < version:
             self.held[page] = Held(version, alone)
 
     def missing(self, pages: Collection[int] | None = None) -> list[tuple[int, Held]]:
-        """Those of these pages (None: of all) whose acknowledged version the disk does not have now."""
+        """Pages, of these (None: of all), whose acknowledged version the disk does not have now."""
         pages = self.held if pages is None else pages
         if not pages or not self.oracle.page_bytes:
             return []
@@ -161,7 +162,7 @@ class Custody:
         self.volumes.append(volume)
 
     def run_watched(self, env: Env, config: VoldConfig) -> Coroutine[Any, Any, None]:
-        """The program `vold`, watched."""
+        """Run the program `vold`, watched."""
         name = f"{env.host}/{control_name(config.volume)}"
 
         def watch(inside: AnyVolume) -> None:
@@ -171,7 +172,7 @@ class Custody:
         return run_vold(env, config, watch)
 
     def serves(self, borrower: str, slab: BorrowedSlab) -> bool:
-        """Has the process of this slab's volume its place open?"""
+        """Whether the process of this slab's volume has the slab's place open."""
         inside = self._serving.get(f"{borrower}/{control_name(slab.volume)}")
         if inside is None or slab.place is None:
             return False
@@ -189,7 +190,7 @@ class Custody:
     # ---- what failed -------------------------------------------------------------------------------------------------
 
     def lost(self, host: SimHost, process: SimProcess | None) -> None:
-        """A process ended, or (None) a host lost its power, a moment ago."""
+        """Note that a process ended, or (None) a host lost its power, a moment ago."""
         for volume in self.volumes:
             if process is None:
                 if host is volume.host:
@@ -202,7 +203,7 @@ class Custody:
                 self._volume_failed(volume, power=False)
 
     def struck(self, one: str, other: str) -> None:
-        """A connection of these two processes breaks, or is slow."""
+        """Note that a connection of these two processes breaks, or is slow."""
         for volume in self.volumes:
             if volume.process in (one, other):
                 lender, _, program = (other if one == volume.process else one).partition("/")
@@ -230,8 +231,8 @@ class Custody:
         return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())
 
     def _used(self, volume: Volume, page: int) -> frozenset[str]:
-        """Lenders that the volume's process goes by for the slab of this page: another may lend it and not know yet
-        that its place was closed long ago."""
+        """Lenders that the volume's process uses for the slab of this page: another may lend it and not know yet that
+        its place was closed long ago."""
         inside = self._serving.get(volume.process)
         if inside is None:
             return self._lenders(volume, page)
@@ -246,7 +247,8 @@ class Custody:
             self._look(world, volume)
 
     def _look(self, world: World, volume: Volume) -> None:
-        """Which lenders say that they hold slabs of this volume now, which took one back, which are out of reach."""
+        """Note which lenders say that they hold slabs of this volume now, which took one back, which are out of
+        reach."""
         now: dict[int, set[str]] = {}
         for name in self.rack.hosts:
             memory = self.rack.plugin(name, "memory")
@@ -272,10 +274,10 @@ class Custody:
         self._reach(world, volume, {lender for lenders in now.values() for lender in lenders})
 
     def _alone(self, volume: Volume, page: int) -> bool:
-        """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
-        again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget.
-        The volume's process knows it first. For longer than `UNNOTICED_S` that is no excuse: an agent that still
-        counts on the link then has lost a slab silently, and nothing is forgiven."""
+        """Whether the slab of this page is without a link now, as the volume's own agent knows: closed, lost, or to be
+        opened again. What is written there is on the disk alone, even while a lender has not heard yet that it may
+        forget. The volume's process knows it first. After `UNNOTICED_S` that is no excuse: an agent that still counts
+        on the link then has lost a slab silently, and nothing is forgiven."""
         memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         index = page * volume.oracle.page_bytes // self.slab_bytes
@@ -288,8 +290,8 @@ class Custody:
         return known is None or now - volume.linked.get(index, now) < UNNOTICED_S
 
     def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
-        """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is
-        written there afterwards is on the disk alone."""
+        """Whether the volume's own agent, if it runs, still holds on to this lender. Once it has closed a place, what
+        is written there afterwards is on the disk alone."""
         memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         slab = None if known is None else known.slabs[index]
@@ -305,7 +307,7 @@ class Custody:
 
 
 def _is_kept(host: SimHost, ended: SimProcess) -> bool:
-    """Does another process of the host have all the memory that this one had?"""
+    """Whether another process of the host has all the memory that the ended one had."""
     others = host.find("slab-keeper" if ended.name.endswith("/slabd") else "slabd")
     there = {id(memory) for process in others if process is not ended for memory in process.rings.values()}
     return all(id(memory) in there for memory in ended.rings.values())

@@ -1,8 +1,8 @@
 """What may go wrong with a rack, as data: the same words for the simulator and for real processes.
 
-A plan is a list of (second, fault); a fault strikes, and undoes itself after `for_s`. `swarm` draws a plan from a seed:
-it first switches whole families of faults on or off and draws their rates, so that some seeds are all partitions and
-some are all kills, which finds more than an even mixture would (swarm testing). A story then has two phases:
+A plan is a list of (second, fault); a fault strikes, and undoes itself after `for_s`. `swarm` draws a plan from a
+seed: it first switches whole families of faults on or off and draws their rates, so that some seeds are all partitions
+and some are all kills, which finds more than an even mixture would (swarm testing). A story then has two phases:
 
     safety      faults strike; whatever happens, nothing wrong may be done
     liveness    `heal` undoes everything; within a bound the rack must be whole again and finish its work
@@ -26,7 +26,8 @@ SIGKILL, SIGTERM, SIGSTOP, SIGCONT = 9, 15, 19, 18
 
 
 HEALERS = ("/healer", "/learner")
-"""How processes end that are suspended so that others may take their place: users' programs that may be lost."""
+"""Ends of names of processes that are suspended so that others may take their place: users' programs that may be
+lost."""
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
@@ -40,11 +41,11 @@ class Kill(Fault, frozen=True):
     host: str
     for_s: float = 2.0
     name: str = ""
-    """With `program`: which, such as `slabd`; empty: one at random."""
+    """Name of the program with `program`, such as `slabd`; empty: one at random."""
 
 
 class Pause(Fault, frozen=True):
-    """SIGSTOP of a process, SIGCONT later."""
+    """SIGSTOP of a process, and SIGCONT later."""
 
     host: str
     for_s: float = 3.0
@@ -61,14 +62,14 @@ class Partition(Fault, frozen=True):
 
 
 class Unheard(Fault, frozen=True):
-    """A firewall drops the datagrams of a host, and nothing else: gossip loses it, connections stand."""
+    """A firewall drops the datagrams of a host, and nothing else: gossip loses it, connections stay."""
 
     host: str
     for_s: float = 30.0
 
 
 class Slow(Fault, frozen=True):
-    """Every packet to and from a host takes `factor` times longer, and every callback there costs `callback_s`."""
+    """Every packet to and from a host takes `factor` times as long, and every callback there costs `callback_s`."""
 
     host: str
     factor: float = 20.0
@@ -101,7 +102,7 @@ class FillDisk(Fault, frozen=True):
 
 
 class SkewClock(Fault, frozen=True):
-    """The wall clock jumps by `wall_s`, and both clocks run at `rate` times what they do; several add up."""
+    """The wall clock jumps by `wall_s`, and both clocks run at `rate` times their speed; several skews add up."""
 
     host: str
     wall_s: float = 0.0
@@ -110,15 +111,15 @@ class SkewClock(Fault, frozen=True):
 
 
 class Restart(Fault, frozen=True):
-    """SIGTERM of an agent, which ends in good order; started again `for_s` later. What it started lives on."""
+    """SIGTERM of an agent, which ends in good order; it is started again `for_s` later. What it started lives on."""
 
     host: str
     for_s: float = 1.5
 
 
 class CutLinks(Fault, frozen=True):
-    """Every connection between a host and the others is reset, also idle ones (`ss -K`): byte
-    streams with `share` each, and control links. Both ends hear of it at once and may connect again."""
+    """Every connection between a host and the others is reset, idle ones too (`ss -K`): byte streams with chance
+    `share` each, and control links. Both ends hear of it at once and may connect again."""
 
     host: str
     share: float = 1.0
@@ -126,7 +127,7 @@ class CutLinks(Fault, frozen=True):
 
 
 class SlowDisk(Fault, frozen=True):
-    """Every operation of a host's disk takes `factor` times longer (an fsync else takes 0.5 to 6 ms)."""
+    """Every operation of a host's disk takes `factor` times as long (an fsync else takes 0.5 to 6 ms)."""
 
     host: str
     factor: float = 100.0
@@ -134,8 +135,9 @@ class SlowDisk(Fault, frozen=True):
 
 
 class DieWriting(Fault, frozen=True):
-    """The next write to a file whose name contains `name` is the last thing its process does, or (`power`) its host: at
-    some moment between its begin and its end. Back `back_s` later; the trap is taken away after `for_s`."""
+    """The next write to a file whose name contains `name` is the last action of its process, or (`power`) of its host:
+    it dies at some moment between the write's begin and its end. It is back `back_s` later; the trap is taken away
+    after `for_s`."""
 
     host: str
     name: str
@@ -188,7 +190,7 @@ Plan = Sequence[tuple[float, AnyFault]]
 
 
 def strike(world: "World", fault: AnyFault) -> None:
-    """Do it now, and arrange its end."""
+    """Do this fault now, and arrange its end."""
     end = world.now + fault.for_s
     world.mark("fault", "chaos", f"{type(fault).__name__} {_told(fault)}")
     match fault:
@@ -385,11 +387,11 @@ FAMILIES: tuple[str, ...] = (
 )
 RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15, "unheard": 0.15, "device": 0.15}
 """Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long, and
-damaged files are what a rack survives on one host."""
+a rack survives damaged files on one host only."""
 AWAY_S = (75.0, 110.0)
-"""Seconds that a host is away in the family of that name: leases and waits end after 60."""
+"""Least and most seconds that a host is away in the family of that name: leases and waits end after 60."""
 WRITTEN = ("log-", "snapshot", "state", "places", "volume", "index")
-"""Parts of names of files; the process that writes one dies."""
+"""Parts of names of files whose writer dies."""
 SPOILT = ("consensus/", "acknowledged", "identity", "scheduler/state", "memory/agent", "gossip/", "aggregator/")
 """Parts of names of files that are damaged, on one host of a story: two voters without a log would forget."""
 
@@ -413,7 +415,7 @@ def swarm(
 
 
 def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
-    """One fault of a family. ValueError when there is no such family."""
+    """One fault of a family. Raises ValueError when there is no such family."""
     host = hosts[rng.randrange(len(hosts))]
     others = tuple(name for name in hosts if name != host)
     for_s = round(rng.choice((0.5, 2.0, 8.0, 20.0)) * rng.uniform(0.7, 1.4), 3)

@@ -2,10 +2,10 @@
 
     covey-chaos soak --handlers          plays stories as usual, and then lists the handlers never entered
 
-`python -m chaos.watched` installs an import hook before anything of ours is loaded, and goes on as `covey-chaos`. The
-hook compiles our modules with one statement more at the head of each handler, which notes the handler in a set: exact,
-and without a tracer it costs nothing elsewhere. A handler is named by file, function and what it catches, so that its
-name outlives other changes of the file.
+`python -m chaos.watched` installs an import hook before any package of the product is loaded, and continues as
+`covey-chaos`. The hook compiles the product's modules with one more statement at the head of each handler, which notes
+the handler in a set: exact, and without a tracer it costs nothing elsewhere. A handler is named by file, function and
+what it catches, so that its name outlives other changes of the file.
 
 `chaos/handlers.toml` lists the handlers that no story is expected to enter, each with the reason.
 """
@@ -59,12 +59,13 @@ def handlers_of(path: Path, root: Path = ROOT) -> list[str]:
 
 
 def listed(root: Path = ROOT) -> dict[str, str]:
-    """Handler -> why no story enters it."""
+    """Handler -> the reason why no story enters it."""
     return {entry["handler"]: entry["why"] for entry in tomllib.loads((root / LISTED).read_text())["left"]}
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module with a note at the head of every handler; byte code on disk is neither read nor written."""
+    """A loader that compiles a module with a note at the head of every handler; byte code on disk is neither read nor
+    written."""
 
     def get_code(self, fullname: str) -> CodeType:
         tree = ast.parse(self.get_data(self.path))
@@ -92,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """From now on modules of ours are loaded with notes. RuntimeError when some were loaded before."""
+    """Load the product's modules with notes from now on. Raises RuntimeError when some were loaded before."""
     before = sorted(name for name in sys.modules if name.partition(".")[0] in PRODUCT)
     if before:
         raise RuntimeError(f"{', '.join(before[:3])} were loaded before their handlers could be watched")
@@ -105,7 +106,7 @@ def installed() -> bool:
 
 
 def report(root: Path = ROOT) -> tuple[str, bool]:
-    """How many handlers were entered and which were not; whether that is enough."""
+    """How many handlers were entered and which were not, as text; and whether that is enough."""
     reasons = listed(root)
     never = [name for name in sorted(known) if name not in entered and name not in reasons]
     wanted = [name for name in known if name not in reasons or name in entered]

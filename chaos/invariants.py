@@ -1,7 +1,7 @@
-"""What must hold whatever happens, looked at over the whole simulated rack.
+"""What must hold whatever happens, checked over the whole simulated rack.
 
-Each invariant is a small class with a name. `every_s = 0` ones are looked at after every single callback and are made
-so cheap that this costs little: they begin with "did this concern me?", or `after` says so. The others are looked at
+Each invariant is a small class with a name. Those with `every_s = 0` are checked after every single callback and are
+so cheap that this costs little: they begin with "did this concern me?", or `after` says so. The others are checked
 from time to time. They see everything at once, as no host can: the state of every agent, and what really runs.
 """
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 HEARTBEAT_S = 1.0
-"""By which the age of a copy of the log may be told too low."""
+"""Seconds by which the age of a copy of the log may be told too low."""
 FENCE_S = 30.0
-"""How long ranks of a grant may still run once the log has ended it: their own grace and its sequel. A host that was
-given up has none left by then (`RanksOnce`)."""
+"""Seconds for which ranks of a grant may still run once the log has ended it: their own grace and its sequel. A host
+that was given up has none left by then (`RanksOnce`)."""
 GANG_S = 150.0
-"""Within which a gang that began to start is whole or gone: a lost host is noticed, waited for and given up."""
+"""Seconds within which a gang that began to start is whole or gone: a lost host is noticed, waited for and given up."""
 
 
 class OneLeaderPerTerm:
@@ -42,7 +42,7 @@ class OneLeaderPerTerm:
         self.led: dict[int, str] = {}
 
     def forget(self) -> None:
-        """A new log begins."""
+        """Forget what was seen, since a new log begins."""
         self.led.clear()
 
     def check(self, world: World) -> None:
@@ -53,7 +53,7 @@ class OneLeaderPerTerm:
 
 
 class LogsAgree:
-    """State machine safety: whatever is committed at an index is the same everywhere, for ever, also after restarts."""
+    """State machine safety: whatever is committed at an index is the same everywhere, for ever, after restarts too."""
 
     name, every_s = "logs agree on what is committed", 0.0
     after = "moved"
@@ -63,10 +63,10 @@ class LogsAgree:
         self.committed: dict[int, tuple[int, int]] = {}
         """Index -> term and checksum of the command."""
         self.seen: dict[HostLoop, int] = {}
-        """An agent's loop -> up to where its log was compared."""
+        """An agent's loop -> the index up to which its log was compared."""
 
     def forget(self) -> None:
-        """A new log begins."""
+        """Forget what was seen, since a new log begins."""
         self.committed.clear()
         self.seen.clear()
 
@@ -87,7 +87,7 @@ class LogsAgree:
 
 
 class MachinesHold:
-    """Every machine's own `check()`, on every host whose agent runs."""
+    """Every machine's own `check()` holds, on every host whose agent runs."""
 
     name, every_s = "the invariants of all machines", 1.0
 
@@ -158,7 +158,7 @@ class PluginsLive:
 
 
 class WorkloadsRight:
-    """What the users' programs check by themselves: exact sums, no acknowledged page lost."""
+    """The users' programs found nothing wrong in what they check themselves: exact sums, no acknowledged page lost."""
 
     name, every_s = "workloads saw nothing wrong", 0.0
     after = "process_count"
@@ -181,12 +181,12 @@ class Rank:
         self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
         self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
         self.still = process.loop.paused and process.name.endswith(HEALERS)
-        """It may be lost, and is suspended: another one may run in its place as long as that is so."""
+        """Whether the rank may be lost and is suspended: then another one may run in its place."""
         self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
 
 
 def ranks_of(world: World) -> list[Rank]:
-    """Every rank that runs anywhere, also on hosts that are cut off."""
+    """Every rank that runs anywhere, on hosts that are cut off too."""
     found: list[Rank] = []
     for host in world.hosts.values():
         for pid, process in host.processes.items():
@@ -197,7 +197,7 @@ def ranks_of(world: World) -> list[Rank]:
 
 
 class RanksHeld(ABC):
-    """Looks at all ranks whenever a process began or ended."""
+    """An invariant that looks at all ranks whenever a process began or ended."""
 
     every_s, after = 0.0, "process_count"
 
@@ -212,7 +212,7 @@ class RanksHeld(ABC):
 
     @abstractmethod
     def look(self, ranks: list[Rank]) -> None:
-        """AssertionError when it does not hold."""
+        """Look at all ranks; raises AssertionError when the invariant does not hold."""
 
 
 class GpusExclusive(RanksHeld):
@@ -236,8 +236,8 @@ class GpusExclusive(RanksHeld):
 
 
 class GpusBeside(RanksHeld):
-    """Where GPUs are shared: one never runs ranks of two guaranteed jobs, nor of more than `beside` others. A job that
-    started as opportunistic is guaranteed as soon as some host knows that it was upgraded."""
+    """A shared GPU never runs ranks of two guaranteed jobs, nor of more than `beside` others. A job that started as
+    opportunistic is guaranteed as soon as some host knows that it was upgraded."""
 
     name = "a GPU has one guaranteed job and so many others"
 
@@ -275,7 +275,7 @@ class GpusBeside(RanksHeld):
 
 
 class QueuesHold:
-    """Every copy of the queue keeps to what it promises at its top, looked at from time to time."""
+    """Every copy of the queue keeps what its module's docstring promises; checked from time to time."""
 
     name, every_s = "the queue holds", 1.0
 
@@ -290,9 +290,9 @@ class QueuesHold:
 
 
 class RanksOnce(RanksHeld):
-    """A rank of a job lives once, under one epoch, wherever that is: also on hosts that are cut off. A job that is
-    to be kept (`on_lost`) is not placed elsewhere, so this holds for it too. One that may be lost lives as long as it
-    does not stand still, and again when it goes on."""
+    """A rank of a job lives once, under one epoch, wherever that is, even on hosts that are cut off. A job that is to
+    be kept (`on_lost`) is not placed elsewhere, so this holds for it too. A rank that may be lost does not count as
+    alive while it is suspended, and counts again when it continues."""
 
     name = "a rank lives once"
 
@@ -307,7 +307,7 @@ class RanksOnce(RanksHeld):
 
 
 class QuotaHeld(RanksHeld):
-    """What really runs of a tenant against its quota never exceeds it, wherever it runs and under whatever epoch, also
+    """What really runs of a tenant against its quota never exceeds it, wherever it runs and under whatever epoch, even
     on hosts that are cut off. A job that started as opportunistic counts as soon as some host knows that it was
     upgraded."""
 
@@ -333,8 +333,8 @@ class QuotaHeld(RanksHeld):
 
 
 class FencedRanksEnd:
-    """Ranks of a grant that anybody's log knows to be over end within a bound, wherever they are and whatever became of
-    their agent: it stops them, or their lease runs out."""
+    """Ranks of a grant that any host's log knows to be over end within a bound, wherever they are and whatever became
+    of their agent: it stops them, or their lease runs out."""
 
     name, every_s = "ranks of an ended grant end", 1.0
 
@@ -388,7 +388,7 @@ class GangsWhole:
 
 
 class JobsKnown:
-    """Nobody denies a job that was accepted: a host that does not know it (any more) says so, and not that it was never
+    """No host denies a job that was accepted: one that does not know it (any more) says so, and not that it was never
     given."""
 
     name, every_s = "nobody denies an accepted job", 1.0
@@ -409,7 +409,7 @@ class JobsKnown:
 
 
 class SlabsExclusive:
-    """One mapping of one slab is lent by one host at most, and every lender keeps to what it may lend."""
+    """One mapping of one slab is lent by one host at most, and every lender lends no more than it may."""
 
     name, every_s = "a slab has one lender", 1.0
 
@@ -428,7 +428,7 @@ class SlabsExclusive:
 
 
 def invariants_for(rack: "SimRack") -> list[Invariant]:
-    """All that can be looked at in a rack with these plugins."""
+    """All invariants that can be checked in a rack with these plugins."""
     found: list[Invariant] = [
         OneLeaderPerTerm(rack),
         LogsAgree(rack),

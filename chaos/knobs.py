@@ -1,9 +1,9 @@
-"""Settings at their extremes: what a person may write into agent.toml is part of what a rack must bear.
+"""Settings at their extremes: a rack must bear whatever a person may write into agent.toml.
 
 In a share of the stories with many faults, by the seed, every setting is drawn with a small chance from its extremes,
 the same on all hosts: the least and the greatest value that is accepted, or, where there is no bound or a story would
-outlast every soak, one that somebody might plausibly choose. What was drawn is printed when the story begins, and what
-a story waits for follows the settings that decide it (`patience_s`).
+outlast every soak, one that a person might plausibly choose. What was drawn is printed when the story begins, and the
+bounds of a story's waits follow the settings that decide them (`patience_s`).
 
 `quotas`, addresses, names and files are the rack's own and are no knobs; `plugins` and `serve` switch off what stories
 look at. A greatest time is left out where it means "for ever" to whoever waits for the rack to be whole again.
@@ -16,11 +16,11 @@ from typing import Any
 Tree = dict[str, Any]
 
 STORIES = ("swarm", "mischief", "people", "strangers")
-"""With many faults and wide bounds."""
+"""Stories with many faults and wide bounds, in which knobs are drawn."""
 SHARE = 0.2
 """Share of the seeds that have knobs, in a story with knobs."""
 EACH = 0.1
-"""Chance of one knob."""
+"""Chance of each knob."""
 INF = float("inf")
 PROBES = (
     {"probe_interval_s": 0.05, "probe_timeout_s": 0.035},
@@ -31,7 +31,7 @@ ELECTIONS = (
     {"heartbeat_s": 0.01},
     {"heartbeat_s": 1.0, "election_min_s": 3.0, "election_max_s": 5.0, "step_down_s": 6.0, "observer_s": 2.0},
 )
-"""Settings that are bound to one another are drawn together."""
+"""Settings that depend on one another and are drawn together."""
 
 KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "gossip": {
@@ -133,10 +133,10 @@ def drawn(seed: int) -> Tree:
 
 
 def _kept_apart(tree: Tree) -> Tree:
-    """Whoever waits goes to the head at once (`starve_limit_s` 0), and whoever ran for a moment leaves the highest
-    queue: two jobs that need the same GPUs stop one another at every `checkpoint_s`, when the log hears what they
-    attained, for ever if one of them takes longer than that and has no checkpoint. That is what these settings say, so
-    no story may ask for an end of jobs under both."""
+    """Drop the queues where `starve_limit_s` is 0. A job that waits is first in line at once, and one that ran for a
+    moment leaves the highest queue: two jobs that need the same GPUs stop one another at every `checkpoint_s`, when
+    the log hears what they attained, for ever if one of them takes longer than that and has no checkpoint. These
+    settings mean that, so no story may ask for an end of jobs under both."""
     scheduler = tree.get("scheduler", {})
     if scheduler.get("starve_limit_s") == 0.0:
         scheduler.pop("queue_thresholds_gpu_s", None)
@@ -144,7 +144,7 @@ def _kept_apart(tree: Tree) -> Tree:
 
 
 def joined(*trees: Mapping[str, Mapping[str, Any]] | None) -> Tree:
-    """Sections of all of them; the later wins."""
+    """Sections of all these trees; the later wins."""
     found: Tree = {}
     for tree in trees:
         for section, values in (tree or {}).items():

@@ -2,7 +2,7 @@
 
 A slab is unused while its borrower's agent runs, knows what the processes of its volumes have, and has no such place,
 nor looks for one under that epoch. The time counts anew when the lender's agent or its slab process began anew, since
-it then grants a new lease, and goes on longer where a borrower said that it would be away for so long.
+it then grants a new lease, and is longer where a borrower said that it would be away.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 SLACK_S = 5.0
-"""Lenders look once a second. A renewal that was sent before may be on its way for a third of a lease besides."""
+"""Seconds beyond a lease: lenders look once a second. A renewal that was sent before may be on its way for a third of
+a lease besides."""
 LentKey = tuple[Any, ...]
 
 
 class UnusedSlabs:
-    """Watches all lenders of a rack."""
+    """An invariant that watches all lenders of a rack."""
 
     name, every_s = "no unused slab stays lent", 1.0
 
@@ -53,12 +54,12 @@ class UnusedSlabs:
         self._away = {key: None for key in self._away if key in unused}
 
     def _programs(self, lender: str) -> LentKey:
-        """Its agent and its slab process."""
+        """Process ids of the lender's agent and of its slab process."""
         host = self.rack.hosts[lender]
         return (lender, host.agent and host.agent.id.pid, *(process.id.pid for process in host.find("slabd")))
 
     def _is_unused(self, lent: Any) -> bool:
-        """Not while nobody can tell."""
+        """Whether the slab is unused; False while it cannot be known."""
         memory = self.rack.plugin(str(lent.borrower), "memory")
         if memory is None or lent.slab.volume in memory.borrowing.machine.awaited:
             return False

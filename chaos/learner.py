@@ -1,13 +1,13 @@
-"""A training script that may be lost at any moment (`job.state`): the job side's own code, and what must come of it.
+"""A training script that may be lost at any moment (`job.state`): the job side's own code, and a check of its result.
 
     learner STEPS FLOATS OWN     0 when all steps are done; 3 when it was replaced, 70 when its state is lost
 
-OWN says what becomes of what is a rank's own: all ranks `gather` it, also where it is `long` now and then, or two
+OWN says how what is a rank's own is kept: all ranks `gather` it, or gather it while it is `long` now and then, or two
 neighbours `mirror` it.
 
 What it has learnt is whole numbers that follow from the job and its ranks alone: in each step a rank draws a number of
-its own, takes the next sample, and pushes what both and the parameters give. So whatever is not as in an undisturbed
-run - a sum with one rank's contribution twice or not at all, a sample that is skipped, a state of the step before, a
+its own, takes the next sample, and pushes what both and the parameters give. So any difference from an undisturbed run
+- a sum with one rank's contribution twice or not at all, a sample that is skipped, a state of the step before, a
 random generator that is set back - shows as another number, and each rank looks at all of them in every step.
 
 What decides is the code of real ranks: `covey.healing.machine`, `covey.healing.taking_over`,
@@ -39,20 +39,21 @@ from covey.wire.job import Heals, Stepped
 
 SIZES = Sizes(elsewhere_bytes=64, least_bytes=128, most_bytes=512, aligned=1)
 PART_BYTES = 256
-"""So that tensors have several owners, Blocks and parts."""
+"""Bytes of a part, so small that tensors have several owners, Blocks and parts."""
 COMPUTE_S = (0.2, 1.2)
-"""Seconds of one step, least and most."""
+"""Least and most seconds of one step."""
 SOON_S = 0.02
-"""Before it pushes, a learner says that it is about to."""
+"""Seconds before its push at which a learner says that it is about to push."""
 PRIME, WRAP = 65_521, 4_093
-"""What is learnt stays below the first, what is pushed below the second: sums of both are exact in float32."""
+"""Bounds of numbers: what is learnt is below the first, what is pushed below the second; sums of both are exact in
+float32."""
 GHOSTS = 0.08
-"""How likely a successor, in each of its steps, is followed by a process of its rank that was lost before."""
+"""Chance, in each step of a successor, that a process of its rank that was lost before speaks too."""
 LIKE = Likeness({"numpy": "simulated"}, "simulated", "1", "")
 
 
 class Own:
-    """What is a rank's own: a random generator, its place in the data, and something that is long now and then."""
+    """State of a rank's own: a random generator, its place in the data, and something that is long now and then."""
 
     def __init__(self, rank: int, how: str) -> None:
         self._long = how != "gather"
@@ -81,7 +82,7 @@ def gradient(own: Own, w: Array) -> Array:
 
 
 def learnt(w: Array, total: Array) -> Array:
-    """After a step."""
+    """Parameters after a step."""
     return ((w.astype(np.int64) * 3 + total.astype(np.int64)) % PRIME).astype(np.float32)
 
 
@@ -98,7 +99,7 @@ class Undisturbed:
         """What each rank has drawn at the beginning of each step, by step and rank."""
 
     def reach(self, step: int) -> None:
-        """Know the beginning of this step, and what is added before it."""
+        """Compute up to the beginning of this step, and what is added before it."""
         while len(self.w) <= step:
             for own in self._owns:
                 own.draw()
@@ -110,7 +111,7 @@ class Undisturbed:
 
 
 class Learners:
-    """All of a rack, and what they have seen."""
+    """All learners of a rack, and what they have seen."""
 
     def __init__(self, wrong: Say) -> None:
         self.wrong = wrong
@@ -120,13 +121,13 @@ class Learners:
         self.steps: dict[tuple[JobId, int], int] = {}
         """Job and rank -> the step that it began last."""
         self.about_to_push: dict[tuple[JobId, int], int] = {}
-        """Job and rank -> the step in which it was so last."""
+        """Job and rank -> the last step in which it was about to push."""
         self.ended: dict[tuple[JobId, int], Array] = {}
-        """Job and rank -> what it had learnt in the end."""
+        """Job and rank -> what it had learnt at the end."""
         self.taken_over = self.ghosts = 0
 
     def differ(self, job: JobId, ranks: int) -> bool:
-        """Some of its ranks have begun a step, and others have not."""
+        """Whether some of the job's ranks have begun a step, and others have not."""
         return len({self.steps.get((job, rank), 0) for rank in range(ranks)}) > 1
 
     def right(self, job: JobId, ranks: int, floats: int, own: str, step: int) -> Undisturbed:
@@ -135,7 +136,7 @@ class Learners:
         return found
 
     async def learn(self, env: Env, command: Command) -> int:
-        """The program."""
+        """Run the program `learner`."""
         return await Learner(self, env, command).run()
 
 
@@ -150,7 +151,7 @@ class Learner:
         self._far = self._streams(me.incarnation, agent.lost, agent.wanted)
         agent.moved = self._far.moved
         self._w, self._total = np.zeros(floats, np.float32), np.zeros(floats, np.float32)
-        """Written where they are, as a script does that is short of memory."""
+        """Arrays that are written in place, as a script does that is short of memory."""
         self._own = Own(me.rank, self._how)
         self._key = me.job, me.epoch, me.rank
 
@@ -222,7 +223,7 @@ class Learner:
             self._own.go_on_with(own)
 
     async def _step(self, step: int, state: JobState, healing: HealingStreams, took_s: float) -> bool:
-        """Whether all was as in an undisturbed run."""
+        """Do one step; returns whether all was as in an undisturbed run."""
         env, me, seen = self._env, self.me, self._seen
         seen.steps[me.job, me.rank] = step
         right = seen.right(me.job, me.world_size, len(self._w), self._how, step + 1)
@@ -257,7 +258,7 @@ class Learner:
         return True
 
     def _is_heard(self, step: int) -> None:
-        """It has a result: no newer process of this rank may have the state by now."""
+        """Check, once the rank has a result, that no newer process of it has the state by now."""
         me, newest = self.me, self._seen.begun[self._key]
         if newest != me.incarnation:
             self._seen.wrong(f"{me.job} rank {me.rank} process {me.incarnation} is heard in step {step}; {newest} runs")
@@ -272,8 +273,8 @@ class Learner:
         return True
 
     async def _ghost(self, rounds: bytes | None) -> None:
-        """A process of this rank that was lost, and runs all the same, speaks to whoever adds and is connected to this
-        one: it pushes what is wrong in the next of these rounds, and nobody adds it."""
+        """Speak as a process of this rank that was lost, and runs all the same, to every owner that is connected to
+        this one: it pushes wrong numbers in the next of these rounds, which no owner may add."""
         self._seen.ghosts += 1
         streams = self._streams(self.me.incarnation - 1, lambda epoch, why, table: None, lambda table: None)
         for at in self._far.owners:

@@ -32,13 +32,13 @@ from chaos.story import held_stories, known_stories, stories_of_worlds, tell
 SHOWN = re.compile(r"^ *[\d.]+ \S+ +(settings|fault|healed|failover|power|agent started|process ended|warning|error)")
 """Lines of a story that are printed without --log."""
 GOSSIP_HOSTS_MAX = 100
-"""More hosts than this gossip in the crowd only when asked for with --gossip: every one compares itself with all."""
+"""Most hosts that gossip in the crowd without --gossip: every one compares itself with all."""
 MIXED = ("mischief", "people", "strangers")
 """Stories that a soak for handlers plays in turn, beside directed ones."""
 VARIED_AFTER = 60
-"""Stories: to the first ones of a soak every state is new."""
+"""Stories of a soak after which seeds are varied: to the first ones every state is new."""
 REPEATED = 20
-"""One seed in so many is played again under another PYTHONHASHSEED."""
+"""One seed in this many is played again under another PYTHONHASHSEED."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -166,8 +166,8 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays all worlds of machines, the swarm, and two directed stories, the next seed the next ones. For
-    handlers no worlds, and instead of the swarm one with mischief, people or strangers."""
+    """Play seeds: each plays all worlds of machines, the swarm, and two directed stories, the next seed the next ones.
+    For handlers, no worlds, and instead of the swarm one story with mischief, people or strangers."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.watched", *sys.argv[1:]])
@@ -199,7 +199,7 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _vary(name: str, seed: int, seen: Seen) -> int:
-    """A seed that showed a state never seen is played with other faults: how many of its variations broke."""
+    """Play a seed that showed a state never seen with other faults; returns how many of its variations broke."""
     seen.kept.append(seed)
     broken = 0
     for number in range(1, VARIATIONS + 1):
@@ -213,7 +213,7 @@ def _vary(name: str, seed: int, seen: Seen) -> int:
 
 
 def _same_again(name: str, seed: int, story_hash: int) -> bool:
-    """Play it in another process with other hashes of strings."""
+    """Play a seed in another process with other hashes of strings; returns whether its hash is the same."""
     again = [sys.executable, "-P", "-m", "chaos.main", "hash", "--seed", str(seed), "--story", name]
     environment = {**os.environ, "PYTHONHASHSEED": str(1 + seed % 1000)}
     found = subprocess.run(again, env=environment, capture_output=True, text=True, check=False).stdout.strip()

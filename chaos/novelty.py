@@ -2,13 +2,13 @@
 
 Once a virtual second the state of a rack is made into a small signature: per host its role and whether it runs, the
 states of slabs it borrows and lends (how many is left out), of jobs, and how far leases of ranks and of slabs are;
-then what gangs do, and what befell them before. Hosts are sorted, so which one it was does not count. `Seen` keeps the
+then what gangs do, and what happened to them before. Hosts are sorted, so their names do not count. `Seen` keeps the
 signatures of a soak. A variation plays the same seed with one fault dropped, moved or added (`varied`), by a number
 that is part of the line that repeats it.
 
-Stories with a plan of faults are varied: `swarm`, and `mischief`, `people` and `strangers`, which are a swarm each. The
-others strike a few faults at moments that they wait for, and then ask for what follows from those: with one fault more
-or less what they ask for is not so. Their seeds vary them.
+Stories with a plan of faults are varied: `swarm`, and `mischief`, `people` and `strangers`, which are a swarm each.
+The others strike a few faults at moments that they wait for, and then ask for what follows from those: with one fault
+more or less what they ask for is not so. Their seeds vary them.
 """
 
 import random
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from plugins.scheduler.machine.log.jobs import Job
 
 VARIATIONS = 2
-"""Played of each seed that is kept."""
+"""Variations that are played of each seed that is kept."""
 
 
 def varied(plan: Sequence[tuple[float, faults.AnyFault]], seed: int, number: int, hosts: Sequence[str]) -> faults.Plan:
@@ -47,7 +47,7 @@ def varied(plan: Sequence[tuple[float, faults.AnyFault]], seed: int, number: int
 
 
 def signature(rack: "SimRack") -> int:
-    """The state of a rack, without its names and numbers."""
+    """Signature of the state of a rack, without its names and numbers."""
     alive = set(rack.alive())
     told = []
     for name in rack.hosts:
@@ -62,7 +62,7 @@ def signature(rack: "SimRack") -> int:
 
 
 def _memory(rack: "SimRack", name: str) -> list[str]:
-    """Slabs borrowed and lent here, and how far the leases of those are."""
+    """States of slabs borrowed and lent on this host, and how far their leases are."""
     memory = rack.plugin(name, "memory")
     if memory is None:
         return []
@@ -73,7 +73,7 @@ def _memory(rack: "SimRack", name: str) -> list[str]:
 
 
 def _scheduler(rack: "SimRack", name: str) -> list[str]:
-    """Jobs as this copy of the log has them, and how far the leases of ranks here are."""
+    """States of jobs in this copy of the log, and how far the leases of ranks on this host are."""
     scheduler = rack.plugin(name, "scheduler")
     if scheduler is None:
         return []
@@ -89,7 +89,7 @@ def _left(left_s: float, whole_s: float) -> str:
 
 
 def _gangs(rack: "SimRack") -> list[str]:
-    """What gangs do, and what befell them before, by one copy of the log."""
+    """What gangs do, and what happened to them before, by one copy of the log."""
     plugins = [plugin for plugin in (rack.plugin(name, "scheduler") for name in rack.hosts) if plugin is not None]
     live = plugins[0].queue.live() if plugins else []
     return sorted({f"{_GANG.get(job.state, job.state)} {_before(job)}" for job in live})
@@ -111,9 +111,9 @@ class Seen:
     def __init__(self) -> None:
         self.states: set[int] = set()
         self.kept: list[int] = []
-        """Seeds that showed a state which none before had."""
+        """Seeds that showed a state which no earlier one had."""
         self.played = 0
-        """Variations."""
+        """Number of variations played."""
 
     def watch(self, rack: "SimRack") -> None:
         rack.world.watch(_Look(self, rack))

@@ -1,12 +1,13 @@
 """A process that uses remote memory in a simulated rack, with a write-ahead oracle of every page.
 
-Before a write is sent its version is noted as *possible*, when it is answered it is *acknowledged* and everything older
-stops being possible. A read must return the acknowledged version or a later possible one. Each page says which volume,
-page and version it is and carries a checksum, so a page of somebody else, a mixture of two or a torn one is noticed.
+Before a write is sent its version is noted as *possible*, when it is answered it is *acknowledged* and everything
+older stops being possible. A read must return the acknowledged version or a later possible one. Each page says which
+volume, page and version it is and carries a checksum, so another volume's page, a mixture of two or a torn one is
+noticed.
 
-Two verdicts: `wrong` must never be, whatever failed (bytes never written there); `stale` is an older version
-of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may:
-`chaos.custody` says of which pages.
+Two verdicts: `wrong` must never be, whatever failed (bytes never written there); `stale` is an older version of the
+right page, which one failure must not cause, but two at once (the volume's process and a lender) may: `chaos.custody`
+says for which pages.
 """
 
 import asyncio
@@ -26,25 +27,25 @@ _HEAD = struct.Struct("<IIII")
 ANSWER_S = 60.0
 PAUSE_S = 0.1
 REFUSED_S = 1.0
-"""Before a page that the volume could not read is read again."""
+"""Seconds before a page that the volume could not read is read again."""
 BLOCK = 16
-"""Pages that are used of one slab where slabs are large: all of a slab of 64 KiB."""
+"""Pages used of one slab where slabs are large: all of a slab of 64 KiB."""
 ASKED_MOST = 256
-"""Pages of one request."""
+"""Most pages of one request."""
 USER = 1000
-"""Whose processes are, and volumes."""
+"""Uid of the user who owns processes and volumes."""
 Say = Callable[[str], None]
 
 
 def page_of(volume: str, page: int, version: int, size: int) -> bytes:
-    """What version `version` of a page holds."""
+    """Content of version `version` of a page."""
     body = bytes([(page * 7 + version * 13 + 1) & 255]) * (size - _HEAD.size)
     here = zlib.crc32(volume.encode())
     return _HEAD.pack(here, page, version, zlib.crc32(body, here ^ page ^ version)) + body
 
 
 def version_of(volume: str, page: int, data: bytes) -> int | None:
-    """Which version of this page `data` is: 0 when it was never written, None when it is no version of it."""
+    """The version of this page that `data` is: 0 when it was never written, None when it is no version of it."""
     if not any(data):
         return 0
     here, number, version, crc = _HEAD.unpack_from(data)
@@ -69,33 +70,33 @@ class Oracle:
     ) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
         self.mirror, self.parity, self.uid = mirror, parity, uid
-        """Members of each slab, and `K+1`, none: it has a disk; and whose it is."""
+        """Members of each slab, and `K+1`; with neither it has a disk. `uid`: the user who owns the volume."""
         self.spread = spread
-        """In slabs so many times larger than `BLOCK` the pages that are used lie in pairs of blocks: the last pages of
+        """Factor of slab size over `BLOCK`: above 1 the pages that are used lie in pairs of blocks, the last pages of
         one slab and the first of the next."""
         self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
-        """Known once the volume is attached."""
+        """Bytes of a page, known once the volume is attached."""
         self.forgives: Callable[[int], bool] = lambda page: False
-        """May this page be older than it was acknowledged?"""
+        """Whether this page may be older than it was acknowledged."""
         self.on_acknowledged: Callable[[int, int], None] = lambda page, version: None
         """Called with every page and version that is acknowledged, or read: a version that was read may not go back
         either."""
         self.acknowledged: dict[int, int] = {}
         self.possible: dict[int, int] = {}
-        """Newest version ever sent."""
+        """Page -> the newest version ever sent."""
         self.refused: set[tuple[int, int]] = set()
-        """Page and version of writes that were answered with an error: reads may find them, and later not, as long as
-        the page is not written again."""
+        """Page and version of writes that were answered with an error: reads may find them, and later not, until the
+        page is written again."""
         self.reads = self.writes = 0
 
     @property
     def pages(self) -> int:
-        """How many pages, from the first one on, anybody uses; 0 before the volume was ever attached."""
+        """How many pages, from the first one on, are used; 0 before the volume was ever attached."""
         return self._used_bytes // self.page_bytes if self.page_bytes else 0
 
     def place(self, number: int) -> int:
-        """The page of the volume which is this one of those that are used."""
+        """The page of the volume that is the used page `number`."""
         if self.spread == 1:
             return number
         block, at = divmod(number, BLOCK)
@@ -103,11 +104,11 @@ class Oracle:
         return block * slab + at + (0 if block % 2 else slab - BLOCK)
 
     def together(self, number: int, count: int) -> int:
-        """How many of so many pages from this one on are pages of the volume in a row."""
+        """How many of `count` used pages from this one on are pages of the volume in a row."""
         return count if self.spread == 1 else min(count, 2 * BLOCK - number % (2 * BLOCK))
 
     def unused(self) -> Iterator[tuple[int, int]]:
-        """The first page and the number, at most `ASKED_MOST`, of pages in a row that nobody uses."""
+        """Yield runs of unused pages: the first page, and how many in a row, at most `ASKED_MOST`."""
         begin = 0
         for page in [*map(self.place, range(self.pages)), self.size_bytes // self.page_bytes]:
             for first in range(begin, page, ASKED_MOST):
@@ -139,7 +140,7 @@ class Oracle:
 
 
 class VolumeClient:
-    """One connection to a volume's process, made again as often as need be. Requests may be repeated at will."""
+    """One connection to a volume's process, made again when it breaks. Requests may be repeated at will."""
 
     def __init__(self, env: Env, volume: str, size_bytes: int, mirror: int = 0, parity: str = "") -> None:
         self.env, self.volume, self.size_bytes, self.mirror, self.parity = env, volume, size_bytes, mirror, parity
@@ -148,7 +149,7 @@ class VolumeClient:
         self._tag = 0
 
     async def attach(self) -> VolumeAt:
-        """ConnectionError while the agent is away; PermissionError when it refuses."""
+        """Attach the volume. Raises ConnectionError while the agent is away, PermissionError when it refuses."""
         stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
         try:
             await stream.write(pack(Join(1)))
@@ -211,22 +212,24 @@ class VolumeClient:
 
 class Pace(NamedTuple):
     pause_s: float
-    """Mean, between an answer and the next request."""
+    """Mean seconds between an answer and the next request."""
     runs: tuple[int, ...]
-    """Pages of one request, one of these by chance; a fourth of the volume must have more."""
+    """Numbers of pages of one request, drawn at random; a fourth of the volume must have more."""
     idles: float = 0.0
-    """Chance that it uses nothing for a while before a request."""
+    """Chance that the pager uses nothing for a while before a request."""
 
 
 BUSY_S, IDLE_S = 8.0, (3.0, 25.0)
-"""It is never idle in its first seconds, in which its slabs turn hot, and then for so long."""
+"""Seconds at the beginning in which a pager is never idle, since its slabs turn hot; and least and most seconds that
+it is idle later."""
 QUICK = Pace(0.02, (1, 1, 1, 2, 4))
 LONG_RUNS = Pace(0.06, (1, 2, 4, 8, 12))
-"""About as many pages with a third of the requests: for stories that are long and about more than pages."""
+"""A pace with about as many pages in a third of the requests: for long stories about more than pages."""
 
 
 def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, Command], Awaitable[int]]:
-    """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
+    """A program that writes and reads pages for `seconds`, most of them in one hot part of the volume, then reads all
+    of it back."""
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
@@ -258,7 +261,8 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
 
 
 def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
-    """Reads every page back, again and again until each came once: what a volume cannot read for ever is lost."""
+    """A program that reads every page back, again and again until each came once: what a volume cannot read for ever
+    is lost."""
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
@@ -273,8 +277,8 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
 
 
 def mender(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
-    """Reads every page once, of which some may be lost and fail; then writes all of them anew, discards all
-    others, and reads them back."""
+    """A program that reads every page once, of which some may be lost and fail; then it writes all of them anew,
+    discards all others, and reads them back."""
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes)
@@ -309,7 +313,7 @@ async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, p
 
 
 async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> bool:
-    """Whether the volume answered."""
+    """Read and check pages; returns whether the volume answered."""
     found = await client.ask(Op.READ, first, count)
     if found is not None:
         for at in range(count):
@@ -318,7 +322,8 @@ async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, pa
 
 
 async def _read_in_the_end(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
-    """However often the volume refuses, since a lender that may hold something newer has not answered yet."""
+    """Read and check pages however often the volume refuses: a lender that may hold something newer has not answered
+    yet."""
     while True:
         if await _read(client, oracle, first, count, page_bytes):
             return

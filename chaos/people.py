@@ -1,8 +1,8 @@
 """People with `agentctl`: they ask any agent anything at any time, and half of what they type is wrong.
 
-Once in a while somebody asks an agent that runs: submits a short job with an environment, cancels one, reads output,
-lists what is where, makes a volume and forgets it, sets a quota, changes voters that there are not. An agent answers,
-or refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other exception is our mistake, whatever was asked.
+Once in a while a person asks an agent that runs: submits a short job with an environment, cancels one, reads output,
+lists what is where, makes a volume and forgets it, sets a quota, names voters that do not exist. An agent answers, or
+refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other exception is a bug, whatever was asked.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 ASKED_S = (0.05, 1.5)
-"""Between two questions."""
+"""Least and most seconds between two questions."""
 JOBS_MAX = 6
-"""Submitted by one crowd of people."""
+"""Most jobs that one crowd of people submits."""
 Question = tuple[str, dict[str, Any]]
-"""Command and arguments."""
+"""Command and arguments of a question."""
 
 
 class People:
-    """Asks from now on until the virtual second `until_s`. `jobs`: what was taken of what they submitted."""
+    """People who ask from now on until the virtual second `until_s`. `jobs`: those of their jobs that were accepted."""
 
     def __init__(self, rack: "SimRack", until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
@@ -71,7 +71,7 @@ class People:
     # ---- what they ask ----
 
     def job(self) -> str:
-        """One of theirs, of somebody else, or none."""
+        """Id of a job of theirs, of another person, or of no job."""
         known = [*self.jobs, *(f"j{number}" for number in range(1, 4)), "j999", "?"]
         return str(self.rng.choice(known))
 
@@ -150,18 +150,20 @@ class People:
         return "scheduler.quota_set", {"tenant": self.rng.choice(("green", "*", "", 7)), "gpus": gpus}
 
     def give_up(self) -> Question:
-        """None that there is: who gives up a host that is only cut off has its ranks run twice, as he was told."""
+        """Give up a host that does not exist: a person who gives up a host that is only cut off has its ranks run
+        twice, as the command says."""
         return "scheduler.give_up", {"id": self.rng.choice(("h99", "", 5))}
 
     def volume(self) -> Question:
-        """A volume of their own, made, wanted back, asked for in another size, forgotten."""
+        """A volume of their own, made, given back, asked for in another size, or forgotten."""
         command = self.rng.choice(("attach", "attach", "detach", "give_up"))
         name: Any = self.rng.choice(("theirs", "theirs", "theirs", "none", "", 5))
         size: Any = self.rng.choice((1 << 16, 1 << 16, "64 KiB", "much", -1, True, None, 1 << 60))
         return f"memory.{command}", {"volume": name, "size": size}
 
     def voters(self) -> Question:
-        """None that would change anything: hosts that do not exist, or vote already, or words that are no names."""
+        """Change voters in a way that has no effect: hosts that do not exist, or vote already, or words that are no
+        names."""
         wrong: tuple[dict[str, Any], ...] = (
             {"add": "h99"},
             {"remove": "h99"},
@@ -200,8 +202,8 @@ LINE = b"step 1: all is well, loss 0.25\n"
 
 
 async def writer(env: Env, command: Command) -> int:
-    """Writes for so many seconds, as a shim would lay it down: a head for good, then a ring whose oldest part goes.
-    What the disk refuses is dropped."""
+    """Write for `SECONDS`, as a shim stores it: a head for good, then a ring whose oldest part is deleted. What the
+    disk refuses is dropped."""
     name = command.output.partition("/jobs/")[2]
     end_s, starts, at = env.clock.now_s() + float(command.argv[1]), [0], 0
     while env.clock.now_s() < end_s:

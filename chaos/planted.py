@@ -28,7 +28,7 @@ FOLDER = "chaos/mutants"
 
 
 class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One planted bug. `area` and `slug` are where its file lies."""
+    """One planted bug. `area` and `slug` are the folder and the name of its file."""
 
     file: str
     find: str
@@ -48,7 +48,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def known_mutants(root: Path = ROOT) -> list[Mutant]:
-    """All of them, by area and name. ValueError that names the file when one cannot be read."""
+    """All mutants, by area and name. Raises a ValueError that names the file when one cannot be read."""
     found: list[Mutant] = []
     for path in sorted((root / FOLDER).glob("*/*.toml")):
         try:
@@ -60,7 +60,7 @@ def known_mutants(root: Path = ROOT) -> list[Mutant]:
 
 
 def with_bug(mutant: Mutant, root: Path = ROOT) -> str:
-    """The text of its file with the bug in it. ValueError when the mutant is stale."""
+    """The text of the mutant's file with the bug in it. Raises ValueError when the mutant is stale."""
     path = root / mutant.file
     if not path.is_file():
         raise ValueError(f"{mutant.file} does not exist")
@@ -74,7 +74,7 @@ def with_bug(mutant: Mutant, root: Path = ROOT) -> str:
 
 
 def range_of(seeds: str) -> range:
-    """`1-20` or `7`. ValueError when it is neither."""
+    """The range of seeds that `1-20` or `7` means. Raises ValueError for other text."""
     first, _, last = seeds.partition("-")
     if not first.isdigit() or not (last or first).isdigit():
         raise ValueError(f"{seeds!r} is not a range of seeds: write 1-100")
@@ -82,7 +82,7 @@ def range_of(seeds: str) -> range:
 
 
 def problems(mutant: Mutant, stories: frozenset[str], root: Path = ROOT) -> list[str]:
-    """Why this mutant proves nothing; empty when it is in order."""
+    """Reasons why this mutant proves nothing; empty when it is in order."""
     found: list[str] = []
     try:
         text = with_bug(mutant, root)
@@ -106,7 +106,7 @@ def problems(mutant: Mutant, stories: frozenset[str], root: Path = ROOT) -> list
 
 
 def _no_such_test(test: str, root: Path) -> list[str]:
-    """The test's file, class and function, without looking into the brackets of its cases."""
+    """Problems with the test's file, class and function, without looking into the brackets of its cases."""
     file, *names = test.partition("[")[0].split("::")
     if not (root / file).is_file():
         return [f"{file} does not exist"]

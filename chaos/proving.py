@@ -40,11 +40,11 @@ WORKERS_MAX = 2
 TEST_CPU_S = 200
 """CPU seconds that the named tests of a mutant may take: a bug may make them spin."""
 STORY_CPU_S = 300.0
-"""For the story of a mutant that names no tests, where the simulator is not asked for otherwise."""
+"""CPU seconds for the story of a mutant that names no tests, where the simulator is not asked for otherwise."""
 SOAK_EXTRA_S = 120
 """CPU seconds beyond its own limit after which a soak is taken to hang in one callback."""
 WALL_S = 3600.0
-"""After which a check is killed whatever the machine was busy with."""
+"""Seconds of wall clock after which a check is killed, whatever the machine was busy with."""
 SHARE = 0.95
 """Least share of all mutants that tests or the simulator must catch."""
 SIMULATOR_SHARE = 0.6
@@ -62,7 +62,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What became of one mutant. `by_tests` and `by_simulator` say what noticed it; empty: nothing did."""
+    """The result for one mutant. `by_tests` and `by_simulator` say what noticed it; empty: nothing did."""
 
     mutant: Mutant
     by_tests: str = ""
@@ -97,7 +97,7 @@ class Workbench:
             raise RuntimeError(f"processes of the copy in {folder} import {elsewhere or seen.printed}, not the copy")
 
     def plant(self, mutant: Mutant) -> Callable[[], None]:
-        """Put the bug in; the answer takes it out again. ValueError when the mutant is stale."""
+        """Put the bug in; returns a function that takes it out again. Raises ValueError when the mutant is stale."""
         path = self.folder / mutant.file
         text = with_bug(mutant, self.folder)
         before = path.read_text()
@@ -109,7 +109,7 @@ class Workbench:
         return take_out
 
     def run(self, *arguments: str, cpu_s: float = 60.0) -> Ran:
-        """A Python of this environment in the copy."""
+        """Run a Python of this environment in the copy."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.folder),
@@ -154,7 +154,7 @@ def _soak(bench: Workbench, cpu_s: float, story: str, seeds: str) -> Ran:
 
 
 def by_tests(ran: Ran) -> str:
-    """Which test noticed something; empty when all held. ValueError when they could not be run."""
+    """The test that noticed something; empty when all held. Raises ValueError when they could not be run."""
     if ran.code in (-24, -9):
         return f"not over after {ran.cpu_s:.0f} CPU-s"
     if ran.code in (4, 5):
@@ -164,7 +164,7 @@ def by_tests(ran: Ran) -> str:
 
 
 def by_simulator(ran: Ran) -> str:
-    """Which story noticed something; empty when all held."""
+    """The story that noticed something; empty when all held."""
     if ran.code in (-24, -9):
         return "a story does not end"
     found = BROKEN.search(ran.printed)
@@ -239,7 +239,7 @@ class Proof:
 
 
 def _concerns(red: str, tests: Sequence[str]) -> bool:
-    """Is a test that is red one of these, or a case of one of these?"""
+    """Whether a test that is red is one of these, or a case of one of these."""
     return any(red == test or red.startswith((f"{test}[", f"{test}::")) for test in tests)
 
 
@@ -285,7 +285,7 @@ def summary(trials: Sequence[Trial], asked: bool = True) -> tuple[str, bool]:
 
 
 def prove(mutants: Sequence[Mutant], cpu_s: float, workers: int = WORKERS_MAX) -> bool:
-    """Try these, print what became of each and of all; whether it is enough."""
+    """Try these mutants, print the result of each and of all; returns whether enough were caught."""
 
     def tell(trial: Trial) -> None:
         became = trial.unusable or trial.by_tests or trial.by_simulator or trial.mutant.harmless or "SURVIVED"

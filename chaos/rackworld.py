@@ -40,15 +40,15 @@ from plugins.memory.policy.settings import MemorySettings
 from plugins.registry import PLUGINS
 
 SETTLE_S = 30.0
-"""Within which a rack that nothing disturbs sees all its hosts and has a leader."""
+"""Seconds within which a rack that nothing disturbs sees all its hosts and has a leader."""
 Tree = dict[str, Any]
 SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", "hot_requests_per_s": 5.0}
-"""A volume of 1 MiB then has 16 slabs, which turn hot within seconds."""
+"""Sizes with which a volume of 1 MiB has 16 slabs, which turn hot within seconds."""
 OWN = MemorySettings()
 OWN_SLABS: Tree = {key: getattr(OWN, key) for key in SMALL_SLABS}
-"""The sizes of agents that are told nothing: slabs of 64 MiB."""
+"""Sizes of agents that are told nothing: slabs of 64 MiB."""
 SPREAD = OWN.slab_bytes // parse_size(SMALL_SLABS["slab"])
-"""What makes a volume of a story so large that it has as many of them."""
+"""Factor by which a volume of a story must grow to have the same number of those slabs."""
 
 
 def programs_of(plugins: Sequence[Plugin]) -> Callable[[], Mapping[str, Program]]:
@@ -58,7 +58,7 @@ def programs_of(plugins: Sequence[Plugin]) -> Callable[[], Mapping[str, Program]
 
 
 class SimRack:
-    """`settings` are further sections of every host's agent.toml."""
+    """A simulated rack. `settings` are further sections of every host's agent.toml."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SimRack:
         self.world = World(seed, log=log, programs=programs_of(plugins))
         self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}" + (f" --story {story}" if story else "")
         self.rng = random.Random(f"{seed}/story")
-        """For the story's own choices."""
+        """Random generator for the story's own choices."""
         self.plugins = plugins
         self.agents: dict[str, HostAgent] = {}
         """The newest agent of every host, alive or not."""
@@ -84,28 +84,28 @@ class SimRack:
         """What workloads saw that must never be seen."""
         self.learners = Learners(self.saw_wrong)
         self.accepted: dict[JobId, float] = {}
-        """Jobs that were submitted and taken -> when."""
+        """Jobs that were submitted and accepted -> when."""
         self.stale: list[str] = []
         """Pages that were read older than they were acknowledged: allowed after two failures at once only."""
         self.oracles: dict[str, list[Oracle]] = {}
-        """By the host of their volumes."""
+        """Oracles of volumes, by their host."""
         self.spread, self.idles = 1, 0.0
         """For the volumes of pagers that begin from now on: how many times larger they are than their pages in use,
         and how often they are idle (`chaos.pager`)."""
         self.custody: Custody | None = None
-        """Set by `forgive`: pages that two failures took may be read older."""
+        """The custody, set by `forgive`: pages that two failures took may be read older."""
         self.variation = 0
         """Number of the variation of the plan of faults that the seed draws (`chaos.novelty.varied`); 0: as drawn."""
         self.administrator: Administrator | None = None
-        """Set by `administered`: files are damaged, and an operator does what agents advise then."""
+        """The operator, set by `administered`: files are damaged, and the operator then does what agents advise."""
         self.quotas = dict(quotas or {})
         self.trees: dict[str, Tree] = {}
-        """Each host's agent.toml."""
+        """Content of each host's agent.toml."""
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
         self.beside = int((settings or {}).get("scheduler", {}).get("beside", 0))
-        """Opportunistic jobs on a GPU beside a guaranteed one."""
+        """Most opportunistic jobs on a GPU beside a guaranteed one."""
         self.patience_s = patience_s(settings or {})
-        """Seconds more than within which something must be so, for what settings make slower."""
+        """Seconds added to every bound, for what settings make slower."""
         self.moved: Raft | None = None
         """The Raft core that handled something in the callback that ran last."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
@@ -145,7 +145,7 @@ class SimRack:
             self.world.watch(invariant)
 
     def configure(self, name: str, sections: Tree) -> None:
-        """Changes of a host's agent.toml: its agent reads them at its next start."""
+        """Change a host's agent.toml: its agent reads the changes at its next start."""
         tree = self.trees[name]
         for section, values in sections.items():
             tree[section] = tree.get(section, {}) | values
@@ -181,8 +181,8 @@ class SimRack:
         parity: str = "",
         uid: int = USER,
     ) -> SimProcess:
-        """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page.
-        With `spread` the volume is so many times larger, and as many of its pages are used."""
+        """Run a process on this host that uses a volume of remote memory, or the beginning of it, and checks every
+        page. With `spread` the volume is larger by that factor, and the same number of its pages is used."""
         used_bytes = size_bytes if used_bytes is None and self.spread > 1 else used_bytes
         told = self.saw_wrong, self.stale.append
         oracle = Oracle(
@@ -204,14 +204,15 @@ class SimRack:
         self.world.process_count += 1
 
     def log_begins_anew(self) -> None:
-        """Every voter's log is gone: terms and indices are counted from the beginning again."""
+        """Note that every voter's log is gone: terms and indices are counted from the beginning again."""
         for invariant in self.invariants:
             if isinstance(invariant, OneLeaderPerTerm | LogsAgree):
                 invariant.forget()
         self.accepted.clear()
 
     def readers(self) -> list[SimProcess]:
-        """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""
+        """Run processes that read back every page of every volume, once all is healed; each ends when it has them
+        all."""
         return [
             self._run(host, "reader", oracle, reader(oracle))
             for host, oracles in self.oracles.items()
@@ -219,12 +220,12 @@ class SimRack:
         ]
 
     def menders(self, host: str) -> list[SimProcess]:
-        """Processes that find out what is lost of the volumes of this host, and write all anew."""
+        """Run processes that find out what is lost of the volumes of this host, and write all anew."""
         return [self._run(host, "mender", oracle, mender(oracle)) for oracle in self.oracles[host]]
 
     def forgive(self) -> None:
-        """From now on a volume may lose the pages whose lender and volume both failed before the disk had them: for
-        stories with more than one fault at a time. Before the first pager."""
+        """Let a volume lose, from now on, the pages whose lender and volume both failed before the disk had them: for
+        stories with more than one fault at a time. To be called before the first pager."""
         self.custody = Custody(self, parse_size(self._slab))
         self.world.watch(self.custody)
         programs = dict(self.world.programs())
@@ -232,7 +233,7 @@ class SimRack:
         self.world.programs = lambda: programs
 
     def administered(self) -> Administrator:
-        """From now on an operator does what an agent that cannot trust its files advises."""
+        """Let an operator do, from now on, what an agent that cannot trust its files advises."""
         self.administrator = Administrator(self)
         self.world.watch(self.administrator)
         return self.administrator
@@ -244,7 +245,7 @@ class SimRack:
         return self.world.hosts
 
     def start(self) -> "SimRack":
-        """Every agent within the first second."""
+        """Start every agent within the first second."""
         for host in self.hosts.values():
             self.world.at(self.world.now + self.rng.uniform(0, 1), host.revive)
         return self
@@ -253,7 +254,7 @@ class SimRack:
         self.world.run(self.world.now + seconds)
 
     def until(self, reached: Callable[[], bool], within_s: float, what: str) -> float:
-        """Run until `reached()`; how many virtual seconds that took. `Broken` when it is not so in time."""
+        """Run until `reached()`; returns the virtual seconds that took. Raises `Broken` when it is not in time."""
         start = self.world.now
         while not reached():
             if self.world.now - start >= within_s + self.patience_s:
@@ -262,11 +263,11 @@ class SimRack:
         return self.world.now - start
 
     def run_until(self, reached: Callable[[], bool], most_s: float) -> None:
-        """Run until `reached()`, looked at after every callback, but no longer than that."""
+        """Run until `reached()`, looked at after every callback, but no longer than `most_s`."""
         self.world.run(self.world.now + most_s, stop=reached)
 
     def settle(self, within_s: float = SETTLE_S) -> float:
-        """Until every host sees every other and all know the same leader."""
+        """Run until every host sees every other and all know the same leader; returns the virtual seconds that took."""
         return self.until(self.settled, within_s, "all hosts see each other and one leader")
 
     def settled(self) -> bool:
@@ -281,7 +282,7 @@ class SimRack:
         return len(leaders) == 1 and None not in leaders
 
     def began(self, name: str) -> bool:
-        """Has this host's agent come through its start?"""
+        """Whether this host's agent has come through its start."""
         return hasattr(self.agents.get(name), "rackview")
 
     def heal(self) -> None:
@@ -299,8 +300,8 @@ class SimRack:
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
     def _log_moved(self, agent: HostAgent) -> Callable[[], bool]:
-        """Did the agent's Raft core handle anything since this was last asked? Virtual time passes with every callback,
-        so an event moves the core's own time."""
+        """A function that tells whether the agent's Raft core handled anything since it was last called. Virtual time
+        passes with every callback, so an event moves the core's own time."""
         seen: Raft | None = None
         seen_s = 0.0
 
@@ -337,13 +338,13 @@ class SimRack:
         return host.up and host.agent is not None and host.agent.alive and not host.agent.loop.paused
 
     def leader(self) -> str | None:
-        """Who leads by its own account, with a majority behind it."""
+        """The host that leads by its own account, with a majority behind it; None if there is none."""
         leading = [name for name in self.alive() if self.began(name) and self.agents[name].log.is_leader]
         return leading[-1] if leading else None
 
     def ask(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
-        """What `agentctl` would print of this host's answer. As `answer`, and TimeoutError for a list to which some
-        hosts did not add."""
+        """What `agentctl` would print of this host's answer. Raises what `answer` raises, and TimeoutError for a list
+        to which some hosts did not add."""
         found = self.answer(name, command, arguments, within_s)
         if not isinstance(found, Gathered):
             return found
@@ -352,8 +353,8 @@ class SimRack:
         return found.data
 
     def answer(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
-        """What this host answers: runs the world until it is there. Refused, NoLeader, OutcomeUnknown pass;
-        TimeoutError when there is none."""
+        """What this host answers: runs the world until it is there. Raises Refused, NoLeader and OutcomeUnknown as the
+        agent does, and TimeoutError when there is no answer."""
         if command not in self.agents[name].commands:
             raise TimeoutError(f"the plugin that answers {command} does not run on {name} now")
         answered: list[Any] = []
@@ -391,7 +392,7 @@ class SimRack:
         return answered[0] if answered else None
 
     def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
-        """Submit until an agent accepts it, with the same key, as a person at a keyboard would."""
+        """Submit a job until an agent accepts it, with the same key, as a person at a keyboard would."""
         start = self.world.now
         while self.world.now - start < within_s + self.patience_s:
             name = on if on in self.alive() else (self.alive() or [""])[0]

@@ -3,10 +3,10 @@
     quiet   five hosts, a rank on each of four; the power of one fails
     cut     the same, and it is cut off instead
     again   right after another one was lost and is back
-    busy    every agent stands still for up to 0.6 s, again and again, as on a machine with more work than cores
+    busy    every agent is stopped for up to 0.6 s, again and again, as on a machine with more work than cores
 
-In virtual time, with the defaults of all settings. What a rank's process takes to start, and what it gets from the
-others, comes on top.
+Measured in virtual time, with the defaults of all settings. The time that a rank's process takes to start, and to get
+its state from the others, must be added.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 HOSTS = 5
 MOST_S = 90.0
 STEP_S = 0.05
-"""How exactly it is measured."""
+"""Resolution of the measurement in seconds."""
 BUSY_S = 80.0
 PAUSES_PER_S, PAUSE_S = 5.0, (0.05, 0.6)
 
@@ -32,11 +32,11 @@ PAUSES_PER_S, PAUSE_S = 5.0, (0.05, 0.6)
 class Replaced(NamedTuple):
     took_s: float
     led: bool
-    """The lost host led."""
+    """Whether the lost host led."""
 
 
 def lose_host(seed: int, kind: Kind) -> Replaced:
-    """AssertionError when nobody takes its rank over."""
+    """Lose one host; raises AssertionError when no other host takes its rank over."""
     with SimRack(seed, HOSTS, gpus=1, quotas={"red": HOSTS}, watched=False, story="hosts_replaced") as rack:
         rack.start()
         rack.settle()
@@ -63,7 +63,7 @@ def _gang(rack: SimRack) -> JobId:
 
 
 def _lose_another_first(rack: SimRack, job: JobId, lost: str) -> str:
-    """That one is back; the host that is to be lost next."""
+    """Lose another host first, which comes back; returns the host that is to be lost next."""
     rack.hosts[lost].power_off()
     _until_whole(rack, job, lost)
     rack.hosts[lost].power_on()

@@ -1,4 +1,4 @@
-"""A training script on a shared GPU, on simulated ports: it goes by the pages of its agent as `covey.hooks` does, and
+"""A training script on a shared GPU, on simulated ports: it follows the pages of its agent as `covey.hooks` does, and
 keeps account of what it holds of the device, so that the whole rack can be checked against what the devices have.
 
     sharer SECONDS BUSY_MS IDLE_MS PEAK_MIB [deaf|garbage|plain|heavy]
@@ -32,19 +32,20 @@ POLL_S = 0.01
 NS = 1_000_000_000
 BOUNDLESS = 1 << 60
 HEAVY, HEAVY_S = 3.0, 0.05
-"""How many times as long a step takes beside one that began heavy work within so many seconds before it."""
+"""Factor of a step's time beside one that began heavy work within `HEAVY_S` seconds before it."""
 
 
 class DeviceAccounts:
     """What ranks hold of each device now. `wrong` is told when it is more than there is."""
 
     def __init__(self, wrong: Callable[[str], None], alive: Callable[[], Set[str]]) -> None:
-        """`alive`: ranks that live, as `name_of` calls them; a host without power tells nobody who died."""
+        """Begin the accounts. `alive`: ranks that live, as `name_of` calls them; a host without power reports no
+        deaths."""
         self._wrong, self._alive = wrong, alive
         self.room: dict[str, int] = {}
         """UUID -> bytes that jobs may hold."""
         self.held: dict[str, dict[tuple[str, int], int]] = {}
-        """UUID -> (job and rank, pid) -> the limit by which it goes."""
+        """UUID -> (job and rank, pid) -> the limit in bytes that it follows."""
         self.heavy: dict[str, dict[str, float]] = {}
         """UUID -> job and rank -> when it did heavy work last."""
         self.links: dict[str, tuple[SharerLink, list[str]]] = {}
@@ -62,7 +63,7 @@ class DeviceAccounts:
             self._wrong(f"ranks may hold {total} bytes of {uuid}, which has {room}: {held}")
 
     def times_as_long(self, uuids: list[str], rank: str, now_s: float) -> float:
-        """What a step takes beside the others on these devices, in steps alone."""
+        """Time of a step beside the others on these devices, in steps alone."""
         beside = [worked_s for uuid in uuids for other, worked_s in self.heavy.get(uuid, {}).items() if other != rank]
         return HEAVY if any(now_s - worked_s < HEAVY_S for worked_s in beside) else 1.0
 
@@ -76,7 +77,7 @@ def name_of(command: Command) -> str:
 
 
 class SharerLink:
-    """Its connection to the agent, and the pages that came over it."""
+    """The script's connection to the agent, and the pages that came over it."""
 
     def __init__(self, env: Env, given: dict[str, str], asks: bool) -> None:
         self.env, self._given, self._asks = env, given, asks
@@ -89,7 +90,7 @@ class SharerLink:
         self.neighbour: FlagReader | None = None
         self.came = asyncio.Event()
         self.now = RankLimits()
-        """By which it goes; memory only once it is applied."""
+        """Limits that the script follows; memory only once it is applied."""
         self.applied_bytes = 0
         self.acked = 0
 
@@ -126,12 +127,12 @@ class SharerLink:
             self.neighbour = FlagReader(stream.pages.popleft().view) if frame.there else None
 
     def look(self) -> None:
-        """What the agent says now; memory waits for the next boundary."""
+        """Take the agent's newest limits; memory waits for the next boundary."""
         if self.limits is not None and self.limits.changed() and self.limits.newest is not None:
             self.now = self.limits.newest
 
     def may_work(self) -> bool:
-        """At this moment, by the rates that hold."""
+        """Whether the script may work at this moment, by the rates that hold."""
         self.look()
         rates = rates_at(self.now, round(self.env.clock.now_s() * NS))
         busy = self.neighbour is None or self.neighbour.busy() is not False
@@ -140,7 +141,7 @@ class SharerLink:
 
 
 def sharer(accounts: DeviceAccounts) -> Callable[[Env, Command], Awaitable[int]]:
-    """The script."""
+    """The program `sharer`."""
 
     async def share(env: Env, command: Command) -> int:
         given = command.env

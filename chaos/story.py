@@ -1,8 +1,8 @@
 """Telling a story: a rack by its seed, what happens to it, and what must be true at the end.
 
 A story is a function of a `SimRack` in a file of `chaos/stories`. `tell` plays one by name and seed; every invariant
-is watched meanwhile, and `ended` says what must be true once all faults are healed: the rack is whole within a bound,
-every job is over and known alike everywhere, nothing of it is left behind.
+is watched meanwhile, and `ended` checks what must be true once all faults are healed: the rack is whole within a
+bound, every job is over and known alike everywhere, nothing of it is left behind.
 """
 
 import importlib
@@ -25,26 +25,27 @@ from plugins.registry import PLUGINS
 from plugins.scheduler.machine.log.jobs import OVER
 
 WHOLE_S = 90.0
-"""After `heal`, within which all hosts see each other and one leader."""
+"""Seconds after `heal` within which all hosts see each other and one leader."""
 PLUGINS_S = 60.0
-"""After that, within which every plugin is on again: the longest pause before another try, and a start."""
+"""Seconds after that within which every plugin is on again: the longest pause before another try, and a start."""
 OVER_S = 240.0
-"""After `heal`, within which all jobs are over: a lost host is waited for (60 s) before its job is placed again."""
+"""Seconds after `heal` within which all jobs are over: a lost host is waited for (60 s) before its job is placed
+again."""
 QUIET_S = 30.0
-"""After the last job, within which nothing of any job is left on any host."""
+"""Seconds after the last job within which nothing of any job is left on any host."""
 READ_S = 120.0
-"""After all is healed, within which every page of a volume is read back."""
+"""Seconds after all is healed within which every page of a volume is read back."""
 
 Story = Callable[[Any], Any]
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What one story was."""
+    """Facts about one story that was played."""
 
     story: str
     seed: int
     seconds: float
-    """Virtual."""
+    """Virtual seconds that the story took."""
     steps: int
     faults: int
     story_hash: int
@@ -58,8 +59,8 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def known_stories() -> dict[str, Story]:
-    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml, and
-    `PLUGINS`; or it has `WORLDS`, machines alone, and is told by its seed only."""
+    """Name -> function of each story: every module of `chaos.stories` has a `play`, and perhaps `SETTINGS`, sections
+    of agent.toml, and `PLUGINS`; or it has `WORLDS`, machines alone, and is told by its seed only."""
     names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("stories"))]))
     return {name: getattr(_module(name), "play", partial(_worlds, name)) for name in names}
 
@@ -70,7 +71,7 @@ def held_stories() -> list[str]:
 
 
 def stories_of_worlds() -> list[str]:
-    """Those of machines alone: many hosts for little, so a soak plays each of them for every seed."""
+    """Stories of machines alone: many hosts for little, so a soak plays each of them for every seed."""
     return [name for name in known_stories() if hasattr(_module(name), "WORLDS")]
 
 
@@ -87,8 +88,8 @@ def tell(
     vary: int = 0,
     seen: Seen | None = None,
 ) -> Told:
-    """Play one story, or that variation of its plan; `seen` looks at its states.
-    `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
+    """Play one story, or that variation of its plan; `seen` looks at its states. Raises `Broken` with the line that
+    repeats it when something does not hold, KeyError for an unknown story."""
     play = known_stories()[name]
     if name in stories_of_worlds():
         return _worlds(name, seed)
@@ -139,7 +140,7 @@ class Played(Protocol):
 
 
 Worlds = Sequence[tuple[Callable[[int], Played], int]]
-"""How a world is played by its number, and how many for each seed."""
+"""How a world is played by its number, and how many of them for each seed."""
 
 
 def _worlds(name: str, seed: int) -> Told:
@@ -206,5 +207,5 @@ def _what_is_left(rack: SimRack) -> str:
 
 
 def not_stale(rack: SimRack) -> None:
-    """No acknowledged page was lost."""
+    """Assert that no acknowledged page was lost."""
     assert not rack.stale, rack.stale[0]

@@ -1,9 +1,9 @@
-"""Strangers: processes that connect to a port of ours and do not follow its protocol.
+"""Strangers: processes that connect to a port of Covey and do not follow its protocol.
 
     garbage        a process that connects to whatever listens (a port scan), and sends noise, half a frame, a frame
                    that holds something else, or nothing; noise to the sockets of gossip
     a bad client   authenticates, and then sends malformed frames: a broken script, or one of another version
-    a usurper      takes the port of a program of ours that just died, and answers in another protocol
+    a usurper      takes the port of a program of Covey's that just died, and answers in another protocol
     a newer agent  a member of the rack, with its keys, whose messages, answers, gossip and log commands the others
                    cannot decode: an upgrade of the rack that stopped half way
 
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 EVERY_S = (0.2, 3.0)
-"""Between two strangers."""
+"""Least and most seconds between two strangers."""
 SILENT_S = 8.0
-"""Longer than any of our listeners waits for a first frame."""
+"""Seconds that a stranger is silent: longer than any listener waits for a first frame."""
 GARBLED = 0.05
 """Share of a newer agent's messages that the others cannot decode."""
 NEWER = msgspec.msgpack.encode({"type": "Tomorrow", "says": [1, 2, 3]})
-"""A message of a version to come."""
+"""A message of a later version."""
 NO_MESSAGE = b"\xc1"
-"""Never a beginning in msgpack."""
+"""A byte that no msgpack text begins with."""
 
 
 class Tomorrow(Message, frozen=True):
-    """A message of gossip that is not known yet."""
+    """A message of gossip that the present version does not know."""
 
     says: str
 
 
 class Strangers:
-    """Come to the hosts of a rack from now on, until the virtual second `until_s`."""
+    """Strangers that come to the hosts of a rack from now on, until the virtual second `until_s`."""
 
     def __init__(self, rack: "SimRack", until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
@@ -95,7 +95,7 @@ class Strangers:
     # ---- processes that do not belong here ----
 
     def _garbage(self, host: SimHost) -> None:
-        """To whatever listens on any host, or on a unix socket of this one."""
+        """Send garbage to any listener of any host, or to a unix socket of this one."""
         listeners = self.rack.world.wires.listeners
         addresses = sorted(address for owner, address in listeners if owner in ("", host.name))
         if not addresses:
@@ -112,7 +112,7 @@ class Strangers:
         self._run(host, "garbage", talk)
 
     def _noise(self, host: SimHost) -> None:
-        """Datagrams to gossip: noise, and some that a member sealed, damaged on their way."""
+        """Send datagrams to gossip: noise, and some that a member sealed, damaged on their way."""
         others = sorted(self.rack.world.network.sockets)
         if not others:
             return
@@ -127,7 +127,7 @@ class Strangers:
         self._run(host, "noise", send)
 
     def _client(self, host: SimHost) -> None:
-        """A client of the agent and of a volume that authenticates, and then asks for what does not exist."""
+        """Act as a client of the agent and of a volume that authenticates, and then asks for what does not exist."""
         volumes = [oracle for at, oracles in self.rack.oracles.items() if at == host.name for oracle in oracles]
         oracle = self.rng.choice(volumes) if volumes else None
         path = f"unix:{host.run_dir}/jobs.sock"
@@ -212,7 +212,7 @@ class Strangers:
                 process.spawn("a newer command", self._command(agent, body))
 
     def _datagram(self, gossip: Any, to: str, body: bytes) -> None:
-        """Sealed with the key of the rack: one message more than are known, or none at all."""
+        """Send a datagram sealed with the key of the rack: one message more than are known, or none at all."""
         sealer = gossip._sealer
         if self.rng.random() < 0.5:
             data = sealer.seal((Tomorrow("later"),))
@@ -223,7 +223,7 @@ class Strangers:
             gossip._socket.send(data, to)
 
     async def _command(self, agent: Any, body: bytes) -> None:
-        """Into the log, where everybody finds it."""
+        """Propose unknown bytes to the log, where every host finds them."""
         try:
             await agent.log.propose(body)
         except Exception as error:
@@ -231,7 +231,7 @@ class Strangers:
 
 
 async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeAt:
-    """Where a volume is. ConnectionError when the agent does not say."""
+    """Where a volume is served. Raises ConnectionError when the agent does not say."""
     stream = await env.bytes.connect(path)
     await stream.write(pack(Join(1)), pack(Attach(volume, size_bytes)))
     await read_frame(stream, decoder)
@@ -243,7 +243,7 @@ async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeA
 
 
 def newer_answers(rack: "SimRack", name: str) -> None:
-    """From now on some answers of this host's agent are of a version to come."""
+    """Let some answers of this host's agent be of a later version from now on."""
     answers, rng = rack.agents[name].messenger._answers, rack.rng
     answer, post = answers._answer, answers._post
 
@@ -261,7 +261,7 @@ def newer_answers(rack: "SimRack", name: str) -> None:
 
 
 def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:
-    """A foreign program gets this port, on which no process listens now, and answers with these bytes."""
+    """Give this port, on which no process listens now, to a foreign program that answers with these bytes."""
 
     async def serve(env: Env, command: Command) -> int:
         async def answer(stream: ByteStream) -> None:

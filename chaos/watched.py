@@ -1,4 +1,4 @@
-"""`python -m chaos.watched ...`: covey-chaos, and which `except` handlers of what it plays are entered."""
+"""`python -m chaos.watched ...`: runs covey-chaos and notes which `except` handlers of what it plays are entered."""
 
 from typing import Any
 

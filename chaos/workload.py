@@ -1,14 +1,15 @@
-"""What users run in a simulated rack: stand-ins that speak the real frames and keep an oracle of what must be true.
+"""Programs that users run in a simulated rack: stand-ins that speak the real frames and keep an oracle of what must be
+true.
 
     sleeper SECONDS [CODE]     computes, pushes nothing; ends with this exit status
     ring SECONDS               exchanges a byte with rank 0 each second, as NCCL would; 1 when that hears nothing
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
-        [LESS [leave]]         rank 0 makes so many rounds less, and ends with 0, or waits for the others; 9: told of it
+        [LESS [leave]]         rank 0 makes LESS rounds fewer, and ends with 0, or waits for the others; 9: told of it
     healer UNTIL               may be lost at any step of a second, and says so to its agent; ends at this time, with 0
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
 The trainer's job side is `covey.simulated.tensor_streams`: the rounds that real scripts use, on ports instead of
-threads. Of every third job the aggregators keep an optimizer's moments, without which the next parameters would be
+threads. For every third job the aggregators keep an optimizer's moments, without which the next parameters would be
 others.
 """
 
@@ -40,11 +41,11 @@ BEAT_S, SILENT_S, JOIN_TRIES = 1.0, 6.0, 20
 """Times of a `ring`: seconds between two exchanges, seconds until a peer counts as lost, and how often it is looked
 for."""
 SIZES = Sizes(elsewhere_bytes=8, least_bytes=16, most_bytes=32, aligned=1)
-"""So small that the tensors of stories have several owners, and some several Blocks in one table."""
+"""Sizes so small that the tensors of stories have several owners, and some several Blocks in one table."""
 COMPUTE_S = (0.1, 0.6)
-"""Seconds of one mini-batch, least and most."""
+"""Least and most seconds of one mini-batch."""
 Say = Callable[[str], None]
-"""What a workload saw that must never be."""
+"""A function that is told what a workload saw that must never be."""
 
 
 async def sleeper(env: Env, command: Command) -> int:
@@ -53,7 +54,8 @@ async def sleeper(env: Env, command: Command) -> int:
 
 
 async def ring(env: Env, command: Command) -> int:
-    """0 after these seconds; 1 when a peer is silent or gone, which a script cannot tell from an error of its own."""
+    """Exit status of a `ring`: 0 after its seconds; 1 when a peer is silent or gone, which a script cannot tell from
+    an error of its own."""
     given, seconds = command.env, float(command.argv[1])
     address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
     lost = asyncio.Event()
@@ -100,7 +102,8 @@ async def _beat(stream: ByteStream, lost: asyncio.Event) -> None:
 
 
 def healer(now_s: Callable[[], float]) -> Callable[[Env, Command], Awaitable[int]]:
-    """What `covey.job.job_state` says of itself; the state is the time of the world, which everybody has."""
+    """A program that tells its agent what `covey.job.job_state` would; its state is the time of the world, which every
+    process has."""
 
     async def heal(env: Env, command: Command) -> int:
         agent, until_s = AgentLink(env, command), float(command.argv[1])
@@ -129,9 +132,9 @@ class AgentLink:
         self.tables = int(given["COVEY_TABLES"])
         self.owners = TableOwners()
         self._heals: tuple[Heals, ...] = ()
-        """The newest."""
+        """The newest `Heals` that was sent; empty before the first."""
         self.moved: Callable[[AggregatorAt], None] = lambda at: None
-        """Told of every aggregator."""
+        """Function that is told of every aggregator."""
 
     async def run(self) -> None:
         pause_s = BACKOFF_S[0]
@@ -163,22 +166,22 @@ class AgentLink:
                 self.moved(frame)
 
     def lost(self, epoch: int, why: str, table: int = 0) -> None:
-        """The owner of that table and epoch cannot be used."""
+        """Tell the agent that the owner of that table and epoch cannot be used."""
         said = self.owners.lost(epoch, why, table)
         if said is not None:
             self.env.spawn("aggregator lost", self.send(said))
 
     def wanted(self, table: int) -> None:
-        """This rank has Blocks in it."""
+        """Tell the agent that this rank has Blocks in the table."""
         self.env.spawn("table wanted", self.send(self.owners.wanted(table)))
 
     async def heals(self, said: Heals) -> None:
-        """It may be lost from this step on."""
+        """Tell the agent that the rank may be lost from this step on."""
         self._heals = (said,)
         await self.send(said)
 
     async def send(self, frame: AggregatorLost | TableWanted | Stepped | Heals) -> None:
-        """At once if the agent is there; of owners it is told again when it is back."""
+        """Send a frame at once if the agent is there; it is told of owners again when it is back."""
         if self._stream is not None:
             try:
                 await self._stream.write(pack(frame))
@@ -187,12 +190,13 @@ class AgentLink:
 
 
 def gradient(rank: int, number: int, floats: int) -> list[float]:
-    """Whole numbers, so that their sum is exact in any order; each rank and round has its own."""
+    """A rank's gradient in a round: whole numbers, so that their sum is exact in any order; each rank and round has
+    its own."""
     return [float((rank * 37 + number * 101 + place * 7) % 251 + 1) for place in range(floats)]
 
 
 class Oracle:
-    """What the parameters must be, computed by one process."""
+    """The parameters that must result, computed by one process."""
 
     def __init__(self, job: JobId, world_size: int, floats: int) -> None:
         self.update = SGD(1.0, momentum=0.5) if zlib.crc32(job.encode()) % 3 == 0 else None
@@ -205,7 +209,7 @@ class Oracle:
         return 1 / (1 + number % 3)
 
     def add(self, number: int) -> None:
-        """Round `number`, which is the next one."""
+        """Add round `number`, which must be the next one."""
         ranks = range(self._world_size)
         total = np.sum([gradient(rank, number, len(self.right)) for rank in ranks], axis=0).astype(np.float32)
         if self.update is None:
@@ -216,11 +220,11 @@ class Oracle:
 
 
 def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
-    """A training script; `wrong` is called for every wrong sum. Of every other job the ranks of one host add first."""
+    """A training script; `wrong` is called for every wrong sum. In every other job the ranks of one host add first."""
     shared: dict[tuple[JobId, int, str], HostStreams] = {}
 
     def together(env: Env, agent: AgentLink, given: Mapping[str, str]) -> HostStreams | None:
-        """What they share."""
+        """The streams that the ranks of one host share; None where each pushes by itself."""
         at, alike = int(given["LOCAL_RANK"]), int(given["LOCAL_WORLD_SIZE"])
         if alike == 1 or zlib.crc32(agent.job.encode()) % 2:
             return None
@@ -259,7 +263,8 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
         return code
 
     def counted(argv: Sequence[str]) -> tuple[int, int, int, bool]:
-        """Rounds, floats, by how many less of rank 0, whether that waits for the end of all."""
+        """Arguments of a trainer: rounds, floats, how many rounds fewer rank 0 makes, and whether it waits for the end
+        of all."""
         less = int(argv[3]) if len(argv) > 3 else 0
         return int(argv[1]), int(argv[2]), less, not less or len(argv) > 4
 
@@ -280,7 +285,7 @@ async def _leave(env: Env, agent: AgentLink, tensors: BlockStreams, step: int) -
 
 
 async def _train(env: Env, agent: AgentLink, tensors: BlockStreams, rounds_wanted: int, floats: int, wrong: Say) -> int:
-    """The script's exit status. Superseded when this run of the job was taken back."""
+    """Train; returns the script's exit status. Raises Superseded when this run of the job was taken back."""
     pack_floats = struct.Struct(f"<{floats}f")
     oracle = Oracle(agent.job, agent.world_size, floats)
     await tensors.model("w", oracle.right.tobytes(), (floats,), oracle.update)

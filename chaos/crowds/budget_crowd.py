@@ -1,4 +1,4 @@
-"""A tenant on many hosts that tries to pass its budget of remote memory, while views are old, hosts die and come
+"""A tenant on many hosts that tries to exceed its budget of remote memory, while views are old, hosts die and come
 back, and the rack is split. Only the machines (`Borrower`, `Lender`, `RackAccounts`), as in
 `chaos/crowds/memory_crowd.py`.
 
@@ -29,9 +29,9 @@ from plugins.memory.policy.placement import HOT_SLAB, LenderPeer
 TENANT = "ann"
 PAGE = 4096
 VIEW_S = 3.0
-"""How long gossip takes at most. It is told once a second, and looked at once a second: `FRESH_S` in all."""
+"""Most seconds that gossip takes. It is told once a second, and looked at once a second: `FRESH_S` in all."""
 GONE_S = 8.0
-"""Until gossip calls a host gone."""
+"""Seconds until gossip calls a host gone."""
 
 
 class BudgetHost(MemoryHost):
@@ -43,11 +43,11 @@ class BudgetHost(MemoryHost):
         self.side, self.age_s = 0, rng.uniform(0.5, VIEW_S)
         self.died_s = float("inf")
         self.tells: list[tuple[float, int | None, Mapping[int, int] | None]] = []
-        """When, slabs free, what is lent on which account."""
+        """What the host told: when, free slabs, and bytes lent on each account."""
         self.begin()
 
     def begin(self) -> None:
-        """Its agent starts, and knows nothing."""
+        """Start the host's agent, which knows nothing."""
         self.boot += 1
         self.accounts = RackAccounts(self.name, LEASE_S, lambda tenant: self.budget_bytes if tenant == TENANT else None)
         asked = RackAccounts(self.name, LEASE_S) if self.lies else self.accounts
@@ -57,7 +57,7 @@ class BudgetHost(MemoryHost):
         self.tells.clear()
 
     def said(self, then_s: float) -> tuple[int | None, Mapping[int, int] | None]:
-        """What it had told by then."""
+        """Free slabs and accounts that the host had told by then."""
         for told_s, free, lent in reversed(self.tells):
             if told_s <= then_s:
                 return free, lent
@@ -65,7 +65,8 @@ class BudgetHost(MemoryHost):
 
 
 class BudgetCrowd(MemoryCrowd):
-    """`slabs`: of the tenant's volume on each host; `budget`: slabs that it may have in all."""
+    """Hosts with a tenant's volumes. `slabs`: of the tenant's volume on each host; `budget`: slabs that it may have in
+    all."""
 
     def __init__(self, world: World, count: int, slabs: int, budget: int, liars: int = 0, loss: float = 0.01) -> None:
         super().__init__(world, count, slabs, loss=loss)
@@ -90,7 +91,7 @@ class BudgetCrowd(MemoryCrowd):
         self._second(current)
 
     def _found(self, host: BudgetHost) -> None:
-        """Its slab process says what it holds; of what a volume's process has open nothing is left."""
+        """Tell the agent's machines what the slab process holds, and which places the volume's process has open."""
         held = tuple(
             LoanedSlab(borrower, slab, SLAB, secret) for (borrower, slab), secret in sorted(host.store.items(), key=str)
         )
@@ -99,7 +100,7 @@ class BudgetCrowd(MemoryCrowd):
         self.borrower(host, b.VolumeFound(host.volume, host.slabs, SLAB, PAGE, places, tenant=TENANT))
 
     def _gossip(self) -> None:
-        """Everybody hears each of the others by itself."""
+        """Let every host hear each of the others by itself."""
 
     def _second(self, host: MemoryHost) -> None:
         assert isinstance(host, BudgetHost)
@@ -139,7 +140,7 @@ class BudgetCrowd(MemoryCrowd):
     # ---- what happens to it ----
 
     def split(self, apart: int) -> None:
-        """So many hosts are cut off from the others. What volumes' processes have open there breaks."""
+        """Cut `apart` hosts off from the others. What volumes' processes have open across the cut breaks."""
         self.world.mark("split", f"{apart} hosts")
         for name in self.rng.sample(sorted(self.hosts), apart):
             self.hosts[name].side = 1
@@ -152,13 +153,13 @@ class BudgetCrowd(MemoryCrowd):
                     self._soon(self.rng.uniform(0.1, 5), self._feeder(host), failed)
 
     def heal(self) -> None:
-        """One rack again."""
+        """Join the rack again."""
         self.world.mark("healed", "all")
         for host in self.hosts.values():
             host.side, host.died_s = 0, float("inf") if host.up else host.died_s
 
     def kill(self, name: HostId) -> None:
-        """The machine dies: what it lent is gone."""
+        """Let the host die: what it lent is gone."""
         super().kill(name)
         host = self.hosts[name]
         host.died_s = self.world.now
@@ -166,14 +167,14 @@ class BudgetCrowd(MemoryCrowd):
         host.open.clear()
 
     def revive(self, name: HostId) -> None:
-        """It starts again, empty."""
+        """Start the host again, empty."""
         host = self.hosts[name]
         host.up, host.died_s = True, float("inf")
         host.begin()
         self._found(host)
 
     def restart(self, name: HostId) -> None:
-        """Its agent alone: its slabs go on, and nobody has said yet whose they are."""
+        """Restart the host's agent alone: its slabs stay, and it does not know yet whose they are."""
         host = self.hosts[name]
         host.begin()
         self._found(host)
@@ -181,11 +182,11 @@ class BudgetCrowd(MemoryCrowd):
     # ---- what is looked at ----
 
     def has_bytes(self, side: int | None = None) -> int:
-        """What lenders hold for the tenant, all of them at this instant."""
+        """Bytes that all lenders together hold for the tenant at this instant."""
         return sum(len(host.store) * SLAB for host in self.hosts.values() if host.up and side in (None, host.side))
 
     def watch(self, seconds: float) -> None:
-        """Run so long; the invariants of the crowd hold, and the most that the tenant had is kept."""
+        """Run for `seconds`; the invariants of the crowd must hold, and the most that the tenant had is kept."""
         end = self.world.now + seconds
         while self.world.now < end:
             self.world.run(min(end, self.world.now + 0.25))
@@ -194,24 +195,24 @@ class BudgetCrowd(MemoryCrowd):
 
     @property
     def bound_bytes(self) -> int:
-        """Never more, while the rack is one (`plugins/memory/policy/budgets.py`)."""
+        """Most bytes of the tenant while the rack is one (`plugins/memory/policy/budgets.py`)."""
         return self.budget_bytes * 5 // 4 + MEMBERS_MAX * SLAB
 
 
 class BudgetResult(msgspec.Struct, frozen=True):
-    """Slabs that a tenant had."""
+    """Slabs that a tenant had at several moments of a story."""
 
     budget: int
     wanted: int
     filled: int
-    """Once all slabs had been wanted for a while."""
+    """Slabs once all had been wanted for a while."""
     most_calm: int
     most_faults: int
-    """Hosts died and came back, agents began anew."""
+    """Most slabs while hosts died and came back, and agents began anew."""
     after_faults: int
     most_split: int
     after_split: int
-    """A minute and a half after the rack was one again."""
+    """Slabs a minute and a half after the rack was one again."""
     refused: int
     story_hash: int
 
@@ -220,7 +221,7 @@ def budget_story(
     seed: int, count: int = 24, slabs: int = 8, budget: int = 64, liars: int = 0,
     log: Callable[[str], None] | None = None,
 ) -> BudgetResult:  # fmt: skip
-    """All slabs on all hosts are wanted in the same second; then faults, a split, and peace."""
+    """Play one seed: all slabs on all hosts are wanted in the same second; then faults, a split, and peace."""
     with World(seed, log=log) as world:
         crowd = BudgetCrowd(world, count, slabs, budget, liars)
         crowd.heat(500)

@@ -4,7 +4,7 @@ Whole agents cost a few hundred callbacks a second each; a machine alone costs a
 many hosts is measured here: how long until a thousand hosts know of a death, how many healthy hosts are called dead
 meanwhile, how evenly slabs fall when a thousand borrowers choose by the power of two.
 
-Here both planes of gossip (`gossip.machine.Gossip`); remote memory is in `chaos.crowds.memory_crowd`.
+This module has both planes of gossip (`gossip.machine.Gossip`); remote memory is in `chaos.crowds.memory_crowd`.
 """
 
 import random
@@ -34,7 +34,8 @@ class GossipHost:
 
 
 class GossipCrowd:
-    """`count` hosts that all knew one another before (a rack that comes back), or know only the first one (`join`)."""
+    """Gossip machines of `count` hosts that all knew one another before (a rack that comes back), or know only the
+    first one (`join`)."""
 
     def __init__(self, world: World, count: int, settings: GossipSettings | None = None, join: bool = False) -> None:
         self.world = world
@@ -42,7 +43,7 @@ class GossipCrowd:
         self.hosts: dict[HostId, GossipHost] = {}
         self.by_address: dict[str, GossipHost] = {}
         self.told_down: dict[HostId, dict[HostId, float]] = {}
-        """Host said to be down -> who was told so -> when first."""
+        """Host said to be down -> host that was told so -> when first."""
         self.packets = self.events = 0
         rng = random.Random(f"{world.seed}/crowd")
         for name in names(count):
@@ -96,7 +97,7 @@ class GossipCrowd:
         return [host for host in self.hosts.values() if host.up]
 
     def agreed(self) -> bool:
-        """Every host that is up sees exactly the hosts that are up."""
+        """Whether every host that is up sees exactly the hosts that are up."""
         alive = {host.name for host in self.up()}
         for host in self.up():
             members = host.machine.membership.members.values()
@@ -114,7 +115,7 @@ class GossipCrowd:
 
 
 class GossipResult(msgspec.Struct, frozen=True):
-    """What a crowd of gossiping hosts did. Times in virtual seconds after the event."""
+    """Results of a crowd of gossiping hosts. Times are virtual seconds after the event."""
 
     hosts: int
     agreed_s: float
@@ -127,7 +128,8 @@ class GossipResult(msgspec.Struct, frozen=True):
 
 
 def gossip_story(seed: int, count: int, log: Callable[[str], None] | None = None) -> GossipResult:
-    """A rack comes back, agrees on who is there, and then loses one host. AssertionError when it does not agree."""
+    """Play one seed: a rack comes back, agrees on its hosts, and then loses one. Raises AssertionError when it does
+    not agree."""
     with World(seed, log=log) as world:
         world.replay = f"covey-chaos crowd --hosts {count} --seed {seed}"
         world.network.conditions.loss = 0.01
@@ -154,7 +156,8 @@ def gossip_story(seed: int, count: int, log: Callable[[str], None] | None = None
 
 
 def _until(world: World, reached: Callable[[], bool], within_s: float, what: str) -> float:
-    """Run until it is so (looked at twice a virtual second); when. AssertionError when it is not in time."""
+    """Run until `reached()` (looked at twice a virtual second); returns when. Raises AssertionError when it is not in
+    time."""
     start = world.now
     while not reached():
         if world.now - start > within_s:

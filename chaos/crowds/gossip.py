@@ -19,13 +19,13 @@ from gossip.types import HostDown, HostUp, HostView, SendDatagram, Sender
 
 KEY = bytes(range(32))
 OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
-"""SWIM 4.2; written down again, since what agents run is what is looked at."""
+"""Ranks of states in SWIM 4.2; written down again here, since the agents' own code is what is checked."""
 SAID = {Suspect: "suspect", Gone: "gone", Left: "left"}
 SLOW_S = 2.0
 
 
 class Member:
-    """One simulated host: machine, seal, and what it told its agent."""
+    """One simulated host: its machine, its seal, and what it told its agent."""
 
     def __init__(
         self, crowd: "Crowd", name: str, place: str, key: bytes, uuid: bytes, boot: int, settings: GossipSettings
@@ -68,9 +68,9 @@ class Member:
             self._as_said()
 
     def _in_order(self, down: set[HostId]) -> None:
-        """In one boot of a host nothing older replaces something newer (SWIM 4.2), and another machine has its
-        name only after it was gone; one that began later at the same address is the same machine, installed anew.
-        `down`: who was said to be, just now."""
+        """Assert that in one boot of a host nothing older replaces something newer (SWIM 4.2), and another machine has
+        its name only after it was gone; one that began later at the same address is the same machine, installed anew.
+        `down`: hosts that were said to be down just now."""
         members = self.gossip.membership.members
         self._newest = {host: newest for host, newest in self._newest.items() if host in members}
         before_at = self._at
@@ -88,8 +88,8 @@ class Member:
             self._newest[host] = now
 
     def _believes(self, sender: Sender, messages: Sequence[object], suspects: Mapping[HostId, tuple[int, int]]) -> None:
-        """A host that received a Suspect, Gone or Left holds that, or more, from then on (SWIM 4.2); that
-        it is gone only of those that were `suspects`, of others that they are that. Suspicions of the dead are idle."""
+        """Assert that a host that received a Suspect, Gone or Left holds that, or more, from then on (SWIM 4.2):
+        "gone" only of hosts that were `suspects`; the others are suspects then. Suspicions of the dead are idle."""
         members = self.gossip.membership.members
         by = members.get(sender.host)
         if self.gossip.membership.leaving or by is None or (by.uuid, by.boot) != (sender.uuid, sender.boot):
@@ -108,7 +108,8 @@ class Member:
                 assert believed >= told, f"{self.name} was told that {member.host} is {said}, and goes on as before"
 
     def _as_said(self) -> None:
-        """What is known of a host is what that host itself had said by that version, all of it and nothing else."""
+        """Assert that what is known of a host is what that host itself had said by that version, all of it and nothing
+        else."""
         spread = self.gossip.spread
         for identity, facts in spread.facts.items():
             written = (facts.boot, facts.version)
@@ -162,7 +163,8 @@ class Member:
 
 
 class Crowd:
-    """`loss`: fraction of datagrams lost; `cut`: pairs of places that cannot hear one another (from, to)."""
+    """A rack of members. `loss`: fraction of datagrams lost; `cut`: pairs of places that cannot hear one another
+    (from, to)."""
 
     def __init__(self, seed: int = 1, loss: float = 0.0, **settings: Any) -> None:
         self.rng = random.Random(seed)
@@ -244,7 +246,8 @@ class Crowd:
         heapq.heappush(self._heap, (self.now_s + delay_s, self._serial, member, what))
 
     def run(self, for_s: float, until: Callable[[], bool] | None = None) -> float:
-        """Virtual time goes on by `for_s`, or until the condition holds (looked at every 50 ms). Seconds passed."""
+        """Let virtual time pass for `for_s` seconds, or until the condition holds (looked at every 50 ms). Returns the
+        seconds passed."""
         start_s, end_s, look_s = self.now_s, self.now_s + for_s, self.now_s
         while self._heap and self._heap[0][0] <= end_s:
             at_s, serial, member, what = heapq.heappop(self._heap)
@@ -268,7 +271,7 @@ class Crowd:
         return [member for member in self.members.values() if member.up]
 
     def agree(self) -> bool:
-        """Every running host sees exactly the running hosts alive, and as the machines that they are."""
+        """Whether every running host sees exactly the running hosts alive, and as the machines that they are."""
         up = {member.name: member.gossip.me.uuid for member in self.running()}
         return all(
             {member.name: up[member.name]}

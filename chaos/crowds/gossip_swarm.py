@@ -15,7 +15,7 @@ from gossip.spread.messages import TOMBSTONES_MAX
 from gossip.types import HostDown, HostUp
 
 WHOLE_S = 90.0
-"""Within which a rack is whole after the last fault."""
+"""Seconds within which a rack is whole after the last fault."""
 PUBLISHED_S = 2.0
 LEFT_S = 0.5
 GONE_S = 18.0
@@ -23,7 +23,8 @@ GONE_S = 18.0
 longest 24 s and more."""
 DEAF_S = 60.0
 DEAF_AT_FIRST_S, DEAF_PROBES = 10.0, 5
-"""A host that becomes deaf asks at most half as often, at once: it takes itself for the cause (Lifeguard IV-A)."""
+"""Seconds after a host becomes deaf, and most probes that it sends in them: it asks at most half as often, at once,
+since it takes itself for the cause (Lifeguard IV-A)."""
 AWAY_S = 8
 PUSHED_S = 0.3
 FAULTS = (
@@ -119,7 +120,7 @@ class Swarm:
         crowd.run(rng.choice([0.1, 1, 5, 20, 60]))
 
     def _churn(self, member: Member) -> None:
-        """More is taken back than is remembered as taken back."""
+        """Let a member take back more facts than are remembered as taken back."""
         keys = [f"k{number}" for number in range(TOMBSTONES_MAX + 4)]
         for key in keys:
             member.spread(key, self.rng.randbytes(3))
@@ -128,7 +129,7 @@ class Swarm:
             member.spread(key, None)
 
     def end_faults(self) -> float:
-        """All faults end. Seconds until all agree."""
+        """End all faults; returns the seconds until all agree."""
         self.crowd.cut.clear()
         self.crowd.loss = self.crowd.slow = 0.0
         for name in self.names:
@@ -183,7 +184,7 @@ class Swarm:
         self._within(PUBLISHED_S, lambda: all(knows(other) for other in others), f"all know what {member.name} says")
 
     def _leaves(self, member: Member) -> None:
-        """All are told; none has to find out by probing."""
+        """A member leaves: all are told; none has to find out by probing."""
         self.crowd.leave(member)
         self._within(LEFT_S, lambda: self.crowd.all_see(member.name, "left"), f"all know that {member.name} left")
         self.restart(member, member.gossip.me.uuid, self.boots[member.name] + 1, remember=True)
@@ -201,7 +202,7 @@ class Swarm:
         self._within(WHOLE_S, self.crowd.agree, "all agree once the second machine of a name is off")
 
     def _deaf(self, deaf: Member) -> None:
-        """It sends and receives nothing: the worst member of a rack (Lifeguard I)."""
+        """A member receives nothing: the worst member of a rack (Lifeguard I)."""
         others = self._others(deaf)
         since_s = self.crowd.now_s
         cut = {(other.place, deaf.place) for other in others}
@@ -217,7 +218,7 @@ class Swarm:
         self._within(WHOLE_S, self.crowd.agree, "all agree after one was deaf")
 
     def _away(self, away: Member, restarts: Member) -> None:
-        """One does not come back as announced; another one starts again meanwhile, and is told."""
+        """One member does not come back as announced; another one starts again meanwhile, and is told."""
         since_s = self.crowd.now_s
         self.crowd.kill(restarts)
         self.crowd.leave(away, AWAY_S)
@@ -236,17 +237,17 @@ class Swarm:
 
 
 def downs(member: Member, since_s: float) -> list[HostId]:
-    """Hosts that it said are down since then."""
+    """Hosts that the member said are down since then."""
     return [fact.host for at_s, fact in member.told if isinstance(fact, HostDown) and at_s >= since_s]
 
 
 def ups(member: Member, since_s: float) -> list[HostId]:
-    """Hosts that it said came or came back since then."""
+    """Hosts that the member said came or came back since then."""
     return [fact.host for at_s, fact in member.told if isinstance(fact, HostUp) and at_s >= since_s]
 
 
 def play(seed: int) -> Swarm:
-    """AssertionError, with the faults of that seed, when something that must hold does not."""
+    """Play one seed. Raises AssertionError, with the faults of that seed, when something that must hold does not."""
     swarm = Swarm(seed)
     try:
         for _ in range(swarm.rng.randint(5, 20)):

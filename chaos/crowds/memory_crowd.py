@@ -1,8 +1,8 @@
 """Remote memory with a thousand borrowers and lenders: only their machines (`Borrower`, `Lender`), and a stand-in for
 the byte processes that answers after a while.
 
-What is looked at after every few virtual seconds: no mapping is held by two lenders, no borrower has a slab open at a
-host that does not hold it, and, when all is quiet again, no unused slab is held.
+Checked after every few virtual seconds: no mapping is held by two lenders, no borrower has a slab open at a host that
+does not hold it, and, when all is quiet again, no unused slab is held.
 """
 
 import random
@@ -45,11 +45,11 @@ class MemoryHost:
         self.lender = Lender(rng, rng.randbytes, Headroom(fraction=0.125), 64 * GIB, GRACE_S, LEASE_S)
         self.total_bytes = 64 * GIB
         self.wanted_bytes = self.total_bytes - 8 * GIB - spare_slabs * SLAB
-        """What the host's own programs use: everything but headroom and so many slabs."""
+        """Bytes that the host's own programs use: everything except headroom and `spare_slabs` slabs."""
         self.store: dict[tuple[HostId, Any], bytes] = {}
-        """(borrower, slab) -> secret: what the slab process holds."""
+        """(borrower, slab) -> secret, for each slab that the slab process holds."""
         self.open: dict[tuple[str, int, int], SlabPlace] = {}
-        """(volume, index, epoch) -> place: what the volume process has open."""
+        """(volume, index, epoch) -> place, for each slab that the volume's process has open."""
         self.requests: dict[str, list[int]] = {self.volume: [0] * slabs * members}
         self.up = True
 
@@ -62,8 +62,8 @@ class MemoryHost:
 
 
 class MemoryCrowd:
-    """Hosts that borrow and lend. `loss`: chance that a message is not acknowledged before its deadline. `members` of
-    each slab; with several hosts stand in `racks` racks."""
+    """Hosts that borrow and lend. `loss`: chance that a message is not acknowledged before its deadline. `members`: of
+    each slab; with several, hosts are in `racks` racks."""
 
     def __init__(
         self, world: World, count: int, slabs: int, spare_slabs: int = 32, loss: float = 0.0, members: int = 1,
@@ -89,7 +89,7 @@ class MemoryCrowd:
         self._second(host)
 
     def _gossip(self) -> None:
-        """Every two seconds everybody hears what everybody could lend: as stale as gossip is."""
+        """Every two seconds, tell every host what each host could lend: as old as gossip is."""
         self._peers = tuple(
             LenderPeer(
                 host.name,
@@ -146,7 +146,8 @@ class MemoryCrowd:
         self.world.at(self.world.now + after_s, lambda: feed(event))
 
     def _send(self, host: MemoryHost, send: Send, feed: Callable[[Any], None]) -> None:
-        """At least once until its deadline, handled at most once; sometimes handled and yet not acknowledged."""
+        """Deliver a message at least once until its deadline, handled at most once; sometimes it is handled and yet
+        not acknowledged."""
         target = self.hosts[send.to]
         fails = self.rng.random() < self.loss
         if target.up and not (fails and self.rng.random() < 0.5):
@@ -163,13 +164,13 @@ class MemoryCrowd:
             self.lender(host, heard)
 
     def _hang_up(self, host: MemoryHost, slab: SlabRef) -> None:
-        """The slab process closes the connection of a slab it frees; the volume's process notices at once."""
+        """Close the connection of a slab that the slab process frees; the volume's process notices at once."""
         if host.open.pop((slab.volume, slab.index, slab.epoch), None) is not None:
             failed = b.SlabFailed(slab.volume, slab.index, slab.epoch, "freed by its lender")
             self._soon(0.005, self._feeder(host), failed)
 
     def _open(self, host: MemoryHost, action: b.OpenSlab) -> None:
-        """The volume's process connects to the slab process, which knows the secret or does not."""
+        """Connect the volume's process to the slab process, which knows the secret or refuses."""
         place = action.place
         lender = self.hosts[place.lender]
         reference = SlabRef(action.volume, action.index, place.epoch)
@@ -187,13 +188,13 @@ class MemoryCrowd:
     # ---- what happens to it ------------------------------------------------------------------------------------------
 
     def heat(self, requests_per_s: int) -> None:
-        """All slabs of all volumes are used so much from now on."""
+        """Use all slabs of all volumes at this rate from now on."""
         for host in self.hosts.values():
             for requests in host.requests.values():
                 requests[:] = [requests_per_s] * len(requests)
 
     def kill(self, name: HostId) -> None:
-        """A host is gone: its borrowers' connections break, and gossip says so a while later."""
+        """Kill a host: its borrowers' connections break, and gossip says so a while later."""
         lost = self.hosts[name]
         lost.up = False
         self.world.mark("killed", name)
@@ -206,13 +207,14 @@ class MemoryCrowd:
             self._soon(self.rng.uniform(5, 9), self._feeder(host), b.LenderLost(name))
 
     def press(self, name: HostId, more_bytes: int) -> None:
-        """A host's own programs need memory."""
+        """Let a host's own programs need more memory."""
         self.hosts[name].wanted_bytes += more_bytes
 
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """No slab has two owners; no borrower reads where it is not lent; the machines' own invariants."""
+        """Assert that no slab has two owners, no borrower reads where it is not lent, and the machines' own
+        invariants."""
         holders: dict[tuple[HostId, str, int, int], HostId] = {}
         for host in self.hosts.values():
             host.borrower.check()
@@ -232,7 +234,7 @@ class MemoryCrowd:
         return sum(slab.place is not None for host in self.up() for slab in host.borrower._all())
 
     def alike(self) -> list[tuple[str, int]]:
-        """Slabs, of those with both members placed, of which both stand in one rack: volume and number of the first."""
+        """Slabs with both members placed in one rack: volume and number of the first member."""
         found: list[tuple[str, int]] = []
         for host in self.up():
             for volume, known in host.borrower.volumes.items():
@@ -243,7 +245,7 @@ class MemoryCrowd:
         return found
 
     def lent(self) -> list[int]:
-        """Slabs lent by each host that is up."""
+        """Number of slabs lent by each host that is up."""
         return [len(host.lender.lent) for host in self.up()]
 
     def up(self) -> Sequence[MemoryHost]:
@@ -262,14 +264,14 @@ class MemoryResult(msgspec.Struct, frozen=True):
     leaked: int
     story_hash: int
     one_rack: int = 0
-    """Slabs whose two members stand in one rack."""
+    """Slabs whose two members are in one rack."""
 
 
 def memory_story(
     seed: int, count: int, slabs: int = 4, log: Callable[[str], None] | None = None, members: int = 1
 ) -> MemoryResult:
-    """Every host's volume turns hot in the same second, or has no disk (several `members`); then one host in fifty
-    dies, one in twenty needs its memory back, and at the end all is quiet: no unused slab may be held."""
+    """Play one seed: every host's volume turns hot in the same second, or has no disk (several `members`); then one
+    host in fifty dies, one in twenty needs its memory back, and at the end all is quiet: no unused slab may be held."""
     with World(seed, log=log) as world:
         world.replay = f"covey-chaos crowd --hosts {count} --seed {seed}"
         crowd = MemoryCrowd(world, count, slabs, loss=0.01, members=members)
@@ -310,7 +312,7 @@ def memory_story(
 
 
 def _in_use(slab: BorrowedSlab) -> list[int]:
-    """Epochs of places that are open or being opened."""
+    """Epochs of the slab's places that are open or being opened."""
     opening = [slab.search.epoch] if isinstance(slab.search, Opening) else []
     return [*(place.epoch for place in slab.places), *opening]
 

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 SECTOR = 64
-"""Smaller than real sectors, so that short writes are torn too."""
+"""Bytes of a sector: fewer than real ones, so that short writes are torn too."""
 
 
 class PowerLost(Exception):
-    """The host is gone, in the middle of a disk operation."""
+    """The host lost its power in the middle of a disk operation."""
 
 
 def run(work: Coroutine[Any, Any, R]) -> R:
@@ -23,7 +23,8 @@ def run(work: Coroutine[Any, Any, R]) -> R:
 
 
 class MemoryDisk:
-    """`covey.ports.Disk` for what the log needs. With `fail_after` set, the power fails during that operation."""
+    """The part of `covey.ports.Disk` that the log needs. With `fail_after` set, the power fails during that
+    operation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -58,7 +59,7 @@ class MemoryDisk:
             raise PowerLost
 
     def _torn(self, data: bytes) -> bytes:
-        """Any prefix; within it every sector was kept or not, and some hold garbage."""
+        """What a torn write leaves: any prefix, in which each sector was kept or not, and some hold garbage."""
         rng = self.rng
         kept = bytearray(data[: rng.randrange(len(data) + 1)])
         for at in range(0, len(kept), SECTOR):

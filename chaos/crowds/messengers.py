@@ -3,8 +3,8 @@ and start again, hosts are installed anew under boots that may be lower, plugins
 and messages for it wait. Receivers remember few of them.
 
 What must hold: no life of an agent handles a message twice, or one that was meant for another, or one of an
-installation that lost its name; an acknowledged message was handled. And once nothing fails any more, every message
-arrives in time, also while others wait for a plugin that is off, or for the dead host.
+installation that lost its name; an acknowledged message was handled. Once nothing fails any more, every message
+arrives in time, even while others wait for a plugin that is off, or for the dead host.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ DEAD = HostId("h3")
 FAULTS = 5
 MANY = 24
 PROMPT_S = 20.0
-"""Within which every message arrives once nothing fails: where a table of eight is full of messages for a plugin that
-is off, the others wait with growing pauses."""
+"""Seconds within which every message arrives once nothing fails: where a table of eight is full of messages for a
+plugin that is off, the others wait with growing pauses."""
 OFF_S = 3.0
-"""How long a plugin is off at most."""
+"""Most seconds that a plugin is off."""
 PATIENCE_S = 60.0
-"""How long a message to the dead host is tried."""
+"""Seconds for which a message to the dead host is tried."""
 
 
 class Post:
@@ -39,7 +39,7 @@ class Post:
         self.faults = 0
         self.boots: Counter[HostId] = Counter(dict.fromkeys((*LIVE, DEAD), 1000))
         self.installed: Counter[HostId] = Counter(dict.fromkeys((*LIVE, DEAD), 1))
-        """How often each host was installed: who it is."""
+        """How often each host was installed, which identifies it."""
         self.holds: dict[HostId, int] = {}
         """How often each host was installed, as gossip knows it, which is later."""
         self.known: dict[HostId, tuple[str, bytes]] = {}
@@ -48,9 +48,9 @@ class Post:
         self.left: Counter[HostId] = Counter(dict.fromkeys(LIVE, MANY * 1000))
         """Messages that each host still sends."""
         self.written = self.arrived = 0
-        """Messages to live hosts once nothing fails."""
+        """Messages written to live hosts, and arrived there, once nothing fails."""
         self.off_until_s = 0.0
-        """Plugin `late` is off until then, everywhere."""
+        """Time until which plugin `late` is off, everywhere."""
         self.faults_over = False
         self.pace_s = self.rng.choice((0.02, 0.04, 0.1))
         self.remembered = self.rng.choice((8, 16, 32))
@@ -100,7 +100,8 @@ class Post:
         self.holds[host] = max(who, self.holds.get(host, 0))
 
     async def _write(self, env: Env, messenger: Messenger, life: str) -> None:
-        """One of many messages is for the dead host, one for the plugin that may be off; at the end the first two."""
+        """Write messages: one of many is for the dead host, one for the plugin that may be off; at the end the first
+        two."""
         to_others = [host for host in LIVE if host != env.host]
         for number in itertools.count():
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * self.pace_s)
@@ -155,7 +156,8 @@ class Post:
             self.world.hosts[name].revive()
 
     def check(self) -> None:
-        """All is well, but for a plugin that is off for a moment, and connections that break once."""
+        """Assert that all messages arrive when all is well, except for a plugin that is off for a moment, and
+        connections that break once."""
         self.left.clear()
         self.heal()
         self.world.run(self.world.now + OFF_S + PROMPT_S)
@@ -187,7 +189,8 @@ async def _nothing(_sender: HostId, _plugin: str, body: bytes) -> bytes:
 
 
 def play(seed: int) -> Post:
-    """AssertionError when a message is handled twice, lost without an error, or held up by another."""
+    """Play one seed. Raises AssertionError when a message is handled twice, lost without an error, or held up by
+    another."""
     with World(seed) as world:
         post = Post(world)
         for name in LIVE:

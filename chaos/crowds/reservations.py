@@ -2,7 +2,7 @@
 several empty themselves at a time, again and again, and what they say comes late, twice and out of order.
 
 What must hold: the last that asked (by epoch, then by attempt) and was told yes has its room until it gives it back or
-its time is over, whatever comes late of an earlier owner or attempt.
+its time is over, whatever comes late from an earlier owner or attempt.
 """
 
 import heapq
@@ -21,7 +21,7 @@ SLOW_S = 6.0
 
 
 class Room:
-    """One aggregator that is asked, and those that ask it."""
+    """One aggregator that is asked, and the owners that ask it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"{seed}/reservations")
@@ -29,7 +29,7 @@ class Room:
         self.steps = self.faults = 0
         self.ledger = CycleLedger()
         self.held: dict[JobId, Reservation] = {}
-        """What the last one that asked was promised."""
+        """Room that was promised to the last one that asked, by job."""
         self.epochs = dict.fromkeys(JOBS, 1)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
@@ -54,7 +54,7 @@ class Room:
         self.now_s = end_s
 
     def attempt(self, number: int) -> None:
-        """An owner asks for room for a job, and perhaps gives it back; now and then the job has a new owner."""
+        """Let an owner ask for room for a job, and perhaps give it back; now and then the job has a new owner."""
         job, by = self.rng.choice(JOBS), self.rng.choice(OWNERS)
         if self.rng.random() < 0.2:
             self.epochs[job] += 1
@@ -89,7 +89,7 @@ class Room:
 
 
 def play(seed: int) -> Room:
-    """AssertionError when a gang loses the room it was promised."""
+    """Play one seed. Raises AssertionError when a job loses the room it was promised."""
     room = Room(seed)
     for number in range(1, ATTEMPTS + 1):
         room.attempt(number)

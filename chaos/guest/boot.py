@@ -20,7 +20,8 @@ _EXIT = re.compile(rb"covey-guest: exit (\d+)")
 
 
 def run(image: Path, script: str, within_s: float) -> int:
-    """Its exit status. NoGuest when the guest ended, or was ended, without one."""
+    """Run a script in the guest; returns its exit status. Raises NoGuest when the guest ended, or was ended, without
+    one."""
     with tempfile.TemporaryDirectory(prefix="covey-guest") as directory:
         disk = Path(directory) / "payload.tar"
         _pack(disk, script)
@@ -56,7 +57,8 @@ def _boot(image: Path, disk: Path, within_s: float) -> int:
 
 
 def follow(command: list[str], within_s: float) -> int:
-    """Run a guest and print what it says, up to the status with which its work ended. NoGuest when there is none."""
+    """Run a guest and print what it says, up to the status with which its work ended. Raises NoGuest when there is
+    none."""
     began = time.monotonic()
     with subprocess.Popen(
         command,

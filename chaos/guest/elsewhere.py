@@ -26,7 +26,7 @@ PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "iproute2", "procps", "kmod", "util-linux", "attr"),
     *("fuse3", "fio", "nbdkit", "libnbd-bin", "qemu-utils", "redis-server"),
 )
-"""What an operator's host has, and the clients of tests."""
+"""Packages that an operator's host has, and the clients of tests."""
 RUN = "make check && .venv/bin/python -P tests/guest/installed_hosts.py && make swap ARGS='pages systemd'"
 ENTER = """
 set -e
@@ -46,14 +46,14 @@ umount -l /old
 cd "$TREE"
 exec sh -c "$RUN"
 """
-"""In a mount namespace of its own."""
+"""Script that enters the other root, in a mount namespace of its own."""
 HERE = ("PYENV", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS")
-"""Variables that speak of this machine's Python, or of the make that we may be in."""
+"""Prefixes of variables that speak of this machine's Python, or of the make that runs this."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def made(suite: str) -> Path:
-    """The folder with the root of that release; made if it is not there. NoGuest says why not."""
+    """The folder with the root of that release; made if it does not exist. NoGuest says why it cannot be made."""
     folder = root() / ".guest" / "elsewhere" / suite
     if folder.exists():
         return folder
@@ -74,7 +74,7 @@ def made(suite: str) -> Path:
 
 
 def run(suite: str, command: str) -> int:
-    """Its exit status there. NoGuest."""
+    """Run a command in that release; returns its exit status. Raises NoGuest when there is no such root."""
     if os.geteuid() != 0:
         raise NoGuest("its root belongs to root; next: sudo make elsewhere")
     words = {"NEW": str(made(suite)), "TREE": str(root()), "RUN": command, "PATH": PATH, "HOME": "/root"}

@@ -18,9 +18,9 @@ from pathlib import Path
 from chaos.guest.initrd import cpio
 
 SUITE = "bookworm"
-"""Debian 12: its python3-pyverbs is for Python 3.11, its kernel has rdma_rxe."""
+"""Release of the guest, Debian 12: its python3-pyverbs is for Python 3.11, its kernel has rdma_rxe."""
 SITE_PYTHON = "3.11"
-"""Python of that release."""
+"""Python version of that release."""
 PACKAGES = (
     "python3", "python3-pyverbs", "rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2", "kmod", "procps",
     "busybox-static",
@@ -36,11 +36,11 @@ NEEDED = {
 }
 """Program -> the Debian package that has it."""
 SPARE_BYTES = 256 << 20
-"""Free on the guest's disk."""
+"""Free bytes on the guest's disk."""
 
 
 class NoGuest(Exception):
-    """It cannot be made here; the text says why and what to do."""
+    """The guest cannot be made here; the text says why and what to do."""
 
 
 def root() -> Path:
@@ -48,7 +48,7 @@ def root() -> Path:
 
 
 def missing() -> list[str]:
-    """What stands in the way, a line each."""
+    """What prevents a guest on this machine, a line each."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return [f"the guest is an amd64 machine made of Debian packages; this one is {os.uname().machine}"]
     lines = []
@@ -61,7 +61,7 @@ def missing() -> list[str]:
 
 
 def requirements() -> list[str]:
-    """What the project's code needs in there, from pyproject.toml."""
+    """Packages that the project's code needs in the guest, from pyproject.toml."""
     project = tomllib.loads((root() / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     dependencies = [each for each in named if not each.startswith("covey-job")]
@@ -81,7 +81,8 @@ def digest() -> str:
 
 
 def made() -> Path:
-    """The directory with `vmlinuz`, `initrd` and `disk.ext4`; made if it is not there. NoGuest says why not."""
+    """The directory with `vmlinuz`, `initrd` and `disk.ext4`; made if it does not exist. NoGuest says why it cannot be
+    made."""
     kept = root() / ".guest" / digest()
     if (kept / "disk.ext4").exists():
         return kept
@@ -131,7 +132,7 @@ def _make(work: Path) -> None:
 
 
 def _fetch_kernel(work: Path) -> str:
-    """With the guest's own apt: this machine may be of another release."""
+    """Shell command that fetches the kernel with the guest's own apt: this machine may be of another release."""
     newest = f"apt-cache depends {KERNEL} | sed -n 's/.*Depends: //p' | head -1"
     inside = f"cd /tmp && apt-get update -qq && apt-get download -qq $({newest})"
     return f'chroot "$1" sh -c "{inside.replace("$", chr(92) + "$")}" && mv "$1"/tmp/linux-image-*.deb {work}/'

@@ -14,7 +14,7 @@ exec /bin/busybox switch_root /new /covey-init
 
 
 def cpio(rootfs: Path) -> bytes:
-    """In the kernel's format (`newc`)."""
+    """The initial file system in the kernel's format (`newc`)."""
     files = {path.name: path.read_bytes() for path in _in_order(next((rootfs / "lib" / "modules").iterdir()))}
     load = "\n".join(f"/bin/busybox insmod /{name}" for name in files)
     busybox = (rootfs / "bin" / "busybox").read_bytes()
@@ -25,7 +25,7 @@ def cpio(rootfs: Path) -> bytes:
 
 
 def _in_order(modules: Path) -> list[Path]:
-    """Each after those that it needs (`modules.dep`)."""
+    """The modules that the disk needs, each after those that it needs itself (`modules.dep`)."""
     needs: dict[str, list[str]] = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, needed = line.partition(":")

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 FINIT_MODULE = 313
-"""The number of that system call on amd64."""
+"""Number of that system call on amd64."""
 
 
 def load(path: Path) -> None:
-    """OSError when the kernel refuses it; one that is loaded already is fine."""
+    """Load a module. Raises OSError when the kernel refuses it; one that is loaded already is fine."""
     libc = ctypes.CDLL(None, use_errno=True)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

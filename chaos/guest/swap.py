@@ -19,9 +19,9 @@ WITHIN_S = 900.0
 KINDS = ("pages", "mirror", "parity", "lost", "redis", "redis-mirror", "systemd", "systemd-mirror")
 PARTS = ("discards",)
 BOOTED = {"systemd": "disk", "systemd-mirror": "mirror"}
-"""On hosts whose first process is systemd."""
+"""Parts that run on hosts whose first process is systemd."""
 MODULES = "overlay bridge veth"
-"""What hosts with systemd need of the guest's kernel."""
+"""Modules that hosts with systemd need of the guest's kernel."""
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def kept() -> Path:
 
 
 def made() -> Path:
-    """The directory with `usr/bin/linux.uml`; made if it is not there. NoGuest says why not."""
+    """The directory with `usr/bin/linux.uml`; made if it does not exist. NoGuest says why it cannot be made."""
     folder = kept()
     if (folder / "usr/bin/linux.uml").exists():
         return folder
@@ -47,7 +47,8 @@ def made() -> Path:
 
 
 def run(script: str, within_s: float) -> int:
-    """Its exit status in a guest of its own, in this directory. NoGuest when the guest ended without one."""
+    """Run a script in a guest of its own, in this directory; returns its exit status. Raises NoGuest when the guest
+    ended without one."""
     folder = made()
     if os.geteuid() != 0:
         raise NoGuest("its root is this machine's, whose files belong to root; next: sudo make swap")

@@ -1,15 +1,15 @@
 """What each run of bytes of a block device may hold: `cells` of some hundred bytes, each with its number and version.
 
-A cell is written whole, so its content says whose it is and how old. Cells need not divide pages: with cells of 500
-bytes every request begins and ends at an odd offset of a page.
+A cell is written whole, so its content says which cell it is and its version. Cells need not divide pages: with cells
+of 500 bytes every request begins and ends at an odd offset of a page.
 
     acknowledged    reads that begin from now on find this version or a later one
     possible        the newest version that was ever sent: reads find no later one
     loose           versions of requests without an answer, since their connection ended or the volume failed: they may
-                    come to be at any time, also after what was acknowledged later
+                    appear at any time, even after what was acknowledged later
 
-Zeros, by WRITE_ZEROES or TRIM, are a version as well; it shows as zeros. A volume takes a page whole or not at all,
-so what lies in one page is of one version; a cell that lies in two may be of two, while it is written and when that
+Zeros, by WRITE_ZEROES or TRIM, are a version too; it shows as zeros. A volume takes a page whole or not at all, so
+what lies in one page is of one version; a cell that lies in two may be of two, while it is written and when that
 failed.
 """
 
@@ -32,14 +32,14 @@ class Cells:
         self._acknowledged = [0] * self.count
         self._possible = [0] * self.count
         self._zeros: set[tuple[int, int]] = {(cell, 0) for cell in range(self.count)}
-        """Cells and those of their versions that are zeros."""
+        """(cell, version) of each version that is zeros."""
         self._loose: dict[int, set[int]] = {}
         self.checked = self.written = 0
-        """Cells that were read, and acknowledged."""
+        """Numbers of cells that were read and checked, and that were acknowledged."""
 
     @property
     def loose(self) -> int:
-        """Cells of which something may come late."""
+        """Number of cells of which a version may come late."""
         return len(self._loose)
 
     def content(self, cell: int, version: int) -> bytes:
@@ -49,7 +49,7 @@ class Cells:
     # ---- writes ----
 
     def sending(self, first: int, count: int, zeros: bool) -> list[int]:
-        """The versions that these cells get."""
+        """Note that these cells are sent; returns the versions that they get."""
         for cell in range(first, first + count):
             self._possible[cell] += 1
             if zeros:
@@ -62,18 +62,18 @@ class Cells:
         self.written += len(versions)
 
     def let_loose(self, first: int, versions: list[int]) -> None:
-        """There is no answer, or one that says it failed."""
+        """Note that the request has no answer, or an answer that it failed."""
         for cell, version in enumerate(versions, first):
             self._loose.setdefault(cell, set()).add(version)
 
     # ---- reads ----
 
     def since(self, first: int, count: int) -> list[int]:
-        """What a read that begins now must find at least."""
+        """The least versions that a read which begins now must find."""
         return self._acknowledged[first : first + count]
 
     def check(self, first: int, since: list[int], data: bytes) -> None:
-        """`since`: of when the read was sent."""
+        """Check what a read found. `since`: the least versions when it was sent."""
         size = self.cell_bytes
         for at, least in enumerate(since):
             self._check(first + at, least, data[at * size : (at + 1) * size])
@@ -97,14 +97,14 @@ class Cells:
                 self._wrong(f"{where} hold what was never written there: {piece[:24].hex()}")
 
     def _found_later(self, cell: int, least: int) -> list[int]:
-        """Versions that a read may find, which began when that one was acknowledged, and is over now."""
+        """Versions that a read may find which began when `least` was acknowledged, and is over now."""
         return sorted({*range(least, self._possible[cell] + 1), *self._loose.get(cell, ())})
 
     def _shown(self, cell: int, version: int) -> bytes:
         return bytes(self.cell_bytes) if (cell, version) in self._zeros else self.content(cell, version)
 
     def check_zeros(self, first: int, since: list[int]) -> None:
-        """These cells are said to be zeros."""
+        """Check cells that the volume calls zeros."""
         for cell, least in enumerate(since, first):
             if not any((cell, version) in self._zeros for version in self._found_later(cell, least)):
                 at = cell * self.cell_bytes

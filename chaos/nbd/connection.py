@@ -17,11 +17,11 @@ _REQUEST_MAGIC, _SIMPLE_MAGIC, _CHUNK_MAGIC = 0x25609513, 0x67446698, 0x668E33EF
 _DATA, _HOLE, _STATUS, _ERROR = 1, 2, 5, 1 << 15
 _CONTEXT = b"base:allocation"
 SILENT_S = 90.0
-"""After which a connection that answers nothing is given up: a volume may wait long for a lender."""
+"""Seconds after which a connection that answers nothing is given up: a volume may wait long for a lender."""
 
 
 class Nbd(IntEnum):
-    """Commands."""
+    """Commands of the protocol."""
 
     READ = 0
     WRITE = 1
@@ -49,13 +49,13 @@ class Asked:
         self.command, self.offset = command, offset
         self.data = bytearray(length if command is Nbd.READ else 0)
         self.extents: list[tuple[int, int]] = []
-        """Bytes and what is said of them, from `offset` on."""
+        """Lengths in bytes and states of extents, from `offset` on."""
         self.error = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Connection:
-    """`structured`: answers in chunks, and what is allocated may be asked."""
+    """One connection. `structured`: answers come in chunks, and the client may ask what is allocated."""
 
     def __init__(self, env: Env, stream: ByteStream, structured: bool) -> None:
         self._env, self._stream, self.structured = env, stream, structured
@@ -67,7 +67,7 @@ class Connection:
     # ---- choosing the export ----
 
     async def greet(self) -> None:
-        """ConnectionError when it is no such server, or it refuses."""
+        """Negotiate with the server. Raises ConnectionError when it is no such server, or it refuses."""
         async with asyncio.timeout(SILENT_S):
             _must((await self._take(18))[:16] == b"NBDMAGICIHAVEOPT", "no NBD server")
             await self._stream.write((3).to_bytes(4, "big"))
@@ -97,7 +97,8 @@ class Connection:
     # ---- requests ----
 
     async def ask(self, command: Nbd, offset: int, length: int, data: bytes = b"", flags: int = 0) -> Asked:
-        """What was answered. Failed when it is an error; ConnectionError: there is no answer."""
+        """Send a request and return it with its answer. Raises Failed when the answer is an error, ConnectionError
+        when there is none."""
         if self.over:
             raise ConnectionResetError("the connection is over")
         self._cookie += 1
@@ -170,7 +171,7 @@ class Connection:
             self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection; idempotent."""
         self.over = True
         self._stream.close()
         for asked in self._under_way.values():

@@ -1,6 +1,7 @@
-"""A process that uses a volume as a block device: some connections, each with requests under way, as a kernel has them.
+"""A process that uses a volume as a block device: some connections, each with requests under way, as a kernel has
+them.
 
-No two writes that are under way touch the same bytes (a page cache sees to that); reads meet whatever is written.
+No two writes that are under way touch the same bytes (a page cache ensures that); reads meet whatever is written.
 Connections end at any moment, in good order or not, and begin anew.
 """
 
@@ -13,32 +14,32 @@ from chaos.nbd.connection import Connection, Failed, Flag, Nbd
 from covey.ports import Command, Env
 
 PAUSE_S = 0.2
-"""Before a connection is tried again, or a request that failed at the end."""
+"""Seconds before a connection is tried again, or a request that failed at the end."""
 ZERO = 2
-"""What is said of an extent that reads as zeros."""
+"""State of an extent that reads as zeros."""
 
 
 class Habits(NamedTuple):
-    """How it uses the device."""
+    """How a user uses the device."""
 
     path: str
     seconds: float
     connections: int = 2
     depth: int = 4
-    """Requests under way on each."""
+    """Requests under way on each connection."""
     structured: bool = True
     length_max: int = 1 << 20
-    """Bytes of one request."""
+    """Most bytes of one request."""
     pause_s: float = 0.1
-    """Mean, between an answer and the next request."""
+    """Mean seconds between an answer and the next request."""
     ends_s: float = 4.0
-    """Mean time that a connection lasts."""
+    """Mean seconds that a connection lasts."""
     sizes: tuple[int, ...] = ()
-    """Bytes of requests, which begin at multiples of them; none: any."""
+    """Bytes of requests, which begin at multiples of them; empty: any."""
 
 
 class User:
-    """All that its tasks share."""
+    """A user of a device: the state that all its tasks share."""
 
     def __init__(self, env: Env, cells: Cells, habits: Habits) -> None:
         self.env, self.cells, self.habits, self.page_bytes = env, cells, habits, cells.page_bytes
@@ -61,7 +62,7 @@ class User:
                 await asyncio.sleep(PAUSE_S)
 
     async def use(self) -> None:
-        """Connections, one after another, until its time is over."""
+        """Use one connection after another until the time is over."""
         rng = self.env.rng
         while self.env.clock.now_s() < self._end_s:
             connection = await self.connect()
@@ -88,7 +89,7 @@ class User:
 
     def _place(self) -> tuple[int, int]:
         """First cell and number of cells of a request: mostly of whole pages and of a size that comes again, as from a
-        page cache; most of them in one part of the device, so that the rest keeps what it has for long."""
+        page cache; most of them in one part of the device, so that the rest keeps its content for long."""
         rng, cells, most = self.env.rng, self.cells, self.habits.length_max.bit_length() - 1
         if self.habits.sizes:
             count = rng.choice(self.habits.sizes) // cells.cell_bytes
@@ -123,7 +124,7 @@ class User:
         await self._change(first, count, True, ask)
 
     async def _trim(self, connection: Connection, first: int, count: int) -> None:
-        """What it leaves of pages that it covers in part is known only where cells divide pages."""
+        """Trim cells. What that leaves of pages that it covers in part is known only where cells divide pages."""
         size, page = self.cells.cell_bytes, self.page_bytes
         if page % size:
             return
@@ -174,7 +175,7 @@ class User:
     # ---- the end ----
 
     async def read_back(self) -> None:
-        """Every cell, however often the volume refuses."""
+        """Read every cell back, however often the volume refuses."""
         count = max(1, (64 << 10) // self.cells.cell_bytes)
         first, connection = 0, await self.connect()
         while first < self.cells.count:
@@ -189,7 +190,7 @@ class User:
 
 
 def user(cells: Cells, habits: Habits) -> Callable[[Env, Command], Awaitable[int]]:
-    """Uses the device for so long, then reads all of it back."""
+    """A program that uses the device for its time, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
         using = User(env, cells, habits)

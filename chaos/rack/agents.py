@@ -10,7 +10,7 @@ from cli.client import Agent, AgentctlError
 
 KEY = "/etc/covey/gossip.key"
 UP_S = 90.0
-"""How long a rack may take to stand, on a machine that is busy with other things."""
+"""Seconds that a rack may take to be whole, on a machine that is busy with other things."""
 
 AGENT_TOML = """\
 [gossip]
@@ -20,14 +20,14 @@ voters = {voters}
 [gpus]
 simulated = {gpus}
 """
-"""The file of docs/guides/install.md, and GPUs to pretend."""
+"""The file of docs/guides/install.md, with simulated GPUs."""
 
 
 class AgentRack:
     """A laboratory whose hosts run agents."""
 
     def __init__(self, lab: Laboratory, gpus: int = 2, voters: int = 3, more_toml: str = "") -> None:
-        """`more_toml`: further sections of every agent.toml."""
+        """Write the files of all agents. `more_toml`: further sections of every agent.toml."""
         self.lab, self.hosts = lab, list(lab.hosts.values())
         first, *others = self.hosts
         made = first.run(["agentd", "--make-key", KEY])
@@ -49,7 +49,7 @@ class AgentRack:
     # ---- agents ----
 
     def start(self, hosts: Sequence[Host] = ()) -> None:
-        """Start agentd where it does not run."""
+        """Start agentd on each host where it does not run."""
         for host in hosts or self.hosts:
             if host.is_up and self.agent_pid(host) is None:
                 host.popen(
@@ -67,12 +67,13 @@ class AgentRack:
             signal_all([pid], number)
 
     def agent(self, host: Host | None = None, timeout_s: float = 15.0) -> Agent:
-        """Any agent that answers, or that of one host."""
+        """A client of any agent that answers, or of the agent of one host."""
         hosts = [host] if host is not None else [one for one in self.hosts if one.is_up]
         return Agent([one.api for one in hosts], "the laboratory", timeout_s)
 
     def wait_up(self, hosts: Sequence[Host] = (), timeout_s: float = UP_S) -> None:
-        """Until all of these see all hosts alive and one leader. AssertionError names who does not, and its log."""
+        """Wait until all of these see all hosts alive and one leader. An AssertionError names the hosts that do not,
+        and their logs."""
         wanted = list(hosts or self.hosts)
 
         def waiting() -> list[str]:
@@ -100,7 +101,7 @@ class AgentRack:
 
 
 def wait(holds: Callable[[], Any], otherwise: Callable[[], str], timeout_s: float, every_s: float = 0.2) -> Any:
-    """What `holds` answers once it is true; AssertionError with `otherwise` when it never was."""
+    """Wait until `holds` is true; returns its answer. Raises AssertionError with `otherwise` when it never was."""
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
         try:

@@ -1,7 +1,7 @@
 """Hosts of a laboratory whose first process is systemd, so that units run as on bare metal: users, sandbox, watchdog.
 
-The root of such a host is this machine's, read-only under a layer that stays when its power goes; the machine's own
-services are hidden. Our programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
+The root of such a host is this machine's, read-only under a layer that stays when its power fails; the machine's own
+services are hidden. Covey's programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
 /run/machine-net is the network of this machine, for what the kernel has in that one alone (NBD's netlink).
 """
 
@@ -17,11 +17,11 @@ from chaos.rack.hosts import Host, NoLaboratory, why_not
 
 SYSTEMD = Path("/lib/systemd/systemd")
 ROOT = Path(__file__).parents[2]
-"""Whose code runs there, whatever is installed in this environment."""
+"""The tree whose code runs on such hosts, whatever is installed in this environment."""
 SHARE = "/opt/covey/share/covey"
 BOOTED_S = 60.0
 BOOTED = ("running", "degraded")
-"""`degraded`: some unit of the machine's own failed, which is none of ours."""
+"""States of a booted systemd. `degraded`: some unit of the machine itself failed, none of Covey's."""
 TRIAL = """
 set -e
 mount -t tmpfs tmpfs "$FOLDER"
@@ -29,7 +29,7 @@ mkdir "$FOLDER/upper" "$FOLDER/work" "$FOLDER/root" "$FOLDER/groups"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$FOLDER/upper,workdir=$FOLDER/work" "$FOLDER/root"
 mount -t cgroup2 cgroup2 "$FOLDER/groups"
 """
-"""What the kernel must permit."""
+"""Script of operations that the kernel must permit."""
 CLEAR_UP = """
 mount -t cgroup2 cgroup2 "$FOLDER/run" || exit 0
 for _ in $(seq 50); do
@@ -43,7 +43,7 @@ HIDDEN = (
     *("getty.target", "systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udev-settle.service"),
     *("systemd-udevd-control.socket", "systemd-udevd-kernel.socket", "systemd-logind.service", "dev-hugepages.mount"),
 )
-"""Units of the machine that would reach for its devices and terminals."""
+"""Units of the machine that would use its devices and terminals."""
 
 SET_UP = """
 set -e
@@ -53,12 +53,12 @@ echo $$ > "$FOLDER/run$CGROUP/cgroup.procs"
 umount "$FOLDER/run"
 exec unshare --cgroup --mount --propagation unchanged bash -c "$ROOT_UP"
 """
-"""A group of processes of its own for each host."""
+"""Script that gives each host a control group of its own."""
 DISK_UP = """
 mountpoint -q "$FOLDER/state" || mount -t tmpfs tmpfs "$FOLDER/state"
 chmod 755 "$FOLDER/state"
 """
-"""In the laboratory itself, whose mounts no host's power ends."""
+"""Script that runs in the laboratory itself, whose mounts outlive a host's power."""
 
 ROOT_UP = """
 set -e
@@ -133,7 +133,7 @@ def why_not_booted() -> str:
 
 
 def _outermost(paths: set[Path]) -> Iterator[Path]:
-    """Those that are in none of the others, and not where every host has them."""
+    """Paths that are in none of the others, and not where every host has them."""
     everywhere = Path("/usr")
     for path in sorted(paths - {everywhere}):
         if not any(other in path.parents for other in paths | {everywhere}):
@@ -141,7 +141,7 @@ def _outermost(paths: set[Path]) -> Iterator[Path]:
 
 
 class BootedHost(Host):
-    """`run` and `shell` are what its root types."""
+    """A host whose first process is systemd. `run` and `shell` are what its root types."""
 
     set_up = SET_UP
 
@@ -181,7 +181,7 @@ class BootedHost(Host):
         subprocess.run([*self.lab.inside(), "bash", "-c", script], env={**os.environ, **variables}, check=False)
 
     def _cgroup(self) -> str:
-        """In the tree of this process."""
+        """Name of the host's control group, below the group of this process."""
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         ours = next((line[3:] for line in lines if line.startswith("0::")), "/")
         return f"{ours.rstrip('/')}/{self.lab.folder.name}-{self.name}"
@@ -204,7 +204,7 @@ class BootedHost(Host):
 
 
 class InstalledHost(BootedHost):
-    """What is installed in /opt/covey of this machine runs there, and nothing of this tree."""
+    """A host that runs what is installed in /opt/covey of this machine, and nothing of this tree."""
 
     def made_with(self) -> dict[str, str]:
         return {**super().made_with(), "OURS": "", "PROGRAMS": ""}

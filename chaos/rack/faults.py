@@ -1,6 +1,7 @@
 """What goes wrong with real hosts, drawn by seed: each fault strikes, lasts, and undoes itself.
 
-The words are those of `chaos.faults` where both laboratories have them; here the kernel does what is simulated there.
+The words are those of `chaos.faults` where both laboratories have them; here the kernel really does what is simulated
+there.
 """
 
 import os
@@ -16,7 +17,7 @@ from cli.client import AgentctlError
 
 PROGRAMS = ("slabd", "vold", "spill", "aggd", "supervisor", "spares")
 LONG_S = 100.0
-"""A cut-off host that is away for longer than every lease: its job is taken back meanwhile."""
+"""Seconds that a cut-off host is away, longer than every lease: its job is taken back meanwhile."""
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Storm:
     def __init__(
         self, rack: AgentRack, rng: random.Random, borrower: Host | None = None, kinds: Sequence[str] = ()
     ) -> None:
-        """`kinds`: only these faults; empty: all of `KINDS`."""
+        """Prepare a storm. `kinds`: only these faults; empty: all of `KINDS`."""
         self.rack, self.rng = rack, rng
         self._kinds = sorted(kinds or KINDS)
         self.counts: dict[str, int] = {}
@@ -45,7 +46,7 @@ class Storm:
     # ---- strike and undo ----
 
     def strike(self) -> str:
-        """One fault at hosts that are well: what was done."""
+        """Strike one fault at hosts that are well; returns what was done."""
         for _ in range(20):
             kind = self.rng.choice(self._kinds)
             well = self.well()
@@ -66,7 +67,7 @@ class Storm:
         return [host for host in self.rack.hosts if host.name not in harmed]
 
     def pass_time(self, now_s: float | None = None) -> list[str]:
-        """Undo what is over: what was undone."""
+        """Undo faults whose time is over; returns what was undone."""
         at_s = time.monotonic() if now_s is None else now_s
         over = [struck for struck, _ in self._struck if struck.until_s <= at_s]
         self._struck = [(struck, hosts) for struck, hosts in self._struck if struck.until_s > at_s]
@@ -210,7 +211,7 @@ def _join(pairs: Sequence[tuple[Host, Host]]) -> None:
 
 
 def _nothing() -> None:
-    """A fault that needs no undoing: somebody else starts the program again."""
+    """Do nothing: a fault that needs no undoing, since the program is started again elsewhere in the rack's code."""
 
 
 def _ignore(act: Callable[[list[int], signal.Signals], int], pids: list[int], number: signal.Signals) -> None:

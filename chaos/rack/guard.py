@@ -4,8 +4,8 @@
 
 A host whose first process reads a pipe of the driver ends by itself (`init.py`); one that boots systemd does not, nor
 does an nsenter that stopped with what it had started. The guard is told of each of them and reads until the driver
-says that all is done, or is gone. Started as a file by an isolated Python, in a session of its own, so that whatever
-ends the driver does not end the guard first.
+says that all is done, or is gone. It is started as a file by an isolated Python, in a session of its own, so that
+whatever ends the driver does not end the guard first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 
 GONE_S = 20.0
-"""For so long it tries to remove groups of processes that are still being taken apart."""
+"""Seconds for which the guard tries to remove groups of processes that are still being taken apart."""
 
 
 def started(pid: int) -> str:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def remove_groups(name: str) -> None:
-    """Control groups of booted hosts, wherever they are mounted; once nothing is in them any more."""
+    """Remove the control groups of booted hosts, wherever they are mounted, once they are empty."""
     until_s = time.monotonic() + GONE_S
     while time.monotonic() < until_s:
         left = [path for root in group_roots() for path in groups_below(root, name)]
@@ -71,7 +71,7 @@ def group_roots() -> list[str]:
 
 
 def groups_below(root: str, name: str) -> list[str]:
-    """Innermost first."""
+    """Control groups of this laboratory below a root, innermost first."""
     found: list[str] = []
     for folder, _, _ in os.walk(root, topdown=False):
         if any(part.startswith(f"{name}-") for part in folder.split("/")):

@@ -8,7 +8,7 @@ bound into each host:
     FOLDER/gpu1/state   /var/lib/covey    survives the host's power; a size makes it a file system of its own
     FOLDER/gpu1/root    $HOME             the working directory of what runs there
 
-Names of all hosts stand in every /etc/hosts. Packets between two hosts vanish (`cut`) by a wrong hardware address in
+Every /etc/hosts has the names of all hosts. Packets between two hosts vanish (`cut`) by a wrong hardware address in
 the neighbour table of the sender, so that the sender is told nothing, as when a switch loses them.
 """
 
@@ -97,7 +97,7 @@ def _old_user() -> list[str]:
 @dataclass(eq=False)
 class Host:
     set_up: ClassVar[str] = SET_UP
-    """What bash does before the first process begins."""
+    """Script that bash runs before the first process begins."""
     name: str
     number: int
     folder: Path
@@ -107,7 +107,8 @@ class Host:
     init_pid: int = 0
     environ: dict[str, str] = field(default_factory=dict)
     started: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
-    """By `popen`: an nsenter stops itself when what it started is stopped, and must be ended with its host."""
+    """Processes started by `popen`: an nsenter stops itself when what it started is stopped, and must be ended with
+    its host."""
 
     @property
     def address(self) -> str:
@@ -115,7 +116,7 @@ class Host:
 
     @property
     def api(self) -> str:
-        """For agentctl, from outside."""
+        """Address of the host's agent for agentctl, from outside."""
         return f"unix:{self.folder}/run/agent.sock"
 
     @property
@@ -125,11 +126,11 @@ class Host:
     # ---- power ----
 
     def made_with(self) -> dict[str, str]:
-        """Variables of `set_up`."""
+        """Variables of the script `set_up`."""
         return {"FOLDER": str(self.folder), "NAME": self.name, "PYTHON": sys.executable, "INIT": str(INIT)}
 
     def power_on(self) -> None:
-        """An empty process tree on the same disk. NoLaboratory when the namespaces cannot be made."""
+        """Start an empty process tree on the same disk. Raises NoLaboratory when the namespaces cannot be made."""
         self.init = subprocess.Popen(
             [
                 *self.lab.inside(),
@@ -159,7 +160,7 @@ class Host:
             self.ip("route", "add", "default", "via", self.networks[0].address(254))
 
     def power_off(self) -> None:
-        """Everything of this host ends in the middle of what it does; its disk stays."""
+        """End everything on this host in the middle of what it does; its disk stays."""
         if self.init is None:
             return
         self.init.kill()
@@ -181,7 +182,7 @@ class Host:
         return ["nsenter", "--target", pid, *_old_user(), "--net", "--mount", "--uts", "--ipc", "--pid"]
 
     def popen(self, argv: Sequence[str], log: Path | None = None, **more: str) -> "subprocess.Popen[bytes]":
-        """Start it on this host, its output at the end of `log`."""
+        """Start a command on this host, with its output at the end of `log`."""
         out = log.open("ab") if log is not None else None
         try:
             process = subprocess.Popen(
@@ -213,7 +214,7 @@ class Host:
         )
 
     def shell(self, line: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
-        """What a person types there."""
+        """Run a line that a person types on this host."""
         return self.run(["bash", "-c", f'cd "$HOME"; {line}'], timeout_s)
 
     def environment(self) -> dict[str, str]:
@@ -231,7 +232,7 @@ class Host:
     # ---- processes ----
 
     def processes(self) -> dict[int, str]:
-        """Pid as seen from outside, and command line, of all that runs on this host but its init."""
+        """Pid as seen from outside, and command line, of all that runs on this host except its init."""
         found: dict[int, str] = {}
         try:
             mine = os.readlink(f"/proc/{self.init_pid}/ns/pid")
@@ -249,13 +250,13 @@ class Host:
         return {pid: command for pid, command in sorted(found.items()) if command}
 
     def find(self, *words: str) -> list[int]:
-        """Processes whose command line holds all of these words."""
+        """Pids of processes whose command line holds all of these words."""
         return [pid for pid, command in self.processes().items() if all(word in command.split() for word in words)]
 
     # ---- the network ----
 
     def cut(self, other: "Host") -> None:
-        """Packets from here to `other` vanish without an error."""
+        """Let packets from this host to `other` vanish without an error."""
         for at, network in enumerate(self.networks):
             words = ("lladdr", NOWHERE, "dev", f"eth{at}", "nud", "permanent")
             self.ip("neigh", "replace", network.address(other.number), *words)
@@ -271,7 +272,7 @@ class Host:
             )
 
     def cable(self, plugged: bool) -> None:
-        """All networks of this host, at the switch."""
+        """Plug or unplug all networks of this host, at the switch."""
         for at in range(len(self.networks)):
             self.lab.ip("link", "set", f"h{self.number}n{at}", "up" if plugged else "down")
 
@@ -289,7 +290,8 @@ class Laboratory:
         names: Mapping[int, str] | None = None,
         kind: type[Host] = Host,
     ) -> None:
-        """`disk`: a size such as `64m` makes the state of each host a file system of that size; empty: a folder."""
+        """Prepare hosts. `disk`: a size such as `64m` makes the state of each host a file system of that size; empty:
+        a folder."""
         self.folder = Path(tempfile.mkdtemp(prefix="covey-lab-"))
         self.networks, self.default_route, self.disk = tuple(networks), default_route, disk
         self._switch: subprocess.Popen[bytes] | None = None
@@ -369,7 +371,7 @@ class Laboratory:
             self._guard = None
 
     def guarded(self, pid: int) -> None:
-        """This process ends with the driver."""
+        """Tell the guard of a process that must end with the driver."""
         self._tell(f"pid {pid}")
 
     def _tell(self, line: str) -> None:
@@ -390,7 +392,7 @@ class Laboratory:
 
 
 def _dad(network: Network) -> tuple[str, ...]:
-    """An IPv6 address is tentative for a second unless duplicate detection is off."""
+    """Options for an address: an IPv6 address is tentative for a second unless duplicate detection is off."""
     return ("nodad",) if ":" in network.prefix else ()
 
 
@@ -401,7 +403,7 @@ def _checked(argv: Sequence[str]) -> None:
 
 
 def _tried(argv: Sequence[str]) -> None:
-    """What may have been undone already."""
+    """Run a command that undoes something, which may have been undone already."""
     subprocess.run(argv, capture_output=True)
 
 
@@ -410,7 +412,7 @@ def _only_child(pid: int) -> int:
 
 
 def signal_all(pids: Sequence[int], number: signal.Signals) -> int:
-    """How many there were."""
+    """Send a signal to these processes; returns how many there were."""
     count = 0
     for pid in pids:
         try:

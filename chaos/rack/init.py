@@ -1,4 +1,4 @@
-"""The first process of a simulated host: reaps what is orphaned, and ends, with all of its host, when its stdin does.
+"""The first process of a simulated host: reaps orphans, and ends, with all of its host, when its stdin does.
 
 Started as a file by an isolated Python, so it imports only what is built in; whoever made the host holds the other end
 of the pipe, and no host outlives its laboratory.

@@ -23,7 +23,7 @@ from covey.remote import RemoteMemory, RemoteMemoryError
 PAGE = 4096
 _PAIR = struct.Struct("<QQ")
 BUSY_S, IDLE_S = 20.0, 15.0
-"""Slabs that are idle now and then: what breaks between two requests must be noticed without one."""
+"""Seconds that the user is busy, and idle: what breaks between two requests must be noticed without one."""
 
 
 def content(page: int, version: int) -> bytes:
@@ -38,7 +38,7 @@ class Oracle:
         self._wrong = path.with_name(path.name + ".wrong")
 
     def pair(self, page: int) -> tuple[int, int]:
-        """Version being written, version acknowledged."""
+        """The version being written, and the version acknowledged."""
         found: tuple[int, int] = _PAIR.unpack_from(self._map, page * _PAIR.size)
         return found
 

@@ -1,5 +1,5 @@
 """A storm on real agents: training whose bits are known, pages with an oracle, ranks that hold locks; a fault every
-ten seconds; and at the end nothing lost, nothing run twice, nothing left behind.
+ten seconds; at the end nothing is lost, nothing ran twice, nothing is left behind.
 
     covey-chaos storm --hosts 6 --seconds 1800 --seed 1
 """
@@ -32,13 +32,14 @@ SMALL_DISKS = """\
 disk_free_min = "32 MiB"
 """
 OVER_S = 400.0
-"""After the last fault, within which every job is over: a lost host is waited for, and a job begins again."""
+"""Seconds after the last fault within which every job is over: a lost host is waited for, and a job begins again."""
 LEFT_S = 60.0
-"""After that, within which nothing of any job is left."""
+"""Seconds after that within which nothing of any job is left."""
 RANK_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 _SHA256 = re.compile(r"parameters sha256=([0-9a-f]{64})")
 UNKNOWN_MAX = 20
-"""Looks, half a second apart: a copy of the log may be as much behind as its agent says."""
+"""Most looks in a row, half a second apart, that do not find a job: a copy of the log may be behind by what its agent
+says."""
 
 
 class Watched:
@@ -72,7 +73,7 @@ class Watched:
     # ---- jobs ----
 
     def submit(self) -> None:
-        """One more job, if fewer than wanted run; a rack without a leader is asked again next time."""
+        """Submit one more job, if fewer than wanted run; a rack without a leader is asked again next time."""
         waiting = sum(not job["over"] for job in self.jobs.values())
         if waiting >= JOBS_AT_ONCE:
             return
@@ -127,7 +128,7 @@ class Watched:
     # ---- pages ----
 
     def keep_paging(self) -> None:
-        """The user of remote memory, started (again) where it does not run."""
+        """Start the user of remote memory (again) where it does not run."""
         if self._pager is not None and self._pager.poll() is None:
             return
         words = [sys.executable, pages_of_rack.__file__, "/run/covey/jobs.sock", "pages", str(VOLUME_MIB)]
@@ -142,7 +143,7 @@ class Watched:
         log.close()
 
     def end_paging(self) -> str:
-        """Its last line; every page was read."""
+        """End the user of remote memory, which reads every page; returns its last line."""
         if self._pager is None:
             return "no pages"
         assert self._pager.stdin is not None
@@ -163,7 +164,7 @@ class Watched:
 
 
 def left_behind(rack: AgentRack) -> list[str]:
-    """Processes of jobs on any host."""
+    """Processes of jobs that are left on any host."""
     return [
         f"{host.name}: {command[:100]}"
         for host in rack.hosts
@@ -175,7 +176,7 @@ def left_behind(rack: AgentRack) -> list[str]:
 def play(
     hosts: int, seconds: float, seed: int, every_s: float, say: Callable[[str], None], kinds: Sequence[str] = ()
 ) -> int:
-    """0 when nothing was lost, run twice or left; 1 with a line for each thing that was."""
+    """Play a storm; returns 0 when nothing was lost, run twice or left, else 1 with a line for each thing that was."""
     rng = random.Random(seed)
     began_s = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""One failure story per file, each with a `play(rack)`; here what they share."""
+"""One failure story per file, each with a `play(rack)`; this module has what they share."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -33,7 +33,7 @@ def working(rack: SimRack) -> list[str]:
 
 
 def lenders(rack: SimRack, borrower: str) -> list[str]:
-    """Hosts that hold slabs of volumes of this host."""
+    """Hosts that hold slabs of this host's volumes."""
     memory = rack.plugin(borrower, "memory")
     if memory is None:
         return []
@@ -54,8 +54,8 @@ def short_of_memory(rack: SimRack, times: int, gib: int, for_s: tuple[float, flo
 
 
 def unconnected(rack: SimRack, borrower: str) -> list[str]:
-    """Slabs that this host calls mapped, where its volume's process has no connection with their lender; or, where
-    `Custody` knows what is in that process, has not this slab open on it."""
+    """Slabs that this host calls mapped, although its volume's process has no connection with their lender; or, where
+    `Custody` knows what is in that process, has not opened this slab on it."""
     memory = rack.plugin(borrower, "memory")
     if memory is None:
         return []

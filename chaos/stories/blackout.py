@@ -1,5 +1,5 @@
-"""The power of the whole rack fails at once, and comes back host by host: every job that was taken is still known, and
-ends; ranks that died with their hosts may cost their job its success, never its place in the list."""
+"""The power of the whole rack fails at once, and comes back host by host: every job that was accepted is still known,
+and ends; ranks that died with their hosts may cost their job its success, never its place in the list."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

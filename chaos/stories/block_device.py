@@ -1,8 +1,8 @@
 """A volume as a block device of a kernel or qemu: requests of all sizes at any offset, many under way on several
 connections that end at any moment, over a volume with a disk, a mirrored one or one with parity. One fault after
 another strikes: lenders and the volume's process die, stop or are cut off, connections are reset. Kernels hold little,
-so what is sent waits in its sender's memory. No byte that was acknowledged is older afterwards, or another's, no extent
-is called zero that is not, and no lender is blamed for pages that it was sent wrong."""
+so what is sent waits in its sender's memory. No byte that was acknowledged is older afterwards, or another's, no
+extent is called zero that is not, and no lender is blamed for pages that it was sent wrong."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,18 +22,18 @@ SIZE_BYTES = 1 << 20
 SECONDS = 45.0
 PATH = "/run/covey/device.sock"
 KINDS = ("disk", "mirror", "parity")
-"""By the seed, in turn."""
+"""Kinds of volumes, played in turn by the seed."""
 
 
 BLAMED = ("older content than it acknowledged", "not sealed for it")
-"""What a volume says of a lender that gave back something else than it was sent. None does here."""
+"""What a volume says about a lender that gave back something else than it was sent. No lender does here."""
 
 
 class Device(NamedTuple):
-    """What is played."""
+    """The volume and the kernels of one play."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of the volume, one of `KINDS`."""
     sealed: bool
     window_bytes: int
     """Window of every connection, in bytes."""
@@ -98,14 +98,14 @@ def _blames(rack: SimRack, why: str) -> None:
 
 
 def fall_silent(rack: SimRack) -> None:
-    """A lender stops for longer than requests are waited for, and goes on before its connections end: it reads then
+    """Stop a lender for longer than requests are waited for, and continue it before its connections end: it reads then
     what was sent to it before, and after the volume gave it up."""
     victim = rack.rng.choice(lenders(rack, BORROWER))
     faults.strike(rack.world, faults.Pause(victim, rack.rng.uniform(2.5, 4.8), "slabd"))
 
 
 def strike_one(rack: SimRack) -> None:
-    """One fault, which is over within some seconds. None takes what was acknowledged from two places at once."""
+    """Strike one fault, which is over within some seconds. None takes what was acknowledged from two places at once."""
     rng, world = rack.rng, rack.world
     victim, for_s = rng.choice(lenders(rack, BORROWER) or ["h2"]), rng.uniform(0.5, 15.0)
 

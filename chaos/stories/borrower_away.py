@@ -1,5 +1,5 @@
-"""The agent beside a volume is stopped for longer than a lease of slabs, as it said before: the volume's process goes
-on without it, no lender takes anything back, and every page is where it was."""
+"""The agent beside a volume is stopped for longer than a lease of slabs, as it announced: the volume's process keeps
+running without it, no lender takes anything back, and every page is where it was."""
 
 import signal
 

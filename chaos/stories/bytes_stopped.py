@@ -1,6 +1,7 @@
-"""Processes that hold pages stand still, or their disk takes nothing, for longer than anybody waits for their answer: a
-lender's while it is to free a slab, a volume's disk while a place is to be closed, all lenders after the volume's
-process died. What was asked is asked again, reads that wait too long fail, and no acknowledged page is older."""
+"""Processes that hold pages are stopped, or their disk takes nothing, for longer than any process waits for their
+answer: a lender's while it is to free a slab, a volume's disk while a place is to be closed, all lenders after the
+volume's process died. What was asked is asked again, reads that wait too long fail, and no acknowledged page is
+older."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -10,7 +11,7 @@ from chaos.story import ended
 from covey.core.units import GIB
 
 FREE_S, CLOSE_S, SURE_S = 5.0, 60.0, 30.0
-"""For so long a lender's process, a volume's process, and lenders after a death are waited for."""
+"""Seconds that a lender's process, a volume's process, and lenders after a death are waited for."""
 
 
 def play(rack: SimRack) -> None:
@@ -26,7 +27,7 @@ def play(rack: SimRack) -> None:
 
 
 def _evicted(rack: SimRack) -> str:
-    """A lender that needs its memory back, at the moment at which the borrower closes the first slab."""
+    """Fill a lender's memory, and run until the borrower closes the first slab; returns the lender."""
     lender = rack.rng.choice(lenders(rack, "h3"))
     faults.strike(rack.world, faults.FillMemory(lender, 59 * GIB, 4.0))
     rack.world.run(rack.world.now + 10.0, stop=lambda: closing(rack, "h3"))

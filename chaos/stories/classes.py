@@ -1,6 +1,5 @@
 """Two tenants share a rack by class while its leader is killed: red's second job finds red's quota used up, is demoted
-and runs on idle GPUs of blue; blue's own job takes them back; when red's first one ends, the other is upgraded.
-"""
+and runs on idle GPUs of blue; blue's own job takes them back; when red's first one ends, the other is upgraded."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -39,7 +38,7 @@ def job(rack: SimRack, tenant: str, workers: int, kind: str, seconds: int) -> Jo
 
 
 def lose_the_leader(rack: SimRack) -> None:
-    """kill -9 of the leader's agent; it is back some seconds later."""
+    """kill -9 of the leader's agent, which is back some seconds later."""
     leader = rack.leader()
     if leader is not None:
         faults.strike(rack.world, faults.Kill("agent", leader, rack.rng.uniform(0.5, 8.0)))

@@ -1,6 +1,6 @@
-"""A volume's process dies while a place is being closed: its disk is slow, so that pages are newest at the lender for
-long, the lender needs its memory back, and the process dies as it writes down which lenders to ask. No acknowledged
-page is older afterwards: a lender is asked until the disk has everything."""
+"""A volume's process dies while a place is being closed: its disk is slow, so that the newest pages are at the lender
+for long, the lender needs its memory back, and the process dies while it writes down which lenders to ask. No
+acknowledged page is older afterwards: a lender is asked until the disk has everything."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -29,6 +29,6 @@ def play(rack: SimRack) -> None:
 
 
 def closing(rack: SimRack, borrower: str) -> bool:
-    """Is one of its slabs being closed?"""
+    """Whether one of the borrower's slabs is being closed."""
     memory = rack.plugin(borrower, "memory")
     return memory is not None and any(slab.is_closing for slab in memory.borrowing.machine._all())

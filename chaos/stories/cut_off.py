@@ -1,7 +1,7 @@
 """A host that runs jobs is cut off for longer than every lease, in one of many ways: with its agent stopped or killed
 besides, with clocks that drift against one another, in one direction only, or its agent alone is stopped; now and then
-it is the leader. Its ranks end there before anybody starts them elsewhere (`RanksOnce`, `QuotaHeld`), its jobs go on on
-other hosts while it is still away, and what is to be kept waits for it."""
+it is the leader. Its ranks end there before any host starts them elsewhere (`RanksOnce`, `QuotaHeld`), its jobs
+continue on other hosts while it is still away, and what is to be kept waits for it."""
 
 from chaos import faults
 from chaos.faults import Kill, Partition, Pause, SkewClock
@@ -14,7 +14,7 @@ from plugins.scheduler.policy.leases import DRIFT
 
 AWAY_S = 100.0
 KEPT_S = 90.0
-"""By then a host that is cut off is taken for lost, and its jobs run elsewhere."""
+"""Seconds after which a host that is cut off is taken for lost, and its jobs run elsewhere."""
 TROUBLES = (
     *("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped"),
     "with a voter",
@@ -54,7 +54,7 @@ def play(rack: SimRack) -> None:
 
 
 def fails_soon(rack: SimRack) -> JobId:
-    """A job with an error of its own, while a host is away that has none of its ranks or has them."""
+    """Submit a job with an error of its own, while a host is away that has none of its ranks or has them."""
     spec = {"argv": ["sleeper", "20", "1"], "tenant": "red", "workers": 1, "gpus_per_worker": 0, "cwd": "/"}
     return rack.submit(spec, f"fails-by-itself-{rack.world.seed}")
 
@@ -102,7 +102,7 @@ def ranks(rack: SimRack, job: JobId) -> list[str]:
 
 
 def again(rack: SimRack, job: JobId, without: str) -> bool:
-    """Started again, and whole, on other hosts."""
+    """Whether the job was started again, and is whole, on other hosts."""
     where = ranks(rack, job)
     return (
         known(rack, job).tally.attempt == 2

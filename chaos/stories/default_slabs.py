@@ -1,7 +1,7 @@
-"""The stories about remote memory with slabs of the default size, one of them by the seed: volumes have as many slabs
-as there, of 64 MiB, and of each 64 KiB are used, at its end or its beginning, so that requests reach from one into the
-next. Volumes are idle now and then for up to 25 s, also while something fails; some, once all is healed, for an hour,
-after which what is called mapped is connected, nothing unused is lent, and every page is there.
+"""The stories about remote memory with slabs of the default size, one of them by the seed: volumes have the same
+number of slabs, of 64 MiB, and 64 KiB of each are used, at its end or its beginning, so that requests reach from one
+into the next. Volumes are idle now and then for up to 25 s, even while something fails; some, once all is healed, for
+an hour, after which what is called mapped is connected, nothing unused is lent, and every page is there.
 
 Seeds that once broke: 186 (a mistake of this story), 1422 (with four hosts: a row of parity was half written and
 another member was cut off for six seconds; its pages were given up).
@@ -35,9 +35,9 @@ from plugins.registry import PLUGINS as REGISTERED
 SETTINGS = {"memory": OWN_SLABS}
 PLUGINS = tuple(plugin for plugin in REGISTERED if plugin.name == "memory")
 IDLES = 0.005
-"""Chance before each request."""
+"""Chance that a volume is idle before each request."""
 HOUR, HOUR_S = 0.01, 3600.0
-"""Chance that the volume is then idle for an hour."""
+"""Chance that the volume is idle for an hour at the end, and the seconds of that hour."""
 PLAYS: tuple[Callable[[SimRack], None], ...] = (
     borrower_away.play,
     closing_killed.play,
@@ -56,7 +56,7 @@ PLAYS: tuple[Callable[[SimRack], None], ...] = (
     volume_killed.play,
 )
 OTHERS = (borrower_away, memory_measured)
-"""They have settings of their own; of these the sizes and the threshold are left out."""
+"""Stories with settings of their own, of which the sizes and the threshold are left out."""
 
 
 def play(rack: SimRack) -> None:

@@ -1,4 +1,4 @@
-"""Devices fall off the bus, report errors and hang: jobs go on, no rank starts on a device that is lost or to be
+"""Devices fall off the bus, report errors and hang: jobs continue, no rank starts on a device that is lost or to be
 emptied, and a gang that finds too few of them waits until they are back."""
 
 from typing import Literal

@@ -1,5 +1,5 @@
-"""The disk of a host with a volume is full, or read-only, and then a lender or the volume's process dies. Nothing can
-be written down meanwhile, of places, processes or pages; the volume serves what it has, and loses nothing."""
+"""The disk of a host with a volume is full, or read-only, and then a lender or the volume's process dies. No places,
+processes or pages can be written down meanwhile; the volume serves what it has, and loses nothing."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

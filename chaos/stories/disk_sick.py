@@ -1,5 +1,6 @@
-"""The disk of a host fills up or fails some of its operations for a while, under a volume in use and a job in training.
-What is refused is refused; when the disk is well again everything goes on, and no acknowledged page is lost."""
+"""The disk of a host fills up or fails some of its operations for a while, under a volume in use and a job in
+training. What is refused is refused; when the disk is well again everything continues, and no acknowledged page is
+lost."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

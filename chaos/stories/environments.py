@@ -1,6 +1,6 @@
 """A job waits for its quota with an API key in its environment, and the host where it was submitted is lost with its
-disk: it runs with that key all the same. No host but those of the job is given the environment, the key stands in clear
-in no file but the records of its ranks, and nothing of it is left anywhere once the job is over."""
+disk: it runs with that key all the same. No host except those of the job is given the environment, no file has the key
+in clear except the records of its ranks, and nothing of it is left anywhere once the job is over."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -12,7 +12,7 @@ from plugins.scheduler.messages.wire import EnvAnswer, EnvOf
 KEY = "API_KEY"
 SECRET = "sk-planted-in-a-story"
 RECORDS = "jobs/"
-"""Where what runs on a host is written down, readable by its agent alone."""
+"""Folder of records of what runs on a host, readable by its agent alone."""
 LOST_S = 1000.0
 
 
@@ -60,7 +60,7 @@ def in_clear(rack: SimRack) -> None:
 
 
 def nobody_else(rack: SimRack, job: JobId) -> None:
-    """Hosts that do not run it ask those that may have its environment."""
+    """Assert that hosts which do not run the job are refused its environment by the hosts that may have it."""
     now = known(rack, job)
     assert now.env is not None
     theirs = {now.grant.coordinator, *(place.host for place in now.start.places)}

@@ -1,9 +1,9 @@
 """Files of one host after the other are lost, replaced by an older copy, cut, or changed in a byte while its agent is
 down, or the whole host. An agent that cannot trust what it finds ends with a status of its own and says what to do,
-which is done. No committed job or quota is lost, nothing is given out or run twice, no acknowledged page goes.
+which is done. No committed job or quota is lost, nothing is given out or run twice, no acknowledged page is lost.
 
-Seeds that once broke: 6 (pages of a place closed in good order were not synced before its lender forgot them), 16
-and 34 (ranks whose supervisor's file was lost began again under the same epoch and waited for ever).
+Seeds that once broke: 6 (pages of a place closed in good order were not synced before its lender forgot them), 16 and
+34 (ranks whose supervisor's file was lost began again under the same epoch and waited for ever).
 """
 
 from typing import Literal
@@ -50,7 +50,7 @@ def play(rack: SimRack) -> None:
 
 
 def _spoil(rack: SimRack, name: str, older: dict[str, dict[str, bytes]]) -> None:
-    """One file of a host, or the folder of its log, while its agent, or all of it, is down."""
+    """Damage one file of a host, or the folder of its log, while its agent, or all of it, is down."""
     host, rng = rack.hosts[name], rack.rng
     how: How = rng.choice(("lost", "rolled back", "cut", "rotten"))
     file = rng.choice(may_be_spoilt(host))
@@ -71,13 +71,13 @@ def _spoil(rack: SimRack, name: str, older: dict[str, dict[str, bytes]]) -> None
 
 
 def _all_vote(rack: SimRack) -> bool:
-    """Every voter's log is one that votes, so that the next damage is the only one."""
+    """Whether every voter's log is one that votes, so that the next damage is the only one."""
     rafts = [rack.agents[name].log._raft for name in rack.alive()]
     return all(raft is not None and (raft._votes_here or raft.me not in raft.voters) for raft in rafts)
 
 
 def _remembers(rack: SimRack, name: str, jobs: dict[JobId, tuple[str, ...]]) -> None:
-    """What was committed before is known on a host that is up again."""
+    """Wait until a host that is up again knows what was committed before."""
 
     def known() -> bool:
         scheduler = rack.plugin(name, "scheduler")

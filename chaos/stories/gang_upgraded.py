@@ -1,5 +1,5 @@
-"""A gang of a rank on each host runs as opportunistic since its tenant's quota is used up; that becomes free, and while
-the gang is upgraded an agent dies, the leader's or another one's, or its host is cut off.
+"""A gang with a rank on each host runs as opportunistic since its tenant's quota is used up; the quota becomes free,
+and while the gang is upgraded an agent dies, the leader's or another one's, or its host is cut off.
 
 All ranks are upgraded or none: by one entry of the log, and by the pages of every rank that lives once its agent is
 back, in whatever order agents hear of it (`chaos/classes_held.py` watches the pages all the time).
@@ -19,9 +19,9 @@ from plugins.scheduler.machine.log.jobs import OVER
 
 __all__ = ["PLUGINS", "SETTINGS"]
 FREE_S = 60.0
-"""Within which jobs start, are demoted, and are upgraded, once nothing fails."""
+"""Seconds within which jobs start, are demoted, and are upgraded, once nothing fails."""
 TOLD_S = 15.0
-"""Within which all ranks have heard of it, once all agents are back."""
+"""Seconds within which all ranks have heard of the upgrade, once all agents are back."""
 
 
 def play(rack: SimRack) -> None:
@@ -53,7 +53,7 @@ def play(rack: SimRack) -> None:
 
 
 def submit(rack: SimRack, tenant: str, workers: int, kind: str, seconds: int) -> JobId:
-    """Blue's jobs take the GPUs that red's do not, so that some ranks are beside guaranteed ones."""
+    """Submit a job. Blue's jobs take the GPUs that red's do not, so that some ranks are beside guaranteed ones."""
     spec = {
         "argv": ["sharer", str(seconds), "20", "20", "1024"],
         "tenant": tenant,
@@ -67,7 +67,7 @@ def submit(rack: SimRack, tenant: str, workers: int, kind: str, seconds: int) ->
 
 
 def cancel(rack: SimRack, job: JobId) -> None:
-    """Until an agent takes it."""
+    """Cancel a job, trying until an agent accepts it."""
     while True:
         for name in [name for name in rack.alive() if rack.began(name)]:
             with contextlib.suppress(TimeoutError, NoLeader, OutcomeUnknown, Refused):
@@ -91,11 +91,11 @@ def runs(rack: SimRack, gang: JobId) -> bool:
 
 
 def told(classes: PagesFollowTheLog, gang: JobId, epoch: int) -> list[str]:
-    """Its ranks that are guaranteed by their pages."""
+    """Ranks of the gang that are guaranteed by their pages."""
     return [name for name in classes.guaranteed() if name.startswith(f"{gang}.{epoch} ")]
 
 
 def gone(rack: SimRack, gang: JobId, epoch: int) -> bool:
-    """It has ended, or runs anew."""
+    """Whether the gang has ended, or runs anew."""
     job = known(rack, gang)
     return job.state in OVER or job.grant.epoch != epoch

@@ -1,8 +1,9 @@
 """Jobs of all classes share devices under the real scheduler and the real sharing, on every host: they ask for memory,
-go by the limits in their pages or do not, some do not pair, and agents, hosts, devices and the network fail meanwhile.
+follow the limits in their pages or do not, some do not pair, and agents, hosts, devices and the network fail
+meanwhile.
 
-What all ranks may hold of a device never exceeds it, whoever has died or begun anew (`chaos/sharer.py` keeps account of
-the limits that ranks really go by); nobody is stopped without a lease; and when all is healed every job ends.
+What all ranks may hold of a device never exceeds it, whatever has died or begun anew (`chaos/sharer.py` keeps account
+of the limits that ranks really follow); no rank is stopped without a lease; and when all is healed every job ends.
 """
 
 from chaos import faults
@@ -22,7 +23,7 @@ PLUGINS = tuple(plugin for plugin in REGISTERED if plugin.name in ("scheduler", 
 JOBS = (5, 12)
 FAULTS = (0, 5)
 OVER_S = 900.0
-"""Jobs wait for one another, and some are taken back again and again."""
+"""Seconds within which all jobs are over: they wait for one another, and some are taken back again and again."""
 MANNERS = ("", "", "", "", "deaf", "garbage", "plain", "heavy", "heavy")
 DEVICE_FAULTS = (("xid", 95), ("ecc", 3), ("lost", 0), ("lost", 1), ("stuck", 0))
 
@@ -46,7 +47,7 @@ def play(rack: SimRack) -> None:
 
 
 def watched(rack: SimRack) -> PagesFollowTheLog:
-    """From now on `sharer` may be submitted, and what its ranks hold and are told is watched."""
+    """Let `sharer` be submitted from now on, and watch what its ranks hold and are told."""
     accounts = DeviceAccounts(rack.saw_wrong, lambda: alive(rack))
     rack.world.user_programs["sharer"] = sharer(accounts)
     for host in rack.hosts.values():
@@ -82,7 +83,7 @@ def submit(rack: SimRack, number: int) -> JobId:
 
 
 def strike(rack: SimRack) -> None:
-    """An agent dies, the leader's or another one's, or a host does, the rack falls in two parts, or a device falls
+    """Strike: an agent dies, the leader's or another one's, or a host does, the rack splits in two, or a device falls
     sick; all come back."""
     leader, rng = rack.leader(), rack.rng
     name = leader if leader is not None and rng.random() < 0.4 else rng.choice(sorted(rack.hosts))

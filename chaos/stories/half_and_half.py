@@ -1,4 +1,4 @@
-"""The rack falls into two halves for 15 s or for minutes while a job trains and another is submitted, then heals. The
+"""The rack splits into two halves for 15 s or for minutes while a job trains and another is submitted, then heals. The
 half without a majority admits nothing."""
 
 from chaos import faults

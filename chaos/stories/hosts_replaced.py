@@ -1,10 +1,10 @@
-"""A host of a gang that heals is cut off, its agent stopped or killed besides, with clocks that drift, in one direction
-only, or its power fails; now and then it is the leader, or is back while others look for a place, or a person has just
-asked to move its ranks, or a host was drained before; spares wait, or do not. Another host takes these over within
-seconds, under the same grant, and no rank runs twice at any moment (`RanksOnce`): those of before stand still by then.
-Nobody begins anew.
+"""A host of a gang that heals is cut off, its agent stopped or killed besides, with clocks that drift, in one
+direction only, or its power fails; now and then it is the leader, or is back while others look for a place, or a
+person has just asked to move its ranks, or a host was drained before; spares wait, or do not. Another host takes its
+ranks over within seconds, under the same grant, and no rank runs twice at any moment (`RanksOnce`): the old processes
+are suspended by then. No rank begins anew.
 
-Seeds that once broke: 7 (ranks stood still for 3 s while one host after the other was asked who leads), 16, 17, 21
+Seeds that once broke: 7 (ranks were suspended for 3 s while one host after the other was asked who leads), 16, 17, 21
 (ranks that were moved from a host that fell silent were replaced after 60 s only).
 """
 
@@ -18,11 +18,12 @@ from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import HostDrained, MoveAsked
 
 SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}
-"""Longer than gossip needs to find a host dead: nothing but this fence keeps others from starting too early."""
+"""A pause longer than gossip needs to find a host dead: only this fence keeps others from starting too early."""
 LOST_S = 50.0
-"""By then others run in its place, also when the leader was lost with it; 14 s when nothing else happens."""
+"""Seconds after which others run in its place, even when the leader was lost with it; 14 s when nothing else
+happens."""
 DRAINED_S = 20.0
-"""By then nothing is left on a host that is drained; 2 s when nothing else happens."""
+"""Seconds after which nothing is left on a host that is drained; 2 s when nothing else happens."""
 LASTS_S = 225.0
 
 
@@ -51,7 +52,7 @@ def play(rack: SimRack) -> None:
 
 
 def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
-    """A person drains a host, perhaps the leader's: its rank goes on elsewhere, and none comes before it is resumed."""
+    """Drain a host, perhaps the leader's: its rank continues elsewhere, and none comes before the host is resumed."""
     drain(rack, host, True)
     rack.until(lambda: whole(rack, job, workers, host), DRAINED_S, f"{job} leaves {host}, which is drained")
     rack.run(rack.rng.uniform(0.0, 10.0))
@@ -62,7 +63,7 @@ def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
 
 
 def drain(rack: SimRack, host: str, begins: bool) -> None:
-    """What `agentctl hosts drain` and `resume` do, at any agent."""
+    """Do what `agentctl hosts drain` and `resume` do, at any agent."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     command = HostDrained(wall_s=0.0, host=HostId(host), drained=begins)
     if scheduler is not None:
@@ -70,7 +71,7 @@ def drain(rack: SimRack, host: str, begins: bool) -> None:
 
 
 def move(rack: SimRack, job: JobId, host: str) -> None:
-    """What `agentctl move` does, at any agent."""
+    """Do what `agentctl move` does, at any agent."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     asked = known(rack, job)
     first = next(place.host for place in asked.start.places)
@@ -80,7 +81,7 @@ def move(rack: SimRack, job: JobId, host: str) -> None:
 
 
 def whole(rack: SimRack, job: JobId, workers: int, without: str) -> bool:
-    """All its ranks run, none of them there."""
+    """Whether all the job's ranks run, none of them on host `without`."""
     where = [name for name in ranks(rack, job) if name != without]
     hosts = [place.host for place in known(rack, job).start.places]
     return state(rack, job) == "running" and len(where) == workers == len(hosts) and without not in hosts

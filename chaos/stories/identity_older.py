@@ -1,6 +1,6 @@
 """A host whose agent started again a few times finds an older copy of its identity (a backup, a snapshot of its disk);
 in half of the stories its wall clock was ahead meanwhile, by up to a day, and is right again. Its boot number may not
-go back with it, or all that it says is taken for what was heard before."""
+go back with it, or other hosts take all that it says for old messages."""
 
 import signal
 

@@ -1,6 +1,6 @@
-"""A volume of slabs of the default size is filled, and then idle: its connections to the lenders are reset,
-lenders' programs die, its host's agent starts again. A slab that is called mapped has a connection again within
-seconds, or is not called so; and every page is there when it is used again."""
+"""A volume of slabs of the default size is filled, and then idle: its connections to the lenders are reset, lenders'
+programs die, its host's agent starts again. A slab that is called mapped has a connection again within seconds, or is
+not called mapped any more; and every page is there when it is used again."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -9,7 +9,8 @@ from chaos.story import ended, not_stale
 
 SETTINGS = {"memory": {"slab": "64 MiB", "hot_requests_per_s": "auto"}}
 CONNECTED_S = 10.0
-"""After a fault is over, within which what is called mapped is connected: the agent may have to come back first."""
+"""Seconds after the end of a fault within which what is called mapped is connected: the agent may have to come back
+first."""
 
 
 def play(rack: SimRack) -> None:

@@ -1,6 +1,6 @@
 """A host is installed while its clock is ahead by minutes to a day, works for a while, and is installed anew under its
-name with an empty disk and the right time: its boots are lower from then on. Before or after the others have called it
-gone; now and then under another address. It gets work again, like any other host."""
+name with an empty disk and the right time: its boots are lower from then on. That is before or after the others have
+called it gone; now and then under another address. It gets work again, like any other host."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -34,7 +34,7 @@ def play(rack: SimRack) -> None:
 
 
 def on_all(rack: SimRack, key: str) -> JobId:
-    """A gang with ranks on every host, which ends."""
+    """Run a gang with ranks on every host, and wait for its end."""
     spec = {"argv": ["sleeper", "2"], "workers": 2 * len(rack.hosts), "cwd": "/"}
     job = rack.submit(spec, f"{key}-everywhere-{rack.world.seed}")
     rack.until(lambda: state(rack, job) == "done", 60.0, f"{job} on all hosts ends")

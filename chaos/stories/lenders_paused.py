@@ -1,5 +1,5 @@
-"""kill -9 of a volume's process while its lenders are stopped for 18 s: alive, and gossiped alive, and the only ones
-that have the pages which were written last. Reads wait for them; no acknowledged page is older afterwards."""
+"""kill -9 of a volume's process while its lenders are stopped for 18 s: alive, gossiped alive, and the only hosts that
+have the pages which were written last. Reads wait for them; no acknowledged page is older afterwards."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

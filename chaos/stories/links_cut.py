@@ -8,8 +8,8 @@ from chaos.stories import leaked, lenders
 from chaos.story import ended
 
 MAPPED_S = 5.0
-"""After the end of a link, within which the slab has a working one or is not called mapped. Kernels notice a silent
-end within as long again."""
+"""Seconds after the end of a link within which the slab has a working one or is not called mapped. Kernels notice a
+silent end within the same time again."""
 LEASE_S = 60.0
 
 
@@ -41,7 +41,7 @@ def strike(rack: SimRack, lender: str) -> None:
 
 
 def unserved(rack: SimRack, borrower: str) -> list[str]:
-    """Slabs that are called mapped while no connection goes from the volume's process to the lender's slab process."""
+    """Slabs that are called mapped while no connection leads from the volume's process to the lender's slab process."""
     memory = rack.plugin(borrower, "memory")
     linked = {
         stream.other.host.name

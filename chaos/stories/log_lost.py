@@ -1,6 +1,6 @@
-"""The log of one voter is gone, or an older copy of it lies in its place, while another voter is away: what the two
-that were there had committed is not forgotten. The one that was away and the one that lost its log elect no leader;
-once the third is back everything is there, and the lost log is brought up to date."""
+"""The log of one voter is gone, or an older copy of it lies in its place, while another voter is away: what the other
+two had committed is not forgotten. The one that was away and the one that lost its log elect no leader; once the third
+is back everything is there, and the lost log is brought up to date."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

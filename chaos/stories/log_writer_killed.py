@@ -1,5 +1,5 @@
-"""The writer of a volume's log is killed or stopped, alone or with the volume's process, its disk slow, full or
-sick. What it left is done by the next one, and no acknowledged page is older."""
+"""The writer of a volume's log is killed or stopped, alone or with the volume's process, its disk slow, full or sick.
+The next writer completes what it left, and no acknowledged page is older."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

@@ -1,5 +1,5 @@
-"""A volume of as many slabs as there may be: its host's answer about them is longer than an envelope, so it
-comes in pages. An asker on another host gets every slab."""
+"""A volume with the most slabs that are allowed: its host's answer about them is longer than an envelope, so it comes
+in pages. An asker on another host gets every slab."""
 
 from chaos.rackworld import SimRack
 from chaos.story import ended

@@ -1,6 +1,6 @@
 """A link to a lender is lost for good while its pages wait for a slow disk, the lender is reached again, and then the
-volume's process dies. The lender still has them: it is told that it may forget them when the disk has them, not before.
-"""
+volume's process dies. The lender still has them: it is told that it may forget them when the disk has them, not
+before."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -8,7 +8,7 @@ from chaos.stories import lenders
 from chaos.story import ended
 
 APART_S = 9.0
-"""Longer than a lost link is tried again."""
+"""Seconds for which the lender is cut off: longer than a lost link is tried again."""
 
 
 def play(rack: SimRack) -> None:

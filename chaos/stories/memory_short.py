@@ -1,4 +1,5 @@
-"""Lenders need their memory back, one after the other, under load: slabs move or go to the disk, no page is lost."""
+"""Lenders need their memory back, one after the other, under load: slabs move or are written to the disk, no page is
+lost."""
 
 from chaos.rackworld import SimRack
 from chaos.stories import short_of_memory

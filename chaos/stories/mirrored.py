@@ -15,8 +15,8 @@ from plugins.memory.datapath.vold import control_name, prefix
 
 BORROWER, VOLUME = "h1", "vol1"
 WHOLE_S = 90.0
-"""After a fault, within which every slab has two members again: a host is called gone, others are asked, pages are
-copied."""
+"""Seconds after a fault within which every slab has two members again: a host is called gone, others are asked, pages
+are copied."""
 
 
 class MembersApart:
@@ -73,7 +73,7 @@ def play_with(rack: SimRack, mirror: int = 0, parity: str = "") -> None:
 
 
 def strike_one(rack: SimRack) -> None:
-    """One fault, which is over within some seconds."""
+    """Strike one fault, which is over within some seconds."""
     rng, world = rack.rng, rack.world
     victim = rng.choice(lenders(rack, BORROWER) or ["h2"])
     for_s = rng.uniform(0.5, 15.0)

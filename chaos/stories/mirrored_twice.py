@@ -1,7 +1,7 @@
 """Two faults at once take both members of slabs of a volume without a disk: one member misses writes, since its lender
 is cut off or stopped, and before another one is filled the other lender's slab process dies with its keeper, and often
-the volume's own process. What was lost fails to be read, and is never older, zeros or another's; it can be written
-anew."""
+the volume's own process. Reads of what was lost fail, and never return older pages, zeros or another's; it can be
+written anew."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def play(rack: SimRack) -> None:
 
 
 def two_losses(rack: SimRack) -> None:
-    """One member misses writes, and the other is lost."""
+    """Let one member miss writes, and lose the other."""
     first, second = rack.rng.sample(lenders(rack, BORROWER), 2)
     for_s = rack.rng.uniform(3.0, 12.0)
     if rack.rng.random() < 0.6:
@@ -31,7 +31,7 @@ def two_losses(rack: SimRack) -> None:
 
 
 def lose(rack: SimRack, lender: str) -> None:
-    """What it lends."""
+    """Kill the lender's slab process and its keeper, so that what it lends is lost."""
     for name in ("slab-keeper", "slabd"):
         faults.strike(rack.world, faults.Kill("program", lender, 0.0, name))
 

@@ -9,7 +9,7 @@ NAME = "rack.example"
 SETTINGS = {"gossip": {"seeds": [f"{NAME}:7946"]}}
 DEAD = "10.9.9.9"
 FOUND_S = 75.0
-"""Names are looked up again every 30 s, and at once while alone."""
+"""Seconds within which hosts find one another: names are looked up again every 30 s, and at once while alone."""
 
 
 def play(rack: SimRack) -> None:

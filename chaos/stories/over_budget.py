@@ -1,6 +1,6 @@
 """Volumes on every host want three times the budget that they share, in whole agents with real gossip: agents begin
-anew, lenders' processes die, the rack is split. The rack lends little more than the budget, each half of a split one as
-much, what is over comes back, and no page is lost."""
+anew, lenders' processes die, the rack is split. The rack lends little more than the budget, each half of a split one
+the same, what is over comes back, and no page is lost."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -8,18 +8,18 @@ from chaos.story import ended
 
 SLAB = 64 << 10
 BUDGET = 8
-"""Slabs."""
+"""Budget in slabs."""
 SETTINGS = {"memory": {"budgets": {"": f"{BUDGET * 64} KiB"}, "lease": "20 s", "grace": "5 s"}}
 OVER = 2
-"""Slabs more than the budget, for a moment, while the rack is one."""
+"""Most slabs above the budget, for a moment, while the rack is one."""
 SEEN_S = 20.0
-"""After a split, within which the halves see one another again."""
+"""Seconds after a split within which the halves see one another again."""
 BACK_S = 60.0
-"""After that, within which what is over is taken back: `SETTLED_S`, the grace, and once more."""
+"""Seconds after that within which what is over is taken back: `SETTLED_S`, the grace, and once more."""
 
 
 def lent_slabs(rack: SimRack) -> int:
-    """What all lenders hold at this instant, whatever anybody told."""
+    """Slabs that all lenders hold at this instant, whatever any host told."""
     found = 0
     for name in rack.hosts:
         memory = rack.plugin(name, "memory")
@@ -28,7 +28,7 @@ def lent_slabs(rack: SimRack) -> int:
 
 
 def at_most(rack: SimRack, slabs: int, seconds: float) -> int:
-    """Run so long, and look every half a second; the most that was lent."""
+    """Run for `seconds`, and look every half a second; returns the most slabs that were lent."""
     most = 0
     for _ in range(round(2 * seconds)):
         rack.run(0.5)

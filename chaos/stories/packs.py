@@ -25,7 +25,7 @@ def play(rack: SimRack) -> None:
 
 
 def beside_gaps(rack: SimRack) -> list[JobId]:
-    """Every host but one has one free GPU: a gang of two of which nothing is known goes to the idle host."""
+    """Every host except one has one free GPU: a gang of two of which nothing is known is placed on the idle host."""
     apart = submit(rack, "apart", len(rack.hosts) - 1, "apart")
     rack.until(lambda: known(rack, apart).placed, 20.0, "a gang lies on all hosts but one")
     gang = submit(rack, "few", 2, "gang")
@@ -36,7 +36,7 @@ def beside_gaps(rack: SimRack) -> list[JobId]:
 
 
 def pack(rack: SimRack, number: int) -> JobId:
-    """`apart` on at most all hosts, `host` on at most all GPUs of one."""
+    """Submit a gang with a random pack: `apart` on at most all hosts, `host` on at most all GPUs of one."""
     how = rack.rng.choice(("few", "any", "host", "apart"))
     return submit(rack, how, rack.rng.randint(1, 2 if how == "host" else 4), str(number))
 

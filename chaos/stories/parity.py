@@ -1,6 +1,6 @@
 """The story `mirrored` with pages on two hosts and their parity on a third: under one fault at a time no acknowledged
-page is lost, older or another's, also when the volume's process dies in the middle of whatever it does about the fault.
-"""
+page is lost, older or another's, even when the volume's process dies in the middle of whatever it does about the
+fault."""
 
 from chaos.rackworld import SimRack
 from chaos.stories import mirrored

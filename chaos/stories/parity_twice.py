@@ -1,6 +1,6 @@
 """The story `mirrored_twice` with parity: two faults at once, and often the death of the volume's process, take two
-members of slabs; or the process dies in the middle of writes and a lender with it. What was lost fails to be read, and
-is never older, zeros or another's; it can be written anew."""
+members of slabs; or the process dies in the middle of writes and a lender with it. Reads of what was lost fail, and
+never return older pages, zeros or another's; it can be written anew."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -14,7 +14,8 @@ def play(rack: SimRack) -> None:
 
 
 def in_the_middle_of_a_write(rack: SimRack) -> None:
-    """A lender is so slow that its parities are nearly always on their way, while the pages are at their members."""
+    """Slow a lender down so far that its parities are nearly always on their way, while the pages are at their
+    members."""
     slow, lost = rack.rng.sample(lenders(rack, BORROWER), 2)
     faults.strike(rack.world, faults.Slow(slow, 400.0, 0.0, rack.rng.uniform(2.0, 6.0)))
     rack.run(rack.rng.uniform(0.3, 1.5))

@@ -1,5 +1,5 @@
 """One host of a gang is cut off. The ranks on the others hear nothing from there and end with an error, as under NCCL:
-that is a lost host and no failure of the job, which is started again without it."""
+that counts as a lost host and not as a failure of the job, which is started again without it."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

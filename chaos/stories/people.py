@@ -11,7 +11,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import swarm
 
 STOPPED_S = (2.0, 9.0)
-"""How long a program is stopped; an order to `aggd` takes 5 s at most."""
+"""Least and most seconds that a program is stopped; an order to `aggd` takes 5 s at most."""
 PROGRAMS = ("slabd", "vold-theirs", "vold-vol1", "aggd")
 
 
@@ -30,7 +30,7 @@ def play(rack: SimRack) -> None:
 
 
 def _told_to_end(rack: SimRack) -> None:
-    """Somebody sends SIGTERM to a supervisor."""
+    """Send SIGTERM to a supervisor."""
     running = [process for host in rack.hosts.values() for process in host.processes.values()]
     supervisors = [process for process in running if process.name.partition("/")[2].startswith("sup-")]
     if supervisors and rack.world.mischief.on:

@@ -1,11 +1,11 @@
-"""A gang that heals goes on on fewer hosts: a person moves its ranks to a host that has others of them, once or until
-all lie on one, and at any moment of that the host that they leave, the one that they join, or the leader is cut off or
-stopped, its agent or its power fails, or the supervisor that takes them in is killed. Spares wait, or do not. No rank
-runs twice at any moment, none is missing in the end, and nobody begins anew unless all ranks lay on a host that was
+"""A gang that heals continues on fewer hosts: a person moves its ranks to a host that has others of them, once or
+until all lie on one, and at any moment of that the host that they leave, the one that they join, or the leader is cut
+off or stopped, its agent or its power fails, or the supervisor that takes them in is killed. Spares wait, or do not.
+No rank runs twice at any moment, none is missing in the end, and no rank begins anew unless all lay on a host that was
 lost.
 
-Seeds that once broke: 1, 3, 6, 8 (a supervisor ended with the ranks that it had begun with, and killed those that
-had joined them).
+Seeds that once broke: 1, 3, 6, 8 (a supervisor ended with the ranks that it had begun with, and killed those that had
+joined them).
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ from plugins.scheduler.messages.commands import CancelAsked, MoveAsked
 
 SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}
 JOINED_S = 130.0
-"""By then ranks are where they were to go, or elsewhere if that host was lost; where all of them were lost with it, its
-leases have run out, and the job begins again."""
+"""Seconds after which ranks are where they were moved to, or elsewhere if that host was lost; where all of them were
+lost with it, its leases have run out, and the job begins again."""
 LASTS_S = 225.0
 
 
@@ -51,8 +51,8 @@ def play(rack: SimRack) -> None:
 
 
 def spread(rack: SimRack, workers: int, more: dict[str, Any], hosts: int = 0) -> JobId:
-    """A gang with a worker on each of so many hosts, each of which has room for one more. `hosts`: how many have any
-    room; 0: all."""
+    """Submit a gang with a worker on each of its hosts, each of which has room for one more. `hosts`: how many have
+    any room; 0: all."""
     hosts = hosts or len(rack.hosts)
     blocks = {"argv": ["sleeper", "400"], "tenant": "blue", "workers": hosts, "cwd": "/", "pack": "apart"}
     blocks |= {"job_class": "opportunistic"}
@@ -86,7 +86,7 @@ def disturb(rack: SimRack, host: str) -> None:
 
 
 def move(rack: SimRack, job: JobId, host: str, to: str) -> None:
-    """What `agentctl move` does, at any agent."""
+    """Do what `agentctl move` does, at any agent."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     epoch = known(rack, job).grant.epoch
     command = MoveAsked(wall_s=0.0, job=job, epoch=epoch, host=HostId(host), to=HostId(to), coordinator=HostId(to))
@@ -104,7 +104,7 @@ def heals(rack: SimRack, job: JobId) -> bool:
 
 
 def whole(rack: SimRack, job: JobId, workers: int) -> bool:
-    """All its ranks run, where the log says."""
+    """Whether all the job's ranks run, where the log says."""
     now, where = known(rack, job), ranks(rack, job)
     placed = sorted(str(place.host) for place in now.start.places for _ in place.ranks)
     return state(rack, job) == "running" and not now.seeks and not now.healing.leaving and sorted(where) == placed

@@ -1,6 +1,6 @@
-"""A rank makes fewer steps than the others of its gang, which wait for it in vain: it ends with 0, or waits for the end
-of all. Meanwhile a process that adds is killed, or an agent. The others are told which rank it is, and end by that; a
-gang beside it, whose ranks end a moment apart, is told nothing."""
+"""A rank makes fewer steps than the others of its gang, which wait for it in vain: it ends with 0, or waits for the
+end of all. Meanwhile a process that adds is killed, or an agent. The others are told which rank it is, and end by
+that; a gang beside it, whose ranks end a moment apart, is told nothing."""
 
 from chaos import faults
 from chaos.faults import Kill
@@ -14,7 +14,7 @@ from covey.core.ids import JobId
 FLOATS = 24
 ROUNDS = 12
 LEFT_S = 60.0
-"""By then all ranks have heard of it, whoever had to be started again; 20 s mostly."""
+"""Seconds after which all ranks have heard of it, whatever had to be started again; 20 s mostly."""
 
 
 def play(rack: SimRack) -> None:
@@ -43,6 +43,6 @@ def play(rack: SimRack) -> None:
 
 
 def told_of(rack: SimRack, job: JobId) -> bool:
-    """Whether `agentctl why` says it, on some host."""
+    """Whether `agentctl why` reports the rank that left, on some host."""
     lines = [line for agent in rack.agents.values() for line in agent.event_log.lines_of(job)]
     return any(line.event == "ranks left" and "rank 0 on " in line.reason for line in lines)

@@ -1,14 +1,14 @@
 """A gang calls `job.state` (`chaos.learner`: the job side's own code), and is struck at any moment of any step: a rank
 is killed or two, a host, an agent, a supervisor, or a process that adds; hosts are cut off and come back; a person
 moves ranks to other hosts, of their gang or not. Often the next fault strikes while a successor takes its state. Some
-jobs gather what is each rank's own, some have it kept by neighbours. No process of before is heard, none is missing in
-the end, every sum has each rank's contribution once, every rank goes on with its own random numbers and samples, and
-all end with what a run has learnt in which nothing was lost.
+jobs gather what is each rank's own, some have it kept by neighbours. No lost process is heard, none is missing in the
+end, every sum has each rank's contribution once, every rank continues with its own random numbers and samples, and all
+end with what a run has learnt in which nothing was lost.
 
-Seeds that once broke: 240, 326, 433 (an answer to a process that was lost hid the answers to its successor), 271,
-559, 569 (neighbours kept what is a rank's own for two steps, and it was a step ahead), 551 (ranks went on while nobody
-led, though they had been replaced), 692 (what a lost process pushed for a later step completed a round), 861 (a copy of
-the log that was behind ended ranks that went on there).
+Seeds that once broke: 240, 326, 433 (an answer to a process that was lost hid the answers to its successor), 271, 559,
+569 (neighbours kept what is a rank's own for two steps, and it was a step ahead), 551 (ranks continued while no host
+led, though they had been replaced), 692 (what a lost process pushed for a later step completed a round), 861 (a copy
+of the log that was behind ended ranks that ran on there).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,18 +27,18 @@ from plugins.scheduler.messages.commands import MoveAsked
 
 STEPS, FLOATS = 45, 40
 WHOLE_S = 130.0
-"""By then all ranks run once, whatever was lost; 10 s mostly."""
+"""Seconds after which all ranks run once, whatever was lost; 10 s mostly."""
 PUSHED_S = 0.05
-"""After a rank was about to push, it has."""
+"""Seconds after which a rank that was about to push has pushed."""
 BACK_S = 40.0
-"""After so long a host has power again, or its connections."""
+"""Seconds after which a host has power again, or its connections."""
 LOST = ("rank", "two", "slow", "slow", "between", "after", "after")
 ALONE = (*LOST, "aggregator", "agent", "supervisor", "move", "move")
-"""What takes no host away. `slow`: a rank has pushed and stands for a moment, and another one is killed; `between`: one
-is killed with whoever adds, when some have a result and others do not; `after`: whoever adds is killed when a rank is
-about to push, and this rank as soon as it has the result."""
+"""Faults that take no host away. `slow`: a rank has pushed and pauses for a moment, and another one is killed;
+`between`: one is killed with the process that adds, when some have a result and others do not; `after`: the process
+that adds is killed when a rank is about to push, and this rank as soon as it has the result."""
 SETTINGS = {"scheduler": {"heal_pause_s": 8.0}}
-"""Longer than gossip needs to find a host dead: nothing but this fence keeps others from starting too early."""
+"""A pause longer than gossip needs to find a host dead: only this fence keeps others from starting too early."""
 HOSTS = ("power", *TROUBLES[:-1])
 
 
@@ -70,7 +70,7 @@ def play(rack: SimRack) -> None:
 
 
 def again(rack: SimRack, job: JobId, workers: int, going: set[str]) -> None:
-    """The next one, mostly while a successor takes its state, or whoever adds is replaced."""
+    """Strike again, mostly while a successor takes its state, or while the process that adds is replaced."""
     if going or len(with_state(rack, job)) < workers:
         before = rack.learners.taken_over
         rack.run_until(lambda: begins(rack, job) or rack.learners.taken_over > before, 20.0)
@@ -81,8 +81,8 @@ def again(rack: SimRack, job: JobId, workers: int, going: set[str]) -> None:
 
 
 def strike(rack: SimRack, job: JobId, workers: int, going: set[str], kinds: Sequence[str]) -> set[str]:
-    """One of these faults, if the job can be healed of it; a host that is gone by it. `going`: hosts that are or were,
-    or that ranks are about to leave."""
+    """Strike one of these faults, if the job can be healed of it; returns the hosts that are lost by it. `going`:
+    hosts that are or were lost, or that ranks are about to leave."""
     kind, each = rack.rng.choice(kinds), ranks(rack, job)
     if not each:
         return set()
@@ -109,7 +109,7 @@ def strike(rack: SimRack, job: JobId, workers: int, going: set[str], kinds: Sequ
 
 
 def kill(rack: SimRack, job: JobId, workers: int, going: set[str], hosts: Collection[str], kind: str) -> None:
-    """The ranks of this job on these hosts, if it can be healed of it."""
+    """Kill the ranks of this job on these hosts, if it can be healed of it."""
     if kind == "between":
         rack.run_until(lambda: over(rack, job) or rack.learners.differ(job, workers), 5.0)
     if not may_lose(rack, job, workers, going, hosts):
@@ -132,19 +132,19 @@ def kill(rack: SimRack, job: JobId, workers: int, going: set[str], hosts: Collec
 
 
 def pushes(rack: SimRack, job: JobId, hosts: Collection[str]) -> None:
-    """Until a rank there is about to."""
+    """Run until a rank on these hosts is about to push."""
     changes(rack, job, hosts, rack.learners.about_to_push)
 
 
 def changes(rack: SimRack, job: JobId, hosts: Collection[str], what: Mapping[tuple[JobId, int], int]) -> None:
-    """Until it does for a rank on these hosts, or for some seconds."""
+    """Run until `what` changes for a rank on these hosts, or for some seconds."""
     before, keys = dict(what), [(job, rank) for rank, at in with_state(rack, job).items() if at in hosts]
     rack.run_until(lambda: any(what.get(key) != before.get(key) for key in keys), 5.0)
 
 
 def may_lose(rack: SimRack, job: JobId, workers: int, going: Collection[str], hosts: Collection[str]) -> bool:
-    """Whether others have the state, and what is the own of each, without what is on these hosts: two neighbours, or
-    ranks of one host, may be gone."""
+    """Whether others have the state, and each rank's own, without the ranks on these hosts: two neighbours, or ranks
+    of one host, may be gone."""
     has = with_state(rack, job)
     left = [at for at in has.values() if at not in hosts and at not in going]
     gone = workers - len(left)
@@ -153,7 +153,7 @@ def may_lose(rack: SimRack, job: JobId, workers: int, going: Collection[str], ho
 
 
 def with_state(rack: SimRack, job: JobId) -> dict[int, str]:
-    """Ranks whose newest process runs and has the state -> where."""
+    """Ranks whose newest process runs and has the state -> their host."""
     found: dict[int, str] = {}
     for name, host in rack.hosts.items():
         for pid, process in host.processes.items():
@@ -166,7 +166,7 @@ def with_state(rack: SimRack, job: JobId) -> dict[int, str]:
 
 
 def begins(rack: SimRack, job: JobId) -> bool:
-    """Some process of it runs that has no state yet."""
+    """Whether some process of the job runs that has no state yet."""
     return len(ranks(rack, job)) > len(with_state(rack, job))
 
 
@@ -175,7 +175,7 @@ def over(rack: SimRack, job: JobId) -> bool:
 
 
 def move(rack: SimRack, job: JobId, host: str, to: str) -> None:
-    """What `agentctl move` does, at any agent; nothing where it is refused."""
+    """Do what `agentctl move` does, at any agent; nothing where it is refused."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     epoch = known(rack, job).grant.epoch
     command = MoveAsked(wall_s=0.0, job=job, epoch=epoch, host=HostId(host), to=HostId(to), coordinator=HostId(to))

@@ -1,9 +1,9 @@
-"""A gang calls `job.state` (`chaos.learner`) and lies on all hosts of a rack that have room: whoever leaves a host
+"""A gang calls `job.state` (`chaos.learner`) and lies on all hosts of a rack that have room: a rank that leaves a host
 joins others of the gang. A host's power fails, or it is drained; a person moves ranks, once, again, and apart again;
-the leader has the gang lie on one host, though nobody asks; and ranks are killed that came together so. Its tensors
-have sizes around everything at which something changes: they lie in one table or in all, in one Block or in several. No
-rank begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in which nothing
-was lost."""
+the leader has the gang lie on one host, without being asked; and ranks are killed that came together so. Its tensors
+have sizes around everything at which something changes: they lie in one table or in all, in one Block or in several.
+No rank begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in which
+nothing was lost."""
 
 import numpy as np
 
@@ -23,15 +23,15 @@ SETTINGS = {"scheduler": {"heal_pause_s": 8.0}}
 SIGKILL = 9
 STEPS = 60
 BACK_S = 25.0
-"""After so long a host has power again."""
+"""Seconds after which a host has power again."""
 WHOLE_AGAIN_S = 10.0
-"""After that ranks can be there."""
+"""Seconds after that until ranks can be there."""
 MERGED_S = 40.0
-"""By then the leader has a gang of two on one host, where there is room for it; 15 s mostly."""
+"""Seconds after which the leader has a gang of two on one host, where there is room for it; 15 s mostly."""
 BESIDE_S = (0.0, 6.0)
 CUT = [each * count for each in (SIZES.least_bytes, SIZES.most_bytes) for count in (2, 3, 4)]
 FLOATS = sorted({edge // 4 + more for edge in (SIZES.elsewhere_bytes, PART_BYTES, *CUT) for more in (-1, 0, 1)})
-"""Just below each edge, there, and just above it: of a tensor on 2 to 4 hosts."""
+"""Numbers of floats just below each edge, at it, and just above it, for a tensor on 2 to 4 hosts."""
 
 
 def play(rack: SimRack) -> None:
@@ -64,7 +64,7 @@ def play(rack: SimRack) -> None:
 
 
 def full(rack: SimRack, number: int) -> JobId:
-    """A host has no room for anybody else."""
+    """Fill a host, so that it has no room for another job."""
     tenant = ("blue", "red")[number]
     spec = {"argv": ["sleeper", "900"], "tenant": tenant, "workers": 1, "gpus_per_worker": 2, "cwd": "/"}
     job = rack.submit(spec, f"full-{tenant}-{rack.world.seed}")
@@ -79,14 +79,14 @@ def cancel(rack: SimRack, job: JobId) -> None:
 
 
 def at_rest(rack: SimRack, job: JobId, workers: int) -> bool:
-    """All its ranks run, have the state, and may be lost."""
+    """Whether all the job's ranks run, have the state, and may be lost."""
     return whole(rack, job, workers) and heals(rack, job) and len(with_state(rack, job)) == workers
 
 
 def strike(rack: SimRack, job: JobId, calm: bool) -> float:
-    """What has ranks leave a host, which join others if no host is empty by now; or what they have to live through once
-    they are together. Until when no other host is to be lost: without two there is no room for all; 0: for no time.
-    `calm`: one may be lost now."""
+    """Let ranks leave a host, which join others if no host is empty by now; or strike what they have to live through
+    once they are together. Returns the time until which no other host may be lost (without two there is no room for
+    all), 0: at once. `calm`: one may be lost now."""
     hosts = [str(place.host) for place in known(rack, job).start.places]
     leaves = rack.rng.choice(hosts)
     others = [host for host in rack.alive() if host != leaves]
@@ -120,7 +120,7 @@ def strike(rack: SimRack, job: JobId, calm: bool) -> float:
 
 
 def kill_one(rack: SimRack, job: JobId, host: str) -> None:
-    """The process of one of its ranks there."""
+    """Kill the process of one of the job's ranks on a host."""
     there, commands = rack.hosts[host].processes, rack.hosts[host].commands
     its = [pid for pid in there if getattr(commands.get(pid), "argv", ("",))[0] == "learner"]
     assert its, f"no rank of {job} runs on {host}"
@@ -128,7 +128,7 @@ def kill_one(rack: SimRack, job: JobId, host: str) -> None:
 
 
 def drain(rack: SimRack, host: str, for_s: float) -> None:
-    """A person has it drained, and takes that back."""
+    """Drain a host as a person does, and take that back."""
 
     def say(drained: bool) -> None:
         scheduler = rack.plugin(next(name for name in rack.alive() if name != host), "scheduler")

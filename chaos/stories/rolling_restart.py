@@ -1,5 +1,5 @@
-"""Every agent is restarted, one after another, as an upgrade does: its job, its slabs and its sums go on meanwhile, so
-nothing moves, nothing is taken back, and no attempt is spent."""
+"""Every agent is restarted, one after another, as an upgrade does: its job, its slabs and its sums continue meanwhile,
+so nothing moves, nothing is taken back, and no attempt is spent."""
 
 import signal
 
@@ -9,7 +9,7 @@ from chaos.stories.agent_killed import attempts
 from chaos.story import ended
 
 AWAY_S = (0.5, 18.0)
-"""How long an agent is down; it says 60 s, and ranks have a lease of 25 s at least."""
+"""Least and most seconds that an agent is down; it says 60 s, and ranks have a lease of 25 s at least."""
 
 
 def play(rack: SimRack) -> None:
@@ -35,7 +35,7 @@ def play(rack: SimRack) -> None:
 
 
 def restarted(rack: SimRack, name: str) -> None:
-    """SIGTERM, some seconds, and a start; the others see it `away` meanwhile."""
+    """Send SIGTERM to an agent, wait some seconds, and start it; the others see it `away` meanwhile."""
     agent = rack.hosts[name].agent
     assert agent is not None
     agent.signal(signal.SIGTERM)

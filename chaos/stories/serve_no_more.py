@@ -1,5 +1,5 @@
 """A host that sums a job's tensors is told not to (serve = false), and its agent starts again, while its aggd runs, is
-dead, or stands still. The job's sums go on elsewhere and stay exact, and no aggd is left on that host."""
+dead, or is stopped. The job's sums continue elsewhere and stay exact, and no aggd is left on that host."""
 
 import signal
 
@@ -9,7 +9,7 @@ from chaos.stories import train
 from chaos.story import ended
 
 STILL_S = 8.0
-"""How long aggd stands still: longer than it may take to obey."""
+"""Seconds that aggd is stopped: longer than it may take to obey."""
 
 
 def play(rack: SimRack) -> None:

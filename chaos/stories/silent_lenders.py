@@ -1,7 +1,7 @@
-"""The story `block_device` where memory counts in which writes lie: requests of whole pages, of a few sizes that come
-again and again, so that their memory does, over kernels that hold little. Lenders stop for longer than requests are
-waited for, and read what was sent to them once they go on, after the volume gave it up and used its memory again. By
-the seed the volume has a disk, is mirrored or has parity; its pages are sealed, or not."""
+"""The story `block_device` where it matters in which memory writes lie: requests of whole pages, of a few sizes that
+come again and again, so that their memory does, over kernels that hold little. Lenders stop for longer than requests
+are waited for, and read what was sent to them once they continue, after the volume gave it up and used its memory
+again. By the seed the volume has a disk, is mirrored or has parity; its pages are sealed, or not."""
 
 from chaos.nbd.user import Habits
 from chaos.rackworld import SimRack

@@ -17,10 +17,10 @@ from plugins.facts import SecondPassed
 
 NAMES = ("h1:7946", "h2:7946")
 SETTINGS = {"gossip": {"seeds": list(NAMES)}}
-"""Names, which have to be looked up."""
+"""Settings whose seeds are names, which have to be looked up."""
 SPOILT = ("state", "forgotten")
-"""Ends of names of files that a newer agent wrote. Of the record of a start there is one copy: without it ranks that
-run are not let in by their agent (docs/guides/guarantees.md, Limits)."""
+"""Ends of names of files that a newer agent wrote. The record of a start has one copy: without it the agent does not
+let in ranks that run (docs/guides/guarantees.md, Limits)."""
 
 
 def play(rack: SimRack) -> None:
@@ -39,14 +39,14 @@ def play(rack: SimRack) -> None:
 
 
 def _upgrade(rack: SimRack) -> None:
-    """An agent that runs now is of a version to come, until it starts again."""
+    """Let an agent that runs now be of a later version, until it starts again."""
     names = [name for name in rack.alive() if rack.began(name)]
     if names and rack.world.mischief.on:
         newer_answers(rack, rack.rng.choice(names))
 
 
 def _usurped(rack: SimRack) -> None:
-    """A slab's process dies, and another program takes its port at once."""
+    """Kill a slab's process, and let another program take its port at once."""
     name = rack.rng.choice(sorted(rack.hosts))
     memory = rack.plugin(name, "memory")
     address = "" if memory is None else memory.lending.machine.address
@@ -58,7 +58,7 @@ def _usurped(rack: SimRack) -> None:
 
 
 def _put_back(rack: SimRack, name: str) -> None:
-    """An agent is ended, and one of an older version started: some file of a job is newer than it."""
+    """End an agent, and start one of an older version: some file of a job is newer than it."""
     host = rack.hosts[name]
     files = [file for file in sorted(host.disk.files) if file.startswith("jobs/") and file.endswith(SPOILT)]
     if not files or not host.up or not rack.world.mischief.on:

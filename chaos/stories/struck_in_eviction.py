@@ -1,9 +1,9 @@
-"""A lender wants the slabs of two volumes back, which have the default size, and at a step of that somebody who takes
-part in it fails: the borrower, its volume's process or the writer of its log, the lender, its slab process with or
-without the memory, or the one that the slab moves to; or two of them do not reach one another, one stands still for up
-to a minute, or a disk is full, slow, sick, read-only or torn. Which step, whose failure and when within the step are
-drawn; volumes are idle meanwhile, or not. No acknowledged page is older, wrong or another volume's, no slab is lent
-twice, and what nobody uses is freed within a lease."""
+"""A lender wants the slabs of two volumes back, which have the default size, and at a step of that a participant
+fails: the borrower, its volume's process or the writer of its log, the lender, its slab process with or without the
+memory, or the host that the slab moves to; or two of them do not reach one another, one is stopped for up to a minute,
+or a disk is full, slow, sick, read-only or torn. Which step, whose failure and when within the step are drawn; volumes
+are idle meanwhile, or not. No acknowledged page is older, wrong or another volume's, no slab is lent twice, and unused
+slabs are freed within a lease."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,13 +22,13 @@ PLUGINS = tuple(plugin for plugin in REGISTERED if plugin.name == "memory")
 BORROWERS = {"h1": "vol1", "h2": "vol2"}
 ROUNDS = (2, 4)
 STEP_S = 14.0
-"""Within which a step is reached, or it is not in this round: nobody may have room, or nothing is hot."""
+"""Seconds within which a step is reached, or it is not in this round: no host may have room, or nothing is hot."""
 CONNECTED_S = 75.0
-"""After a round, within which what is called mapped is connected."""
+"""Seconds after a round within which what is called mapped is connected."""
 LEASE_S = 60.0
 SLOW = (20.0, 100.0, 500.0)
 Step = Callable[[SimRack, str, str], bool]
-"""Is it under way, between this lender and this borrower?"""
+"""A predicate: is this step under way, between this lender and this borrower?"""
 
 
 def play(rack: SimRack) -> None:
@@ -54,7 +54,7 @@ def play(rack: SimRack) -> None:
 
 
 def one_round(rack: SimRack) -> None:
-    """One eviction, and one failure in it; all is over and connected afterwards."""
+    """Play one eviction, and one failure in it; all is over and connected afterwards."""
     rng = rack.rng
     found = [(lender, host) for host in BORROWERS for lender in lenders(rack, host)]
     if not found:
@@ -167,13 +167,13 @@ def power_fails(rack: SimRack, lender: str, borrower: str) -> float:
 
 
 def dies_writing(rack: SimRack, lender: str, borrower: str) -> float:
-    """In the middle of a write: what is on the disk is torn."""
+    """Let the borrower, or its host, die in the middle of a write: what is on the disk is torn."""
     name, power = rack.rng.choice(("log", "places", "index", "volume", "agent")), rack.rng.random() < 0.5
     return _struck(rack, faults.DieWriting(borrower, name, power, back_s=rack.rng.uniform(1.0, 5.0), for_s=8.0))
 
 
 def cut_off(rack: SimRack, lender: str, borrower: str) -> float:
-    """Two of the three, or one from all others; both ways or one."""
+    """Cut two of the three off from one another, or one from all others; both ways or one."""
     one, other = rack.rng.sample([lender, borrower, _next(rack, lender, borrower)], 2)
     others = tuple(name for name in rack.hosts if name != one)
     away = others if rack.rng.random() < 0.4 else (other,)
@@ -185,7 +185,7 @@ def links_are_cut(rack: SimRack, lender: str, borrower: str) -> float:
 
 
 def lender_stands_still(rack: SimRack, lender: str, borrower: str) -> float:
-    """Its slab process, its agent, or both, for 1 to 60 s."""
+    """Stop the lender's slab process, its agent, or both, for 1 to 60 s."""
     for_s = rack.rng.choice((rack.rng.uniform(1.0, 10.0), rack.rng.uniform(1.0, 60.0)))
     names = rack.rng.choice((("slabd",), ("agent",), ("slabd", "slab-keeper", "agent")))
     return max(_struck(rack, faults.Pause(lender, for_s, name)) for name in names)
@@ -196,7 +196,7 @@ def next_stands_still(rack: SimRack, lender: str, borrower: str) -> float:
 
 
 def disk_is_sick(rack: SimRack, lender: str, borrower: str) -> float:
-    """Full, read-only, or some of its operations fail; on either host."""
+    """Make a disk full or read-only, or let some of its operations fail; on either host."""
     full = rack.rng.choice((0.0, 0.0, 0.05, 0.5))
     host, for_s = _either(rack, lender, borrower), rack.rng.uniform(0.5, 20.0)
     return _struck(rack, faults.FillDisk(host, full, for_s, read_only=full == 0.0 and rack.rng.random() < 0.5)) + 2.0
@@ -216,7 +216,7 @@ def _either(rack: SimRack, lender: str, borrower: str) -> str:
 
 
 def _next(rack: SimRack, lender: str, borrower: str) -> str:
-    """Who the slab moves to, if somebody was chosen; else another host."""
+    """The host that the slab moves to, if one was chosen; else another host."""
     memory = rack.plugin(borrower, "memory")
     slabs = [] if memory is None else memory.borrowing.machine._all()
     chosen = [str(slab.next.lender) for slab in slabs if slab.next is not None]

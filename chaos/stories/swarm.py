@@ -1,10 +1,10 @@
-"""Faults of many families at once, drawn from the seed; jobs of two tenants, a volume in use. What may go wrong
-does (a killed rank fails its job, two failures take a page), nothing else; and when all is healed the rack is whole,
-its jobs are over, and every other page is there.
+"""Faults of many families at once, drawn from the seed; jobs of two tenants, a volume in use. Only what may fail does
+(a killed rank fails its job, two failures take a page); and when all is healed the rack is whole, its jobs are over,
+and every other page is there.
 
 Seeds that once broke: 18 (the simulator judged wrongly who held a page), 101 (an identity that was put back from an
 older copy never joined again), 660 (GPUs of ranks that had ended were held for ever), 5005 (a host that had been
-stopped took its old copy of the log for the newest), 72125 (nobody told a coordinator that was back who sums).
+stopped took its old copy of the log for the newest), 72125 (a coordinator that was back was not told who sums).
 """
 
 from chaos import faults
@@ -20,7 +20,7 @@ FAULTS_S = 60.0
 
 
 def play(rack: SimRack, mischief: bool = False, others: dict[JobId, tuple[str, ...]] | None = None) -> None:
-    """`others`: jobs that somebody else submits meanwhile, and the states in which each may end."""
+    """Play the swarm. `others`: jobs submitted by other code meanwhile, and the states in which each may end."""
     rack.settle()
     rack.world.mischief.on = mischief
     start = rack.world.now

@@ -6,7 +6,7 @@ from chaos.stories import swarm
 
 SETTINGS = {"memory": OWN_SLABS}
 IDLES = 0.02
-"""Chance before each request: it is busy for some 4 s, and then idle for 3 to 25."""
+"""Chance, before each request, that the pager becomes idle: it is busy for some 4 s, and then idle for 3 to 25."""
 
 
 def play(rack: SimRack) -> None:

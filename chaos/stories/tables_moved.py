@@ -1,5 +1,5 @@
 """A person moves the tables of jobs that train from host to host, again and again. Nothing strikes the first time: the
-next owner has the parameters of the one before, and asks no rank for them. Then one of both dies, stands still, or is
+next owner has the parameters of the one before, and asks no rank for them. Then one of both dies, is stopped, or is
 cut off from the other, mostly while it brings or takes them, sometimes with its agent. Every sum stays exact."""
 
 from collections.abc import Collection
@@ -13,10 +13,10 @@ from plugins.views import AggregatorJobView
 
 ROUNDS = 140
 MOVED_S = 40.0
-"""By then a table has moved that nothing struck."""
+"""Seconds after which a table has moved when nothing struck it."""
 KINDS = ("old", "old", "new", "new", "still", "deaf", "apart", "agent", "none")
 STILL_S = 6.0
-"""Longer than either waits for the other."""
+"""Seconds that an owner is stopped: longer than either waits for the other."""
 
 
 def play(rack: SimRack) -> None:
@@ -39,19 +39,19 @@ def play(rack: SimRack) -> None:
 
 
 def trains(rack: SimRack, key: str) -> JobId:
-    """A gang on several hosts: its tensors lie in several tables."""
+    """Submit a gang on several hosts: its tensors lie in several tables."""
     what = {"argv": ["trainer", str(ROUNDS), "40"], "tenant": "red", "gpus_per_worker": 1, "cwd": "/", "pack": "apart"}
     return rack.submit({**what, "workers": rack.rng.choice((2, 3))}, f"{key}-job-{rack.world.seed}")
 
 
 def rows(rack: SimRack) -> list[AggregatorJobView]:
-    """What `agentctl tensors` shows."""
+    """Rows that `agentctl tensors` shows."""
     each = [name for name in rack.alive() if rack.plugin(name, "aggregator") is not None]
     return [row for name in each for row in rack.ask(name, "aggregator.tensors", {})]
 
 
 def move(rack: SimRack, row: AggregatorJobView) -> str:
-    """What `agentctl tensors --move` does; to which host. One that does not sum refuses."""
+    """Do what `agentctl tensors --move` does; returns the host to move to. A host that does not sum refuses."""
     to = rack.rng.choice([name for name in rack.hosts if name != row.host])
     try:
         rack.ask(rack.alive()[0], "aggregator.move", {"job": row.job, "epoch": row.epoch, "from": row.host, "to": to})
@@ -66,7 +66,7 @@ def brought(rack: SimRack, host: str) -> bool:
 
 
 def strike(rack: SimRack, old: str, new: str) -> None:
-    """One of these, mostly between two frames of what the one brings to the other."""
+    """Strike one of these faults, mostly between two frames of what the old owner brings to the new one."""
     rack.run_until(lambda: bool(connected(rack, {old, new}, "aggd")), 5.0)
     if rack.rng.random() < 0.8:
         rack.run_until(lambda: not connected(rack, {old}, "trainer"), 5.0)

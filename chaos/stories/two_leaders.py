@@ -1,5 +1,5 @@
 """Two leaders look at a full quota: again and again the leader is cut off, or stopped, in the moment at which a job of
-the tenant ends and the next ones could start. Nobody ever runs more than the quota, and all jobs end."""
+the tenant ends and the next ones could start. The tenant never runs more than the quota, and all jobs end."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -35,5 +35,5 @@ def play(rack: SimRack) -> None:
 
 
 def _running(rack: SimRack) -> int:
-    """Ranks anywhere."""
+    """Number of ranks that run on any host."""
     return sum(len(host.find("trainer")) for host in rack.hosts.values())

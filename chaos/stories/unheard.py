@@ -1,6 +1,6 @@
 """A firewall drops the datagrams of a host that runs jobs: gossip takes it for gone, and nothing else is wrong. Its
-ranks are confirmed over the control links all the while, so nobody takes them back: neither the leader, nor one that is
-elected meanwhile and knows no more of it than gossip does."""
+ranks are confirmed over the control links all the while, so no leader takes them back: neither the present one, nor
+one that is elected meanwhile and knows no more of it than gossip does."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -10,7 +10,7 @@ from chaos.story import ended
 
 UNHEARD_S = 110.0
 LOST_S = 62.0
-"""After which gossip would have it taken for lost."""
+"""Seconds after which gossip would have the host taken for lost."""
 
 
 def play(rack: SimRack) -> None:

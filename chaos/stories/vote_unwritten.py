@@ -1,5 +1,6 @@
-"""Voters die between a vote and its being written: the leader goes, and whoever writes to its log next dies in the
-middle of that, by itself or with its host; again and again. No term has two leaders and nothing committed is lost."""
+"""Voters die between a vote and its being written: the leader is removed, and the voter that writes to its log next
+dies in the middle of that, by itself or with its host; again and again. No term has two leaders and nothing committed
+is lost."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

@@ -1,5 +1,6 @@
-"""One voter takes the place of another while agents, power and the network fail: every leader goes on with it, and a
-job trains meanwhile. The old voter may be dead, may lead, and may be cut off; it disturbs no host when it is back."""
+"""One voter takes the place of another while agents, power and the network fail: every leader continues the change,
+and a job trains meanwhile. The old voter may be dead, may lead, and may be cut off; it disturbs no host when it is
+back."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -9,9 +10,9 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId
 
 ASKED_S = 40.0
-"""Within which a leader takes the wish up, whatever was struck meanwhile."""
+"""Seconds within which a leader accepts the request, whatever was struck meanwhile."""
 DONE_S = 60.0
-"""After everything is healed, within which the change is completed everywhere."""
+"""Seconds after everything is healed within which the change is completed everywhere."""
 
 
 def play(rack: SimRack) -> None:
@@ -40,7 +41,7 @@ def play(rack: SimRack) -> None:
 
 
 def begin(rack: SimRack, new: str, old: str) -> None:
-    """Ask one agent after the other until the leader has taken the wish up; asking twice is harmless."""
+    """Ask one agent after the other until the leader has accepted the request; asking twice is harmless."""
     end = rack.world.now + ASKED_S
     while True:
         asked = rack.rng.choice([name for name in rack.alive() if rack.began(name)])
@@ -54,7 +55,7 @@ def begin(rack: SimRack, new: str, old: str) -> None:
 
 
 def strike(rack: SimRack, old: str, new: str) -> None:
-    """Mostly at who leads, at times at the old or the new voter."""
+    """Strike a fault, mostly at the leader, at times at the old or the new voter."""
     host = rack.rng.choice([rack.leader() or old, rack.leader() or new, old, new])
     others = tuple(name for name in rack.hosts if name != host)
     fault: faults.AnyFault = rack.rng.choice(
@@ -69,6 +70,6 @@ def strike(rack: SimRack, old: str, new: str) -> None:
 
 
 def now(rack: SimRack, name: str) -> tuple[tuple[HostId, ...], str]:
-    """Who votes by this host's log, and which change is under way there."""
+    """The voters by this host's log, and the change that is under way there."""
     log = rack.agents[name].log
     return tuple(log.voters), f"{log.configuration.learner}{log.configuration.leaving}"

@@ -1,5 +1,5 @@
 """The voters lose one another for longer than every lease, and every other host reaches them all: there is no leader,
-so nothing is granted, and what runs on those hosts goes on. A voter cannot tell itself from one that is cut off: its
+so nothing is granted, and what runs on those hosts continues. A voter cannot tell itself from one that is cut off: its
 ranks end there, and begin again once there is a leader."""
 
 import itertools

@@ -14,13 +14,13 @@ WALL_START_S = 1_800_000_000.0
 
 
 class Time(Protocol):
-    """The world's time, seconds."""
+    """The world's time, in seconds."""
 
     now: float
 
 
 class SimClock:
-    """`Clock` of one host. `now_s` never goes back, whatever is done to it; `wall_s` may jump."""
+    """The `Clock` of one host. `now_s` never goes back, whatever is done to it; `wall_s` may jump."""
 
     def __init__(self, world: Time, start_s: float) -> None:
         self._world = world
@@ -30,7 +30,7 @@ class SimClock:
         """Local seconds per true second; 1.01 is a clock that drifts by one percent."""
         self.wall_error_s = 0.0
         self.skews: dict[int, tuple[float, float]] = {}
-        """What is wrong with it now, by number: seconds of wall time, and a factor on the rate."""
+        """Present errors of the clock, by number: seconds of wall time, and a factor on the rate."""
 
     def now_s(self) -> float:
         return self._base_local + (self._world.now - self._base_world) * self.rate
@@ -45,11 +45,11 @@ class SimClock:
         return 0.0
 
     def world_time(self, local_s: float) -> float:
-        """When `now_s` will read `local_s`, in the world's time."""
+        """The world's time at which `now_s` will read `local_s`."""
         return self._base_world + (local_s - self._base_local) / self.rate
 
     def skew(self, number: int, wall_s: float, rate: float) -> None:
-        """One more thing is wrong with it: the errors of several add up, and each ends for itself."""
+        """Add an error to the clock: several add up, and each ends by itself."""
         self.skews[number] = (wall_s, rate)
         self._apply()
 
@@ -71,14 +71,14 @@ class SimClock:
 
 
 class SimLoopStalls:
-    """`covey.ports.LoopStalls`: callbacks take no simulated time."""
+    """The port `covey.ports.LoopStalls`: callbacks take no simulated time."""
 
     count = waits_count = 0
     longest_s = waits_longest_s = 0.0
 
 
 class SimProbes:
-    """`Probes` of one host: what it has, less what is used and what a fault filled."""
+    """The `Probes` of one host: what it has, less what is used and what a fault filled."""
 
     def __init__(
         self,
@@ -89,14 +89,15 @@ class SimProbes:
         memory_bytes: int = 64 * GIB,
         model: str = "SimGPU 16GB",
     ) -> None:
-        """`now_s`: the world's time, by which faults of devices come; `alive`: whether a process is still there."""
+        """Create the probes. `now_s`: the world's time, by which faults of devices come; `alive`: whether a process is
+        still there."""
         uuids = [f"GPU-{host}-{index}" for index in range(gpus)]
         self.devices = SimDevices([Device(uuid, model, 16 * GIB, "sim", can=CAN) for uuid in uuids], now_s, alive=alive)
-        """Stories set what processes use there, and strike them with faults."""
+        """Devices of the host: stories set what processes use there, and strike them with faults."""
         self.total_bytes = memory_bytes
         self.used_bytes = 4 * GIB
         self.filled_bytes = 0
-        """Taken by `fill`."""
+        """Bytes taken by `fill`."""
         self._stalls: Callable[[], object] = lambda: None
 
     def gpus(self) -> Sequence[Gpu]:
@@ -129,7 +130,7 @@ class SimProbes:
         return SimLoopStalls()
 
     def fill(self, size_bytes: int) -> None:
-        """A fault takes so much; where too little is left, tasks wait for it at once."""
+        """Let a fault take `size_bytes` of memory; where too little is left, tasks wait for it at once."""
         self.filled_bytes = size_bytes
         if self.memory().pressure_some_avg10:
             self._stalls()

@@ -29,9 +29,9 @@ SECTOR_BYTES = 512
 GARBAGE = 0.05
 """Chance that a kept sector of a torn write holds something else (reliability notes: 5 %)."""
 FSYNC_S = (0.0005, 0.006)
-"""Seconds of a write with fsync."""
+"""Least and most seconds of a write with fsync."""
 CACHED_S = (0.00002, 0.0002)
-"""Seconds of an operation in the page cache."""
+"""Least and most seconds of an operation in the page cache."""
 BYTES_PER_S = 500e6
 NAME = re.compile(r"[a-zA-Z0-9._-]+(/[a-zA-Z0-9._-]+)*")
 
@@ -41,9 +41,9 @@ Death = Literal["process", "power"]
 @dataclass
 class SimFile:
     data: bytearray = field(default_factory=bytearray)
-    """What a reader sees."""
+    """Content that a reader sees."""
     durable: bytearray | None = None
-    """What survives a power loss; None: the file would not be there."""
+    """Content that survives a power loss; None: the file would not be there."""
     dirty: list[tuple[int, bytes]] = field(default_factory=list)
     """Writes since the last sync: offset, bytes."""
 
@@ -59,7 +59,7 @@ class SimFile:
         self.dirty.clear()
 
     def tear(self, rng: random.Random) -> None:
-        """The power failed: every unsynced sector is kept with p = 0.5."""
+        """Apply a power failure: every unsynced sector is kept with p = 0.5."""
         if self.dirty and self.durable is None:
             self.durable = bytearray()
         for offset, data in self.dirty:
@@ -83,7 +83,7 @@ def _put(target: bytearray, offset: int, data: bytes) -> None:
 
 @dataclass(eq=False)
 class Trap:
-    """Springs once, in the middle of the next write to a file whose name contains `name`."""
+    """A death that springs once, in the middle of the next write to a file whose name contains `name`."""
 
     name: str
     spring: "Callable[[SimProcess], None]"
@@ -95,10 +95,10 @@ class Operation(Protocol):
     name: str
 
     def finish(self) -> None:
-        """It is done."""
+        """Complete the operation."""
 
     def interrupt(self, rng: random.Random, death: Death) -> None:
-        """Its process or its host died in the middle of it."""
+        """End the operation in the middle, since its process or its host died."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Sync:
             self.finish()
 
     def drop(self, rng: random.Random) -> None:
-        """It failed, and the kernel let go of what it could not write: some of it reads as it was before."""
+        """Fail: the kernel dropped what it could not write, and some of it reads as it was before."""
         file = self.disk.files.get(self.name)
         if file is not None and file.dirty:
             kept = [write for write in file.dirty if rng.random() < 0.5]
@@ -224,15 +224,15 @@ class SimDisk:
         self.root, self.rng, self.capacity_bytes = root, rng, capacity_bytes
         self.files: dict[str, SimFile] = {}
         self.filled_bytes = 0
-        """Taken by `faults.FillDisk`."""
+        """Bytes taken by `faults.FillDisk`."""
         self.sick = 0.0
         """Chance that an operation ends with EIO."""
         self.drops = False
-        """A sync that ends so takes writes with it, as kernels do."""
+        """Whether a sync that ends with EIO takes writes with it, as kernels do."""
         self.read_only = False
-        """Whatever would change a file ends with EROFS."""
+        """Whether every operation that would change a file ends with EROFS."""
         self.slow = 1.0
-        """Every operation takes so many times longer."""
+        """Factor on the time of every operation."""
         self.under_way: list[tuple[SimProcess, Operation]] = []
         self.traps: list[Trap] = []
 
@@ -256,7 +256,7 @@ class SimDisk:
                 del self.files[name]
 
     def trapped(self, name: str, process: "SimProcess", until: float) -> None:
-        """A write begins that is over at `until`, in the world's time: a trap that waits for it is told before."""
+        """Tell a waiting trap that a write begins, which is over at `until` in the world's time."""
         for trap in [trap for trap in self.traps if trap.name in name]:
             self.traps.remove(trap)
             process.world.at(self.rng.uniform(process.world.now, until), lambda trap=trap: trap.spring(process))  # type: ignore[misc]
@@ -272,14 +272,14 @@ class SimDisk:
         }
 
     def restore(self, name: str, image: Mapping[str, bytes]) -> None:
-        """Those files are again what they were; others of such names are gone."""
+        """Put back the files of that image; others of such names are deleted."""
         for file in [file for file in self.files if name in file]:
             del self.files[file]
         for file, data in image.items():
             self.files[file] = SimFile(data=bytearray(data), durable=bytearray(data))
 
     def damage(self, name: str, how: Literal["lost", "cut", "rotten"]) -> None:
-        """What was synced of these files is not there any more, or is something else."""
+        """Delete or change what was synced of the files whose name contains `name`."""
         image = self.image(name)
         for file, data in list(image.items()):
             if how == "lost" or not data:
@@ -292,7 +292,8 @@ class SimDisk:
         self.restore(name, image)
 
     def _interrupt(self, entries: "list[tuple[SimProcess, Operation]]", death: Death) -> None:
-        """A process has one disk thread: its first operation was under way, those behind it had not begun."""
+        """Interrupt operations at a death. A process has one disk thread: its first operation was under way, those
+        behind it had not begun."""
         begun: set[ProcessId] = set()
         for entry in entries:
             self.under_way.remove(entry)
@@ -309,7 +310,8 @@ class ProcessDisk:
     """The `Disk` port of one process: its operations happen one after the other, in the order they were asked for."""
 
     kept_free_bytes = 0
-    """A full disk of this world has nothing left for anybody, as after others took also what was kept free."""
+    """Bytes kept free: none, as when others took those too; a full disk of this world has nothing left for any
+    process."""
 
     def __init__(self, process: "SimProcess", disk: SimDisk) -> None:
         self._process, self._disk = process, disk
@@ -366,7 +368,7 @@ class ProcessDisk:
         await future
 
     async def _pause(self, name: str, size: int = 0) -> None:
-        """A read: short, and may fail."""
+        """Wait as a read does: it is short, and may fail."""
         disk, world = self._disk, self._process.world
         _checked(name)
         struck = world.mischief.strikes("disk")
@@ -386,7 +388,7 @@ class ProcessDisk:
         return None if file is None else bytes(file.data)
 
     async def replace(self, name: str, data: bytes) -> None:
-        """The old file is there until the new one is: a full disk has no room for it."""
+        """Replace a file. The old one is there until the new one is: a full disk has no room for it."""
         await self._run(Replace(self._disk, name, bytes(data)), name, len(data), FSYNC_S, len(data))
 
     async def append(self, name: str, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """A simulated stream driven by a machine: two tasks that do with `read_into` and `write` what sockets do by callbacks.
 
-So all that meets a simulated connection meets a driven one as well: delays, windows, cuts, mischief.
+So all that happens to a simulated connection happens to a driven one too: delays, windows, cuts, mischief.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from covey.wire.driven import Driven, Part
 class UnreadStream(ByteStream, Protocol):
     @property
     def unread(self) -> int:
-        """Bytes that are here and that nobody has read."""
+        """Bytes that have arrived and are not read yet."""
 
     async def send_out(self, out: Outgoing) -> None:
         """Send a unit, as `write` does."""
 
 
 class DrivenEnd:
-    """One end of a connection from `drive` on."""
+    """One end of a connection that is driven, from `drive` on."""
 
     def __init__(
         self, spawn: Callable[[str, Coroutine[Any, Any, None]], object], stream: UnreadStream, by: Driven, polite: bool
@@ -80,16 +80,16 @@ class DrivenEnd:
             self.end(error)
 
     def abandon(self) -> None:
-        """The process is dead: its machine hears nothing any more."""
+        """Give the end up, since the process is dead: its machine hears nothing any more."""
         self._over = True
 
     def unsent(self) -> list[Outgoing]:
-        """What the kernel has not taken, nor this end will give it any more."""
+        """Take the writes that the kernel has not taken, which this end will not give it any more."""
         rest, self._out = list(self._out), deque()
         return rest
 
     def end(self, error: ConnectionError) -> None:
-        """The connection is over."""
+        """End the connection, and tell its machine."""
         if not self._over:
             self._over = True
             for event in (self._more, self._sent, self._free):

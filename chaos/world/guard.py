@@ -1,9 +1,9 @@
 """The escape guard: while a world runs, no code may reach the real clock, real chance, sockets, processes or threads.
 
-A failure can be repeated only when the seed decides everything. So for as long as a world is stepped, the
-usual ways out raise `Escape` and name who called. Libraries that need one of them for something that cannot change the
-story (a logging record's time stamp) stand in `ALLOWED`. Outside a world the guards let everything through, and they
-are taken off when the last world stops.
+A failure can be repeated only when the seed decides everything. So while a world is stepped, the usual ways out raise
+`Escape` and name the caller. Libraries that need one of them for something that cannot change the story (a logging
+record's time stamp) are listed in `ALLOWED`. Outside a world the guards let everything through, and they are taken off
+when the last world stops.
 """
 
 import builtins
@@ -82,8 +82,8 @@ def _guarded_open(original: Callable[..., Any]) -> Callable[..., Any]:
 _active = 0
 _undo: list[tuple[Any, str, Any]] = []
 _found: tuple[int, list[tuple[Any, str, Any]]] = (0, [])
-"""How many modules there were when we looked last, and what was replaced then: a story begins and ends to run several
-hundred times, and looking through all modules each time took a fifth of it."""
+"""Number of modules at the last look, and what was replaced then: a story begins and ends to run several hundred
+times, and looking through all modules each time took a fifth of it."""
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -138,7 +138,7 @@ def _remove() -> None:
 
 @contextmanager
 def escape_guard() -> Iterator[None]:
-    """Guards are on inside; may be nested (a world within a test of a world)."""
+    """Guards that are on inside the `with`; may be nested (a world within a test of a world)."""
     global _active
     if not _active:
         _install()

@@ -1,8 +1,8 @@
 """A simulated machine and the processes on it.
 
-A `SimHost` has power, an address, a disk, clocks, memory, GPUs and a table of processes. Every process - the agent, our
-own byte and supervisor programs, the users' ranks - is a `SimProcess` with a virtual loop, ports and sockets of its
-own, so each may be killed, stopped and continued alone, and only the loss of power ends them all.
+A `SimHost` has power, an address, a disk, clocks, memory, GPUs and a table of processes. Every process - the agent,
+Covey's own byte and supervisor programs, the users' ranks - is a `SimProcess` with a virtual loop, ports and sockets
+of its own, so each may be killed, stopped and continued alone, and only the loss of power ends them all.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ LEFTOVER_S = 5.0
 """Seconds that a process which returned waits for its other tasks to end."""
 
 RESTART_S = 2.0
-"""After which an agent that ended by itself with an error is started again (systemd's RestartSec)."""
+"""Seconds after which an agent that ended by itself with an error is started again (systemd's RestartSec)."""
 
 UserProgram = Callable[[Env, Command], Awaitable[int]]
-"""What a simulated command does; its answer is the exit status."""
+"""A simulated command; its result is the exit status."""
 
 
 class Resource(Protocol):
     """Something the kernel holds for a process."""
 
     def release(self) -> None:
-        """The process ended."""
+        """Free the resource, since the process ended."""
 
     def vanish(self) -> None:
-        """The power failed."""
+        """Drop the resource, since the power failed."""
 
 
 class SimLog(LineLog):
@@ -85,7 +85,7 @@ class SimProcess:
         self.loaded = True
         self.resources: list[Resource] = []
         self.rings: dict[str, mmap.mmap] = {}
-        """Memory that it made or holds, and others may open."""
+        """Memory that the process made or holds, and others may open, by name."""
         self.ring_number: int = 0
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
@@ -114,7 +114,7 @@ class SimProcess:
         )
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> object:
-        """A task that is kept; an exception in it is a complaint to the world."""
+        """Start a task that is kept; an exception in it is a complaint to the world."""
         if not self.alive:
             coroutine.close()
             return None
@@ -130,7 +130,7 @@ class SimProcess:
             self._failed(task.exception() or RuntimeError(), f"task {name!r}")
 
     def _failed(self, error: BaseException, what: str) -> None:
-        """An uncaught exception. A failing disk may cause it: the process then ends, as a real one would."""
+        """Handle an uncaught exception. A failing disk may cause it: the process then ends, as a real one would."""
         if isinstance(error, OSError) and self.kind != "user" and self._main is not None:
             self.world.log_line("error", self.name, f"gives up after {error!r}", {"task": what})
             self.host.last_words[self.name.partition("/")[2]] = str(error)
@@ -172,13 +172,13 @@ class SimProcess:
         self.loop.call_soon(self.end, code)
 
     def _refuse(self, refused: StateRefused) -> int:
-        """The documented end of an agent whose files cannot be trusted: systemd leaves it down."""
+        """End an agent whose files cannot be trusted, as documented: systemd leaves it down."""
         self.world.log_line("error", self.name, "refuses to go on", {"why": str(refused)})
         self.host.refused = refused
         return refused.status
 
     def end(self, code: int, power: bool = False) -> None:
-        """The process is over: nothing of it runs again, its sockets close, its waiters are told."""
+        """End the process: nothing of it runs again, its sockets close, its waiters are told."""
         if not self.alive:
             return
         self.alive, self.code, self.unpowered = False, code, power
@@ -203,7 +203,7 @@ class SimProcess:
                 waiter.set_result(None)
 
     def let_go(self) -> None:
-        """Never run anything of it again; its tasks are parked until the world ends."""
+        """Never run anything of the process again; its tasks are parked until the world ends."""
         if self._work is not None and not self._begun:
             self._work.close()
         self.world.reap(self.loop.kill())
@@ -226,7 +226,7 @@ class SimProcess:
 
 
 async def _fork(host: "SimHost") -> None:
-    """Perhaps there is no room for one more process, or it takes long."""
+    """Start of a process: perhaps there is no room for one more, or it takes long."""
     mischief = host.world.mischief
     if mischief.strikes("start"):
         if mischief.rng.random() < 0.5:
@@ -254,7 +254,7 @@ class SimProcesses:
         return spare
 
     async def _child(self, command: Command) -> tuple[SimProcess, UserProgram]:
-        """A process that does nothing yet, and what it is to do."""
+        """A process that does nothing yet, and the program that it is to run."""
         host = self._process.host
         await _fork(host)
         program = host.world.user_program(command.argv)
@@ -268,7 +268,7 @@ class SimProcesses:
 
     @property
     def own(self) -> ProcessId:
-        """Identity of the process that sees these."""
+        """Identity of this process."""
         return self._process.id
 
     def resume(self, command: Command) -> "SeenProcess | None":
@@ -303,7 +303,8 @@ class SimProcesses:
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:
-        """What `agent.ports.processes.processes.RealProcesses` does, on simulated processes."""
+        """Kill processes with these variables, as `agent.ports.processes.processes.RealProcesses` does; returns how
+        many there were."""
         host, count = self._process.host, 0
         for pid, process in list(host.processes.items()):
             command = host.commands.get(pid)
@@ -318,7 +319,7 @@ async def _call(program: UserProgram, env: Env, command: Command) -> int:
 
 
 async def _loads(child: SimProcess, work: Coroutine[Any, Any, None]) -> None:
-    """The program, on a machine that has little time for it."""
+    """Run the program after its load time, on a machine that has little time for it."""
     child.loaded = False
     try:
         await asyncio.sleep(child.host.load_s)
@@ -330,8 +331,8 @@ async def _loads(child: SimProcess, work: Coroutine[Any, Any, None]) -> None:
 
 
 class SeenProcess:
-    """A process as another one sees it: its parent learns its exit status, and everybody that of a `kept` one, which
-    stands on disk, unless the power failed before."""
+    """A process as another one sees it: its parent learns its exit status, and every process that of a `kept` one,
+    which is on disk, unless the power failed before."""
 
     def __init__(self, viewer: SimProcess, process: SimProcess, kept: bool = False) -> None:
         self._viewer, self.process, self._kept = viewer, process, kept
@@ -356,7 +357,7 @@ class SeenProcess:
         self.process.signal(number)
 
     def signal_catchers(self, number: int) -> None:
-        """Nobody catches anything here."""
+        """Report which processes catch a signal: none here."""
 
     def stand_still(self) -> None:
         self.process.signal(signal.SIGSTOP)
@@ -377,21 +378,21 @@ class SimHost:
         self.booted = world.now
         self.callback_s = 0.0
         self.load_s = 0.0
-        """How long a program of ours takes to load its code."""
+        """Seconds that one of Covey's programs takes to load its code."""
         self.run_dir = f"/run/covey/{name}"
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
-        """pid -> what was started, also after its end."""
+        """pid -> the command that was started, kept after its end."""
         self.last_words: dict[str, str] = {}
-        """Instance of a program of ours -> why it gave up."""
+        """Instance of one of Covey's programs -> why it gave up."""
         self.runs: dict[str, SimProcess] = {}
-        """`Command.run` -> what was started for it: the files that shims write."""
+        """`Command.run` -> the process that was started for it: the files that shims write."""
         self.agent: SimProcess | None = None
         self.refused: StateRefused | None = None
-        """Why its agent ended with a status of its own, after which systemd does not start it again."""
+        """Why the agent ended with a status of its own, after which systemd does not start it again."""
         self.main: Callable[[Env], Coroutine[Any, Any, int | None]] | None = None
         """What the agent process of this host runs."""
         self._last_pid = 100
@@ -471,7 +472,7 @@ class SimHost:
         self.revive()
 
     def slow_down(self, callback_s: float) -> None:
-        """Every callback of every process here costs so much virtual time; 0 heals."""
+        """Let every callback of every process on this host cost `callback_s` of virtual time; 0 heals."""
         self.callback_s = callback_s
         for process in self.processes.values():
             process.loop.callback_s = callback_s

@@ -1,10 +1,10 @@
 """Simulated control links: what ZeroMQ guarantees (reliability notes, decision 4).
 
-One connection per ordered pair of agents, made as soon as a peer is known and made again for ever. Within a connection
+One connection per ordered pair of agents, made when a peer is known and made again for ever. Within a connection
 messages keep their order and come once. But it is *at most once, silently*: when the connection breaks (a cut longer
 than the heartbeats, a killed agent, a new key) everything on its way and in the outbox is gone, and the sender is told
-nothing. While there is no connection, or when the outbox is full, `send` says False. The sender is the host whose key
-authenticated the connection: with an unknown key there is none, and messages under a forgotten one are dropped.
+nothing. While there is no connection, or when the outbox is full, `send` returns False. The sender is the host whose
+key authenticated the connection: with an unknown key there is none, and messages under a forgotten one are dropped.
 """
 
 import zlib
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from chaos.world.host import SimProcess
 
 OUTBOX_MAX = 1000
-"""Messages to one peer that may wait (high-water mark)."""
+"""Most messages to one peer that may wait (high-water mark)."""
 HEARTBEAT_S = 3.0
-"""A connection that was silent for so long is given up."""
+"""Seconds of silence after which a connection is given up."""
 RECONNECT_S = (0.1, 2.0)
-"""Pause before the next try: the first bound after a success, then twice as long each time up to the second."""
+"""Seconds before the next try: the first bound after a success, then twice the pause each time up to the second."""
 RETRANSMIT_S = 0.2
 MESSAGE_BYTES_MAX = (1 << 20) + 4096
 KEY_BYTES = 40
@@ -38,7 +38,7 @@ class Connection:
         self.outbox: deque[tuple[float, bytes]] = deque()
         """Earliest arrival and message, in order."""
         self.target: SimLinks | None = None
-        """Connected to this very instance of the peer's agent."""
+        """The instance of the peer's agent that the connection leads to; None: not connected."""
         self.closed = False
         self._last = 0.0
         self._pause_s = RECONNECT_S[0]
@@ -66,7 +66,7 @@ class Connection:
         self.look()
 
     def _proven(self, found: "SimLinks") -> bool:
-        """Both sides hold the other's key."""
+        """Whether both sides hold the other's key."""
         known = self.links.known.get(self.peer)
         return (
             found.process.alive
@@ -83,7 +83,7 @@ class Connection:
         return here.up and world.hosts[there].up and world.network.both_ways(here.name, there)
 
     def look(self) -> None:
-        """The network changed: does the connection still stand?"""
+        """Check, after a change of the network, whether the connection still holds."""
         if self.target is None or self.closed:
             return
         world = self.links.world
@@ -100,7 +100,7 @@ class Connection:
             self.lose()
 
     def lose(self) -> None:
-        """The connection broke: what was on its way is gone."""
+        """Break the connection: what was on its way is gone."""
         if self.outbox:
             world = self.links.world
             world.mark("link lost", self.links.process.name, f"{len(self.outbox)} messages to {self.peer}")
@@ -202,7 +202,7 @@ class SimLinks:
         return self._to[to].send(bytes(data))
 
     def take(self, sender: "SimLinks", data: bytes) -> None:
-        """A message arrived. Dropped unless its sender authenticated with a key that is known here."""
+        """Take a message that arrived. It is dropped unless its sender authenticated with a key that is known here."""
         name = self.names.get(sender.public_key)
         if name is None:
             self.world.mark("link refused", self.process.name, f"from {sender.host.name}")
@@ -216,7 +216,7 @@ class SimLinks:
             connection.look()
 
     def reset(self, host: str) -> None:
-        """Connections to this host, or all if it is this one, break now."""
+        """Break connections to this host now, or all if it is this one."""
         for connection in self._to.values():
             if connection.target is not None and host in (self.host.name, connection.target.host.name):
                 connection.lose()
@@ -225,7 +225,7 @@ class SimLinks:
         self.release()
 
     def vanish(self) -> None:
-        """The power failed: peers find out by their heartbeats."""
+        """Drop the links, since the power failed: peers find out by their heartbeats."""
         if not self.closed:
             self.closed = True
             self.world.link_ends.pop(self.address, None)
@@ -234,7 +234,7 @@ class SimLinks:
                 connection.closed = True
 
     def release(self) -> None:
-        """The process ended: its kernel resets the connections."""
+        """End the links with the process: its kernel resets the connections."""
         if not self.closed:
             self.vanish()
             for changed in list(self.world.network.on_change):

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from chaos.world.world import World
 
 EXECUTOR_S = (0.0001, 0.002)
-"""Seconds, least and most, after which a job handed to `run_in_executor` runs (inline: there are no threads)."""
+"""Least and most seconds after which a job handed to `run_in_executor` runs (inline: there are no threads)."""
 
 
 TASKS = 64
-"""References to tasks that are kept before those to tasks that are gone are thrown away."""
+"""Most references to tasks before those to tasks that are gone are dropped."""
 
 
 class LocalClock(Protocol):
@@ -99,9 +99,9 @@ class HostLoop(asyncio.BaseEventLoop):
         self.paused = False
         self.dead = False
         self.queued = False
-        """Stands in the world's list of runnable loops."""
+        """Whether the loop is in the world's list of runnable loops."""
         self.held = False
-        """Is not stepped now: paused, or busy until the virtual cost of its last callback is paid."""
+        """Whether the loop is not stepped now: paused, or busy until the virtual cost of its last callback is paid."""
         self.callback_s = 0.0
         """Virtual seconds that every callback costs here (a slow host); 0: none."""
         self.failed: Callable[[BaseException, str], None] | None = None
@@ -153,7 +153,7 @@ class HostLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """The job runs inline after a short random delay: no thread, the same order in every run."""
+        """Run the job inline after a short random delay: no thread, the same order in every run."""
         future: asyncio.Future[Any] = self.create_future()
 
         def run() -> None:
@@ -178,12 +178,12 @@ class HostLoop(asyncio.BaseEventLoop):
     run_forever = run_until_complete = _no_sockets
 
     def __del__(self) -> None:
-        """A loop of no sockets needs no closing."""
+        """Do nothing: a loop of no sockets needs no closing."""
 
     # ---- what the world calls ----------------------------------------------------------------------------------------
 
     def due(self, timer: SimHandle) -> None:
-        """The time of a timer has come. A sleep is over without a callback of the process."""
+        """Handle a timer whose time has come. A sleep is over without a callback of the process."""
         if self.dead:
             return
         if self.time() < timer.when_s - 1e-6:  # the clock was slowed down meanwhile
@@ -203,7 +203,7 @@ class HostLoop(asyncio.BaseEventLoop):
         self.world.offer(self)
 
     def work(self) -> None:
-        """Its last callback takes a while."""
+        """Mark the loop busy, since its last callback takes a while."""
         self._busy = self.held = True
 
     def rest(self) -> None:
@@ -211,12 +211,12 @@ class HostLoop(asyncio.BaseEventLoop):
         self.world.offer(self)
 
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those of this loop that are not done, oldest first. (`asyncio.all_tasks` looks at those of all loops.)"""
+        """Tasks of this loop that are not done, oldest first. (`asyncio.all_tasks` looks at those of all loops.)"""
         known = (kept() for kept in self._tasks)
         return [task for task in known if task is not None and not task.done()]
 
     def kill(self) -> list[asyncio.Task[Any]]:
-        """Never step this loop again. The tasks it leaves behind, oldest first, for `World.reap`."""
+        """Never step this loop again. Returns the tasks that it leaves behind, oldest first, for `World.reap`."""
         self.dead = True
         self.ready.clear()
         left = self.tasks()

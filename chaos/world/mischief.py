@@ -17,7 +17,7 @@ from collections.abc import Callable
 from chaos import PRODUCT
 
 ARMED, FIRES = 0.25, 0.25
-"""Chance that a call site is armed, in each story others; and that a call of an armed one is struck."""
+"""Chance that a call site is armed, in each story others; and chance that a call of an armed one is struck."""
 PAUSE_S = (0.01, 3.0)
 
 
@@ -27,15 +27,15 @@ class Mischief:
     def __init__(self, seed: int) -> None:
         self.on = False
         self.fired: dict[str, int] = {}
-        """Call site -> how often."""
+        """Call site -> how often it fired."""
         self.on_link: list[Callable[[str, str], None]] = []
-        """Told of both processes of a connection that is struck: it breaks, or is slow for a while."""
+        """Functions told of both processes of a connection that is struck: it breaks, or is slow for a while."""
         self.rng = random.Random(f"{seed}/mischief")
         self._seed = seed
         self._armed: dict[str, bool] = {}
 
     def strikes(self, port: str) -> bool:
-        """Is this call of a port one that fails? Asked by the port itself, which looks who called it."""
+        """Whether this call of a port is one that fails. Asked by the port itself, which looks up its caller."""
         if not self.on:
             return False
         site = _caller()
@@ -50,7 +50,7 @@ class Mischief:
         return True
 
     def end(self) -> None:
-        """A story may wait for what needs calls that work."""
+        """End the mischief: a story may wait for what needs calls that work."""
         self.on = False
 
     def pause_s(self) -> float:
@@ -58,8 +58,8 @@ class Mischief:
 
 
 def _caller() -> str:
-    """The nearest place of the code that is ours; empty when the simulator or a user's stand-in called. Lines count
-    from the beginning of their function, so that a seed means the same after changes elsewhere in the file."""
+    """The nearest place in the product's code; empty when the simulator or a user's stand-in called. Lines count from
+    the beginning of their function, so that a seed means the same after changes elsewhere in the file."""
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

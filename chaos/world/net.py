@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from chaos.world.world import World
 
 LOOPBACK_S = (0.00001, 0.00005)
-"""Seconds within a host."""
+"""Least and most seconds of a packet within a host."""
 RESOLVE_S = (0.001, 0.05)
-"""Seconds that the name server takes."""
+"""Least and most seconds that the name server takes."""
 NO_ANSWER_S = 40.0
-"""Until a resolver gives up whose servers are all silent."""
+"""Seconds until a resolver gives up whose servers are all silent."""
 DATAGRAM_BYTES_MAX = 65_507
 SOCKET_PACKETS_MAX = 512
-"""Datagrams that wait in a socket whose process is not looking; more are dropped, as a kernel does."""
+"""Most datagrams that wait in a socket whose process is not looking; more are dropped, as a kernel does."""
 
 
 @dataclass
@@ -40,15 +40,15 @@ class NetworkConditions:
     duplicate: float = 0.0
     delay_s: float = 0.0002
     jitter_s: float = 0.0003
-    """Mean of the exponential part of the delay."""
+    """Mean seconds of the exponential part of the delay."""
     spike: float = 0.0
     spike_s: float = 0.05
     bytes_per_s: float = 1.25e9
-    """Bandwidth of one connection."""
+    """Bandwidth of one connection, in bytes per second."""
 
 
 class Network:
-    """Who reaches whom, and how fast."""
+    """Which hosts reach which, and how fast."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
         self.world, self.rng = world, rng
@@ -62,10 +62,10 @@ class Network:
         self.sockets: dict[Address, SimSocket] = {}
         self.hosts_by_ip: dict[str, SimHost] = {}
         self.names: dict[str, tuple[str, ...]] = {}
-        """What the name server knows: name -> IPs. A story may change it."""
+        """Answers of the name server: name -> IPs. A story may change them."""
         self.sent = self.dropped = 0
         self.on_change: list[Callable[[], None]] = []
-        """Called after every cut and heal."""
+        """Functions called after every cut and heal."""
 
     def cut(self, pairs: Iterable[tuple[str, str]]) -> None:
         for pair in pairs:
@@ -80,16 +80,16 @@ class Network:
         self.changed()
 
     def changed(self) -> None:
-        """A cut, a heal, a power failure: connections look whether they still stand."""
+        """Let connections check whether they still hold, after a cut, a heal or a power failure."""
         for changed in list(self.on_change):
             changed()
 
     def open(self, source: str, target: str) -> bool:
-        """Does a packet from host `source` reach host `target` now?"""
+        """Whether a packet from host `source` reaches host `target` now."""
         return source == target or (source, target) not in self.cuts
 
     def heard(self, source: str, target: str) -> bool:
-        """Whether a datagram from one host would arrive at the other now."""
+        """Whether a datagram from host `source` reaches host `target` now."""
         return self.open(source, target) and not (self.unheard and {source, target} & self.unheard.keys())
 
     def both_ways(self, one: str, other: str) -> bool:
@@ -117,7 +117,7 @@ class Network:
 
 @lru_cache(4096)
 def split(address: Address) -> tuple[str, int]:
-    """`10.0.0.1:7946` -> its two halves. ValueError when it is not an address."""
+    """`10.0.0.1:7946` -> its two halves. Raises ValueError when it is not an address."""
     ip, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(f"{address!r} is not an address: write IP:PORT")
@@ -131,13 +131,13 @@ def _has_ip(address: Address) -> bool:
 
 @lru_cache(4096)
 def _seen_from(address: Address, here: str) -> Address:
-    """Loopback means the host that says it, whose IP is `here`."""
+    """An address as host IP `here` means it: loopback means the host that says it."""
     ip, port = split(address)
     return f"{here if ip.startswith('127.') or ip in ('::1', 'localhost') else ip}:{port}"
 
 
 def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool]) -> Address:
-    """The address a socket really gets. OSError when it is taken or not this host's."""
+    """The address that a socket really gets. Raises OSError when it is taken or not this host's."""
     ip, port = split(bind)
     if ip in ("0.0.0.0", "::", "", "localhost", "::1") or ip.startswith("127."):
         ip = host.ip
@@ -181,7 +181,7 @@ class SimSocket:
         return True
 
     def take(self, data: bytes, sender: Address) -> None:
-        """The kernel hands over a packet."""
+        """Take a packet that the kernel hands over."""
         if self._waiting >= SOCKET_PACKETS_MAX:
             self._process.world.network.dropped += 1
             return

@@ -1,8 +1,8 @@
 """Bytes that a process has handed over and its kernel has not taken yet.
 
-They are views of the sender's memory, read at the moment when there is room for them: as transports keep them, which
-hand them to the kernel as its buffer empties, also after `close`. Whoever writes to that memory before has sent what
-it holds then.
+They are views of the sender's memory, read at the moment when there is room for them: transports keep them like this,
+and hand them to the kernel as its buffer empties, even after `close`. A process that writes to that memory earlier has
+sent what it holds then.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class Outgoing:
         self.size = self.whole = sum(map(len, self._views))
 
     def take(self, most: int) -> bytes:
-        """The next bytes, at most so many, as the memory is now."""
+        """The next bytes, at most `most`, as the memory is now."""
         taken: list[memoryview] = []
         left = min(most, self.size)
         self.size -= left

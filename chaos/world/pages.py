@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SimPage:
-    """`covey.ports.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
+    """A `covey.ports.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
 
     def __init__(self, mine: bool) -> None:
         self.view = bytearray(PAGE_BYTES)
@@ -27,7 +27,7 @@ class SimPage:
 
 
 class SimRing:
-    """`covey.ports.SharedRing`, and `HeldMemory`: it lives as long as somebody holds it, as memory does."""
+    """A `covey.ports.SharedRing`, and `HeldMemory`: it lives while a process holds it, as memory does."""
 
     locked = True
 
@@ -46,7 +46,7 @@ class SimRing:
 
 
 class SimPages:
-    """`covey.ports.Pages` of one process."""
+    """The port `covey.ports.Pages` of one process."""
 
     def __init__(self, process: "SimProcess") -> None:
         self._process = process

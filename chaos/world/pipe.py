@@ -1,14 +1,14 @@
-"""One direction of a simulated connection: what is on its way, in order, and when it arrives (`streams`)."""
+"""One direction of a simulated connection: chunks on their way, in order, with their times of arrival (`streams`)."""
 
 from collections import deque
 from typing import Any, Protocol
 
 RETRANSMIT_S = 0.2
-"""Delay that a lost segment adds, and how often a held pipe tries again."""
+"""Seconds of delay that a lost segment adds, and between two tries of a held pipe."""
 
 
 class PipeEnd(Protocol):
-    """What it needs of a stream (`chaos.world.streams.SimStream`)."""
+    """What a pipe needs of a stream (`chaos.world.streams.SimStream`)."""
 
     host: Any
     world: Any
@@ -16,13 +16,13 @@ class PipeEnd(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Do segments get through now?"""
+        """Whether segments get through now."""
 
     def arrived(self, chunk: bytes) -> None:
-        """Bytes are here."""
+        """Take bytes that arrived."""
 
     def ended(self) -> None:
-        """The peer sends nothing more."""
+        """Take the end: the peer sends nothing more."""
 
 
 class Pipe:
@@ -52,7 +52,7 @@ class Pipe:
             self._wait()
 
     def _wait(self) -> None:
-        """For what arrives next."""
+        """Wait for what arrives next."""
         self._timer = True
         self.writer.world.at(self.way[0][0], self._arrive)
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from chaos.world.host import SimProcess
 
 IMPORTS_S = (0.1, 4.0)
-"""What a script imports takes so long."""
+"""Least and most seconds that a script's imports take."""
 
 
 class SimSpare:
-    """`covey.ports.WaitingProcess`, as its keeper has it; ends with that one, unless it has become something."""
+    """A `covey.ports.WaitingProcess`, as its keeper has it; it ends with its keeper, unless it has become something."""
 
     def __init__(self, keeper: "SimProcess", process: "SimProcess") -> None:
         self._keeper, self.process = keeper, process
@@ -33,7 +33,7 @@ class SimSpare:
         return self.process.id
 
     async def work(self, program: Callable[[Env, Command], Awaitable[int]]) -> int:
-        """What its process does."""
+        """Import, wait, and run the program that the process has become."""
         self._taken = asyncio.get_running_loop().create_future()
         self._say("here")
         await asyncio.sleep(self.process.world.chance.uniform(*IMPORTS_S))
@@ -76,4 +76,4 @@ class SimSpare:
         self.end()
 
     def vanish(self) -> None:
-        """The power failed, for it too."""
+        """Drop the spare, since the power failed."""

@@ -1,7 +1,7 @@
 """Simulated bulk byte streams: TCP between hosts, unix sockets within one.
 
 A connection is a pair of `SimStream`s with one `Pipe` per direction. A pipe keeps order, takes time (delay and
-bandwidth), holds at most `WINDOW_BYTES` on its way (then writers wait: back-pressure), and meets the network's
+bandwidth), holds at most `WINDOW_BYTES` on its way (then writers wait: back-pressure), and is subject to the network's
 conditions:
 
     lost packet      a retransmission: later, never missing
@@ -10,9 +10,9 @@ conditions:
     process killed   the kernel closes its sockets: the peer reads what was on its way, then ConnectionError
     power lost       silence: the peer finds out when its user timeout is over, or by a reset once the host is back
     stopped process  its kernel still accepts what fits into the window
-    closed here      what was written before leaves yet, as the peer makes room, from memory as it is then
+    closed here      what was written before still leaves, as the peer makes room, from memory as it is then
 
-What a process writes is not copied before its kernel takes it (`chaos.world.outgoing`): as transports have it, which
+What a process writes is not copied before its kernel takes it (`chaos.world.outgoing`): transports do the same, which
 keep views of the memory that they were given.
 
 Unix addresses reach only within their host and tell the peer's uid; nothing else can go wrong with them.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chaos.world.world import World
 
 WINDOW_BYTES = 1 << 20
-"""Bytes of one direction that may be on their way or unread; a writer waits while there are more."""
+"""Most bytes of one direction that may be on their way or unread; a writer waits while there are more."""
 USER_TIMEOUT_S = 5.0
 """Seconds after which a connection across a cut breaks, or one whose reader takes nothing (TCP_USER_TIMEOUT)."""
 
@@ -61,7 +61,7 @@ class SimStream:
         self._slow: Outgoing | None = None
         """The unit of which the kernel has not taken all."""
         self._flushing = False
-        """It was closed here, and the kernel has not taken all that was written before."""
+        """Whether the end was closed here while the kernel had not taken all that was written before."""
         self._driven: DrivenEnd | None = None
         process.resources.append(self)
 
@@ -71,7 +71,7 @@ class SimStream:
 
     @property
     def connected(self) -> bool:
-        """Do segments and their acknowledgements get through now?"""
+        """Whether segments and their acknowledgements get through now."""
         if self.host is self.other.host:
             return True
         network = self.world.network
@@ -108,7 +108,7 @@ class SimStream:
         await self.send_out(Outgoing(parts))
 
     async def send_out(self, out: Outgoing) -> None:
-        """`chaos.world.driven.UnreadStream`."""
+        """Send a unit; part of `chaos.world.driven.UnreadStream`."""
         if self.world.mischief.on:
             await self._mischief("write", out)
         while self._writing is not None:
@@ -134,7 +134,7 @@ class SimStream:
 
     @property
     def unread(self) -> int:
-        """Bytes that are here and that nobody has read."""
+        """Bytes that have arrived and are not read yet."""
         return len(self._buffer)
 
     def drive(self, by: Driven, polite: bool) -> None:
@@ -175,7 +175,7 @@ class SimStream:
             raise
 
     async def _flush(self, unsent: Sequence[Outgoing]) -> None:
-        """After `close`: nobody waits for it, and nobody hears how it ends."""
+        """Write the rest after `close`: no code waits for it, and none hears how it ends."""
         try:
             for out in unsent:
                 await self._write_slowly(out, flushing=True)
@@ -190,7 +190,7 @@ class SimStream:
             self.out.put(b"")
 
     async def _mischief(self, port: str, out: Outgoing | None = None) -> None:
-        """Perhaps it takes long, or the connection breaks after some of the bytes."""
+        """Perhaps take long, or break the connection after some of the bytes."""
         mischief = self.world.mischief
         if not mischief.strikes(port) or self.broken is not None or self.closed:
             return
@@ -212,7 +212,7 @@ class SimStream:
         await waiter
 
     def abort(self, error: ConnectionError) -> None:
-        """The connection is over for both ends."""
+        """End the connection for both ends."""
         self.break_off(error)
         if self.connected:
             self.other.break_off(ConnectionResetError(f"{self.other.peer} gave the connection up"))
@@ -244,7 +244,7 @@ class SimStream:
     # ---- what the kernel does ----------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """The process was killed: the kernel closes its sockets, and nothing of its own hears of it."""
+        """Close the sockets of a killed process, as its kernel does; nothing of its own hears of it."""
         if self._driven is not None:
             self._driven.abandon()
         if self._flushing:
@@ -252,7 +252,7 @@ class SimStream:
         self.close()
 
     def vanish(self) -> None:
-        """The power failed: nothing more is sent."""
+        """Send nothing more, since the power failed."""
         self.closed, self._flushing = True, False
         self.out.way.clear()
 
@@ -273,7 +273,7 @@ class SimStream:
             self._wake.set_result(None)
 
     def ended(self) -> None:
-        """The peer's end of the stream arrived."""
+        """Note that the peer's end of the stream arrived."""
         self._end = True
         self._wake_all()
 
@@ -324,7 +324,7 @@ class SimListener:
             stream.close()
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop listening and end the accepted connections; idempotent."""
         self.release()
         tasks = [task for task in self._accepted if task is not asyncio.current_task()]
         for task, stream in list(self._accepted.items()):
@@ -356,7 +356,7 @@ class Wires:
         self._watched: dict[int, float] = {}
 
     def key(self, host: "SimHost", address: Address) -> tuple[str, str]:
-        """Unix addresses belong to a host, the others to everybody."""
+        """Key of an address: unix addresses belong to a host, the others to all."""
         return (host.name, address) if address.startswith("unix:") else ("", address)
 
     def join(self, caller: "SimProcess", listener: SimListener, here: Address) -> SimStream:
@@ -373,14 +373,14 @@ class Wires:
         return near
 
     def reset(self, host: str, share: float) -> None:
-        """Connections between this host and others end now, each with chance `share`: both ends hear of it."""
+        """End connections between this host and others now, each with chance `share`: both ends hear of it."""
         for stream in list(self.streams):
             if host in (stream.host.name, stream.other.host.name) and self.world.chance.random() < share:
                 for end in (stream, stream.other):
                     end.break_off(ConnectionResetError(f"the connection with {end.peer} was reset"))
 
     def watch(self) -> None:
-        """After a cut or a crash: connections that stay cut for the user timeout break."""
+        """Watch connections after a cut or a crash: those that stay cut for the user timeout break."""
         for stream in self.streams:
             if not stream.connected and id(stream) not in self._watched and not (stream.broken and stream.other.broken):
                 self._watched[id(stream)] = self.world.now
@@ -461,7 +461,7 @@ class SimBytes:
         raise OSError(95, "there is no kernel here that could be given a socket")
 
     def hold(self, ip: str, port: int = 0) -> "HeldPort":
-        """Keep a TCP port from others without listening on it. OSError when it is taken."""
+        """Keep a TCP port from others without listening on it. Raises OSError when it is taken."""
         wires, host = self._process.world.wires, self._process.host
         if port and self._process.world.mischief.strikes("hold"):
             raise OSError(98, f"another process listens on {ip}:{port}")
@@ -481,4 +481,4 @@ class HeldPort(SimListener):
 
 
 async def _nobody(_: SimStream) -> None:
-    """Never called: a held port refuses."""
+    """Handler that is never called: a held port refuses."""

@@ -55,12 +55,12 @@ class Invariant(Protocol):
 
     name: str
     every_s: float
-    """Virtual seconds between two looks; 0: after every callback (must be cheap), or those that `after` names:
+    """Virtual seconds between two checks; 0: after every callback (must be cheap), or after those that `after` names:
     `moved`, when an agent's log did something; `process_count`, when a process began or ended or a user's program saw
     something wrong. Whatever else happens cannot have changed what such an invariant looks at."""
 
     def check(self, world: "World") -> None:
-        """AssertionError when it does not hold."""
+        """Check the invariant; raises AssertionError when it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class World:
         self.replay = f"covey-chaos sim --seed {seed}"
         """The line that repeats this story."""
         self.stop_at = float("inf")
-        """`run` raises `Enough` at this virtual second."""
+        """Virtual second at which `run` raises `Enough`."""
         self.hosts: dict[str, SimHost] = {}
         self.link_ends: dict[Address, SimLinks] = {}
         self.invariants: list[Invariant] = []
@@ -104,13 +104,13 @@ class World:
         self.counts: dict[str, int] = {}
         """How often each kind of event was marked."""
         self.on_loss: list[Callable[[SimHost, SimProcess | None], None]] = []
-        """Called with every process that ended, and with every host (no process) that lost its power."""
+        """Functions called with every process that ended, and with every host (no process) that lost its power."""
         self.on_log: list[Callable[[str, Mapping[str, Any]], None]] = []
-        """Called with what is logged anywhere: the event, and its fields."""
+        """Functions called with what is logged anywhere: the event, and its fields."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.process_count = 0
-        """Counts processes that began or ended, and what users' programs saw that must never be."""
+        """Number of processes that began or ended, and of things that users' programs saw that must never be."""
         self.last: HostLoop | None = None
         """The loop that ran last."""
         self.parked: list[asyncio.Task[Any]] = []
@@ -119,7 +119,7 @@ class World:
         self.wires = Wires(self)
         self._order = random.Random(f"{seed}/order")
         self._heap: list[tuple[float, int, Any]] = []
-        """When, a number, and a timer of a loop or a function of the world's own."""
+        """Entries of (time, a number, a timer of a loop or a function of the world's own)."""
         self._sequence = itertools.count()
         self._numbers = itertools.count(1)
         self._runnable: list[HostLoop] = []
@@ -130,7 +130,7 @@ class World:
         """The loop that asyncio takes for the running one."""
         self._hash = 0
         self._trail: list[str] = []
-        """Who ran and what was marked since the last folding."""
+        """Processes that ran and marks that were made since the last folding."""
         self._times = array("d")
         self._numbers_marked = array("Q")
 
@@ -184,11 +184,11 @@ class World:
             self._runnable.append(loop)
 
     def at(self, when: float, event: Callable[[], object] | SimHandle) -> None:
-        """Something that happens in the world itself (a packet arrives, a fault strikes), or a timer of a loop."""
+        """Post something that happens in the world itself (a packet arrives, a fault strikes), or a timer of a loop."""
         heappush(self._heap, (when, next(self._sequence), event))
 
     def mark(self, kind: str, who: str, detail: str = "", number: int = 0) -> None:
-        """An event of the story: it enters the hash, the counts and, when a caller asked for it, the log."""
+        """Mark an event of the story: it enters the hash, the counts and, when a caller asked for it, the log."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._trail += (kind, who)
         self._times.append(self.now)
@@ -228,8 +228,9 @@ class World:
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def run(self, until: float | None = None, stop: Callable[[], bool] | None = None) -> bool:
-        """Run until virtual time `until`, or until `stop()` (looked at after every callback) is true; True if it was.
-        `Broken` at the first invariant that does not hold. With nothing left to happen time goes to `until`."""
+        """Run until virtual time `until`, or until `stop()` (looked at after every callback) is true; returns whether
+        it was. Raises `Broken` at the first invariant that does not hold. With nothing left to happen the time becomes
+        `until`."""
         limit = min(self.stop_at, float("inf") if until is None else until)
         outer = events._get_running_loop()
         was_collecting = gc.isenabled()
@@ -253,7 +254,7 @@ class World:
                 gc.enable()
 
     def _steps(self, limit: float, stop: Callable[[], bool] | None) -> bool:
-        """One long function: this is what a story does all the time."""
+        """Step loops and timers. One long function: a story spends nearly all its time here."""
         heap, runnable, chance = self._heap, self._runnable, self._order.random
         ran, at = self._trail.append, self._times.append
         always, moved = self._after["any"], self._after["moved"]
@@ -317,7 +318,7 @@ class World:
                 runnable.pop()
 
     def _look_on(self) -> None:
-        """After a callback: the invariants of every callback, and those for a changed number of processes."""
+        """Check, after a callback, the invariants of every callback, and those for a changed number of processes."""
         for invariant in self._after["any"]:
             self._look(invariant)
         if self.process_count != self._process_count_seen:
@@ -357,8 +358,8 @@ class World:
 
 
 def _let_go(coroutine: Any) -> None:
-    """Close a parked coroutine, through every `finally` block that waits for something more; and those that it was
-    given, when it never began. A compiled one knows nothing of its state."""
+    """Close a parked coroutine, through every `finally` block that waits for something more; and the coroutines that
+    it was given, when it never began. A compiled one knows nothing of its state."""
     frame = getattr(coroutine, "cr_frame", None)
     if frame is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         for given in list(frame.f_locals.values()):
@@ -376,7 +377,7 @@ def _let_go(coroutine: Any) -> None:
 
 
 def _finalize(generator: Any) -> None:
-    """An async generator was dropped half-way: close it on the loop that dropped it, if there is one."""
+    """Handle an async generator that was dropped half-way: close it on the loop that dropped it, if there is one."""
     loop = events._get_running_loop()
     if loop is not None:
         loop.call_soon(lambda: loop.create_task(generator.aclose()))

@@ -1,8 +1,9 @@
 """Three voters whose processors or disks are late: the leader stays while no host is lost, and changes when it must.
 
-While a host is stopped, what comes to it waits, and its timers fire late. A seed's story: some minutes in which every
-host is late again and again by less than a second (the leader may not change); a quiet time; a disk of the leader
-that hangs (it hands over, and does not stand again before its disk is well); and at last a leader that is lost.
+While a host is stopped, what arrives there waits, and its timers fire late. A seed's story: some minutes in which
+every host is late again and again by less than a second (the leader may not change); a quiet time; a disk of the
+leader that hangs (it hands over, and is no candidate again before its disk is well); and at last a leader that is
+lost.
 """
 
 import heapq
@@ -31,16 +32,16 @@ from covey.core.ids import HostId
 HOP_S = 0.002
 WRITE_S = 0.005
 AWAKE_S = 0.02
-"""Between two stops of a host."""
+"""Seconds between two stops of a host."""
 STOPS = 120
 LATE_S = (0.1, 0.95)
-"""How late a host is."""
+"""Least and most seconds that a host is late."""
 QUIET_S = 70.0
-"""After which lateness is forgotten (`agent.raft.machine.patience`)."""
+"""Seconds after which lateness is forgotten (`agent.raft.machine.patience`)."""
 HANGS_S, HANDED_OVER_S = 9.0, 4.0
-"""How long a leader's disk hangs, and within which another one leads."""
+"""Seconds that a leader's disk hangs, and seconds within which another host leads."""
 LOST_S = 2.0
-"""Within which a lost leader has a successor."""
+"""Seconds within which a lost leader has a successor."""
 
 
 class Late:
@@ -69,12 +70,12 @@ class Late:
         heapq.heappush(self._queue, (at_s, next(self._number), name, event))
 
     def stop(self, name: HostId, seconds: float) -> None:
-        """Unless it was stopped just before: then it would be late by the sum of both."""
+        """Stop a host, unless it was stopped just before: then it would be late by the sum of both."""
         if self.now_s > self._busy_until_s[name] + AWAKE_S:
             self._busy_until_s[name] = self.now_s + seconds
 
     def hang(self, name: HostId, seconds: float) -> None:
-        """Its next writes are done after that."""
+        """Hang the host's disk: its next writes are done after `seconds`."""
         self._disk_until_s[name] = self.now_s + seconds
 
     def propose(self, name: HostId) -> None:
@@ -118,7 +119,7 @@ class Late:
 
 
 def play(seed: int) -> Late:
-    """AssertionError when a host leads that should not."""
+    """Play one seed. Raises AssertionError when a host leads that should not."""
     late = Late(seed)
     late.run(5.0)
     assert len(late.leaders) == 1, f"seed {seed}: {late.leaders} led in the first five seconds"

@@ -16,7 +16,7 @@ from covey.core.ids import HostId
 
 SNAPSHOT_ENTRIES = 12
 SLOW_S_MAX = 2.0
-"""How long a write on a slow disk takes at most."""
+"""Most seconds that a write on a slow disk takes."""
 
 
 class Violation(AssertionError):
@@ -37,7 +37,7 @@ class Body(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class WorldConditions:
-    """What a seed's world is like."""
+    """Rates and chances of a seed's world."""
 
     voters: int
     observers: int
@@ -72,7 +72,7 @@ class WorldConditions:
 
 @dataclass
 class Client:
-    """One command on its way."""
+    """A client with one command on its way."""
 
     proposal: Proposal
     tries: int = 0
@@ -99,16 +99,16 @@ class Node:
     writing: list[Persist | SaveSnapshot] = field(default_factory=list)
     wake_at_s: float = float("inf")
     copy: dict[str, bytes] = field(default_factory=dict)
-    """The files of the log as they once were."""
+    """Files of the log as they once were."""
     configuration: Configuration = field(default_factory=Configuration)
     commit: int = 0
-    """Both as it last knew them."""
+    """Commit index as the host last knew it; `configuration` is of that time too."""
     toml: tuple[HostId, ...] = ()
-    """leader.voters; empty: the founders."""
+    """The host's leader.voters; empty: the founders."""
     forgot: bool = False
-    """Something of its log was taken away, and it does not vote yet."""
+    """Whether something of the host's log was taken away, and it does not vote yet."""
     prefix: dict[int, int] = field(default_factory=dict)
-    """Index -> digest of this host's log up to there."""
+    """Index -> digest of this host's log up to that entry."""
 
     def clock(self, world_s: float) -> float:
         return self.offset_s + self.rate * world_s

@@ -7,8 +7,8 @@ from chaos.crowds.log.world import World
 
 
 def run_seed(seed: int, steps: int = 2000) -> World:
-    """One world: `steps` events with faults, then everything heals and must converge within 20 s. Violation (with the
-    seed) when something that must hold does not."""
+    """Play one world: `steps` events with faults, then everything heals and must converge within 20 s. Raises
+    Violation (with the seed) when something that must hold does not."""
     world = World(seed)
     try:
         while world.steps < steps:
@@ -37,7 +37,7 @@ def run_seed(seed: int, steps: int = 2000) -> World:
 
 
 def quiet(world: World) -> None:
-    """Nothing fails any more, so the leader stays: also when a former voter does not know that it is none."""
+    """Assert that the leader stays once nothing fails, even when a former voter does not know that it is none."""
     advance(world, SLOW_S_MAX)  # a write that hung before may still let a leader hand over
     terms = {node.raft.term for node in world.nodes.values()}
     advance(world, 4.0)
@@ -53,7 +53,8 @@ def advance(world: World, seconds: float) -> None:
 
 
 def run_seeds(first: int, count: int, steps: int = 2000) -> tuple[int, int, int]:
-    """Worlds of the seeds `first .. first + count - 1`: (events, commands acknowledged, crashes and snapshots)."""
+    """Play the worlds of the seeds `first .. first + count - 1`; returns (events, commands acknowledged, crashes and
+    snapshots)."""
     events = commands = seen = 0
     for seed in range(first, first + count):
         world = run_seed(seed, steps)

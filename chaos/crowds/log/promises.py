@@ -12,7 +12,7 @@ from covey.core.ids import HostId
 
 
 class Promises:
-    """What was seen of a world so far; every method looks at one thing more. `Violation` when it contradicts."""
+    """What was seen of a world so far; every method looks at one thing more. Raises `Violation` when it contradicts."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -26,9 +26,9 @@ class Promises:
         self.chosen_in: dict[int, int] = {}
         """Term -> the last entry that was known to be committed in it."""
         self.in_force: list[tuple[int, Configuration]] = []
-        """(index, configuration) of those that were committed, in order."""
+        """(index, configuration) of the committed ones, in order."""
         self.seen = 0
-        """Crashes, elections, snapshots installed: that a run was worth it."""
+        """Crashes, elections and installed snapshots: they show that a run was worth it."""
 
     def follows_its_log(self, node: Node) -> None:
         ledger = node.raft._raft_log
@@ -80,7 +80,8 @@ class Promises:
                 self.promoted(node, found)
 
     def promoted(self, node: Node, found: Configuration) -> None:
-        """Learner first: who is made a voter has what is committed, or a rack of one that grows would stand still."""
+        """Learner first: a host that is made a voter has what is committed, or a rack of one that grows would come to
+        a halt."""
         for host in {*found.hosts} - {*node.configuration.hosts}:
             learner = self.nodes[host]
             if node.configuration.learner == host and learner.up and not learner.forgot:
@@ -145,5 +146,5 @@ class Promises:
 
 
 def stamp_of(entry: Entry) -> bytes:
-    """What makes an entry this one and no other."""
+    """Bytes that distinguish an entry from every other."""
     return entry.id + entry.term.to_bytes(4, "big") + (b"" if entry.id else entry.command)

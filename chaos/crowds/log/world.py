@@ -2,8 +2,8 @@
 
 Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write,
 lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset
-and rate. In some worlds a voter also comes back without its log, with an older copy of it, with its end cut off or with
-a byte changed, as long as a majority of others still has its own; a host that refuses its file has it moved away.
+and rate. In some worlds a voter also comes back without its log, with an older copy of it, with its end cut off or
+with a byte changed, as long as a majority of others still has its own; a host that refuses its file has it moved away.
 Clients propose to any host that acts as leader, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
@@ -13,13 +13,13 @@ Clients propose to any host that acts as leader, and repeat proposals whose answ
     Lease                  no host is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
     One rack               every committed entry belongs to the log that began first, with one identity
-    Learner first          who is made a voter has every committed entry
+    Learner first          a host that is made a voter has every committed entry
     One step               the voters of two configurations that follow one another differ by one host at most
     Configuration          what a host takes for the configuration is what its own log says
 
-and at the end, after everything has healed: a change of voters that was under way is completed, by any host; all
-hosts converge on one state; every command that a client was told is applied is in it; and no host, voter or not, makes
-anybody change the leader any more. `chaos.stories.log_worlds` plays some of these worlds for each seed.
+and at the end, after everything has healed: a change of voters that was under way is completed, by any host; all hosts
+converge on one state; every command that a client was told is applied is in it; and no host, voter or not, causes
+another change of the leader. `chaos.stories.log_worlds` plays some of these worlds for each seed.
 """
 
 import heapq
@@ -81,9 +81,9 @@ class World(Promises):
         self.order = 0
         self.cut: set[tuple[HostId, HostId]] = set()
         self.handed_over = 0
-        """Orders to stand at once."""
+        """Orders of a leader to another host to stand for election at once."""
         self.lost: Counter[str] = Counter()
-        """Logs, by what was done to them; and what came of it."""
+        """Counts of logs, by what was done to them, and by the result."""
         for node in self.nodes.values():
             self.begin(node)
         self.later(rng.uniform(0, 0.3), "client")
@@ -212,7 +212,8 @@ class World(Promises):
     # ---- faults ----
 
     def crash(self, node: Node, power: bool = True) -> None:
-        """The power fails, or only the process dies, perhaps in the middle of the write that is under way."""
+        """Crash a host: its power fails, or only the process dies, perhaps in the middle of the write that is under
+        way."""
         if node.writing:
             node.disk.fail_after = self.rng.randrange(5)
             try:
@@ -228,12 +229,12 @@ class World(Promises):
         self.seen += 1
 
     def after_a_vote(self, node: Node) -> None:
-        """The moment at which a lost write does most harm."""
+        """Perhaps crash a host just after a vote, the moment at which a lost write does most harm."""
         if not self.calm and self.rng.random() < 0.1:
             self.later(0.0, "crash", node)
 
     def after_a_change(self, node: Node) -> None:
-        """Between two steps of a change of voters, before or after the disk has the first one."""
+        """Perhaps crash a host between two steps of a change of voters, before or after the disk has the first one."""
         if not self.calm and self.rng.random() < 0.1:
             self.later(self.rng.choice((0.0, 0.004, 0.02)), "crash", node)
 
@@ -268,7 +269,8 @@ class World(Promises):
         node.copy = {name: data for name, data in node.disk.files.items() if name.startswith(FOLDER)}
 
     def may_forget(self, node: Node) -> bool:
-        """A majority of others has its logs: what one host alone held since is not what everybody relies on."""
+        """Whether this host may lose its log: a majority of others has its logs, so what it alone held is not what all
+        rely on."""
         for each in self.nodes.values():
             each.forgot = each.forgot and not (each.up and each.raft._votes_here and not each.writing)
         known = [each.configuration for each in self.nodes.values()]
@@ -279,7 +281,7 @@ class World(Promises):
         return all(len(kept & hosts) >= quorum(len(hosts)) for hosts in now_and_next)
 
     def take_files(self, node: Node) -> None:
-        """Somebody does something to the log of a host that is down."""
+        """Take away or change the log of a host that is down."""
         rng, files = self.rng, node.disk.files
         kind = rng.choice(("gone", "older", "cut", "changed"))
         logs = [name for name in files if name.startswith(f"{FOLDER}/log")]
@@ -344,7 +346,7 @@ class World(Promises):
         self.later(self.rng.choice((0.01, 0.3, 3.0)), "begin", node)
 
     def heal(self) -> None:
-        """From here on nothing fails."""
+        """Let nothing fail from here on."""
         self.calm = True
         self.cut.clear()
         for node in self.nodes.values():
@@ -379,8 +381,8 @@ class World(Promises):
     # ---- who votes ----
 
     def change(self) -> None:
-        """Ask a host that acts as leader for another voter, fewer, or one in the place of another; or calls a
-        change off."""
+        """Ask a host that acts as leader for another voter, fewer, or one in the place of another; or call a change
+        off."""
         rng = self.rng
         self.later(rng.expovariate(self.conditions.changes_per_s), "change")
         leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
