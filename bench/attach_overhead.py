@@ -4,15 +4,15 @@
 
 Three processes train the same network: one is attached to an agent of this program (hooks, client, pages, the watching
 thread, reports), two are not. They run by turns, in blocks ABCCBA, never at once. With --beside the rank is told that
-another one reads its flag, else that it is alone on its device. Told is processor time per step (all threads) and wall
-time: of each group the median of the ratios of neighbouring blocks to the first plain process, and of these the median
-and the range over groups of fresh processes, since two processes that are alike differ by 1 to 2 % for their whole
-lives (where their memory lies). `again` is the second plain one.
+another one reads its flag, else that it is alone on its device. Printed is processor time per step (all threads) and
+wall time: for each group the median of the ratios of neighbouring blocks to the first plain process, and over groups
+of fresh processes the median and the range of these, since two processes that are alike differ by 1 to 2 % for their
+whole lives (where their memory lies). `again` is the second plain one.
 
 Two parts have no such noise, for they are taken within the attached process. `hooks`: what its script's thread needs
-for a step more with our hooks than without, which are put in and taken out by turns of as many steps as there are from
-one report to the next; what they make of caches is in it. `threads`: what other threads ran while steps were made, in %
-of the script's, less what they ran in the plain process. Memory has a limit, of 64 GiB: a device of its own.
+for a step more with Covey's hooks than without, which are put in and taken out by turns of the number of steps between
+two reports; their effect on caches is included. `threads`: what other threads ran while steps were made, in % of the
+script's, less what they ran in the plain process. Memory has a limit, of 64 GiB: a device of its own.
 """
 
 import argparse
@@ -64,7 +64,7 @@ for line in sys.stdin:
 
 
 class Playing:
-    """An agent of one rank: joins it, gives it pages, and listens."""
+    """An agent of one rank, which joins it, gets pages from it, and is heard."""
 
     def __init__(self, path: Path) -> None:
         self.descriptors = [memfd.make(kind) for kind in ("limits", "report", "flag")]
@@ -88,7 +88,7 @@ class Playing:
 
 
 class Trains:
-    """One of the processes."""
+    """One of the training processes."""
 
     def __init__(self, how: str, environ: dict[str, str]) -> None:
         known = {
@@ -115,17 +115,17 @@ class Trains:
             times.append(took_s)
 
     def turn(self, hooked: bool) -> float:
-        """Seconds that the script's thread ran for a step with our hooks, or without."""
+        """Seconds that the script's thread ran for a step with Covey's hooks, or without."""
         return self._steps(TURN, "hooked" if hooked else "bare")[2]
 
     def _steps(self, count: int, how: str) -> list[float]:
-        """Wall time, processor time of the process and of the script's thread; seconds, per step."""
+        """Seconds per step: wall time, processor time of the process and of the script's thread."""
         assert self._process.stdin is not None
         print(count, how, file=self._process.stdin, flush=True)
         return [float(took_s) / count for took_s in self._answer().split()]
 
     def others(self) -> float:
-        """What its other threads ran, in % of the script's."""
+        """Time that the process's other threads ran, in % of the script's."""
         return 100 * (sum(self.cpu_s) / sum(self.own_s) - 1)
 
     def end(self) -> None:
@@ -135,7 +135,7 @@ class Trains:
 
 
 def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
-    """Milliseconds of processor time per step, and how much more it is, of one group of processes."""
+    """Milliseconds of processor time per step of one group of processes, and how much more it is."""
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         agent = Playing(Path(folder, "jobs.sock"))
         agent.limits.write(RankLimits(1, memory_bytes=1 << 36, guaranteed=True, alone=not beside))
@@ -163,7 +163,7 @@ def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
 
 
 def more(of: list[float], than: list[float]) -> float:
-    """Median over blocks, in %."""
+    """Median over blocks of how much more the first is than the second, in %."""
     return (statistics.median(a / b for a, b in zip(of, than, strict=True)) - 1) * 100
 
 

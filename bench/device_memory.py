@@ -2,11 +2,11 @@
 
     python bench/device_memory.py [--gib 17.6] [--to 1.3] [--rounds 5]
 
-A rank has so much memory cached on the device and gives all but a little back between two mini-batches (shrink); then
-its limit is lifted and the next mini-batch takes it again (grow). With spill: a mini-batch wants all of it under the
-small limit, the rest lies in page-locked host memory, and the limit is lifted at its end; told is what that mini-batch
-took longer than one without a limit, and what preparing the host memory took before it. Medians and ranges of rounds.
-Without a CUDA device it says "not measured".
+A rank has `--gib` of memory cached on the device and gives all except `--to` back between two mini-batches (shrink);
+then its limit is lifted and the next mini-batch takes it again (grow). With spill: a mini-batch wants all of it under
+the small limit, the rest lies in page-locked host memory, and the limit is lifted at its end; printed is how much
+longer that mini-batch took than one without a limit, and the time to prepare the host memory before it. Medians and
+ranges of rounds. Without a CUDA device it says "not measured".
 """
 
 import argparse
@@ -46,7 +46,7 @@ def device_of(torch: Any) -> str:
 
 
 def measured(torch: Any, whole: int, limit: int, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round."""
+    """Milliseconds of each round, by what was measured."""
     from covey.hooks.frameworks.torch_cuda import TorchGpu
     from covey.hooks.frameworks.torch_memory import TorchMemory
     from covey.hooks.gate.build import TorchBuild, build, cache_folder
@@ -73,7 +73,7 @@ def measured(torch: Any, whole: int, limit: int, rounds: int) -> dict[str, list[
 
 
 def batch(torch: Any, memory: Any, pieces: int) -> float:
-    """Milliseconds of one that writes and reads so many pieces."""
+    """Milliseconds of a mini-batch that writes and reads `pieces` pieces."""
 
     def work() -> None:
         held = [torch.full((PIECE,), 1, dtype=torch.uint8, device="cuda") for _ in range(pieces)]

@@ -19,7 +19,7 @@ GARBAGE_S = 3.0
 
 
 def garbage(*_: object) -> None:
-    """All the time: its next mini-batches write good reports over it."""
+    """Write garbage all the time: the script's next mini-batches write good reports over it."""
     threading.Thread(target=_keep_writing, daemon=True).start()
 
 

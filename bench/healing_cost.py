@@ -3,18 +3,19 @@
     python bench/healing_cost.py [--kinds numpy,ddp] [--ranks 2,4] [--ms 5,10,30,150] [--work idle,busy] [--seconds 10]
 
 Processes of this machine are the ranks of two jobs at once, with a connection each to one real aggregator, as between
-hosts: the same script attached (`job.state`, `covey.torch.attach(ddp, optimizer)`) and not (`covey.torch.attach(ddp)`),
-by turns of a few steps, ABBA, with a pause before each in which no rank computes. Both push the same to the same
-aggregator; the attached one draws random numbers in each step, which are its rank's own. A step computes for so many
-ms: `busy` on the processor, an amount of work that takes as long when nothing else runs; `idle` sleeps, as a script
-that waits for its device does. MORE: how much longer a step of rank 0 takes attached than not, the median over all
-ABBA, in ms and in % of the median step not attached; after +- the error of that median, by the quarters. CPU: processor
-time of a step more, of a rank and of the aggregator, ms, the median likewise.
+hosts: the same script attached (`job.state`, `covey.torch.attach(ddp, optimizer)`) and not
+(`covey.torch.attach(ddp)`), by turns of a few steps, ABBA, with a pause before each in which no rank computes. Both
+push the same to the same aggregator; the attached one draws random numbers in each step, which are its rank's own. A
+step computes for `--ms` milliseconds: `busy` on the processor, a fixed amount of work that takes this time when
+nothing else runs; `idle` sleeps, as a script that waits for its device does. MORE: how much longer a step of rank 0
+takes attached than not, the median over all ABBA, in ms and in % of the median step not attached; after +- the error
+of that median, by the quarters. CPU: how much more processor time a step takes, of a rank and of the aggregator, in
+ms, the median too.
 
     numpy   a generator's state is a rank's own, two sums of 40 KB and 40 bytes, momentum
     ddp     PyTorch: twelve layers with dropout, 26 tensors of 0.4 MB, Adam; needs PyTorch
 
-With more ranks than cores whatever any process does is waited for by all.
+With more ranks than cores, all wait for whatever any process does.
 """
 
 import json
@@ -36,10 +37,10 @@ from bench.live_command import json_option, keep, options, print_head  # noqa: E
 JOBS = ("plain", "healed")
 EPOCH, SECRET = (1 << 32) + 1, b"sixteen bytes !!"
 BLOCK_S = 0.06
-"""A turn, about; the machine does something else a second later."""
+"""Seconds of a turn, roughly; the machine does something else a second later."""
 CALIBRATED = 20
 PAUSE_S = 0.002
-"""Before and after a turn: what ranks and the aggregator still do for the one before it is over then."""
+"""Seconds of pause before and after a turn: what ranks and the aggregator still do for the one before is over then."""
 SIDE = 96
 """Side of the matrices that are multiplied as work."""
 
@@ -78,7 +79,7 @@ def row(found: dict[str, Any]) -> str:
 
 
 def median_of(found: dict[str, Any], what: str) -> tuple[float, float]:
-    """How much more it is attached, over all ABBA, and the error of that."""
+    """How much more the attached job needs, the median over all ABBA, and the error of that."""
     plain, healed = (found[job][what] for job in JOBS)
     more = [sum(healed[at : at + 2]) / 2 - sum(plain[at : at + 2]) / 2 for at in range(0, len(plain), 2)]
     low, middle, high = statistics.quantiles(more, n=4)
@@ -118,7 +119,7 @@ def measure(kind: str, ranks: int, work: str, ms: float, seconds: float) -> dict
 
 
 def calibrated() -> float:
-    """Products that a ms has room for, when nothing else runs."""
+    """Number of products that fit into a millisecond when nothing else runs."""
     multiply(CALIBRATED)
     took_s = []
     for _ in range(200):
@@ -162,7 +163,7 @@ Work = Callable[[float], None]
 
 
 def work_of(ms: float, per_ms: float) -> Work:
-    """What computes a part of the step."""
+    """A function that computes a part of the step."""
     return lambda part: multiply(round(part * ms * per_ms)) if per_ms else time.sleep(part * ms / 1000)
 
 
@@ -268,7 +269,7 @@ def rank_main(rank: int, kind: str, ranks: int, ms: float, per_ms: float, second
 
 
 def block(barrier: Step, step: Step, count: int, found: dict[str, list[float]]) -> None:
-    """What a step of this turn took."""
+    """Do the steps of a turn, and note what one took."""
     barrier()
     time.sleep(PAUSE_S)
     aggregator_s, cpu_s, began_s = aggregators_s(), time.process_time(), time.perf_counter()
@@ -281,7 +282,7 @@ def block(barrier: Step, step: Step, count: int, found: dict[str, list[float]]) 
 
 
 def aggregators_s() -> float:
-    """Processor time of the process that made this one, in which the aggregator is, s."""
+    """Seconds of processor time of the process that started this one, in which the aggregator is."""
     return (
         sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{os.getppid()}/task").glob("*/schedstat")) / 1e9
     )

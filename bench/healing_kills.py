@@ -1,19 +1,19 @@
-"""`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
+"""`make heal-test`: ranks of a job are killed, again and again: how long the others wait, and the same bits.
 
     python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--only KIND]
         [--spares 1] [--empty-host]
 
-Four hosts (network namespaces) with real agents, and two GPUs each: whoever leaves a host joins others of the job;
+Four hosts (network namespaces) with real agents, and two GPUs each: a rank that leaves a host joins others of the job;
 `examples/healing.py` (numpy, Adam, random batches), or `examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has
-a rank on each of four. Each kill is one of, as a seed chooses: any rank; two at once; a rank, and its successor while
-that starts; a rank with the `aggd` that sums; a rank with its host's agent, which may lead; a whole host, whose power
-fails, so that others take its ranks over; or no kill: `agentctl move`, of all ranks on a host. With `--empty-host` a
-fifth one has no rank, and each host has one GPU. Agents are started again as systemd would, hosts once others have
-taken over. The next kill waits until all ranks have done a step: what is a rank's own is with two others. GAP: how much
-longer the step took in which it happened than the median step, by the clock of ranks that lived through it, ms; what a
-successor needs to start is in it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not
-killed. SAMPLES (heal_ddp): batches of other samples in another process of their rank, and samples that an epoch used
-not once: 0. Afterwards the same script runs without kills. (Needs root and iproute2.)
+a rank on each of four. Each kill is one of these, as a seed chooses: any rank; two at once; a rank, and its successor
+while that starts; a rank with the `aggd` that sums; a rank with its host's agent, which may lead; a whole host, whose
+power fails, so that others take its ranks over; or no kill: `agentctl move`, of all ranks on a host. With
+`--empty-host` a fifth one has no rank, and each host has one GPU. Agents are started again as systemd would, hosts
+once others have taken over. The next kill waits until all ranks have done a step: what is a rank's own is with two
+others. GAP: how much longer than the median step the step took in which it happened, by the clock of ranks that lived
+through it, in ms; the start of a successor is in it, and the time to notice that a host is gone. OTHERS: processes of
+ranks that ended and were not killed. SAMPLES (heal_ddp): batches of other samples in another process of their rank,
+and samples that an epoch used not once: 0. Afterwards the same script runs without kills. (Needs root and iproute2.)
 """
 
 import os
@@ -51,7 +51,7 @@ KINDS = (
     "a move",
 )
 LOST_S = {"a whole host": 30.0}
-"""How long after it a kill may still be felt; others: 6 s."""
+"""Seconds after a kill in which it may still be felt; others: 6 s."""
 END_S = 900.0
 TRAIN = """
 import os, runpy, sys, time
@@ -91,7 +91,7 @@ class Killed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step of a rank."""
+    """One step that a rank did."""
 
     at_s: float
     incarnation: int
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int = 0) -> str:
-    """The job's id."""
+    """Submit the job; returns its id."""
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"python train.py {ROOT / 'examples' / script}.py {pause_s} {SCRIPTS[script].format(count)}"
@@ -164,7 +164,7 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int
 
 
 def blocked(rack: AgentRack) -> str:
-    """A job that has a GPU of each host, so that one rank at most comes to each; its id."""
+    """Submit a job that takes a GPU of each host, so that each has room for one rank at most; returns its id."""
     said = rack.hosts[0].shell(f"agentctl submit --nodes {RANKS} -- sleep 3600")
     job = str(said.stdout.split()[0])
     running = '"state": "running"'
@@ -178,13 +178,13 @@ def told(rack: AgentRack, job: str) -> str:
 
 
 def where_spares_wait(rack: AgentRack, job: str) -> int:
-    """Hosts on which some do, or did."""
+    """Number of hosts on which spares wait, or did."""
     said = rack.hosts[0].shell(f"agentctl why {job}").stdout
     return len({line.split()[1] for line in said.splitlines() if "spares here" in line})
 
 
 def steps(rack: AgentRack) -> list[list[Done]]:
-    """By rank, in the order in which it did them."""
+    """Steps by rank, in the order in which it did them."""
     found: list[list[Done]] = [[] for _ in range(RANKS)]
     for host in rack.hosts:
         for rank in range(RANKS):
@@ -196,7 +196,8 @@ def steps(rack: AgentRack) -> list[list[Done]]:
 
 
 def wrong_samples(rack: AgentRack) -> int:
-    """Batches in which two processes of a rank took other samples, and samples that were not used once in an epoch."""
+    """Number of batches in which two processes of a rank took other samples, and of samples that were not used once in
+    an epoch."""
     taken: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for host in rack.hosts:
         for rank in range(RANKS):
@@ -248,7 +249,7 @@ class Kills:
         return killed
 
     def _lose_host(self, ranks: Sequence[int], host: Host) -> None:
-        """Its power fails, and is back once others have its ranks."""
+        """Fail a host's power, which is back once others have its ranks."""
         host.power_off()
         for rank in ranks:
             self._process(rank)
@@ -274,7 +275,7 @@ class Kills:
         return found[0] if found else None
 
     def _lose_successor(self, rank: int, lost: int) -> None:
-        """Some moments after it started."""
+        """Kill a rank's successor some moments after it started."""
         found = wait(
             lambda: [pid for pid in self._processes(rank) if pid != lost], lambda: told(self._rack, self._job), 60.0
         )
@@ -300,7 +301,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def digest(rack: AgentRack, job: str) -> str:
-    """Once the job has ended."""
+    """Digest that rank 0 prints, once the job has ended."""
     first = next(host for host in rack.hosts if host.is_up)
     waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
     match = RESULT.search(first.shell(f"agentctl logs {job} --rank 0").stdout)
@@ -310,8 +311,8 @@ def digest(rack: AgentRack, job: str) -> str:
 
 
 def lost(done: Sequence[Done]) -> int:
-    """Processes of a rank that ended before its newest one. They are numbered on each host that it came to, from the
-    bits on that say how often the job's ranks had moved."""
+    """Number of processes of a rank that ended before its newest one. They are numbered on each host that the rank was
+    on, from the bits on that say how often the job's ranks had moved."""
     newest: dict[int, int] = {}
     for each in done:
         newest[each.incarnation >> INCARNATIONS_BITS] = each.incarnation & (1 << INCARNATIONS_BITS) - 1
@@ -319,7 +320,7 @@ def lost(done: Sequence[Done]) -> int:
 
 
 def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str, Any]:
-    """The median step, and of each kill the longest step of a rank that lived through it."""
+    """The median step, and for each kill the longest step of a rank that lived through it."""
     spans = [
         (rank, before.at_s, after.at_s)
         for rank, each in enumerate(times)

@@ -3,20 +3,21 @@
     .venv/bin/pip install --target DIR torchft==0.2.0 opentelemetry-sdk opentelemetry-exporter-otlp-proto-http --no-deps
     python bench/healing_rivals.py [--torchft DIR] [--kills 8] [--steps 400] [--only covey,elastic] [--json FILE]
 
-Four ranks on this machine, gloo, CPU; 32 samples each a step, which follow from step and rank, as do the numbers that
-dropout draws: so each of them can come to the same bits. `kill -9` of any rank, eight times, each once all ranks have
+Four ranks on this machine, gloo, CPU; 32 samples each a step, which follow from step and rank, like the numbers that
+dropout draws: so each system can reach the same bits. `kill -9` of any rank, eight times, each once all ranks have
 done a step since the last.
 
 covey: a job on one host, `covey.torch.attach(ddp, optimizer)`. elastic: `torchrun --max-restarts`, and a checkpoint of
 each step (of a small model), so that nothing is computed twice. torchft: with at least 1 replica, as its documents do,
-or with all 4, so that it waits for the lost one; a lighthouse that hears within 1 s who is gone (5 s if not told), a
-quorum in each step before the forward pass, and a process that starts a lost replica at once. Gradients are averaged by
-its `manager.allreduce`, all in one: the hook of its DistributedDataParallel (0.2.0) ends each process by an
-AssertionError when another one is lost.
+or with all 4, so that it waits for the lost one; a lighthouse that hears within 1 s which replica is gone (5 s if not
+told), a quorum in each step before the forward pass, and a process that starts a lost replica at once. Gradients are
+averaged by its `manager.allreduce`, all in one: the hook of its DistributedDataParallel (0.2.0) ends each process by
+an AssertionError when another one is lost.
 
-GAP: how much longer a step took in which one was killed than the median step, for ranks that were not killed, ms.
-RESTARTED: processes that ended and were not killed. LOST: samples of ranks that took no part in a step that counted, of
-all. AGAIN: steps of a rank that were computed more than once. SAME BITS: parameters at the end, with kills and without.
+GAP: how much longer than the median step a step took in which one was killed, for ranks that were not killed, in ms.
+RESTARTED: processes that ended and were not killed. LOST: samples of ranks that took no part in a step that counted,
+of all. AGAIN: steps of a rank that were computed more than once. SAME BITS: parameters at the end, with kills and
+without.
 """
 
 import argparse
@@ -61,7 +62,7 @@ class Done(NamedTuple):
     pid: int
     step: int
     ranks: int
-    """That took part in it, as this one says."""
+    """Number of ranks that took part in the step, by this rank's account."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,14 +112,14 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def longest(done: Sequence[Sequence[Done]], at_s: float, killed: int) -> float:
-    """The step in which one was killed, of any other rank."""
+    """Seconds of the longest step of any other rank in which one was killed."""
     others = [of for rank, of in enumerate(done) if rank != killed]
     spans = [(one.at_s, after.at_s) for of in others for one, after in pairwise(of)]
     return max(after - before for before, after in spans if before <= at_s + 0.5 and after >= at_s)
 
 
 class Run:
-    """One training, as whoever started it knows it."""
+    """One training, as the program that started it knows it."""
 
     def __init__(self, logs: Callable[[int], Path], kill: Callable[[int], None], wait: Callable[[], object]) -> None:
         self._logs, self.kill, self.wait = logs, kill, wait
@@ -231,7 +232,7 @@ def of_torchft(folder: Path, environ: dict[str, str], name: str, args: argparse.
             start(rank)
 
         def wait() -> None:
-            """One that fails is started again, as a supervisor would."""
+            """Wait for the end; a process that fails is started again, as a supervisor would."""
             end_s = time.monotonic() + END_S
             while any(each.poll() != 0 for each in processes.values()):
                 if time.monotonic() > end_s:
@@ -265,7 +266,7 @@ def ended(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 class Training:
-    """What is the same with each of them."""
+    """The parts of a training that are the same under each system."""
 
     def __init__(self, rank: int) -> None:
         import torch

@@ -3,7 +3,7 @@
     python bench/healing_simulated.py [--seeds 1-200] [--kinds quiet,again,busy] [--json FILE]
 
 Seconds from the loss of a host until another one runs its rank: median, 9 of 10, worst, and the seeds of the three
-slowest; apart for hosts that led, whose loss costs an election and the leases that they may have given.
+slowest; separately for hosts that led, whose loss costs an election and the leases that they may have given.
 """
 
 import sys

@@ -1,14 +1,16 @@
-"""`make heal-size`: a rank whose state is that of GPT-2 small with Adam is killed: how long until its successor has it.
+"""`make heal-size`: a rank whose state is that of GPT-2 small with Adam is killed: how long until its successor has
+it.
 
     python bench/healing_size.py [--state gpt2] [--kills 5] [--rate 10gbit] [--two] [--json FILE]
 
 Four hosts (network namespaces, each with a link of that rate in both directions, tbf) with real agents, and a rank on
-each of a script whose state is as large: 444 arrays of 1,493 MB (`gpt2`), or 20,000 arrays of 80 MB (`many`). It pushes
-1 MB a step. A rank is killed, any in turn (`--two`: with one of the others each time). LINK: what one TCP connection
-between two of these hosts carries. START: from the kill until the successor asks. TRANSFER: from then until `load` is
-called. LOADED: until the loop goes on. GAP: how much longer the step took than the median one, by the clock of ranks
-that lived through it. MEMORY: the successor's at most, over that of the rank before it. Seconds, medians (worst). At
-the end all ranks hold the same bits, which are those of a run without kills. (Needs root, iproute2, 16 GB of memory.)
+each of a script whose state has this size: 444 arrays of 1,493 MB (`gpt2`), or 20,000 arrays of 80 MB (`many`). It
+pushes 1 MB a step. A rank is killed, any in turn (`--two`: with one of the others each time). LINK: what one TCP
+connection between two of these hosts carries. START: from the kill until the successor asks. TRANSFER: from then until
+`load` is called. LOADED: until the loop continues. GAP: how much longer the step took than the median one, by the
+clock of ranks that lived through it. MEMORY: the successor's at most, over that of the rank before it. Seconds,
+medians (worst). At the end all ranks hold the same bits, which are those of a run without kills. (Needs root,
+iproute2, 16 GB of memory.)
 """
 
 import argparse
@@ -98,7 +100,7 @@ def probe(hosts: Sequence[Any]) -> float:
 
 
 def submit(rack: Any, state: str, stop: int) -> str:
-    """The job's id."""
+    """Submit the job; returns its id."""
     for host in rack.hosts:
         for old in (host.folder / "root").glob("*[0-9]"):
             old.unlink()
@@ -121,7 +123,7 @@ def lines(rack: Any, name: str) -> list[list[Any]]:
 
 
 def steps(rack: Any, rank: int) -> list[list[Any]]:
-    """When each was done, which, and by which incarnation."""
+    """Steps of a rank: when each was done, which, and by which incarnation."""
     return lines(rack, f"steps{rank}")
 
 
@@ -160,13 +162,13 @@ def kill(rack: Any, job: str, ranks: Sequence[int], number: int) -> dict[str, fl
 
 
 def peak(pid: int) -> float:
-    """MB, of a process at most so far."""
+    """Peak memory of a process so far, in MB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) / 1000
 
 
 def end(rack: Any, job: str, stop: int) -> list[str]:
-    """What each rank holds."""
+    """End the job at step `stop`; returns the digest of what each rank holds."""
     from bench.healing_kills import told
 
     for host in rack.hosts:
@@ -189,7 +191,7 @@ def shapes(state: str) -> list[tuple[int, ...]]:
 
 
 def train(state: str) -> None:
-    """Each step changes a part of some arrays by what was pushed."""
+    """Train: each step changes a part of some arrays by what was pushed."""
     import hashlib
 
     import covey

@@ -26,20 +26,20 @@ from sim.report import Cell, Figure, Progress, Report, Series, Table
 
 WEIGHTS = Weights()
 SEEDS = (301, 302, 303, 304, 305)
-"""Never used for tuning."""
+"""Seeds that were never used for tuning."""
 FEW = SEEDS[:1]
-"""For sweeps."""
+"""Seeds for sweeps."""
 TWO = SEEDS[:2]
 FRESH = tuple(range(501, 521))
-"""Never used for anything but `groups-fresh`."""
+"""Seeds that were never used for anything except `groups-fresh`."""
 T_95 = 2.093
 """Student's t, 95 % on two sides, 19 degrees of freedom: for the mean of `FRESH`."""
 BARE_S = 40.0
-"""Iteration of the paper's 8 jobs on 32 hosts, less than its best with memory (44.3 s)."""
+"""Seconds of an iteration of the paper's 8 jobs on 32 hosts, less than its best with memory (44.3 s)."""
 TALKING = 0.137
 """Share of processors that a COMM takes: inferred, see `talking`."""
 MEMORY_MAX = 3
-"""Jobs in a group when nothing is spilled."""
+"""Most jobs in a group when nothing is spilled."""
 
 
 def eighty(progress: Progress) -> Report:
@@ -124,15 +124,15 @@ def fresh(progress: Progress) -> Report:
 
 
 def _interval(values: Sequence[float]) -> list[Cell]:
-    """Mean, its 95 % interval, and the least and most of as many values as there are fresh seeds."""
+    """Mean, its 95 % interval, and the least and greatest of these values, one for each fresh seed."""
     assert len(values) == len(FRESH)
     mean, half = statistics.fmean(values), T_95 * statistics.stdev(values) / len(values) ** 0.5
     return [mean, f"{mean - half:.2f} to {mean + half:.2f}", f"{min(values):.2f} to {max(values):.2f}"]
 
 
 def shortest_first_s(jobs: Sequence[Job], hosts: int) -> float:
-    """A mean completion time that no schedule of jobs that are all there can beat: processors of all hosts busy without
-    a pause, one job after another, the one with the least computing first. Seconds."""
+    """A mean completion time in seconds that no schedule of jobs that are all there can beat: processors of all hosts
+    busy without a pause, one job after another, the one with the least computing first."""
     at_s, ends = 0.0, []
     for work in sorted(job.profile.work_s * job.iterations for job in jobs):
         at_s += work / hosts
@@ -210,7 +210,7 @@ def errors(progress: Progress) -> Report:
 
 
 def spreads(progress: Progress) -> Report:
-    """What the paper does not say: how unlike the jobs are in length."""
+    """Sweep what the paper does not say: how unlike the jobs are in length."""
     rows: list[list[Cell]] = []
     cases = (1.0, 5.0, 50.0)
     for at, ratio in enumerate(cases):
@@ -228,7 +228,8 @@ def spreads(progress: Progress) -> Report:
 
 
 def talking(progress: Progress) -> Report:
-    """What the model of the paper leaves out and its figures hold (§4.4.3): communicating takes processors too."""
+    """Add what the model of the paper leaves out and its figures include (§4.4.3): communicating takes processors
+    too."""
     rows: list[list[Cell]] = []
     cases = (TALKING / 2, TALKING)
     ways: dict[str, Callable[[Sequence[Job], Setting], Outcome]] = {
@@ -302,7 +303,7 @@ COLUMNS = (
 
 
 def _gain(jobs: Sequence[Job], setting: Setting, way: Callable[[Sequence[Job], Setting], Outcome]) -> list[float]:
-    """`COLUMNS` after the first."""
+    """The values of `COLUMNS` after the first."""
     found = way(jobs, setting)
     best, on_16 = isolated(jobs, setting)[0], alone(jobs, setting, PROFILED_ON)
     return [

@@ -19,7 +19,7 @@ from sim.report import Cell, Figure, Progress, Report, Series, Table
 
 TRACES = Path(__file__).parent / "traces"
 OWN_TRACES = "COVEY_TRACES"
-"""Environment: a folder with more traces, such as openb2023_first_half, which may not be shipped."""
+"""Environment variable that names a folder with more traces, such as openb2023_first_half, which may not be shipped."""
 SIZES: tuple[tuple[str, int], ...] = (
     ("tiresias_60", 16),
     *((f"tiresias480r_seed{seed}", 60) for seed in range(1, 6)),
@@ -32,12 +32,12 @@ SIZES: tuple[tuple[str, int], ...] = (
     ("philly_2017-09_10", 640),
     ("philly_2017-09_10", 512),
 )
-"""Where policies are compared: (trace, GPUs)."""
+"""(trace, GPUs) on which policies are compared."""
 CHEAP = ("covey", "las-published", "dlas", "dgittins", "srsf", "srtf", "sjf", "fjf", "fifo", "backfill", "gandiva")
 COSTLY = ("las", "gittins")
 LONG_S = 20 * 86400
-"""Traces that take longer than this: there COSTLY are left out and turns are longer, because they look at every running
-job at every event, or switch so often, that they would take an hour."""
+"""Length in seconds of a long trace: there COSTLY are left out and turns are longer, because they look at every
+running job at every event, or switch so often, that they would take an hour."""
 LONG_TURN_S = 3600
 NEAREST = ("philly_2017-09_10", 640)
 """The public trace that is most like the one of the papers."""
@@ -85,7 +85,7 @@ def part(progress: Progress, done: int, total: int, what: str) -> Progress:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Geometric."""
+    """Geometric mean of these values."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
 
 
@@ -95,7 +95,7 @@ def runs(
     progress: Progress,
     curves: list[Series] | None = None,
 ) -> Iterator[tuple[str, int, dict[str, Found]]]:
-    """Every plan on every trace. `curves` is given the distributions on the trace of NEAREST."""
+    """Run every plan on every trace. `curves` is given the distributions on the trace of NEAREST."""
     total, done = len(cases) * len(plans), 0
     for name, gpus, file in cases:
         found: dict[str, Found] = {}
@@ -372,13 +372,15 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "narrow": ("on", "off"),
     "starve": ("86400", "604800", "inf"),
 }
-"""What covey's three constants could have been."""
+"""Values that covey's three constants could have had."""
 WORST_MAX = 1.01
-"""A choice that is worse than published by more than this on a trace that it may see is not taken."""
+"""Largest factor by which a choice may be worse than published on a trace that it may see; otherwise it is not
+taken."""
 
 
 def family(name: str) -> str:
-    """Traces of one origin are left out together: seeds of one generator, sizes of one cluster."""
+    """Name of a trace's origin; traces of one origin are left out together: seeds of one generator, sizes of one
+    cluster."""
     return name.split("_seed")[0]
 
 
@@ -426,7 +428,7 @@ def chosen(seen: Sequence[Found], labels: Sequence[str]) -> str:
 
 
 def stopping(progress: Progress) -> Report:
-    """What stopping a job costs, from nothing to ten minutes."""
+    """Measure what stopping a job costs, from nothing to ten minutes."""
     costs = (0, 10, 30, 60, 120, 300)
     policies_ = ("covey", "las-published", "dlas")
     plans = {
@@ -454,13 +456,13 @@ def stopping(progress: Progress) -> Report:
 # ---- where gangs are ----
 
 HOSTS = (("muri_cluster400", 8), ("muri_trace3", 8), ("muri_trace1", 16), ("chronus_philly_mix1_first_half", 128))
-"""Traces that say the model of a job, and hosts of eight GPUs."""
+"""Traces that say the model of a job, with numbers of hosts of eight GPUs."""
 PHILLY_HOSTS = (64, 80, 96, 128)
-"""Hosts of eight GPUs for the trace that says no models: from more work than they can do to room enough."""
+"""Numbers of hosts of eight GPUs for the trace that says no models: from more work than they can do to room enough."""
 
 
 def places(progress: Progress) -> Report:
-    """What packing skewed gangs is worth, by how much they lose when they are spread (Gu 2021, §3.3.3)."""
+    """Measure what packing skewed gangs is worth, by how much they lose when they are spread (Gu 2021, §3.3.3)."""
     losses, rules = ("0", "0.25", "0.5", "1"), {"skewed packed": "0.3", "never packed": "1"}
     cases = [(name, hosts, file) for name, hosts in HOSTS for known, _, file in there() if known == name]
     total, done = len(cases) * len(losses) * len(rules), 0

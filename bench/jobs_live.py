@@ -18,11 +18,11 @@ RUNS: tuple[tuple[str, int | None], ...] = (
     ("Queue and Leader", 1),
     ("Queue and Leader, 64 hosts of 8", 64),
 )
-"""(what decides, hosts; None: the engine)."""
+"""(what decides, hosts; None: the engine) of each run."""
 
 
 def tied(progress: Progress) -> Report:
-    """Philly under `covey` by all of them."""
+    """Run the Philly trace under `covey` by each of them."""
     jobs = read_trace(TRACES / "philly_2017-09_10.csv.gz").jobs
     jobs = [job for job in jobs if job.gpus <= GPUS]
     data: dict[str, dict[str, Any]] = {}

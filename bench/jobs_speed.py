@@ -21,11 +21,12 @@ TIMED: tuple[tuple[str, int | None], ...] = (
     ),
     ("covey", 64),
 )
-"""(policy, hosts)."""
+"""(policy, hosts) of each timed run."""
 
 
 def speed(progress: Progress) -> Report:
-    """How fast the simulator is, and how long one decision takes in a full cluster. CPU time of this process."""
+    """Measure how fast the simulator is, and how long one decision takes in a full cluster, in CPU time of this
+    process."""
     file = TRACES / "philly_2017-09_10.csv.gz"
     trace = read_trace(file)
     rows: list[list[Cell]] = []
@@ -62,7 +63,7 @@ def speed(progress: Progress) -> Report:
 
 
 def decisions(waiting: int, gpus: int, count: int, dice: random.Random) -> dict[str, Any]:
-    """A cluster in its steady state: what one decision costs, microseconds."""
+    """Microseconds of one decision in a cluster that is in its steady state."""
     total = waiting + 2 * gpus + count
     widths = [dice.choices((1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1))[0] for _ in range(total)]
     book = OrderBook(3, widths)

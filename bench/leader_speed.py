@@ -36,7 +36,7 @@ from sim.report import Cell, Progress, Report, Table
 
 HOSTS, EACH = 1250, 8
 QUOTAS = {"red": 3000, "blue": 2500, "green": 2000, "grey": 1000, "teal": 500}
-"""GPUs; 1,000 are under no quota, and three tenants without a quota share them."""
+"""GPUs of each tenant's quota; 1,000 are under no quota, and three tenants without a quota share them."""
 TENANTS = (*QUOTAS, "one", "two", "three")
 WIDTHS, OFTEN = (1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1)
 
@@ -152,7 +152,8 @@ class Rack:
             self.roomy.pop(host, None)
 
     def step(self) -> int:
-        """Something happens, as it does all day; a look after it, and after each thing that follows. Looks."""
+        """Let something happen, as it does all day, with a look after it, and after each thing that follows; returns
+        the number of looks."""
         dice = self.dice
         match dice.randrange(4):
             case 0:
@@ -213,7 +214,7 @@ def _at(spent: list[float], share: float) -> float:
 
 
 def speed(progress: Progress) -> Report:
-    """The leader of a rack as agents run it: what one look costs when much waits."""
+    """Measure the leader of a rack as agents run it: what one look costs when many jobs wait."""
     data = steady(100_000, 20_000, random.Random(1), lambda share: progress(share, "looks of the live leader"))
     names = [name for name, part in data.items() if isinstance(part, dict)]
     rows: list[list[Cell]] = [

@@ -20,7 +20,7 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def leave_the_device() -> None:
-    """This process keeps to the other cores: core 0 is the device. Exits where there is no other."""
+    """Keep this process on the other cores: core 0 is the device. Exits where there is no other."""
     cores = os.cpu_count() or 1
     if cores < 2:
         print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
@@ -29,7 +29,7 @@ def leave_the_device() -> None:
 
 
 def spent_s(pid: int) -> float:
-    """Processor time of a process so far, seconds of a core. FileNotFoundError when it is gone."""
+    """Processor time of a process so far, in seconds of a core. Raises FileNotFoundError when it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -41,6 +41,6 @@ def print_head(titles: str) -> None:
 
 
 def keep(found: dict[str, Any], file: str | None) -> None:
-    """Writes all that was measured, if somebody asked for it with --json."""
+    """Write all that was measured, if --json asked for it."""
     if file is not None:
         Path(file).write_text(json.dumps(found, indent=1), encoding="utf-8")

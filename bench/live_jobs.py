@@ -2,11 +2,11 @@
 
     python bench/live_jobs.py KIND OUT [--whole-operations]
 
-After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long its thread stood
+After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long its thread was
 in the run queue of its core and how long it ran (schedstat of /proc, ns; JAX computes in threads of its own, which
-count too). The wait for input is a sleep: it stands for a disk or a network that is somewhere else. It is a third of
-each step alone: half of the processor time that the first steps took. `--whole-operations`: on a core that takes no
-operation off, as a GPU (`whole_operations.py`).
+count too). The wait for input is a sleep, like that for a disk or a network elsewhere. It is a third of each step
+alone: half of the processor time that the first steps took. `--whole-operations`: on a core that takes no operation
+off, like a GPU (`whole_operations.py`).
 """
 
 import math
@@ -28,7 +28,7 @@ from bench import whole_operations
 
 RECORD = struct.Struct("<qqqq")
 WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "drift", "quickens", "noisy", "jax")
-"""Who waits for input."""
+"""Kinds of scripts that wait for input."""
 WARM_STEPS, KNOWN_STEPS = 5, 25
 EVALUATION_S, BETWEEN_S = 5.0, 5.0
 DRIFT_S, DRIFT = 10.0, 1.5
@@ -76,7 +76,7 @@ class Recorder:
         self._last_ns, self._before = time.monotonic_ns(), self._scheduled()
 
     def _threads(self) -> list[int]:
-        """Descriptors of what the kernel counts of each thread but those of Python, the script's own excepted. Their
+        """Descriptors of the kernel's counts for each thread, without those of Python except the script's own. Their
         numbers are written beside the steps, for `sharing_traced.py`."""
         script = threading.get_native_id()
         python = {thread.native_id for thread in threading.enumerate()} - {script}
@@ -85,7 +85,7 @@ class Recorder:
         return [os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY) for task in there]
 
     def again(self) -> None:
-        """Threads that began since count from now on."""
+        """Count from now on the threads that began since."""
         for descriptor in self._counts:
             os.close(descriptor)
         self._counts = self._threads()
@@ -108,7 +108,7 @@ def quickened(now_s: float) -> bool:
 
 
 def to_whole_batches_s(now_s: float) -> float:
-    """Until batches of that kind are next whole again."""
+    """Seconds until batches of that kind are next whole again."""
     return QUICKENS_S + QUICKENED_S - now_s % (QUICKENS_S + QUICKENED_S)
 
 
@@ -121,7 +121,7 @@ def torch_job(kind: str, recorder: Recorder, whole: bool) -> None:
     awaited = Input(kind)
 
     class Batches(IterableDataset):  # type: ignore[type-arg]
-        """Endless; each takes as long to come as `Input` says."""
+        """Endless batches; each takes the time that `Input` says."""
 
         def __iter__(self) -> Iterator[Any]:
             batch = torch.randn(*SHAPES[kind])
@@ -179,7 +179,7 @@ def _model(torch: Any, kind: str) -> Any:
 
 
 def operations_job(kind: str, recorder: Recorder) -> None:
-    """Matrix products that take as long as the kind says."""
+    """Compute matrix products that take the time that the kind says."""
     import torch
 
     torch.set_num_threads(1)
@@ -197,7 +197,7 @@ def operations_job(kind: str, recorder: Recorder) -> None:
 
 
 def _product(torch: Any, lasts_s: float) -> Any:
-    """Two matrices whose product takes so long here, and room for it."""
+    """Two matrices whose product takes `lasts_s` here, and room for it."""
     rows, common, took_s = 64, 256, []
     for _ in range(20):
         began_s = time.process_time()

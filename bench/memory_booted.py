@@ -2,9 +2,9 @@
 
     python bench/memory_booted.py [--hosts 4] [--idle-minutes 45]
 
-Two volumes of 256 MiB, one with a disk and one with a mirror, every byte known. They are idle first; then each agent is
-restarted by `systemctl restart covey`, one after another, while a script reads pages of both. Said are slabs that
-moved, wrong MiB, and the longest reads. As root; a host is installed by what docs/guides/install.md says.
+Two volumes of 256 MiB, one with a disk and one with a mirror, every byte known. They are idle first; then each agent
+is restarted by `systemctl restart covey`, one after another, while a script reads pages of both. Printed are slabs
+that moved, wrong MiB, and the longest reads. Needs root; a host is installed by what docs/guides/install.md says.
 """
 
 import argparse
@@ -29,7 +29,7 @@ simulated = 2
 [memory]
 headroom = "1 GiB"
 """
-"""Slabs are of the default size."""
+"""The file of every agent; slabs are of the default size."""
 READY_S = 90.0
 OPEN = """
 import pathlib, random, time

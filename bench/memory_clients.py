@@ -1,4 +1,4 @@
-"""Clients of a volume's block device that no one here wrote, at length, on a rack of four real agents.
+"""Clients of a volume's block device that were written elsewhere, at length, on a rack of four real agents.
 
     make clients                                        # all of them: some three minutes
     python bench/memory_clients.py --only redis
@@ -11,8 +11,8 @@
     redis      160 MiB of values under a limit of 64 MiB, swapped to the volume through nbdfuse and a loop device; every
                value is verified, with kill -9 of the volume's process (twice) and of a lender's in the middle
 
-What cannot run here is said, with why, and counts as left out. Exit 1 when a client that ran found anything wrong.
-Whatever happens swap, loop device, mount, group and rack are taken away again. Redis needs root.
+A client that cannot run here is named, with the reason, and counts as left out. Exit status 1 when a client that ran
+found anything wrong. Swap, loop device, mount, group and rack are always removed at the end. Redis needs root.
 """
 
 import argparse
@@ -46,11 +46,11 @@ INSTALL = "apt-get install fio libnbd-bin nbdkit qemu-utils fuse3 redis-server"
 
 
 class LeftOut(Exception):
-    """Why a client cannot run here."""
+    """Raised with the reason why a client cannot run here."""
 
 
 class Wrong(Exception):
-    """What a client found."""
+    """Raised with the error that a client found."""
 
 
 class Device(NamedTuple):
@@ -72,7 +72,7 @@ def need(*tools: str) -> None:
 
 
 def run(*argv: str, within_s: float = 300.0) -> str:
-    """What it printed. Wrong when it fails."""
+    """Run a program; returns what it printed. Raises Wrong when it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -108,7 +108,7 @@ def mapped(device: Device) -> list[str]:
 
 
 def kill_lender(device: Device) -> str:
-    """The slab process of whoever lends most, which all of its slabs die with."""
+    """Kill the slab process of the host that lends most, with which all of its slabs die."""
     found: list[str] = wait("somebody lends", lambda: mapped(device))
     name = max(sorted(set(found)), key=found.count)
     os.kill(device.rack.program(name, "slabd"), signal.SIGKILL)
@@ -226,7 +226,7 @@ def qemu_img(device: Device) -> str:
 
 
 class Redis:
-    """A connection to it, and what every value must be."""
+    """A connection to Redis, and what every value must be."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -301,7 +301,7 @@ def redis(device: Device) -> str:
 
 
 def limited(stack: ExitStack, limit: int = LIMIT) -> Callable[[], None]:
-    """A group whose memory is limited; what is called in a child puts it there."""
+    """A control group whose memory is limited; the returned function, called in a child, puts it there."""
     one, two = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     name = f"covey-clients-{os.getpid()}"
     try:
@@ -333,7 +333,7 @@ def remove_group(group: Path) -> None:
 
 
 def swap_on(stack: ExitStack, device: Device) -> None:
-    """nbdkit between nbdfuse and the volume asks again when the volume's process begins anew."""
+    """Swap to the volume; nbdkit between nbdfuse and the volume asks again when the volume's process begins anew."""
     mount = device.directory / "swap"
     mount.touch()
     process = subprocess.Popen(
@@ -410,7 +410,7 @@ CLIENTS: dict[str, Callable[[Device], str]] = {
 
 
 def play(device: Device, name: str) -> str:
-    """`ok`, `left out` or `FAILED`, and a line that says so."""
+    """Run one client; returns `ok`, `left out` or `FAILED`, and prints a line that says so."""
     began_s = time.monotonic()
     try:
         word, said = "ok", CLIENTS[name](device)

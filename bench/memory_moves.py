@@ -1,15 +1,16 @@
-"""What a program notices of slabs that move: a volume's slabs go from one lender to another while it reads and writes.
+"""What a program notices of slabs that move: a volume's slabs move from one lender to another while it reads and
+writes.
 
     python bench/memory_moves.py                                    # two slabs of 64 MiB at once, three rounds
     python bench/memory_moves.py --slabs 1 --programs 4 --rounds 5
 
-Programs, each over a connection of its own and one page after the other, nine tenths of them in a popular tenth, one in
-five written. After `--seconds` so many slabs are opened at the other lender at the same moment, as an eviction has it;
-once all that they hold is there, the first place is closed and freed. All processes are real ones of this machine (a
-volume's process and its log, two slab processes over TCP); agents are not part of it, nor is their search.
+Programs, each over a connection of its own and one page after the other, nine tenths of them in a popular tenth, one
+in five written. After `--seconds`, `--slabs` slabs are opened at the other lender at the same moment, as an eviction
+has it; once all that they hold is there, the first place is closed and freed. All processes are real ones of this
+machine (a volume's process and its log, two slab processes over TCP); agents are not part of it, nor is their search.
 
-Said of each round: pages a second before; in parts of that the `--seconds` after the first order, and the time of the
-moves alone; how long they took; how long requests took before and meanwhile; processor time while it moved.
+Printed for each round: pages a second before; in parts of that the `--seconds` after the first order, and the time of
+the moves alone; how long they took; how long requests took before and meanwhile; processor time while it moved.
 """
 
 import argparse
@@ -72,13 +73,13 @@ while True:
 
 class Slice(NamedTuple):
     at_s: float
-    """When it ended; it is a tenth of a second."""
+    """Time at which the slice ended; it is a tenth of a second long."""
     took_s: list[float]
-    """Each request."""
+    """Seconds that each request took."""
 
 
 class Listener(threading.Thread):
-    """To one program."""
+    """A thread that listens to one program."""
 
     def __init__(self, process: Any) -> None:
         super().__init__(daemon=True)
@@ -92,9 +93,9 @@ class Listener(threading.Thread):
 
 class Moved(NamedTuple):
     rate: float
-    """Pages a second before."""
+    """Pages a second before the move."""
     after: float
-    """In parts of that."""
+    """Rate after the first order, in parts of `rate`."""
     meanwhile: float
     moved_s: float
     before_p99_s: float
@@ -139,7 +140,7 @@ def programs(volume: LiveVolume, count: int) -> Iterator[list[Listener]]:
 
 
 def copied(volume: LiveVolume, orders: list[OpenSlabFrame]) -> None:
-    """Open these; return when all that their slabs hold is there."""
+    """Open these places, and return when all that their slabs hold is there."""
     missing = {order.index for order in orders}
     with socket.socket(socket.AF_UNIX) as stream:
         stream.settimeout(60.0)
@@ -196,7 +197,7 @@ def moved(slabs: int, seconds: float, count: int) -> Moved:
 
 
 def took_in(found: list[Slice], from_s: float, to_s: float) -> list[float]:
-    """How long each request took that was asked in that time, as far as slices tell."""
+    """Seconds that each request took that was asked in that time, as far as slices tell."""
     times: list[float] = []
     for each in found:
         at_s = each.at_s - sum(each.took_s)

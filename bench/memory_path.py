@@ -5,7 +5,8 @@
     the same, `sealed`: pages are encrypted and authenticated in the volume's process too, not compiled
     fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
 
-With `--local` the lender is of the same host, and nothing lies between a client and what has the pages:
+With `--local` the lender is on the client's own host, and nothing lies between a client and the process with the
+pages:
 
     fio -> unix socket -> volume's process, which maps the slabs          pages spill to disk
     fio -> unix socket -> nbdkit memory                                   no disk behind it

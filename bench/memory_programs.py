@@ -61,11 +61,11 @@ SHARES = (100, 75, 50)
 WARM_S, SLICE_S = 3.0, 0.5
 DATA = 160 * MIB
 POPULAR, OFTEN = 0.1, 0.9
-"""A tenth of the keys has so many of the requests; the others share the rest."""
+"""A tenth of the keys gets nine tenths of the requests; the others share the rest."""
 
 
 class Popular:
-    """Numbers below `count`, some much more often than others."""
+    """Random numbers below `count`, some much more often than others."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._rng, self._count = random.Random(seed), count
@@ -82,7 +82,7 @@ class Popular:
 
 
 def slices(seconds: float, once: Callable[[], int]) -> None:
-    """Call it until the time is over; what it returns is how much was done."""
+    """Call `once` until the time is over; it returns how much was done."""
     until_s = time.monotonic() + seconds
     done, began_s = 0, time.monotonic()
     while (now_s := time.monotonic()) < until_s:
@@ -165,7 +165,7 @@ def pagerank(seconds: float) -> None:
     at = 0
 
     def once() -> int:
-        """Some edges more."""
+        """Add some more edges."""
         nonlocal at, ranks, sums
         some = slice(at, at + piece)
         sums += np.bincount(targets[some], (ranks / degrees)[sources[some]], minlength=nodes)
@@ -182,7 +182,7 @@ def pagerank(seconds: float) -> None:
 
 class Ran(NamedTuple):
     rate: float
-    """Per second, the median of slices."""
+    """Operations per second, the median of slices."""
     peak_bytes: int
     swapped_bytes: int
 
@@ -214,7 +214,7 @@ def child(stack: ExitStack, program: str, seconds: float, group: Callable[[], No
 
 @contextmanager
 def running(device: Device, program: str, limit: int | None, seconds: float) -> Iterator[tuple[Any, Callable[[], Ran]]]:
-    """The process whose lines are slices, and what is known of the program's memory now."""
+    """The process whose lines are slices, and a function that tells the program's memory now."""
     with ExitStack() as stack:
         group = limited(stack, limit or 1 << 40)
         if program == "redis":
@@ -230,7 +230,7 @@ def running(device: Device, program: str, limit: int | None, seconds: float) -> 
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Most that was ever resident, and swapped now."""
+    """Most bytes of a process that were ever resident, and bytes swapped now."""
     found = {"VmHWM": 0, "VmSwap": 0}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -271,7 +271,7 @@ def killed(device: Device) -> str:
 
 
 def harmed(device: Device, limit: int, seconds: float, harm: Callable[[Device], str]) -> tuple[str, float, float]:
-    """What was done, the rate before, the rate in the `seconds` after in parts of that before."""
+    """What was done, the rate before, and the rate in the `seconds` after in parts of that before."""
     with running(device, "redis", limit, WARM_S + 2 * seconds + 20) as (process, _):
         before: list[float] = []
         after: list[float] = []

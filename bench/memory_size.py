@@ -118,7 +118,7 @@ async def opened(directory: str, size_bytes: int) -> dict[str, float]:
 
 
 async def longest_stall(seconds: float) -> tuple[float, float]:
-    """How long the loop at most did not come round, beyond the millisecond that was asked for: by its own doing, and
+    """Longest time in seconds that the loop was late beyond the millisecond that was asked for: by its own work, and
     for want of a processor."""
     longest_s, waits_s, end_s, delay = 0.0, 0.0, time.perf_counter() + seconds, RunDelay()
     while (now_s := time.perf_counter()) < end_s:
@@ -131,7 +131,7 @@ async def longest_stall(seconds: float) -> tuple[float, float]:
 
 
 async def counted(directory: str, size_bytes: int) -> dict[str, float]:
-    """Once a second, when one page of every slab was written since, and when nothing was."""
+    """Cost of the count once a second, when one page of every slab was written since, and when nothing was."""
     env = an_env(directory)
     store = SlabStore(2 * size_bytes, env.pages)
     listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)

@@ -28,12 +28,12 @@ BIN = Path(sys.executable).parent
 
 
 class Load(threading.Thread):
-    """One page after the other, at random; each holds what was written last."""
+    """A load that uses one page after the other, at random; each holds what was written last."""
 
     def __init__(self, memory: RemoteMemory) -> None:
         super().__init__(daemon=True)
         self.reads: list[tuple[float, float]] = []
-        """When each began, and how long it took, seconds."""
+        """(when it began, seconds that it took) for each read."""
         self.writes: list[tuple[float, float]] = []
         self.wrong = 0
         self.filled, self.over = threading.Event(), threading.Event()
@@ -66,7 +66,7 @@ def _content(page: int, version: int) -> bytes:
 
 
 def agentctl(directory: Path, *words: str) -> object:
-    """The answer of the first host's agent."""
+    """The answer of the first host's agent to a command."""
     address = _rows(directory)[0]["address"]
     said = subprocess.run((BIN / "agentctl", "--agent", address, "--json", *words), capture_output=True, text=True)
     return json.loads(said.stdout)["data"]

@@ -1,4 +1,4 @@
-"""Arrays in remote memory: how fast passes over one go, what a random touch costs, how much is foreseen.
+"""Arrays in remote memory: how fast passes over one are, what a random touch costs, how much is foreseen.
 
     script -> fault -> pager -> unix socket -> volume's process -> TCP -> slab process      `lender`
     script -> fault -> pager -> unix socket -> a process that keeps the pages itself        `memory`: the pager alone
@@ -103,7 +103,7 @@ print(json.dumps(found))
 
 
 class PagesHere:
-    """What `Front` and `VolumeSession` ask of a volume."""
+    """The part of a volume that `Front` and `VolumeSession` ask for."""
 
     def __init__(self, size: int) -> None:
         self.shape = Shape("data", size, PAGE, size)
@@ -141,7 +141,7 @@ async def serve(state: str, run_dir: str, size: int) -> None:
 
 
 class MemoryAlone(LiveVolume):
-    """In the place of a volume's process and its lender: one process that keeps the pages."""
+    """One process that keeps the pages, in the place of a volume's process and its lender."""
 
     def __init__(self) -> None:
         super().__init__(SIZE, lent=False)

@@ -9,7 +9,7 @@ from sim.sharing import reports as sharing_reports
 from sim.sharing import sharing
 
 TRACES = [Path(__file__).parent / "traces" / f"tiresias480r_seed{seed}.csv.gz" for seed in range(1, 6)]
-"""480 jobs each, rebuilt from the text of the Tiresias paper (bench/traces/README.md)."""
+"""Traces of 480 jobs each, rebuilt from the text of the Tiresias paper (bench/traces/README.md)."""
 
 
 def controllers(progress: Progress) -> Report:
@@ -18,7 +18,8 @@ def controllers(progress: Progress) -> Report:
 
 
 def rules(progress: Progress) -> Report:
-    """The ladder, and what it is without each of its rules, for three times as long: rules may act minutes apart."""
+    """Run the ladder, and the ladder without each of its rules, for three times the usual time: rules may act minutes
+    apart."""
     seeds, controllers = range(sharing.SEED, sharing.SEED + 2 * sharing.SEEDS), ("ladder", *sharing.WITHOUT)
     scenarios = (*sharing.SCENARIOS, *sharing.RULED)
     return sharing.compare(

@@ -3,7 +3,7 @@
     python bench/sharing_away.py [--rounds 5]
 
 The script `evaluation` of `live_jobs.py` trains for five seconds and is away for five, again and again; beside it, on
-the same core, the MLP that always computes. Told of each round, median and worst:
+the same core, the MLP that always computes. Printed for each round, median and worst:
 
     HAS    from when the guaranteed script left, until the other makes steps at 80 % of its rate alone
     CUT    from its return, until the other is under half of its rate alone
@@ -40,18 +40,19 @@ Record = tuple[int, int, int, int]
 
 
 def away(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """When it left and when it worked on the device again, ns; each long mini-batch is one such phase."""
+    """For each phase away: when the script left and when it worked on the device again, in ns; each long mini-batch is
+    one such phase."""
     long_ns = 0.8 * EVALUATION_S * SECOND
     return [(ended - took, ended - waited - ran) for ended, took, waited, ran in records if took > long_ns]
 
 
 def rate(ended: Sequence[int], from_ns: int, to_ns: int) -> float:
-    """Steps/s."""
+    """Steps per second."""
     return (bisect_left(ended, to_ns) - bisect_left(ended, from_ns)) * SECOND / max(1, to_ns - from_ns)
 
 
 def until(ended: Sequence[int], from_ns: int, to_ns: int, holds: Callable[[float], bool]) -> float:
-    """Seconds to the end of the first window in which it holds; all of the time if there is none."""
+    """Seconds to the end of the first window in which the condition holds; all of the time if there is none."""
     for at in range(from_ns, to_ns - WINDOW_NS, GRID_NS):
         if holds(rate(ended, at, at + WINDOW_NS)):
             return (at + WINDOW_NS - from_ns) / SECOND
@@ -59,7 +60,7 @@ def until(ended: Sequence[int], from_ns: int, to_ns: int, holds: Callable[[float
 
 
 def delay_ms(records: Sequence[Record], from_ns: int, to_ns: int) -> float:
-    """Mean wait for the core of mini-batches that lie between."""
+    """Mean wait for the core in ms, of mini-batches that lie between."""
     found = [waited for ended, took, waited, _ in records if ended - took >= from_ns and ended <= to_ns]
     return statistics.fmean(found) / 1e6 if found else float("nan")
 
@@ -88,7 +89,7 @@ def measured(mine: Sequence[Record], theirs: Sequence[Record], alone: float) -> 
 
 
 async def live(rounds: int) -> dict[str, Any]:
-    """Every law in turn for its rounds; `alone` and `packed` for two."""
+    """Run every law in turn for its rounds; `alone` and `packed` for two."""
     period_s = EVALUATION_S + BETWEEN_S
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         async with live_host(4 * GIB) as host:

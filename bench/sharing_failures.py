@@ -7,8 +7,8 @@ an agent of their own, whose only device is made of cores. In each round the age
 again, stopped (`kill -STOP`) for a while, each script writes garbage over its own page of reports, and at last the
 guaranteed script is killed. Then the same pair on a core whose driver is a stand-in beneath the real pynvml.
 
-Told are steps/s, of the guaranteed script as a share of before and of the other as a share of alone, from half a second
-after the end of the lease on (garbage: at once); times in s; medians and the largest.
+Printed are steps/s, of the guaranteed script as a share of its earlier rate and of the other as a share of its rate
+alone, from half a second after the end of the lease on (garbage: at once); times in s; medians and the largest.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Two:
         self.before: Found = {}
         """Steps/s: of the guaranteed script with the other beside it, of the other alone."""
         self.beside = 0.0
-        """What the other made beside it, as a share of alone."""
+        """Rate of the other script beside the guaranteed one, as a share of its rate alone."""
 
     def begin(self) -> None:
         self._submit("o", "mlp", "opportunistic")
@@ -91,7 +91,7 @@ class Two:
         return row["state"] in ("run", "verify") and stages == dict.fromkeys(self.ids.values(), "running")
 
     def rates(self, seconds: float) -> Found:
-        """Steps/s from now on."""
+        """Steps/s of both scripts from now on, for `seconds`."""
         began_ns = time.monotonic_ns()
         time.sleep(seconds)
         return self.between(began_ns, time.monotonic_ns())
@@ -101,7 +101,7 @@ class Two:
         return {name: len(steps.between(from_ns, to_ns)) / seconds for name, steps in self.steps.items()}
 
     def longest_s(self, name: str, from_ns: int) -> float:
-        """Longest mini-batch since."""
+        """Longest mini-batch since then, in seconds."""
         return max((took for _, took, _, _ in self.steps[name].between(from_ns, 1 << 62)), default=0) / SECOND
 
     def metric(self, kind: str) -> float:
@@ -150,7 +150,8 @@ def garbage(two: Two, name: str) -> Found:
 
 
 def job_killed(two: Two) -> Found:
-    """How long until the other makes steps at 80 % of what it makes then, alone on its device."""
+    """Kill the guaranteed script; measures how long until the other makes steps at 80 % of its rate alone on the
+    device."""
     began_ns = time.monotonic_ns()
     os.kill(two.pid("g"), signal.SIGKILL)
     time.sleep(4.0)

@@ -3,8 +3,8 @@
     python bench/sharing_live.py [--pairs conv-input,mlp-input] [--rounds 5] [--measure 5] [--settle 7]
 
 One process of each script lives through all laws in turn, forwards and backwards (ABBA), so that both meet the same
-machine. The service of `plugins/sharing`, jobs.sock, pages and `covey.hooks` are those of agents; only who comes is
-decided here, and for rivals which controller stands in the ladder's place. The device is core 0; this process and
+machine. The service of `plugins/sharing`, jobs.sock, pages and `covey.hooks` are those of agents; only which scripts
+run is decided here, and for rivals which controller takes the ladder's place. The device is core 0; this process and
 everything else should leave it alone.
 
     alone        the other is stopped
@@ -14,7 +14,7 @@ everything else should leave it alone.
     flag         idle phases are free, busy ones closed; no control
     ours         the ladder
 
-DELAY is how much longer than alone the guaranteed script's thread stands in the run queue, per step, as a share of its
+DELAY is how much longer than alone the guaranteed script's thread is in the run queue, per step, as a share of its
 step alone: what a kernel of a GPU waits behind another's. STEP is wall time, noisier, with what caches and clocks do.
 In brackets what the device model says, fed with the phases that the guaranteed script had alone
 (`sharing_predicted.py`).
@@ -49,16 +49,17 @@ PAIRS = ("conv-input", "conv", "mlp-input", "transformer", "evaluation", "jax", 
 """Guaranteed scripts; behind a slash the opportunistic one, if it is not `GUEST`."""
 GUEST = "mlp"
 OPERATION_S = 0.001
-"""At which the opportunistic script can be stopped, for the model: a quantum of `gate.cpp`. Operators are shorter."""
+"""Seconds of an operation after which the opportunistic script can be stopped, for the model: a quantum of `gate.cpp`.
+Operators are shorter."""
 IDLE_SEEN_S = 0.0008
-"""How late a wait for input is seen, for the model: `gate.cpp` looks 0.3 ms after a fetch began, and half a millisecond
-later where the script computed meanwhile, as loaders do."""
+"""Seconds after which a wait for input is seen, for the model: `gate.cpp` looks 0.3 ms after a fetch began, and half a
+millisecond later where the script computed meanwhile, as loaders do."""
 WAKE_S = 0.0007
-"""How long the script stands in the run queue when it wakes while the other computes, for the model: fitted to what the
-law `flag` costs conv-input and mlp-input. Beside a plain loop it was 0.5 to 1.9 ms, at most 3.9 (Linux 6.18)."""
+"""Seconds that the script is in the run queue when it wakes while the other computes, for the model: fitted to what
+the law `flag` costs conv-input and mlp-input. Beside a plain loop it was 0.5 to 1.9 ms, at most 3.9 (Linux 6.18)."""
 TITLES = "guaranteed script | law | DELAY, % of its step | STEP, % | the other, % of alone"
 START_S = 120.0
-"""Longest until both scripts make steps and the guaranteed one is known."""
+"""Most seconds until both scripts make steps and the guaranteed one is known."""
 
 
 Laws = Mapping[str, type[Ladder]]
@@ -73,9 +74,9 @@ LAWS: Laws = {
 
 
 WINDOW = 50
-"""Mini-batches whose delay is looked at together."""
+"""Mini-batches whose delay is judged together."""
 AT_ONCE, SETTLED_S = ("alone", "packed", "flag"), 1.0
-"""Laws that measure nothing have nothing to settle."""
+"""Laws that measure nothing and have nothing to settle, and their seconds to settle."""
 
 
 class Steps:
@@ -140,11 +141,11 @@ class Pair:
         return rate
 
     async def _whole_batches(self) -> None:
-        """Until the script that quickens begins with whole batches again."""
+        """Wait until the script that quickens begins with whole batches again."""
         await asyncio.sleep(to_whole_batches_s(time.monotonic()))
 
     def rule(self, law: str) -> None:
-        """From now on."""
+        """Put this law in force from now on."""
         (gpu,) = self.host.service.machine.gpus.values()
         gpu.controller = self.laws[law]
         if isinstance(gpu.control, Steady):
@@ -180,8 +181,8 @@ class Pair:
 async def compare(
     kind: str, rounds: int, settle_s: float, measure_s: float, laws: Laws = LAWS, whole: bool = False
 ) -> dict[str, Any]:
-    """Every law `rounds` times, forwards and backwards in turn; "alone" and "packed" are among them. `whole`: on a core
-    that takes no operation off (`whole_operations.py`)."""
+    """Run every law `rounds` times, forwards and backwards in turn; "alone" and "packed" are among them. `whole`: on a
+    core that takes no operation off (`whole_operations.py`)."""
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         async with live_host(4 * GIB) as host:
             pair = Pair(host, kind, Path(folder), laws, whole)
@@ -204,7 +205,8 @@ async def compare(
 def said(
     kind: str, alone: Sequence[Phases], settle_s: float, measure_s: float, laws: Laws
 ) -> dict[str, tuple[float, float]]:
-    """By the model, of each law: slowdown, and share of the other. It does not know scripts whose work varies."""
+    """The model's prediction for each law: slowdown, and share of the other. It does not know scripts whose work
+    varies."""
     if kind in ("drift", "quickens", "noisy") or "sudden" in kind:
         return {}
     mean = Phases(*(statistics.fmean(values) for values in zip(*map(astuple, alone), strict=True)))

@@ -77,7 +77,7 @@ class Limited:
         self.rank, self.epoch = rank, 0
 
     async def told(self, memory_bytes: int) -> float:
-        """ms until it has acknowledged this limit; 0: none."""
+        """Write a limit (0: none); returns the milliseconds until the script has acknowledged it."""
         self.epoch += 1
         began_s = time.monotonic()
         self.rank.obey(RankLimits(self.epoch, memory_bytes=memory_bytes))
@@ -131,7 +131,7 @@ async def one_round(limited: Limited, limit_mib: float, seconds: float) -> dict[
 
 
 def same_bits(model: str, limited: bytes) -> int:
-    """Mini-batches that were compared; 0: something differs."""
+    """Number of mini-batches that were compared; 0: something differs."""
     steps = 0
     while wrote(steps + 20) <= len(limited):
         steps += 20
@@ -143,7 +143,7 @@ def same_bits(model: str, limited: bytes) -> int:
 
 
 def wrote(steps: int) -> int:
-    """Bytes of so many mini-batches."""
+    """Bytes that a number of mini-batches writes."""
     return 8 * (steps + steps // 20)
 
 

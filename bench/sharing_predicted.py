@@ -1,8 +1,9 @@
-"""What the device model (`sim/sharing/device.py`) says of a pair of scripts that `bench/sharing_live.py` measured.
+"""What the device model (`sim/sharing/device.py`) predicts for a pair of scripts that `bench/sharing_live.py`
+measured.
 
 It is told what the guaranteed script does alone: how long a mini-batch works on the device and how long it does not,
 how much that varies, and for how much of the time it was away. The opportunistic script always has an operation. Each
-law is the one that ran, for as long as it ran.
+law is the one that ran, for the time that it ran.
 """
 
 import math
@@ -14,13 +15,13 @@ from sim.sharing.device import NEVER, Scenario, simulate
 from sim.sharing.sharing import CONTROLLERS, WITHOUT
 
 AWAY_NS = 1_000_000_000
-"""A mini-batch as long as that is a phase without the device."""
+"""Nanoseconds from which on a mini-batch is a phase without the device."""
 TOLERANCE = 0.05
 SEEDS = range(1, 9)
 LAWS = {"packed": "naive", "step-up": "step-up", "step-up+flag": "step-up+flag", "flag": "flag", "ours": "ladder"} | {
     rule: rule for rule in WITHOUT
 }
-"""By their names in the bench: those of `sim.sharing.sharing.CONTROLLERS`."""
+"""Laws by their names in the bench: those of `sim.sharing.sharing.CONTROLLERS`."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Phases:
     variation: float
     """Coefficient of variation of its work from mini-batch to mini-batch."""
     away: float
-    """Share of the time."""
+    """Share of the time that the script is away."""
 
 
 def phases(steps: Sequence[tuple[int, int, int, int]], seconds: float) -> Phases:
-    """From what it recorded within so many seconds: ended, took, waited for the core, ran; ns."""
+    """Phases of a script from what it recorded within `seconds`: ended, took, waited for the core, ran; ns."""
     with_device = [step for step in steps if step[1] < AWAY_NS]
     ran = [ran for _, _, _, ran in with_device]
     idle = [took - waited - ran for _, took, waited, ran in with_device]
@@ -59,8 +60,9 @@ def predicted(
     settle_s: float,
     measure_s: float,
 ) -> tuple[float, float]:
-    """How much slower the guaranteed script is, and what the other one gets of what it would do alone, in `measure_s`
-    after `settle_s`; `op_s`: its operations; `idle_seen_s`, `wake_s`: what `sim.sharing.device.Scenario` has."""
+    """How much slower the guaranteed script is, and the share that the other one gets of what it would do alone, in
+    `measure_s` after `settle_s`; `op_s`: its operations; `idle_seen_s`, `wake_s`: those of
+    `sim.sharing.device.Scenario`."""
     away_s = measure_s * alone.away if alone.away > 0.1 else 0.0
     scenario = Scenario(
         kind,

@@ -5,8 +5,8 @@
 Four real agents with two devices each, made of the cores of this machine, which cannot compute for eight: the jobs
 mostly wait. A twentieth of a mini-batch is work and the rest sleep. Half of the jobs are guaranteed, of a tenant whose
 quota is all eight devices; the others are opportunistic. The same arrivals once with `beside = 0`, once with 1. A job
-that yields goes on where it was. Before that `sim/jobs/sharing_cluster.py` is asked about the same jobs (it knows their
-lengths alone, and neither starts nor hosts).
+that yields continues where it was. Before that `sim/jobs/sharing_cluster.py` is asked about the same jobs (it knows
+their lengths alone, and neither starts nor hosts).
 """
 
 import statistics
@@ -34,7 +34,7 @@ Times = dict[str, float]
 
 
 def drawn(seed: int) -> list[SimJob]:
-    """They come within a quarter of a minute, and take 6 to 16 s alone."""
+    """Jobs that arrive within a quarter of a minute, and take 6 to 16 s alone."""
     rng = Random(f"queue/{seed}")
     submit_s = sorted(rng.randrange(0, 15) for _ in range(JOBS))
     tenants = [GUARANTEED, "b"] * (JOBS // 2)
@@ -47,7 +47,7 @@ def drawn(seed: int) -> list[SimJob]:
 
 
 def modelled(jobs: Sequence[SimJob], beside: int) -> list[float]:
-    """Completion times, s."""
+    """Completion times of the jobs by the model, in seconds."""
     sharing = Sharing(classes=True, busy=(USED, USED), memory_large=0.0, move_s=None, per_gpu_max=1 + beside)
     ends = Cluster(jobs, HOSTS * GPUS, sharing, 1, COVEY).run().end_s
     return [end - job.submit_s for job, end in zip(jobs, ends, strict=True)]

@@ -2,8 +2,8 @@
 
     python bench/sharing_rules.py [--pairs drift,conv] [--rules audit] [--rounds 3]
 
-As `sharing_live.py`, and in place of the rivals the ladder with one of its rules taken out (`machine/ablations.py`),
-each on the scripts for which it was made: nothing but time would be lost on others.
+Like `sharing_live.py`, but in place of the rivals the ladder with one of its rules taken out (`machine/ablations.py`),
+each on the scripts for which it was made: on others it would only take time.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from plugins.sharing.policy.interference import TOLERANCE  # noqa: E402
 
 
 class Made(NamedTuple):
-    """What shows whether rules are worth something."""
+    """A pair of scripts and the rules that it shows to be worth something, or not."""
 
     rules: tuple[str, ...]
     measure_s: float = 8.0
-    """Whole periods of what grows, or goes away."""
+    """Seconds to measure: whole periods of what grows, or goes away."""
     settle_s: float = 7.0
     whole: bool = False
-    """On a core that takes no operation off, as a GPU (`whole_operations.py`)."""
+    """Whether the pair runs on a core that takes no operation off, like a GPU (`whole_operations.py`)."""
 
 
 MADE_FOR = {
@@ -42,7 +42,7 @@ MADE_FOR = {
     "conv-input/long": Made(("head", "too-much"), settle_s=15.0, whole=True),
     "conv-input/jump": Made(("verification",), measure_s=20.0, whole=True),
 }
-"""By pair."""
+"""Rules to take out, by pair of scripts."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

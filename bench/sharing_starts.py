@@ -44,11 +44,11 @@ HOLD_BACK = (
 
 
 class Releases:
-    """The port of processes, as far as the sharing service lets ranks go by it."""
+    """The part of the port of processes with which the sharing service releases ranks."""
 
     def __init__(self) -> None:
         self.answered_ns: dict[int, int] = {}
-        """CLOCK_MONOTONIC at which the service let each process go, ns."""
+        """CLOCK_MONOTONIC in ns at which the service let each process go."""
 
     async def let_go(self, pid: int) -> bool:
         self.answered_ns.setdefault(pid, time.monotonic_ns())
@@ -66,7 +66,7 @@ def mean(records: Sequence[tuple[int, int, int, int]]) -> dict[str, float]:
 
 
 async def until(what: str, holds: Any) -> None:
-    """SystemExit after `ANSWER_S` seconds."""
+    """Wait until the condition holds; raises SystemExit after `ANSWER_S` seconds."""
     end_s = time.monotonic() + ANSWER_S
     while not holds():
         if time.monotonic() > end_s:

@@ -1,10 +1,10 @@
-"""How long a guaranteed script stood still because another process had its core, by the kernel's own trace.
+"""How long a guaranteed script could not run because another process had its core, by the kernel's own trace.
 
     python bench/sharing_traced.py [--pairs jax] [--rounds 5] [--measure 3] [--settle 7] [--json FILE]
 
 `sharing_live.py` adds up how long each thread of a script was in the run queue. That is the script's delay where one
-thread computes. A JAX script computes in several, which wait at the same time and for each other; there the sum says
-too much. This asks the kernel (tracefs: `sched_switch` and `sched_wakeup` of core 0; needs root) and counts each moment
+thread computes. A JAX script computes in several, which wait at the same time and for each other; there the sum is too
+large. This asks the kernel (tracefs: `sched_switch` and `sched_wakeup` of core 0; needs root) and counts each moment
 once: a thread of the script could have run, none of them did, and another process had the core.
 
     STOOD   per step, in % of the script's step alone, what it had alone taken off
@@ -70,7 +70,7 @@ def counted(folder: str) -> set[int]:
 
 @contextmanager
 def mounted() -> Iterator[Path]:
-    """tracefs, at a place of its own. Exits where it may not be mounted."""
+    """Mount tracefs at a place of its own. Exits where it may not be mounted."""
     with tempfile.TemporaryDirectory(prefix="covey-trace-") as at:
         done = subprocess.run(["mount", "-t", "tracefs", "none", at], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -110,7 +110,8 @@ class Trace:
 
 
 async def compare(kind: str, rounds: int, settle_s: float, measure_s: float, trace: Trace) -> dict[str, Any]:
-    """By law, of each round: ms of a step, ms stood and waited per step, and steps/s of the other."""
+    """For each law and round: ms of a step, ms that it could not run and ms waited per step, and steps/s of the
+    other."""
     found: dict[str, list[dict[str, float]]] = {law: [] for law in TRACED}
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         async with live_host(4 * GIB) as host:

@@ -1,8 +1,9 @@
-"""`make bench-sharing ONLY=upgrade`: a gang of four is upgraded again and again while an agent dies: all ranks or none.
+"""`make bench-sharing ONLY=upgrade`: a gang of four is upgraded again and again while an agent dies: all ranks or
+none.
 
     python bench/sharing_upgrade.py [--tries 10] [--seed 1]
 
-`tests/rack/upgrades.py` says what is looked at; a try that breaks ends it with status 1. Times are s after the
+`tests/rack/upgrades.py` says what is checked; a try that breaks ends it with status 1. Times are s after the
 guaranteed job was cancelled.
 """
 

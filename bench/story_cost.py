@@ -2,10 +2,10 @@
 
     python bench/story_cost.py --seeds 1-8 --repeats 3
     python bench/story_cost.py --seeds 1-8 --repeats 3 --against DIR      # another checkout, in turns with this one
-    python bench/story_cost.py --seeds 1-24 --where                       # which files it goes to
+    python bench/story_cost.py --seeds 1-24 --where                       # which files it is spent in
 
-Every repeat is a process of its own, which imports once, as a soak does; the import is counted apart. The median of the
-repeats is printed. On a machine that does other work compare two trees within one run only.
+Every repeat is a process of its own, which imports once, as a soak does; the import is counted apart. The median of
+the repeats is printed. On a machine that does other work compare two trees within one run only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ print(json.dumps([imported - began, over - imported, sum(t.steps for t in told),
 
 
 def measured(tree: Path, story: str, seeds: range) -> list[float]:
-    """CPU-s of the import, CPU-s of the stories, callbacks, simulated seconds."""
+    """CPU seconds of the import, CPU seconds of the stories, callbacks, simulated seconds."""
     command = [sys.executable, "-c", ONE, story, *map(str, seeds)]
     told = subprocess.run(command, cwd=tree, env={"PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True)
     found: list[float] = json.loads(told.stdout)
@@ -72,7 +72,7 @@ def where(story: str, seeds: range) -> Counter[str]:
 
 
 def shares(found: Counter[str]) -> str:
-    """By package, then by file, in percent of all."""
+    """Shares by package, then by file, in percent of all."""
     packages: Counter[str] = Counter()
     for file, times in found.items():
         packages[file.partition("/")[0]] += times

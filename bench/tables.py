@@ -29,7 +29,7 @@ Experiment = Callable[[Progress], Report]
 
 
 def experiments(file: Path) -> dict[str, Experiment]:
-    """What a file of this folder offers; nothing when it is no file of experiments."""
+    """Experiments that a file of this folder offers; none when it is no file of experiments."""
     spec = importlib.util.spec_from_file_location(f"bench_{file.stem}", file)
     if spec is None or spec.loader is None or "EXPERIMENTS" not in file.read_text(encoding="utf-8"):
         return {}
@@ -53,7 +53,7 @@ def offered() -> dict[str, Path]:
 
 
 def run(name: str, file: Path, progress: Progress | None = None) -> tuple[str, float, list[str]]:
-    """One experiment, written down. (name, seconds it took, its files)"""
+    """Run one experiment and write it down; returns (name, seconds it took, its files)."""
     began = time.monotonic()
     report = experiments(file)[name](progress or (lambda share, text: None))
     spent = time.monotonic() - began

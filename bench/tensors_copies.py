@@ -1,14 +1,15 @@
-"""How long training stands still when the parameters of a model go to another aggregator: brought there by the owner
+"""How long training stops when the parameters of a model move to another aggregator: brought there by the owner
 before, and brought by ranks, in turns in one run.
 
     python bench/tensors_copies.py [--mb 118] [--moves 20] [--computes 0.6] [--cases parameters,Adam] [--json FILE]
 
 Two real aggregators, a process each, and two ranks, over loopback. Ranks push `--mb` of gradients in tensors of 4 MB,
 wait for all, and sleep for a while, as a script does whose device computes; the whole job moves from the one to the
-other and back, each second time as if its owner were of before, which brings nothing. PAUSE: of the five rounds after a
-move, how much longer than the median of all rounds the longest one took, ms: least, median and most of all moves.
-STILL: the same where nothing moved. Both ranks must have the same numbers in each round, and with `parameters` these
-are compared with what they must be. (Each aggregator and rank wants a core; `bench/tensors_moves.py` has real agents.)
+other and back, each second time as if its owner were of an older version, which brings nothing. PAUSE: of the five
+rounds after a move, how much longer than the median of all rounds the longest one took, in ms: least, median and most
+of all moves. STILL: the same where nothing moved. Both ranks must have the same numbers in each round, and with
+`parameters` these are compared with what they must be. (Each aggregator and rank wants a core;
+`bench/tensors_moves.py` has real agents.)
 """
 
 import json
@@ -76,7 +77,7 @@ class Part:
         self.heard.extend(json.loads(line) for line in self.process.stdout)
 
     def ask(self, what: Any, answers: int) -> None:
-        """Say this, and hear so many answers."""
+        """Say this, and wait for `answers` answers."""
         before = len(self.heard)
         self.say(what)
         self.until(before + answers)

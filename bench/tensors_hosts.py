@@ -2,10 +2,10 @@
 
     python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
 
-Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator
-and so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them,
-as a job on several hosts has them (`covey.tensors.numbers.blocks`), each rank pushing its own; that of its own host by
-its unix socket. *Together*: so, after the ranks of a host have added theirs in memory that they share
+Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
+`--ranks` ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
+job on several hosts has them (`covey.tensors.numbers.blocks`), each rank pushing its own; to the owner of its own host
+by its unix socket. *Together*: like *owners*, after the ranks of a host have added theirs in memory that they share
 (`covey.tensors.aggregator.host_rounds`), which is what jobs do. With one rank a host there is nothing to add; with
 several, one owner is left out. In each window the same ranks do a block of rounds through each, and again in the other
 order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all ranks and aggregators
@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doors(ranks: int) -> tuple[str, ...]:
-    """By how many ranks a host has."""
+    """Ways to push that are compared, by how many ranks a host has."""
     return (ONE, OWNERS, GLOO) if ranks == 1 else (OWNERS, TOGETHER, GLOO)
 
 
 def measure(hosts: int, here: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
-    """With so many ranks on each. By door: the median round of rank 0, and what a round costs in processor time."""
+    """Measure with `here` ranks on each host. By door: the median round of rank 0, and processor time of a round."""
     from chaos.rack.hosts import Laboratory
 
     with Laboratory(hosts) as lab:
@@ -126,7 +126,7 @@ def _logs(shared: Path) -> str:
 
 
 def aggd_main(at: int, hosts: int, here: int, address: str, shared: Path) -> None:
-    """An aggregator, and what gives its host's ranks their memory, until the host ends."""
+    """Run an aggregator, and the program that gives its host's ranks their memory, until the host ends."""
     import uvloop
 
     from plugins.aggregator.datapath.control import Serve
@@ -183,7 +183,7 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
 
 
 def _client(door: str, rank: int, ranks: int, owners: Sequence[str], near: Mapping[int, str], memory: str) -> Any:
-    """`near`: by table, the unix socket of its owner, where that is on this host."""
+    """A client of that door. `near`: by table, the unix socket of its owner, where that is on this host."""
     from covey.job.tensors import TensorClient
     from covey.tensors.same_host.memory import TensorMemory
 

@@ -2,12 +2,13 @@
 
     python bench/tensors_jobs.py [--sets "AlexNet,AlexNet;AlexNet,VGG19,BERT"] [--seconds 150] [--json FILE]
 
-Four hosts (network namespaces) with real agents. Each job has two ranks that train on one host, by way of an aggregator
-(shared memory is off); it sums the tensors of a model, a tenth as large as the real one, and waits as long as it would
-compute. First each aggregator takes one job (`jobs_max = 1`: a server for each), then as many as its own check lets
-it, with the settings that agents have. SERVERS: that serve a job once it has settled. CPU: of all summing processes, of
-one core. LOSS: of each job's speed, against its own server: over all iterations, and the worst hundred in a row, from
-the first one on, trial and moves with them; 10 % is the limit. WRONG: elements of any sum. (Needs root and iproute2.)
+Four hosts (network namespaces) with real agents. Each job has two ranks that train on one host, by way of an
+aggregator (shared memory is off); it sums the tensors of a model, a tenth of the real size, and waits for the time
+that it would compute. First each aggregator takes one job (`jobs_max = 1`: a server for each), then all that its own
+check admits, with the settings that agents have. SERVERS: aggregators that serve a job once it has settled. CPU: of
+all summing processes, of one core. LOSS: of each job's speed, against its own server: over all iterations, and the
+worst hundred in a row, from the first one on, trial and moves with them; 10 % is the limit. WRONG: elements of any
+sum. (Needs root and iproute2.)
 """
 
 import re
@@ -34,7 +35,7 @@ FIRST = 4
 """Iterations that do not count, since all memory is new."""
 WINDOW = 100
 SETTLED_S = 60.0
-"""What is counted of CPU and servers is from then on."""
+"""Seconds after which CPU and servers are counted."""
 START_S = 120.0
 
 
@@ -107,7 +108,7 @@ def measure(models: Sequence[Model], toml: str, seconds: float) -> Measured:
 
 
 def submit(rack: AgentRack, number: int, model: Model) -> str:
-    """The job's id."""
+    """Submit a job; returns its id."""
     sizes = ",".join(map(str, model.elements()))
     words = f"python train.py grad {model.computes_s} {sizes} job{number}-"
     said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} --env COVEY_SHARED_TENSORS=0 -- {words}")
@@ -127,7 +128,7 @@ def served(rack: AgentRack) -> dict[str, str]:
 
 
 def all_spent_s(rack: AgentRack) -> float:
-    """By all summing processes, seconds of a core."""
+    """Processor time of all summing processes, in seconds of a core."""
     return sum(spent_s(pid) for host in rack.hosts for pid in host.find("aggd"))
 
 

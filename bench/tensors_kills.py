@@ -1,12 +1,12 @@
-"""`make bench-tensors-kills`: how long training stands still when an owner of its tensors is killed, again and again.
+"""`make bench-tensors-kills`: how long training stops when an owner of its tensors is killed, again and again.
 
     python bench/tensors_kills.py [--kills 20] [--every 32] [--steps 8500] [--json FILE]
 
 Two hosts (network namespaces) with real agents; a stock script of PyTorch's DistributedDataParallel, submitted with
 `--aggregate`, has two ranks on each and a table at each. `kill -9` of one host's `aggd`, then of the other's, at times
-that a seed chooses. GAP: how much longer the step took in which it happened than the median step, ms. Afterwards the
-same script runs once more without kills: the parameters of all ranks are to be the same bits. (Needs root, iproute2 and
-PyTorch.)
+that a seed chooses. GAP: how much longer than the median step the step took in which it happened, in ms. Afterwards
+the same script runs once more without kills: the parameters of all ranks are to be the same bits. (Needs root,
+iproute2 and PyTorch.)
 """
 
 import os
@@ -32,7 +32,7 @@ HOSTS, RANKS = 2, 4
 PAUSE_S = 0.05
 """Seconds that each step pauses, besides what it computes."""
 LOST_S = 10.0
-"""A kill is looked for in steps that end so long after it."""
+"""Seconds after a kill in whose steps it is looked for."""
 END_S = 900.0
 TRAIN = """
 import hashlib, sys, time
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def submit(rack: AgentRack, count: int, pause_s: float) -> str:
-    """The job's id."""
+    """Submit the job; returns its id."""
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"agentctl submit --workers {RANKS} --aggregate -- python train.py {count} {pause_s}"
@@ -105,7 +105,7 @@ def told(rack: AgentRack, job: str) -> str:
 
 
 def steps(rack: AgentRack) -> list[float]:
-    """When those of rank 0 ended."""
+    """Times at which the steps of rank 0 ended."""
     for host in rack.hosts:
         file = host.folder / "root" / "steps0"
         if file.exists():
@@ -114,7 +114,7 @@ def steps(rack: AgentRack) -> list[float]:
 
 
 def kill(rack: AgentRack, kills: int, every_s: float, seed: int) -> list[float]:
-    """An owner each time, those of the hosts in turn; when."""
+    """Kill an owner `kills` times, those of the hosts in turn; returns when."""
     draws, at = random.Random(seed), []
     for number in range(kills):
         time.sleep(every_s * draws.uniform(0.8, 1.2))
@@ -141,7 +141,7 @@ def parameters(rack: AgentRack, job: str) -> list[str]:
 
 
 def gaps(times: Sequence[float], killed: Sequence[float]) -> dict[str, Any]:
-    """The median step, and of each kill before the end the longest step under way between it and the next, at most
+    """The median step, and for each kill before the end the longest step under way between it and the next, at most
     `LOST_S` later."""
     each = [after - before for before, after in pairwise(times)]
     took: list[float] = []

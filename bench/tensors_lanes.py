@@ -2,11 +2,11 @@
 
     python bench/tensors_lanes.py [--lanes 1,2] [--cases NAMES] [--windows 6] [--before FOLDER] [--json FILE]
 
-An `aggd` for each number of lanes, all at once; the same ranks, a process each, go to one after the other, by its unix
+An `aggd` for each number of lanes, all at once; the same ranks, a process each, use one after the other, by its unix
 socket. In each window a block of rounds with each of them, in turns that change. RATE: rounds of all jobs together a
-second, the median of windows; in brackets the median of what a window had more than with the first one. *before*: the
-aggregator of another checkout of this repository (`--before`), with one lane or none. CPU: of the aggregator and its
-lanes, ms for a round. Every result is compared with that of the first one, to the bit.
+second, the median of windows; in brackets the median of a window's ratio to the first one. *before*: the aggregator of
+another checkout of this repository (`--before`), with one lane or none. CPU: of the aggregator and its lanes, ms for a
+round. Every result is compared with that of the first one, to the bit.
 
     Adam         gradients of 25 MB, of two ranks, become a step of Adam
     Adam, jobs   four jobs of one rank, 8 MB each
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     ranks: int
     """Ranks of each job."""
     size: int
-    """Bytes."""
+    """Bytes of a tensor."""
     adam: bool
     type: str = "float32"
 
@@ -112,7 +112,7 @@ def measure(case: Case, doors: Sequence[tuple[str, str]], windows: int, rounds: 
 
 
 def all_spent_s(pid: int) -> float:
-    """By a process and its children, seconds of a core."""
+    """Processor time of a process and its children, in seconds of a core."""
     tasks = Path(f"/proc/{pid}/task")
     children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
     return spent_s(pid) + sum(spent_s(child) for child in children)

@@ -5,8 +5,8 @@
 One process a rank, one thread each. *Shared*: in memory that the ranks share, as on one host. *Near*: through an
 aggregator, a process of its own, over its unix socket, as where ranks of its host cannot share memory, or others are
 elsewhere. *TCP*: the same over loopback, as between hosts. In each window the same ranks do a block of rounds through
-each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a
-round, all ranks and the aggregator together, ms. (Needs PyTorch.)
+each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round,
+all ranks and the aggregator together, ms. (Needs PyTorch.)
 
     4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
     25 MB in 100     a hundred tensors of 256 KB: all pushed, then all waited for, beside `all_reduce(async_op=True)`
@@ -14,7 +14,7 @@ round, all ranks and the aggregator together, ms. (Needs PyTorch.)
     25 MB Adam       gradients of 25 MB become a step of Adam: made where they are summed, beside `all_reduce` and
                      `torch.optim.Adam(fused=True)` on every rank
     ResNet-50        as DDP, with the parameters of this model (25.6 M in 161 tensors) and next to no work
-    GPT-2            likewise (124.4 M in 148); both by `--cases` only
+    GPT-2            as ResNet-50 (124.4 M in 148 tensors); both by `--cases` only
 """
 
 import json
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[int, int]] = {
     "DDP": (0, 0),
     "25 MB Adam": (1, 25 * MB),
 }
-"""How many tensors of how many bytes."""
+"""Number of tensors of each case, and bytes of each tensor."""
 DOORS = ("shared", "near", "tcp", "gloo")
 """Ways to push; the others are compared with the last one."""
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def row(found: dict[str, Any], doors: Sequence[str] = DOORS, digits: int = 2) -> str:
-    """ms and processor time by door, and in times of those of the last one, gloo."""
+    """Milliseconds and processor time by door, each with its ratio to those of the last one, gloo."""
 
     def each(what: str) -> str:
         theirs = found[doors[-1]][what]
@@ -78,7 +78,7 @@ def row(found: dict[str, Any], doors: Sequence[str] = DOORS, digits: int = 2) ->
 
 
 def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
-    """By door: the median round of rank 0, and what a round costs in processor time."""
+    """For each door: the median round of rank 0, and processor time of a round."""
     import uvloop
 
     from covey.tensors.same_host import layout as tensor_layout
@@ -161,7 +161,7 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
 
 
 def aggregators_s() -> float:
-    """Processor time of the process that made this one, in which the aggregator is."""
+    """Processor time of the process that started this one, in which the aggregator is, in seconds."""
     return spent_s(os.getppid())
 
 
@@ -223,7 +223,7 @@ def adam(torch: Any, clients: Mapping[str, Any], size: int) -> dict[str, Callabl
 
 
 def resnet50() -> list[int]:
-    """Parameters of each of its tensors (He et al. 2016)."""
+    """Parameters of each tensor of ResNet-50 (He et al. 2016)."""
     sizes, before = [64 * 3 * 49, 64, 64], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
@@ -251,7 +251,7 @@ def ddp(torch: Any, clients: Mapping[str, Any], ranks: int, case: str) -> dict[s
     import covey.torch
 
     class Sized(torch.nn.Module):  # type: ignore[misc]
-        """Gradients of these sizes for next to no work."""
+        """A module with gradients of these sizes for next to no work."""
 
         def __init__(self, sizes: Sequence[int]) -> None:
             super().__init__()

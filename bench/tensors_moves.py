@@ -1,18 +1,18 @@
-"""`make bench-tensors-moves`: how long training stands still when all of a model's tensors move to other aggregators.
+"""`make bench-tensors-moves`: how long training stops when all of a model's tensors move to other aggregators.
 
     python bench/tensors_moves.py [--models AlexNet,VGG19,AWD-LM,BERT] [--kinds grad,model] [--moves 10] [--json FILE]
 
-Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. What `agentctl
-tensors --move` asks of an agent gives both to two hosts without ranks, then to the two others, and back, again and
-again (AutoPS, table 4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in
-which it compares each element with what it must be. (The first move, from the ranks' own hosts, which they reach by a
-unix socket, does not count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps
-nothing between two rounds. *model*: the new one needs the parameters. *adam*: and their moments; the ranks push
-gradients. PAUSE: of the rounds from when a move is asked for until four after both tables were handed over, how much
-longer than their median the longest one took, ms: the median of all moves, and the worst. NOISE: likewise, of eight
-rounds after asking for a move to the hosts that have the tables already, which is refused. BROUGHT: how long the owner
-before took to bring a table to the next one, ms, from when it sent ranks away: the median of all tables that moved; and
-how many of these tables it brought whole. (Needs root and iproute2.)
+Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. The request of
+`agentctl tensors --move` gives both to two hosts without ranks, then to the two others, and back, again and again
+(AutoPS, table 4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in which
+it compares each element with what it must be. (The first move, from the ranks' own hosts, which they reach by a unix
+socket, does not count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps nothing
+between two rounds. *model*: the new one needs the parameters. *adam*: and their moments; the ranks push gradients.
+PAUSE: of the rounds from when a move is asked for until four after both tables were handed over, how much longer than
+their median the longest one took, in ms: the median of all moves, and the worst. NOISE: this, of eight rounds after
+asking for a move to the hosts that have the tables already, which is refused. BROUGHT: how long the owner before took
+to bring a table to the next one, in ms, from when it sent ranks away: the median of all tables that moved; and how
+many of these tables it brought whole. (Needs root and iproute2.)
 """
 
 import json
@@ -34,14 +34,15 @@ from cli.client import AgentctlError  # noqa: E402
 
 HOSTS, RANKS = 6, 2
 AFTER, HANDED = 8, 4
-"""Rounds that are looked at where nothing moves, and after a table was handed over."""
+"""Rounds that are judged where nothing moves, and after a table was handed over."""
 FIRST = 4
 """Rounds that do not count, since all memory is new."""
 ROUND_S, END_S = 120.0, 300.0
 
 
 class Model(NamedTuple):
-    """Sizes in MB: AutoPS table 4.2, Tiresias table 3.3; where the largest tensor is not printed all are equal."""
+    """A model with sizes in MB: AutoPS table 4.2, Tiresias table 3.3; where the largest tensor is not printed all are
+    equal."""
 
     tensors: int
     size_mb: int
@@ -157,7 +158,7 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
 
 
 def files(rack: AgentRack) -> list[Path]:
-    """What the ranks write, once all do."""
+    """Files that the ranks write, once all do."""
     there = [path for host in rack.hosts for path in (host.folder / "root").glob("rounds*")]
     return there if len(there) == RANKS else []
 
@@ -172,7 +173,7 @@ def rounds(lines: Sequence[Path]) -> list[Round]:
 
 
 def brought(rack: AgentRack) -> list[float]:
-    """How long each owner took to bring what it had to the next one, of those that brought all of it, seconds."""
+    """Seconds that each owner took to bring what it had to the next one, for those that brought all of it."""
     found = []
     for log in (path for host in rack.hosts for path in host.folder.rglob("aggd.log")):
         for line in log.read_text(errors="replace").splitlines():
@@ -208,7 +209,7 @@ def places(rack: AgentRack, job: str) -> dict[str, tuple[str, str]]:
 
 
 class Window(NamedTuple):
-    """Rounds that are looked at: those that end after `began_s`, until so many of them end after `least_s`."""
+    """Rounds that are judged: those that end after `began_s`, until a number of them have ended after `least_s`."""
 
     began_s: float
     least_s: float
@@ -225,7 +226,7 @@ class Window(NamedTuple):
 def move(
     rack: AgentRack, job: str, lines: Sequence[Path], homes: dict[str, tuple[str, str]], number: int
 ) -> tuple[Window, Window]:
-    """All tables, there and back in turn; and asked for once more."""
+    """Move all tables, there and back in turn; then ask once more, which is refused."""
     to = {table: home[number % 2] for table, home in homes.items()}
     windows = []
     for least in (HANDED, AFTER):
@@ -243,7 +244,7 @@ def move(
 
 
 def ask(rack: AgentRack, to: dict[str, str], refused: bool) -> None:
-    """By the API: a command needs as much of a processor as a round."""
+    """Ask for the moves by the API: a command takes a round's time of a processor."""
     agent = rack.agent(rack.hosts[0])
     rows = {row["job"]: row for row in agent.get("tensors").data}
     for table, host in to.items():
@@ -256,7 +257,7 @@ def ask(rack: AgentRack, to: dict[str, str], refused: bool) -> None:
 
 
 def handed_over(rack: AgentRack) -> int:
-    """How many tables were, so far."""
+    """Number of tables that were handed over so far."""
     logs = [path for host in rack.hosts for path in host.folder.rglob("aggd.log")]
     return sum(path.read_text(errors="replace").count("job handed over") for path in logs)
 

@@ -1,8 +1,9 @@
-"""A core that behaves as a GPU does in one respect: an operation that runs is not taken off for another process's.
+"""A core that behaves like a GPU in one respect: an operation that runs is not taken off for another process's.
 
-Linux lets the one that slept go first, so on a core a long operation of one script hurts another one little. Scripts of
-one real-time priority (SCHED_FIFO) are not taken off for each other, and `done` gives whoever waits its turn, as a
-GPU serves kernels of several processes one by one. Threads that only look (the gate, Python's) are above.
+Linux lets the thread that slept run first, so on a core a long operation of one script hurts another one little.
+Scripts of one real-time priority (SCHED_FIFO) are not taken off for each other, and `done` gives a waiting one its
+turn, as a GPU serves kernels of several processes one by one. Threads that only look (the gate, Python's) have higher
+priority.
 """
 
 import contextlib
@@ -16,18 +17,19 @@ OPERATIONS, LOOKERS = 1, 2
 """Real-time priorities of the thread that computes, and of all others of its process."""
 LOOK_S = 0.1
 done = os.sched_yield
-"""An operation ended: whoever else waits for the core has its turn."""
+"""Call that ends an operation: another thread that waits for the core has its turn."""
 
 
 def begin() -> None:
-    """This thread computes in whole operations from now on. OSError (PermissionError): it may not (CAP_SYS_NICE)."""
+    """Let this thread compute in whole operations from now on. Raises OSError (PermissionError) when it may not
+    (CAP_SYS_NICE)."""
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(OPERATIONS))
     threading.Thread(target=_lift, args=(threading.get_native_id(),), daemon=True).start()
 
 
 def _lift(computes: int) -> None:
-    """Threads that begin later have the priority of the one that begins them. (As ordinary ones they would have next to
-    nothing of the core beside another process that computes, and hold Python's lock meanwhile.)"""
+    """Give threads that begin later the priority `LOOKERS`. (As ordinary ones they would have next to nothing of the
+    core beside another process that computes, and hold Python's lock meanwhile.)"""
     known = {computes}
     while True:
         there = {int(task) for task in os.listdir("/proc/self/task")}
