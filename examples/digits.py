@@ -6,7 +6,7 @@
     ... --optimizer adam                                      # or momentum: either way
 
 Every worker holds a part of the 1,438 training images and computes its part of the gradient; the aggregator adds the
-parts in a fixed order (0 with 1, 2 with 3, then these sums) to the parameters it keeps. `--sequential N` does the same
+parts in a fixed order (0 with 1, 2 with 3, then these sums) to the parameters it keeps. `--sequential N` does these
 additions in the same order in one process, so it ends with the same parameters to the bit, however often an aggregator
 was lost on the way. (Between processors for which BLAS chooses the same kernel, and in the same environment:
 OPENBLAS_CORETYPE chooses too.) With an optimizer workers push gradients, and the aggregator makes a step with their
@@ -105,7 +105,7 @@ def sequential(workers: int, steps: int, optimizer: str = "none") -> tuple[Array
 
 
 def after(optimizer: str, step: int, w: Array, g: Array, kept: list[Array]) -> Array:
-    """The parameters after this step, which has the sum `g`; `kept`: moments, which change."""
+    """The parameters after this step, whose sum is `g`; `kept`: moments, which change."""
     rate = LEARNING_RATE[optimizer]
     if optimizer == "none":
         return w + g
@@ -118,7 +118,7 @@ def after(optimizer: str, step: int, w: Array, g: Array, kept: list[Array]) -> A
 
 
 def in_order(arrays: list[Array]) -> Array:
-    """Two by two, then these sums two by two, until there is one; an odd one goes up alone."""
+    """Sum of the arrays two by two, then these sums two by two, until there is one; an odd one is taken over alone."""
     while len(arrays) > 1:
         odd = arrays[len(arrays) // 2 * 2 :]
         arrays = [left + right for left, right in zip(arrays[::2], arrays[1::2], strict=False)] + odd
@@ -132,7 +132,7 @@ def start() -> tuple[Array, Array]:
 def distributed(
     steps: int, step_s: float, out: Path | None, say: Callable[[str], None], optimizer: str = "none"
 ) -> None:
-    """This process is one rank of a job."""
+    """Train in this process, which is one rank of a job."""
     import covey
 
     rate = LEARNING_RATE[optimizer]

@@ -4,10 +4,11 @@
     agentctl submit -- python examples/features.py --volume features          # in remote memory, 16 MiB of it local
     python examples/features.py                                               # the same in this host's own memory
 
-Each of the 1,797 digits is shifted in nine ways, and 1,024 random Fourier features are taken of each (Rahimi and Recht,
-2007): 16,173 rows of 4 KiB, 63 MiB. Passes go over them: they are written, their columns' mean and deviation found, and
-standardised in place; a ridge regression is fitted to those of the training images; then held-out rows are looked up in
-random order. Both ways print the same digest of the weights: what a row is does not depend on where it was.
+Each of the 1,797 digits is shifted in nine ways, and 1,024 random Fourier features are taken of each (Rahimi and
+Recht, 2007): 16,173 rows of 4 KiB, 63 MiB. Passes run over them: they are written, their columns' mean and deviation
+found, and standardised in place; a ridge regression is fitted to those of the training images; then held-out rows are
+looked up in random order. Both ways print the same digest of the weights: the content of a row does not depend on
+where it was.
 
 Only rows by index are used, so the script is the same where this host permits no userfaultfd.
 """
@@ -32,13 +33,13 @@ DATA = Path(__file__).parent / "data" / "digits.npz"
 SHIFTS = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
 FEATURES = 1024
 BLOCK = 256
-"""Rows that are worked on at a time."""
+"""Rows of one block of work."""
 HELD_OUT = 0.2
 RIDGE = 10.0
 
 
 def images() -> tuple[Any, Any]:
-    """All digits as rows of 64 values from 0 to 1, and what they are."""
+    """All digits as rows of 64 values from 0 to 1, and their labels."""
     with np.load(DATA) as found:
         return (found["images"] / 16).astype(np.float32), found["labels"].astype(np.int64)
 
@@ -50,7 +51,7 @@ def shifted(pixels: Any) -> Any:
 
 
 def store_of(rows: int, args: argparse.Namespace) -> Any:
-    """Where the features are: remote, or memory of this process that begins at a page as well."""
+    """The array of features: remote, or in memory of this process that begins at a page too."""
     if args.volume is None:
         return np.frombuffer(mmap.mmap(-1, rows * FEATURES * 4), np.float32).reshape(rows, FEATURES)
     return RemoteArray(args.volume, (rows, FEATURES), "float32", local_budget=args.budget)
@@ -80,7 +81,7 @@ def standardise(store: Any, rows: int) -> None:
 
 
 def fit(store: Any, labels: Any, training: Any) -> Any:
-    """Weights of the ridge regression on rows that are to be trained on, shape (features, 10)."""
+    """Weights of the ridge regression on the training rows, shape (features, 10)."""
     square, product = RIDGE * np.eye(FEATURES), np.zeros((FEATURES, 10))
     for block in blocks(len(labels)):
         values = np.array(store[block], np.float64)[training[block]]

@@ -31,7 +31,7 @@ def network(key: Any) -> dict[str, Any]:
 
 
 def points(key: Any) -> tuple[Any, Any]:
-    """Some, shape (BATCH, 2), and on which spiral each is, 0 or 1."""
+    """Random points, shape (BATCH, 2), and on which spiral each is, 0 or 1."""
     turns, sides, noise = jax.random.split(key, 3)
     side = jax.random.bernoulli(sides, shape=(BATCH,)).astype(jnp.float32)
     turn = 3 * jnp.pi * jnp.sqrt(jax.random.uniform(turns, (BATCH,)))

@@ -4,9 +4,9 @@
     agentctl submit --workers 4 -- python examples/healing.py
     kill -9 one of the workers (agentctl job shows their processes), any of them, as often as you like
 
-A worker that is killed is started again alone; the others wait for it, and nobody begins anew. Every run prints the
-same digest, however many workers were lost on the way: the state comes from the others, and so does each
-worker's own random generator, which all gather in each step. (On processors for which BLAS chooses the same kernel.)
+A worker that is killed is started again alone; the others wait for it and do not begin anew. Every run prints the same
+digest, however many workers were lost on the way: the state comes from the others, and so does each worker's own
+random generator, which all gather in each step. (On processors for which BLAS chooses the same kernel.)
 """
 
 import argparse
@@ -59,19 +59,19 @@ class Model:
 
 
 class Features:
-    """Fixed random ones, the same on every worker: what an image has of each of so many directions, if that is more
-    than nothing."""
+    """Fixed random features, the same on every worker: the component of an image in each of `WIDTH` directions, if it
+    is positive, else 0."""
 
     def __init__(self, width: int) -> None:
         self._directions = np.random.default_rng(0).standard_normal((64, width), np.float32) / np.float32(32)
 
     def of(self, images: Array) -> Array:
-        """Shape (images, width)."""
+        """Features of the images, shape (images, width)."""
         return np.maximum(images @ self._directions, np.float32(0))
 
 
 def batch(images: Array, draws: np.random.Generator) -> tuple[Array, Array]:
-    """Images that this worker draws, with noise on them, and which they are."""
+    """Images that this worker draws, with noise on them, and their labels."""
     chosen = draws.integers(len(images), size=BATCH)
     return images[chosen] + NOISE * draws.standard_normal((BATCH, images.shape[1]), np.float32), chosen
 

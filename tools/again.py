@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 MOST = 3
-"""If more failed, the machine is not the reason."""
+"""Most failures that may be the machine's fault; if more failed, it is not the reason."""
 RUNS = 10
-"""So many are looked at, this one among them, and remembered."""
+"""Number of runs that are remembered and looked at, this one among them."""
 GROUP = re.compile(r"@[^]@/:]*$")
 """What pytest-xdist adds to the id of a test of a group."""
 KEY = "covey/failed"
-"""In pytest's cache, where `tests/conftest.py` puts it: what failed in the last session, and why."""
+"""Key in pytest's cache, where `tests/conftest.py` puts what failed in the last session, and why."""
 FAILED = Path(".pytest_cache/v") / KEY
 
 Failures = Mapping[str, str]
 """Id of a test -> the line that says why it failed."""
 Run = Mapping[str, Any]
-"""One run of `make test`: `wall_s`, and `forgiven`, the failures that were none alone."""
+"""One run of `make test`: `wall_s`, and `forgiven`, the tests that failed beside others and passed alone."""
 
 
 def failures(failed: Path = FAILED) -> dict[str, str]:
@@ -42,7 +42,7 @@ def failures(failed: Path = FAILED) -> dict[str, str]:
 
 
 def to_run_again(found: Failures) -> list[str]:
-    """Ids of tests; none when there are none, or too many."""
+    """Ids of tests to run again; empty when none failed, or too many."""
     return list(found) if len(found) <= MOST else []
 
 
@@ -58,7 +58,7 @@ def red(earlier: Sequence[Run], forgiven: Failures) -> list[str]:
 
 
 def remembered(earlier: Sequence[Run], forgiven: Failures, wall_s: float) -> list[Run]:
-    """What is in the file after this run."""
+    """Content of the file after this run."""
     return [*earlier, {"wall_s": round(wall_s), "forgiven": dict(forgiven)}][-RUNS:]
 
 
@@ -82,7 +82,7 @@ def words(first: Failures, alone: Failures, earlier: Sequence[Run]) -> str:
 
 
 def place(environ: Mapping[str, str]) -> Path:
-    """Where runs of this machine are remembered, whichever clone they were of."""
+    """File in which runs of this machine are remembered, in whichever clone they were."""
     if given := environ.get("AGAIN_FILE"):
         return Path(given)
     state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -90,7 +90,7 @@ def place(environ: Mapping[str, str]) -> Path:
 
 
 def read(path: Path) -> list[Run]:
-    """Empty, which is said, when it is damaged."""
+    """Runs that are remembered; empty, with a message, when the file is damaged."""
     try:
         found = json.loads(path.read_text())
         if isinstance(found, list) and all(isinstance(run.get("forgiven"), dict) for run in found):
@@ -106,7 +106,7 @@ def read(path: Path) -> list[Run]:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """By one run at a time."""
+    """Lock on the file, held by one run at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,14 +114,14 @@ def held(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
-    """Whole or not at all."""
+    """Write the file, whole or not at all."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(runs, indent=1) + "\n")
     new.replace(path)
 
 
 def judge(first: Failures, alone: Failures, path: Path, wall_s: float) -> int:
-    """Say and remember what became of a run: its exit status."""
+    """Print and remember the result of a run; returns the exit status."""
     forgiven = {id: why for id, why in first.items() if id not in alone}
     try:
         with held(path):
@@ -136,7 +136,7 @@ def judge(first: Failures, alone: Failures, path: Path, wall_s: float) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """`given`: with what pytest ended."""
+    """Judge the last run of pytest; `given`: its exit status."""
     code = int(given[0]) if given else 1
     if code not in (0, 1):
         return code

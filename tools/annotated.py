@@ -1,4 +1,4 @@
-"""systemd/agent.toml: every setting with its default and what is said of it in the code.
+"""systemd/agent.toml: every setting with its default and its docstring in the code.
 
 python -m tools.annotated       writes it; `make agent-toml` runs it
 """
@@ -43,7 +43,7 @@ def section(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def words(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What stands under each field of the class."""
+    """Field of the class -> the docstring under it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     said = {}
@@ -54,7 +54,7 @@ def words(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def toml(value: Any) -> str:
-    """TOML has no word for nothing: such a setting stands there without a value."""
+    """A value in TOML, which has no word for nothing: such a setting is written without a value."""
     if value is None:
         return "        # not set"
     return json.dumps(value, ensure_ascii=False)

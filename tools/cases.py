@@ -1,4 +1,4 @@
-"""`make cases CASES=DIR`: every `*/run.sh` below a folder, in turns, and a table of what came out.
+"""`make cases CASES=DIR`: every `*/run.sh` below a folder, in turns, and a table of the results.
 
 A case is a program that tries one thing on a checkout (`COVEY` in its environment: this one, after `make setup`) and
 exits 0 when it is right, 77 when this machine lacks what it needs, which its last line says, and anything else when it
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 CASE_S_MAX = 900.0
-"""After which a case is ended, and wrong."""
+"""Seconds after which a case is ended, and wrong."""
 SKIPPED = 77
 MAKES = ("CASES", "MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS")
 LINES_SHOWN = 12
 
 
 class Outcome(NamedTuple):
-    """What became of one case."""
+    """The result of one case."""
 
     name: str
     code: int
@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
 
     @property
     def why(self) -> str:
-        """For the table: why it was skipped, what is wrong, or nothing."""
+        """Text for the table: why the case was skipped, what is wrong, or nothing."""
         lines = [line.strip() for line in self.printed.splitlines() if line.strip()] or ["it printed nothing"]
         wrong = [line for line in lines if line.startswith("WRONG")]
         return {"ok": "", "skipped": lines[-1]}.get(self.verdict, (wrong or lines[-1:])[0])
 
 
 def found(folder: Path) -> list[Path]:
-    """By name."""
+    """Cases of the folder, by name."""
     return sorted(folder.glob("*/run.sh"))
 
 
@@ -56,7 +56,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(case: Path, limit_s: float = CASE_S_MAX) -> Outcome:
-    """With all that it starts in its session ended once it is over."""
+    """Run a case; all that it started in its session is ended once it is over."""
     began_s = time.monotonic()
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
@@ -93,7 +93,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """1 when a case is wrong, 2 when there is none: nothing that was tried is no good news."""
+    """Run the cases; returns 1 when one is wrong, 2 when there is none: trying nothing is no good news."""
     folder = Path(given[0]) if given and given[0] else None
     cases = found(folder) if folder else []
     if not cases:

@@ -46,7 +46,7 @@ MODULES = (
     "plugins.base",
     "plugins.views",
 )
-"""What a training script imports, what a plugin is made of, and what JSON programs see."""
+"""Modules that a training script imports, that a plugin is made of, and whose structs JSON programs see."""
 PYTHON = {
     "covey": covey.__all__,
     "covey.job.tensors": ["TensorClient"],
@@ -141,7 +141,7 @@ def agentctl() -> Iterator[str]:
 
 
 def said(module: Any) -> str:
-    """The module's docstring as Markdown: paragraphs without the breaks of their lines, and tables as they stand."""
+    """The module's docstring as Markdown: paragraphs without the breaks of their lines, and tables unchanged."""
     return "\n\n".join(map(paragraph, inspect.cleandoc(module.__doc__ or "").split("\n\n")))
 
 
@@ -181,7 +181,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 class NobodyAsks:
-    """Stands for the agent behind the API: routes are listed, and none is asked."""
+    """A stand-in for the agent behind the API: routes are listed, and none is asked."""
 
     id = None
 
@@ -233,7 +233,7 @@ def python() -> Iterator[str]:
 
 
 SENTENCE_MAX = 120
-"""Characters: of a longer sentence what stands before its first semicolon."""
+"""Most characters of a sentence; of a longer one only what is before its first semicolon is shown."""
 OURS = {
     *("observed", "attached", "share", "abandon", "found", "follow", "next_step", "begin", "average", "scales"),
     *("asks_for_batches", "takes_batch", "ends_step", "ends", "before_forward", "after_forward"),
@@ -346,13 +346,14 @@ def write() -> None:
 
 
 def api(folder: Path) -> None:
-    """A page for each module. What `covey` imports at its first use is imported now: pdoc looks at what is there."""
+    """Write a page for each module. What `covey` imports at its first use is imported now: pdoc looks at what is
+    there."""
     vars(covey).update({name: getattr(covey, name) for name in covey.__all__})
     pdoc.pdoc(*MODULES, output_directory=folder)
 
 
 def site(folder: Path) -> int:
-    """The exit code of mkdocs, which is 1 when a link or an anchor leads nowhere."""
+    """Build the site; returns the exit code of mkdocs, which is 1 when a link or an anchor leads nowhere."""
     command = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "--site-dir", str(folder.resolve())]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     code = subprocess.run(command, cwd=ROOT, env=quiet, check=False).returncode

@@ -18,18 +18,18 @@ import grimp
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs/design/picture.svg"
 WIDTH, ROW, BOX, GAP, TOP = 620, 100, 52, 16, 64
-"""Pixels: of a panel; between the tops of two rows; height of a box; between two boxes; above the first row."""
+"""Pixels: width of a panel; between the tops of two rows; height of a box; between two boxes; above the first row."""
 APART = 13.0
-"""Pixels between two arrows downwards, at least."""
+"""Least number of pixels between two arrows downwards."""
 COLOURS = ("#1b6ca8", "#b3541e", "#3a7d44", "#7b4397", "#a8324a", "#4f6d7a", "#7a6a1b")
-"""An arrow has the colour of the box that it leaves."""
+"""Colours of arrows: an arrow has the colour of the box that it leaves."""
 
 Arrows = frozenset[tuple[str, str]]
 Rows = Sequence[Sequence[str]]
 
 
 class Panel(NamedTuple):
-    """Boxes in rows, the highest layer first; a caption for each; who imports whom."""
+    """Boxes in rows, the highest layer first; a caption for each; which imports which."""
 
     title: str
     rows: Rows
@@ -44,7 +44,7 @@ class Box(NamedTuple):
 
 
 def contract(number: int) -> Rows:
-    """The layers of a contract; `(name)` is a layer that not everybody has, `a : b` and `a | b` share a row."""
+    """The layers of a contract; `(name)` is a layer that not every container has, `a : b` and `a | b` share a row."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(found["layers"] for found in contracts if found["name"].startswith(f"{number}."))
     return [[name.strip(" ()") for name in layer.replace(":", "|").split("|")] for layer in layers]
@@ -56,7 +56,7 @@ def imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
 
 
 def folders(graph: grimp.ImportGraph, package: str) -> list[str]:
-    """What of a package is a package itself, by its last name."""
+    """Sub-packages of a package, by their last names."""
     return sorted(name.rpartition(".")[2] for name in graph.find_children(package) if graph.find_children(name))
 
 
@@ -68,7 +68,7 @@ def packages(graph: grimp.ImportGraph) -> Panel:
 
 
 def part(module: str) -> tuple[str, str] | None:
-    """The plugin and its part that a module is of."""
+    """The plugin that a module belongs to, and its part of the plugin."""
     match module.split("."):
         case ["plugins", plugin, name, *_]:
             return plugin, name
@@ -77,7 +77,7 @@ def part(module: str) -> tuple[str, str] | None:
 
 
 def parts(graph: grimp.ImportGraph) -> Panel:
-    """Inside a plugin: an arrow where any of them imports so, and who has the part."""
+    """The panel "inside a plugin": an arrow where any plugin has such an import, and which plugins have each part."""
     names = folders(graph, "plugins")
     modules = [found for module in graph.modules if (found := part(module)) and found[0] in names]
     present = {name for _, name in modules}
@@ -116,7 +116,7 @@ def lanes(arrows: Arrows, at: Mapping[str, Box]) -> Iterator[tuple[str, str, flo
 
 
 def aside(wanted: float) -> Iterator[float]:
-    """That x, then others ever further to both sides of it."""
+    """The x that is wanted, then others ever further to both sides of it."""
     yield wanted
     for step in count(1):
         yield wanted + step * APART

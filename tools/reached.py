@@ -2,8 +2,8 @@
 
     python -m tools.reached      what is wrong, or how many modules agents and tools reach; `make house` runs it
 
-A module that only tests reach is dead; one that only tools reach decides differently from what agents do. An import for
-types alone reaches nothing. What a tool imports by name, it lists in a table, and those are roots as well.
+A module that only tests reach is dead; one that only tools reach decides differently from what agents do. An import
+for types alone reaches nothing. What a tool imports by name, it lists in a table, and those are roots too.
 """
 
 import sys
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LISTED = "tools/reached.toml"
 PACKAGE = "plugins"
 AGENT = (agentd.__name__, covey_program.__name__, covey_swapd.__name__)
-"""`agentd`, the programs that it starts beside itself, and the helper of its host."""
+"""Modules of `agentd`, of the programs that it starts beside itself, and of the helper of its host."""
 TOOLS = (
     covey_sim.__name__,
     *(f"{covey_sim.__package__}.{module}" for module, _ in covey_sim.COMMANDS.values()),
@@ -34,7 +34,7 @@ TOOLS = (
 
 
 def packages(root: Path = ROOT) -> list[str]:
-    """Our packages, as import-linter knows them."""
+    """The project's packages, as import-linter knows them."""
     project = tomllib.loads((root / "pyproject.toml").read_text())
     return list(project["tool"]["importlinter"]["root_packages"])
 
@@ -44,7 +44,8 @@ def graph_of(names: Sequence[str]) -> grimp.ImportGraph:
 
 
 def reached(graph: grimp.ImportGraph, roots: Collection[str]) -> set[str]:
-    """Every module that is loaded when these are, or when their functions import. KeyError for an unknown root."""
+    """Every module that is loaded when these are, or when their functions import. Raises KeyError for an unknown
+    root."""
     if unknown := sorted(set(roots) - graph.modules):
         raise KeyError(f"no module {', '.join(unknown)}")
     found: set[str] = set()
@@ -58,14 +59,15 @@ def reached(graph: grimp.ImportGraph, roots: Collection[str]) -> set[str]:
 
 
 def _parents(module: str) -> Iterator[str]:
-    """A package is loaded before what is in it."""
+    """Packages that a module is in: each is loaded before it."""
     while "." in module:
         module = module.rpartition(".")[0]
         yield module
 
 
 def listed(root: Path = ROOT) -> dict[str, str]:
-    """Module, or package for all that tools reach in it -> why no agent loads it. ValueError when one stands twice."""
+    """Module, or package for all that tools reach in it -> why no agent loads it. Raises ValueError when one is listed
+    twice."""
     entries = tomllib.loads((root / LISTED).read_text())["left"]
     found = {entry["module"]: entry["why"].strip() for entry in entries}
     if len(found) != len(entries):
@@ -96,7 +98,7 @@ def wrong(
 
 
 def ours(root: Path = ROOT) -> tuple[list[str], str]:
-    """What is wrong here, and a line that says how much is reached."""
+    """What is wrong in this tree, and a line that says how much is reached."""
     graph = graph_of(packages(root))
     modules = {module for module in graph.modules if PACKAGE in (module, *_parents(module))}
     by_agents, by_tools = modules & reached(graph, AGENT), modules & reached(graph, TOOLS)

@@ -3,7 +3,7 @@
     python -m tools.states                    writes the page; `make states` runs it
     python -m tools.states taken TEST...      runs these tests, and prints the rows that they took, as JSON
 
-`covey/core/transitions.py` says how a machine comes to be here.
+`covey/core/transitions.py` says how a machine gets a place on this page.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ error: `covey/core/transitions.py` says how, and how a machine is added.*
 
 class Machine(NamedTuple):
     module: str
-    """Has the table, as `TRANSITIONS`."""
+    """Module that has the table, as `TRANSITIONS`."""
     tests: Sequence[str]
-    """Together they take every row."""
+    """Tests that together take every row."""
     more: Callable[[], Iterator[str]] = lambda: iter(())
     """Lines below the table."""
 
@@ -122,7 +122,7 @@ def diagram(table: StateTable[Any]) -> Iterator[str]:
 
 
 def words(kind: Kind) -> str:
-    """What a class says of itself."""
+    """The docstring of a class, in one line."""
     return "" if isinstance(kind, str) else " ".join((inspect.getdoc(kind) or "").split())
 
 
@@ -137,7 +137,7 @@ def fields(kind: Kind) -> list[str]:
 
 
 def rows(table: StateTable[Any]) -> set[tuple[str, str, str]]:
-    """Title, from, to."""
+    """Rows of the table: title, from, to."""
     return {(table.title, name_of(a), name_of(b)) for a, following in table.rows.items() for b in following}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"covey_job": "covey", "covey_agent": ".", "covey_tools": "tools"}
-"""Name of a wheel -> where its pyproject.toml stands, in the order in which they need one another."""
+"""Name of a wheel -> the folder of its pyproject.toml, in the order in which they need one another."""
 NEEDED = (
     *("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos"),
     *("tools", "systemd", "examples", "docs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
@@ -30,7 +30,8 @@ TRIED = (
 
 
 def build(name: str, into: Path) -> Path:
-    """The wheel of that name, made from its sdist, which lies beside it. CalledProcessError when either cannot be."""
+    """The wheel of that name, made from its sdist, which lies beside it. Raises CalledProcessError when either cannot
+    be built."""
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="covey-build-") as folder:
         copy = Path(folder, "covey")
@@ -54,7 +55,7 @@ def copied(source: Path, to: Path) -> None:
 
 
 def environment(folder: Path, wheels: Sequence[Path]) -> Path:
-    """The folder of programs of a new environment with these wheels, what they need, and nothing else."""
+    """The folder of programs of a new environment with these wheels, their requirements, and nothing else."""
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, *map(str, wheels)], env=plain(os.environ), check=True)
@@ -62,7 +63,7 @@ def environment(folder: Path, wheels: Sequence[Path]) -> Path:
 
 
 def tried(programs: Path, folder: Path) -> list[str]:
-    """What failed of `TRIED`, run in `folder` on an empty agent.toml. A rack that was started is stopped."""
+    """Commands of `TRIED` that failed, run in `folder` on an empty agent.toml. A rack that was started is stopped."""
     folder.mkdir()
     (folder / "agent.toml").touch()
     outside = plain(os.environ) | {"XDG_STATE_HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -76,7 +77,7 @@ def tried(programs: Path, folder: Path) -> list[str]:
 
 
 def plain(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what would let programs find modules of this tree, or another rack."""
+    """The environment without variables that would let programs find modules of this tree, or another rack."""
     return {name: value for name, value in environ.items() if not name.startswith(("PYTHON", "COVEY_", "VIRTUAL_ENV"))}
 
 

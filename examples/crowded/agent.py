@@ -1,4 +1,4 @@
-"""This project's own `agent`: a reinforcement-learning agent, say. Nothing of Covey's."""
+"""This project's own `agent` package: a reinforcement-learning agent, for example. It has nothing to do with Covey."""
 
 WHOSE = "the training script's own agent"
 

@@ -1,9 +1,9 @@
-"""A training script in a crowd of names: beside it lie its own `agent.py` and `plugins/`, and it gets those.
+"""A training script in a crowd of names: beside it lie its own `agent.py` and `plugins/`, which it imports.
 
     agentctl submit --name crowded -- python examples/crowded/train.py
 
-Of Covey it imports `covey`, whose wheel holds no other package; so whatever a project calls its own modules, they are
-the ones it imports, also where the whole of Covey is installed in the same environment.
+From Covey it imports `covey`, whose wheel holds no other package; so whatever a project calls its own modules, it
+imports those, even where the whole of Covey is installed in the same environment.
 """
 
 import agent

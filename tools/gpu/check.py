@@ -37,11 +37,11 @@ OUT = Path("bench", "results", "gpu-check.json")
 SOURCES = ("covey", "gossip", "plugins", "agent", "cli", "tests", "bench", "tools/gpu")
 SUFFIXES = (".py", ".cpp", ".h", ".toml")
 TAIL_CHARACTERS = 4000
-"""How much of a part's output the file keeps."""
+"""Characters of a part's output that the file keeps."""
 GRACE_S = 5.0
-"""Between the signal that asks a part to end and the one that ends it."""
+"""Seconds between the signal that asks a part to end and the one that ends it."""
 NO_DEVICE = "finds no CUDA device"
-"""What tests say that are skipped for want of a GPU."""
+"""Text in the reason of tests that are skipped for want of a GPU."""
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 PROBE = (
     "import json, sys, torch\n"
@@ -61,7 +61,7 @@ class Part:
     command: tuple[str, ...]
     needs_gpu: bool = True
     limit_s: float | None = None
-    """Its own limit, s; None: that of the command line."""
+    """Limit of this part in seconds; None: that of the command line."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ def tested(name: str, *words: str, **more: Any) -> Part:
 
 
 ON_CORES = ("-n", "4", "--dist", "loadgroup")
-"""How parts run that only need other versions of PyTorch and JAX than the gate has."""
+"""Options with which parts run that only need other versions of PyTorch and JAX than the gate has."""
 GPU_TESTS = "tests/covey/hooks/test_gpu.py"
 PARTS = (
     Part("gate", ("{python}", "-m", "covey.hooks.gate.build"), needs_gpu=False),
@@ -93,7 +93,7 @@ PARTS = (
     tested("hooks", *ON_CORES, "tests/covey/hooks/test_torch.py", needs_gpu=False),
     tested("hooks-jax", *ON_CORES, "tests/covey/hooks/test_jax.py", needs_gpu=False),
 )
-"""In this order: what is cut off at the end is what is known best elsewhere."""
+"""Parts in their order: those at the end, which may be cut off, are known best elsewhere."""
 
 
 # ---- what was found --------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Record:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What an earlier run wrote; empty when there is none or it was cut off within a write of somebody else's."""
+    """What an earlier run wrote; empty when there is none or it was cut off within a write of another program's."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -185,7 +185,7 @@ TOLD_BY_WORKERS = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPE
 
 
 def cases_told(printed: str) -> list[dict[str, str]]:
-    """The tests of a part that was ended before it wrote its report, from what it had printed of each."""
+    """Tests of a part that was ended before it wrote its report, from what it had printed of each."""
     names = {"PASSED": "passed", "SKIPPED": "skipped"}
     told = TOLD.findall(printed) + [(test, outcome) for outcome, test in TOLD_BY_WORKERS.findall(printed)]
     return [{"test": test, "outcome": names.get(said, "failed"), "seconds": "", "why": ""} for test, said in told]
@@ -241,7 +241,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], limit_s: float, fold
 
 
 def adopt_orphans() -> None:
-    """From now on what a part leaves behind is our child, however it was started."""
+    """Adopt, from now on, all processes that a part leaves behind, however they were started."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -252,9 +252,9 @@ def adopts_orphans() -> bool:
 
 
 def end_orphans() -> None:
-    """Every process below us is ended and waited for; again, since one that dies leaves its children to us. One that a
-    driver holds cannot be ended: it is left after `GRACE_S`. Only where orphans are adopted: else children of this
-    process may be somebody else's."""
+    """End every process below this one and wait for it; again, since one that dies leaves its children to this
+    process. A process that a driver holds cannot be ended: it is left after `GRACE_S`. Only where orphans are adopted:
+    else children of this process may be another program's."""
     if not adopts_orphans():
         return
     until_s = time.monotonic() + GRACE_S
@@ -328,8 +328,8 @@ class Run:
 
 
 def environment(pack: Path, folder: Path) -> str:
-    """A Python with everything of the pack and this checkout, that also sees what this Python has. RuntimeError with
-    pip's words."""
+    """A Python with everything of the pack and this checkout, that also sees what this Python has. Raises RuntimeError
+    with pip's words."""
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", str(folder)], check=True)
     site = Path(_printed([str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]))
@@ -362,7 +362,7 @@ def _printed(command: Sequence[str]) -> str:
 
 
 def machine(python: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What this machine is: versions, devices, the driver. What could not be asked says why."""
+    """Facts about this machine: versions, devices, the driver. What could not be asked says why."""
     found: dict[str, Any] = {"kernel": platform.release(), "machine": platform.machine(), "cores": os.cpu_count()}
     done = subprocess.run(
         [python, "-c", PROBE], env=dict(environ), cwd=ROOT, capture_output=True, text=True, check=False

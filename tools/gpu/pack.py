@@ -19,14 +19,14 @@ BYTES_MAX = 60 << 20
 GLIBC = (17, 24, 26, 27, 28, 31, 34, 35)
 """Minor versions of glibc 2 of which wheels are taken, oldest first: pip matches each exactly, and takes the first."""
 THERE = ("numpy",)
-"""What the machine has and the pack leaves out."""
+"""Packages that the machine has and the pack leaves out."""
 TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools")
-"""What parts of the check need, by the bounds of the extra `dev`."""
+"""Packages that parts of the check need, by the bounds of the extra `dev`."""
 TOOLS = ("pip", "wheel")
 
 
 def wanted(root: Path) -> list[str]:
-    """Requirements of the agent, the job side and the tests, without what the machine has and what is ours."""
+    """Requirements of the agent, the job side and the tests, without what the machine has and Covey's own packages."""
     tops = [tomllib.loads((root / at / "pyproject.toml").read_text())["project"] for at in (".", "covey")]
     found = [line for top in tops for line in top["dependencies"]]
     found += [line for line in tops[0]["optional-dependencies"]["dev"] if _name(line) in TESTS]

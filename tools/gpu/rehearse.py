@@ -2,9 +2,9 @@
 
     python tools/gpu/rehearse.py --python PYTHON [--pack .gpu] [arguments of tools/gpu/check.py]
 
-PYTHON is one of the version that the pack was made for, with PyTorch and NumPy (and JAX) in it. As root the copy is run
-in a network namespace that has loopback alone. Every part that needs no GPU must pass, every other must skip for want
-of one. What was found stands in .gpu/rehearsed.json.
+PYTHON is one of the version that the pack was made for, with PyTorch and NumPy (and JAX) in it. As root the copy is
+run in a network namespace that has loopback alone. Every part that needs no GPU must pass, every other must skip for
+want of one. The results are in .gpu/rehearsed.json.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tracked(root: Path) -> list[str]:
-    """Files that travel: tracked, and not yet ignored ones."""
+    """Files that travel: tracked ones, and untracked ones that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,

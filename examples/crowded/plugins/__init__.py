@@ -1,4 +1,4 @@
-"""This project's own `plugins`: the reward functions it can be trained with, say."""
+"""This project's own `plugins` package: the reward functions it can be trained with, for example."""
 
 WHOSE = "the training script's own plugins"
 

@@ -1,9 +1,9 @@
 """Load: every host says by gossip how busy it is, and any host can name the calmest one.
 
-Not a published system, but a small and whole plugin: `docs/start/plugin.md` builds it in an hour. A host measures
-its load once a second and smooths it. It gossips the smoothed value when it has moved by a step, so that a quiet rack
-says nothing. Gossip is a hint with an age: who wants the calmest host asks the two that look calmest, live, and takes
-the calmer one that answers.
+Not a published system, but a small and whole plugin: `docs/start/plugin.md` builds it in an hour. A host measures its
+load once a second and smooths it. It gossips the smoothed value when it has moved by a step, so that a quiet rack says
+nothing. Gossip is a hint with an age: a host that wants the calmest one asks the two that look calmest, live, and
+takes the calmer one that answers.
 
     probes -> service -> machine -> ShowLoad -> gossip -> every other host
     agentctl -> service -> calmest_by_hint -> HowBusy to two hosts -> BusyNow -> the calmer one

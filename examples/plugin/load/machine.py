@@ -1,4 +1,4 @@
-"""One host's load: smoothed, shown when it moved by a step, and said aloud when the host turns busy or calm.
+"""One host's load: smoothed, shown when it moved by a step, and logged when the host turns busy or calm.
 
 calm --above busy_above--> busy --below calm_below--> calm
 """
@@ -30,15 +30,15 @@ Action = ShowLoad | LogEvent
 
 
 class LoadMachine:
-    """State and `handle`: it measures nothing and sends nothing."""
+    """State and `handle`: the machine measures nothing and sends nothing."""
 
     def __init__(self, me: HostId, settings: LoadSettings) -> None:
         self.me = me
         self.settings = settings
         self.load: float | None = None
-        """Smoothed, 0..1; None before the first measurement."""
+        """Smoothed load, 0..1; None before the first measurement."""
         self.shown: float | None = None
-        """What others were told last."""
+        """Load that others were told last; None before that."""
         self.busy = False
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
@@ -61,7 +61,7 @@ class LoadMachine:
         return [ShowLoad(load)]
 
     def _turn(self, load: float) -> Sequence[Action]:
-        """Two thresholds: between them a host stays what it is."""
+        """Turn busy or calm by two thresholds: between them a host keeps its state."""
         busy = load > self.settings.busy_above or (self.busy and load >= self.settings.calm_below)
         if busy == self.busy:
             return []

@@ -1,4 +1,4 @@
-"""What hosts say of load: one question, its answer, and one value by gossip. The tag is what crosses the network."""
+"""Messages about load: one question, its answer, and one value by gossip. The tag is what crosses the network."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from msgspec import Meta
 from covey.core.events import Message
 
 Load = Annotated[float, Meta(ge=0, le=1)]
-"""The busier of GPUs and memory, 0..1. What another host sends outside of that is malformed and never decoded."""
+"""The busier of GPUs and memory, 0..1. A value from another host outside of that is malformed and never decoded."""
 
 
 class HowBusy(Message, frozen=True):
@@ -16,7 +16,7 @@ class HowBusy(Message, frozen=True):
 
 
 class BusyNow(Message, frozen=True):
-    """Its answer."""
+    """Answer to `HowBusy`."""
 
     load: Load
 

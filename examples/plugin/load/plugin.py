@@ -1,4 +1,4 @@
-"""What the agent starts: the plugin `load`."""
+"""The plugin `load`, as the agent starts it."""
 
 from examples.plugin.load.messages import Messages
 from examples.plugin.load.policy import LoadSettings

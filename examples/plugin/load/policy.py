@@ -1,4 +1,4 @@
-"""What load is, and who looks calmest. Arguments in, answer out: no clock, no sockets, no state."""
+"""What load is, and which hosts look calmest. Arguments in, answer out: no clock, no sockets, no state."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,11 +11,11 @@ SMOOTHING = 0.3
 STEP = 0.05
 """Least change of the load that is gossiped."""
 ASKED = 2
-"""Hosts that are asked live: gossip is seconds old, and of two that look calm one is."""
+"""Number of hosts that are asked live: gossip is seconds old, and of two that look calm one is."""
 
 
 class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[load] in agent.toml."""
+    """Settings of [load] in agent.toml."""
 
     busy_above: float = 0.9
     """Load, 0..1, above which a host is busy."""

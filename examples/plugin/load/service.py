@@ -17,9 +17,9 @@ from plugins.base import Command, Host, PluginService
 from plugins.facts import SecondPassed
 
 ASK_S = 2.0
-"""How long another host may take to answer."""
+"""Seconds that another host may take to answer."""
 KEY = "load"
-"""Under which a host's load is gossiped."""
+"""Key under which a host's load is gossiped."""
 METRICS = MetricGroup()
 LOAD_RATIO = METRICS.gauge("covey_load_ratio", "Smoothed load of this host, 0 to 1.")
 LOAD_BUSY = METRICS.gauge("covey_load_busy", "1 while this host is busy, by the thresholds of its settings.")
@@ -66,11 +66,11 @@ class LoadService(PluginService):
         return {"hints": self._hints, "calmest": self._calmest}
 
     async def _hints(self, arguments: Mapping[str, Any]) -> dict[HostId, float]:
-        """Load by host, as gossip has it here; it may be seconds old."""
+        """Load by host, as gossip has it on this host; it may be seconds old."""
         return self._known()
 
     async def _calmest(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The calmest host and its load now. Refused when no host that looks calm answers."""
+        """The calmest host and its load now. Raises Refused when no host that looks calm answers."""
         asked = policy.calmest_by_hint(self._known())
         answers = [found for found in await asyncio.gather(*map(self._ask, asked)) if found is not None]
         host = policy.calmest(answers)
@@ -86,7 +86,7 @@ class LoadService(PluginService):
         return {host: hint.load for host, hint in hints.items() if isinstance(hint, LoadHint)}
 
     async def _ask(self, host: HostId) -> tuple[HostId, float] | None:
-        """None of a host that does not answer in time, or has no such plugin."""
+        """Load of a host that answers in time; None for one that does not, or has no such plugin."""
         if host == self.host.id:
             return host, self.machine.load or 0.0
         try:
