@@ -1,8 +1,8 @@
 """Whether a test can fail: does it assert, itself or through helpers? Their bodies are read, their names not trusted.
 
 A test asserts when `assert`, `pytest.raises` (`fail`, `warns`), a machine's `check()` or the raising of an
-AssertionError stands in it, or in a helper that it calls: a function, method or class of its own file, or of a file
-under `tests` or `chaos` that it imports from; or in a fixture that it names.
+AssertionError is in it, or in a helper that it calls: a function, method or class of its own file, or of a file under
+`tests` or `chaos` that it imports from; or in a fixture that it names.
 """
 
 import ast
@@ -14,7 +14,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 PYTEST = ("pytest.raises", "pytest.fail", "pytest.warns")
 RAISED = ("AssertionError", "Violation", "Broken", "broken")
-"""AssertionErrors of ours, and `World.broken`, which makes one."""
+"""Names of the project's AssertionErrors, and `World.broken`, which makes one."""
 AT_ONCE = ("__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__")
 """Methods that run when a class, or an instance of it, is called or entered."""
 
@@ -27,7 +27,7 @@ class File:
         self.functions: dict[str, list[Function]] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.imported: dict[str, str] = {}
-        """Name here -> dotted module."""
+        """Name in this file -> dotted module."""
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, FUNCTIONS):
                 self.functions.setdefault(node.name, []).append(node)
@@ -40,7 +40,7 @@ class File:
         return [node for nodes in self.functions.values() for node in nodes if node.name.startswith("test_")]
 
     def helpers(self) -> list["File"]:
-        """Itself, and the files it imports from (`from chaos import faults` is the file, not the package)."""
+        """This file, and the files it imports from (`from chaos import faults` is the file, not the package)."""
         names = {f"{module}.{name}" for name, module in self.imported.items()} | set(self.imported.values())
         paths = (self._root / f"{name.replace('.', '/')}.py" for name in sorted(names))
         return [self, *(opened(path, self._root) for path in paths if path.is_file())]
@@ -52,8 +52,8 @@ def opened(path: Path, root: Path) -> File:
 
 
 def can_fail(test: Function, file: File) -> bool:
-    """Whether something that this test does can fail it. A fuzzed decoder counts when the test names the one error that
-    is allowed: any other one fails it."""
+    """Whether something that this test does can fail it. A fuzzed decoder counts when the test names the one error
+    that is allowed: any other one fails it."""
     fuzzed = any("given" in ast.unparse(decorator) for decorator in test.decorator_list)
     return (fuzzed and any(isinstance(node, ast.Try) for node in ast.walk(test))) or _asserts(test, file, set())
 
@@ -79,7 +79,7 @@ def _is_check(node: ast.AST) -> bool:
 
 
 def _helpers(function: Function, file: File) -> Iterator[tuple[Function, File]]:
-    """What it calls and names, as far as it can be found."""
+    """Functions that it calls and names, with their files, where they can be found."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
             yield from _called(node.func, file)

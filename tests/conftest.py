@@ -25,8 +25,8 @@ settings.load_profile("noisy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups of tests that mostly wait for real processes begin early, so that the others work meanwhile and none of
-    them is alone at the end: one at the start, one after a third."""
+    """Let groups of tests that mostly wait for real processes begin early, so that the others work meanwhile and none
+    of them is alone at the end: one at the start, one after a third."""
     if not os.environ.get("COVEY_LONG"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -43,7 +43,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What failed, and why, for `tools.again`."""
+    """Store what failed, and why, for `tools.again`."""
     config = terminalreporter.config
     if getattr(config, "cache", None) is not None:  # `-p no:cacheprovider` leaves it out
         stats = terminalreporter.stats
@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The line that says it, as a person reads it first."""
+    """The line that says why it failed, as a person reads it first."""
     crash = getattr(report.longrepr, "reprcrash", None)
     said = str(crash.message if crash is not None else report.longrepr).strip().splitlines() or ["it says nothing"]
     return said[0][:200]
@@ -60,7 +60,7 @@ def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Limits of tests are processor seconds: none fails because others use the machine too."""
+    """Limit a test in processor seconds: none fails because others use the machine too."""
     marker = item.get_closest_marker("cpu_seconds")
     with within_cpu(float(marker.args[0]) if marker else CPU_S):
         yield

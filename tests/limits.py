@@ -14,7 +14,7 @@ by the wall clock (`timeout` in pyproject.toml), far off."""
 
 @contextmanager
 def within_cpu(seconds: float) -> Iterator[None]:
-    """Fails the test once this process has worked for so long, in whatever thread."""
+    """Fail the test once this process has worked for `seconds`, in whatever thread."""
 
     def over(number: int, frame: FrameType | None) -> None:
         pytest.fail(f"it took more than {seconds:g} s of CPU")

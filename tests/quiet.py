@@ -13,11 +13,11 @@ from concurrent.futures.thread import _worker
 from pathlib import Path
 
 CALM_TURNS = 5
-"""Turns of the loop in a row in which nothing was ready but the test: what one socket of this process writes, another
-reads in the next turn."""
+"""Turns of the loop in a row in which only the test was ready: what one socket of this process writes, another reads
+in the next turn."""
 TURNS_MAX = 100_000
 PAUSE_S = 0.001
-"""Between two looks at executors that work."""
+"""Seconds between two looks at executors that work."""
 _WORKER = _worker.__code__
 STILL_LOOKS = 10
 """Looks at a thread in a row that find it asleep in one place."""
@@ -25,8 +25,8 @@ BLOCKED_S = 20.0
 
 
 async def quiet() -> None:
-    """Returns when the event loop has nothing left to do but wait for a timer: no callback is ready, no descriptor of
-    its own is readable, and no executor of this process works (files are written in threads). What an executor runs
+    """Return when the event loop has nothing left to do except wait for a timer: no callback is ready, no descriptor
+    of its own is readable, and no executor of this process works (files are written in threads). What an executor runs
     must end by itself; for a thread that waits there is `until_blocked`. Other threads and other processes are not
     seen: wait for a sign of theirs first."""
     loop = asyncio.get_running_loop()
@@ -44,7 +44,8 @@ async def quiet() -> None:
 
 
 def _executors_work() -> bool:
-    """Does a thread of a ThreadPoolExecutor run what it was given? One that waits for work is in `_worker` itself."""
+    """Whether a thread of a ThreadPoolExecutor runs what it was given. One that waits for work is in `_worker`
+    itself."""
     for frame in sys._current_frames().values():
         innermost = frame.f_code
         above = frame.f_back
@@ -56,8 +57,9 @@ def _executors_work() -> bool:
 
 
 def until_blocked(thread: threading.Thread, within: Callable[..., object]) -> None:
-    """Returns when that thread of this process waits for something (a lock, a descriptor, a condition) in this
-    function, or in what it calls. AssertionError when the thread ends, or is not there within `BLOCKED_S` seconds."""
+    """Return when that thread of this process waits for something (a lock, a descriptor, a condition) in this
+    function, or in what it calls. Raises AssertionError when the thread ends, or is not there within `BLOCKED_S`
+    seconds."""
     code = inspect.unwrap(within).__code__
     end_s, still, before = time.monotonic() + BLOCKED_S, 0, None
     while still < STILL_LOOKS:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 VIRTUAL = re.compile(r"\bvirtual_time\b|\bVirtualLoop\b|\bSimHost\b|\bWorld\(")
-"""What makes a loop, or a world, whose clock jumps: in a file."""
+"""What makes a loop, or a world, whose clock jumps, in the text of a file."""
 VIRTUAL_HELPER = re.compile(VIRTUAL.pattern + r"|(?<![.\w])play\(")
 """What makes such a loop or world in a file that imports it from a helper of tests."""
 WAITS = re.compile(r"\b(sleep|wait|wait_for|join)\(")
@@ -82,7 +82,7 @@ def _sleeps(statement: ast.stmt) -> bool:
 
 
 def _joins(statement: ast.stmt, then: ast.Assert) -> bool:
-    """`thread.join(0.1)`, and then it is to be alive."""
+    """Whether these are `thread.join(0.1)`, and an assertion that the thread is alive."""
     call = _called(statement)
     if call is None or _name(call) != "join" or not call.args:
         return False
@@ -91,7 +91,7 @@ def _joins(statement: ast.stmt, then: ast.Assert) -> bool:
 
 
 def _is_in_vain(part: ast.AST) -> bool:
-    """`not done.wait(0.3)`."""
+    """Whether this is `not done.wait(0.3)`."""
     if not isinstance(part, ast.UnaryOp) or not isinstance(part.op, ast.Not):
         return False
     call = _called(part.operand)

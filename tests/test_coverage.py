@@ -1,4 +1,4 @@
-"""What `make coverage` measures may not fall."""
+"""The coverage that `make coverage` measures may not fall."""
 
 from pathlib import Path
 

@@ -34,8 +34,8 @@ def test_a_limit_ends_with_its_test() -> None:
 
 @pytest.mark.xdist_group("one_worker")
 def test_tests_of_a_group_go_to_one_worker(request: pytest.FixtureRequest) -> None:
-    """With pytest 9.2 pytest-xdist 3.8 forgets its groups without a word: what is made once for a group is made by each
-    worker, and racks run beside one another."""
+    """With pytest 9.2 pytest-xdist 3.8 forgets its groups without a word: what is made once for a group is made by
+    each worker, and racks run beside one another."""
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("these tests are not dealt to workers by their groups")
     assert request.node.nodeid.endswith("@one_worker")

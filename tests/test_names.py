@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.xdist_group("names")
-"""One process reads them all."""
+"""Group of these tests: one process reads all files."""
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent")
 TWICE = {
     "Configuration": "Raft's configuration of voters (§6) and Cruise's configuration of workers and servers (§3.3)",
 }
-"""Class names that stand for two things: one word in two papers."""
+"""Class names that mean two things: one word in two papers."""
 
 
 @cache
@@ -31,13 +31,14 @@ def classes() -> list[tuple[Path, ast.ClassDef]]:
 
 
 def tag_of(node: ast.ClassDef) -> object:
-    """What stands beside the class as its tag; None: nothing."""
+    """Value of the class's argument `tag`; None: it has none."""
     return next((ast.literal_eval(word.value) for word in node.keywords if word.arg == "tag"), None)
 
 
 def test_a_tag_is_the_name_of_its_class() -> None:
-    """`tag=True`, written once or inherited, is msgspec's word for that. Gossip has a number for each of its messages,
-    for the sake of small datagrams. What a name once sent must go on to mean: `tests/compatibility`."""
+    """A tag is `tag=True`, written once or inherited, which is msgspec's word for that. Gossip has a number for each
+    of its messages, for the sake of small datagrams. What a name once meant it must mean for ever:
+    `tests/compatibility`."""
     known = [(path.relative_to(ROOT), node) for path, node in classes()]
     numbers = [tag_of(node) for path, node in known if path.parts[0] == "gossip" and tag_of(node) is not None]
     assert numbers and all(type(number) is int for number in numbers) and len(set(numbers)) == len(numbers)
@@ -55,7 +56,7 @@ def test_a_class_name_is_defined_once() -> None:
 
 
 def test_no_tests_name_is_longer_than_eighty_characters() -> None:
-    """A sentence that must hold, not a paragraph."""
+    """A name is a sentence that must hold, not a paragraph."""
     names = [
         node.name
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -66,7 +67,7 @@ def test_no_tests_name_is_longer_than_eighty_characters() -> None:
 
 
 def test_a_policy_is_imported_without_the_agent_around_it() -> None:
-    """Whoever wants one function of a paper loads a handful of modules, and no event loop."""
+    """A program that wants one function of a paper loads a handful of modules, and no event loop."""
     told = (
         "import sys, plugins.scheduler.policy.order; "
         "print(sum(name.partition('.')[0] in ('covey', 'gossip', 'plugins', 'agent') for name in sys.modules), "

@@ -39,10 +39,9 @@ WALLS = {
     "gossip/service.py",
     "plugins/memory/datapath/volumes/lenders.py",
 }
-"""Where anything may be caught: the wall between plugins, what another host asks, the last resort of a command, the
-wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of
-a driver's call, whose caller gets what it raised; and the simulator, which must
-survive whatever its hosts raise."""
+"""Files where anything may be caught: the wall between plugins, what another host asks, the last resort of a command,
+the wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of a driver's
+call, whose caller gets what it raised; and the simulator, which must survive whatever its hosts raise."""
 
 
 def files(*under: Path) -> list[Path]:
@@ -162,8 +161,8 @@ def is_protocol(node: ast.ClassDef) -> bool:
 
 
 def may_raise(method: ast.FunctionDef, of: dict[str, ast.FunctionDef], seen: set[str]) -> bool:
-    """Whether it asserts something that could be false, asks the `check` of something else, or calls a method of its
-    own class that does."""
+    """Whether a method asserts something that could be false, asks the `check` of something else, or calls a method of
+    its own class that does."""
     seen.add(method.name)
     for node in ast.walk(method):
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
@@ -391,11 +390,11 @@ def test_the_map_shows_every_plugin_and_package() -> None:
 
 PAPERS = sorted(page for page in (ROOT / "docs/design/papers").glob("*.md") if page.stem != "index")
 PATH = re.compile(r"`([\w./-]+/[\w.-]*\w\.py)(?:::([\w.]+))?`")
-"""`path.py` or `path.py::name` or `path.py::Class.method`; a bare `name.py` is prose."""
+"""Pattern of `path.py` or `path.py::name` or `path.py::Class.method`; a bare `name.py` is prose."""
 
 
 def led_to(path: str, page: Path) -> Path:
-    """From the root, or from the room that the page is of."""
+    """File that a path on a page means: from the root, or from the plugin that the page is about."""
     return next((at for at in (ROOT / path, ROOT / "plugins" / page.stem / path) if at.is_file()), ROOT / path)
 
 
@@ -462,13 +461,13 @@ def test_pages_for_newcomers_name_files_and_functions_that_exist(name: str) -> N
 
 
 REFERENCE = re.compile(r"((?:[\w.-]+/)+[\w-]+\.(?:py|md))|`([\w-]+\.(?:py|md))`|\(([\w-]+\.md)")
-"""A path in code or in a comment, a bare file in backquotes, a page in brackets."""
+"""Pattern of a path in code or in a comment, a bare file in backquotes, a page in brackets."""
 OF_USERS = {"./train.py", "agent.py"}
 """Files that a user may have."""
 
 
 def references_that_lead_nowhere(path: Path) -> list[str]:
-    """From the root, from `docs`, or from a folder above the file that names it."""
+    """References that lead nowhere from the root, from `docs`, or from a folder above the file that names them."""
     found = {next(filter(None, groups)) for groups in REFERENCE.findall(path.read_text())}
     above = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
     return sorted(
@@ -500,8 +499,8 @@ def test_a_name_that_is_only_mentioned_or_lives_in_another_file_is_found_out() -
 
 
 def places(page: Path) -> list[str]:
-    """What looks like a path on a page: in code that begins with a folder of ours, or, on a page that lists its own
-    folder, names a file; and what the drawing of the tree names at the beginning of a line."""
+    """What looks like a path on a page: in code that begins with a folder of the repository, or, on a page that lists
+    its own folder, names a file; and what the drawing of the tree names at the beginning of a line."""
     text = page.read_text()
     tops = "|".join([*PACKAGES, "systemd", "tests", "tools", "bench", "examples", "docs"])
     found = re.findall(rf"`((?:{tops})/[\w./-]*)(?:::\w+)?`", text)

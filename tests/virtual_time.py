@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class VirtualSelector(selectors.DefaultSelector):
-    """Instead of waiting it moves the clock."""
+    """A selector that moves the clock instead of waiting."""
 
     now_s = 1000.0
 
@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def play(story: Coroutine[Any, Any, T]) -> T:
-    """The story's result. What a task or callback did not catch fails it."""
+    """Run a story and return its result. What a task or callback did not catch fails it."""
     uncaught: list[Any] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: uncaught.append(context))

@@ -1,4 +1,4 @@
-"""A tenant on many hosts does not pass its budget: old views, hosts that die and come back, a rack that is split."""
+"""A tenant on many hosts does not exceed its budget: old views, hosts that die and come back, a rack that is split."""
 
 import pytest
 
@@ -9,7 +9,8 @@ from plugins.memory.policy.budgets import SETTLED_S
 
 
 def kept(found: BudgetResult) -> None:
-    """Over by a slab or two for a moment; a budget for each part of a split rack; and back."""
+    """Assert that the tenant is over its budget by a slab or two for a moment, has a budget in each part of a split
+    rack, and is back within it."""
     most = found.budget + found.budget // 8
     assert found.wanted > 2 * most
     assert found.filled >= found.budget - 1, "it gets what it may have"

@@ -80,7 +80,7 @@ def test_real_datagrams_keep_the_same_promises(promise: Callable[[Datagrams, Add
 
 
 def test_the_machine_of_a_killed_process_hears_nothing_of_its_end() -> None:
-    """The kernel closes its sockets; no code of its own runs any more."""
+    """The kernel closes the sockets of the killed process; no code of its own runs any more."""
     heard: list[str] = []
 
     class Listening(conformance._Echoes):

@@ -1,4 +1,5 @@
-"""Machines only, many hosts: membership converges and nobody alive is buried; slabs fall evenly and none is lost."""
+"""Machines only, many hosts: membership converges and no live host is called dead; slabs fall evenly and none is
+lost."""
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_many_borrowers_spread_their_slabs_evenly_and_leak_none(count: int) -> N
 
 
 def test_members_of_slabs_without_a_disk_lie_apart_whoever_dies_or_gives_way() -> None:
-    """Hosts, and in different ones of eight racks."""
+    """Members lie on different hosts, in different racks of eight."""
     result = memory_story(3, 100, slabs=1, members=2)
     assert result.mapped == result.slabs == 200
     assert result.lost_to_kills > 0

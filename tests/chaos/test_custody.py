@@ -9,9 +9,9 @@ from chaos.stories import lenders
 
 
 def played(*killed: str, slow: float = 2_000.0, forgets: bool = False) -> tuple[int, Sequence[str], int]:
-    """A volume is written to while its disk is slow; then these processes die at one instant, and the volume may forget
-    who lent to it. How many older pages were
-    forgiven, which were not, and how many acknowledged pages the disk lacked."""
+    """Write to a volume while its disk is slow; then these processes die at one instant, and the volume may forget its
+    lenders. Returns how many older pages were forgiven, which were not, and how many acknowledged pages the disk
+    lacked."""
     with SimRack(11, 3, settings={"memory": {"slab": "256 KiB"}}) as rack:
         rack.start()
         rack.settle()
@@ -36,7 +36,7 @@ def played(*killed: str, slow: float = 2_000.0, forgets: bool = False) -> tuple[
 
 
 def test_pages_lost_by_lender_and_volume_before_the_disk_are_forgiven_and_counted() -> None:
-    """Both fail before the disk has them."""
+    """Lender and volume both fail before the disk has the pages."""
     forgiven, stale, behind = played("slab-keeper", "slabd", "vold")
     assert behind > 0, "the slow disk had not everything"
     assert 0 < forgiven <= behind and not stale

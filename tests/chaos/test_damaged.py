@@ -1,4 +1,4 @@
-"""Files of a host are lost, rolled back or damaged while it is down, and somebody does what its agent advises."""
+"""Files of a host are lost, rolled back or damaged while it is down, and an operator does what its agent advises."""
 
 from typing import Literal
 
@@ -49,7 +49,7 @@ def test_a_memory_plugin_whose_record_is_damaged_begins_anew() -> None:
 def test_a_record_that_is_gone_while_its_processes_run_is_read_from_its_copy(
     how: Literal["lost", "rotten"],
 ) -> None:
-    """Without their secrets the agent would be refused by its own processes, for ever."""
+    """Without their secrets the agent's own processes would refuse it, for ever."""
     with SimRack(6, 3) as rack:
         rack.start()
         rack.settle()
@@ -78,5 +78,5 @@ def test_a_swarm_damages_files_of_one_host_only_and_never_pages(seed: int) -> No
 def test_ranks_whose_state_went_with_the_power_do_not_restart_under_the_same_epoch(
     seed: int,
 ) -> None:
-    """They began at round 0 of what an aggregator had summed long ago, and waited for ever."""
+    """The ranks began at round 0 of what an aggregator had summed long ago, and waited for ever."""
     tell("files_damaged", seed)

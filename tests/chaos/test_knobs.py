@@ -1,4 +1,4 @@
-"""Settings at their extremes: accepted by the agent, repeated by the seed, and told."""
+"""Settings at their extremes: accepted by the agent, repeated by the seed, and printed."""
 
 from typing import Any
 

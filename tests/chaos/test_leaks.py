@@ -1,4 +1,5 @@
-"""What is watched in every story about memory: unused slabs go within a lease; pages lie where large slabs are used."""
+"""Invariants of every story about memory: unused slabs are freed within a lease; pages lie where large slabs are
+used."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ MOST_S = LEASE_S + LEASE_S / 3 + SLACK_S
 
 
 class LendingRack:
-    """h1 borrows slab 0 of `v` from h2, and uses these epochs of it."""
+    """A rack in which h1 borrows slab 0 of `v` from h2, and uses these epochs of it."""
 
     def __init__(self, epoch: int = 7) -> None:
         self.now, self.used, self.pid = 0.0, [epoch], 11

@@ -8,7 +8,7 @@ from chaos.story import Told, stories_of_worlds
 from chaos.world.world import Broken
 
 PLAYED = len(stories_of_worlds()) + 3
-"""Stories for each seed of a soak: all worlds, the swarm and two directed ones."""
+"""Number of stories for each seed of a soak: all worlds, the swarm and two directed ones."""
 
 
 def exit_code(*arguments: str) -> int:

@@ -105,7 +105,7 @@ async def echoing(env: Env) -> int:
 
 
 def talk(fault: Callable[[World], None], seconds: float = 30.0) -> tuple[list[float], list[str]]:
-    """One byte there and back every 0.1 s: when each came back, and how it ended."""
+    """Send a byte there and back every 0.1 s; returns when each came back, and how it ended."""
     back: list[float] = []
     ended: list[str] = []
 
@@ -185,7 +185,7 @@ def test_a_stopped_reader_breaks_a_writer_that_waits_longer_than_the_user_timeou
 
 @pytest.mark.parametrize("driven", [False, True])
 def test_what_a_slow_reader_has_not_taken_leaves_later_from_memory_as_it_is_then(driven: bool) -> None:
-    """Memory that is used again too early is seen: transports keep views of it."""
+    """Memory that is used again too early shows: transports keep views of it."""
     size, got = 3 << 20, bytearray(3 << 20)
 
     async def reading(env: Env) -> int:
@@ -253,7 +253,7 @@ def test_unix_sockets_tell_the_user_and_do_not_leave_their_host() -> None:
 
 
 def numbered(fault: Callable[[World], None], knows: bool = True) -> tuple[list[int], int, list[bool]]:
-    """Numbered messages, ten a second for 30 s: which were heard, how many were sent, what `send` said."""
+    """Send numbered messages, ten a second for 30 s; returns which were heard, how many were sent, what `send` said."""
     heard: list[int] = []
     said: list[bool] = []
     keys: dict[str, bytes] = {}
@@ -321,7 +321,7 @@ def test_a_link_whose_key_is_not_known_delivers_nothing() -> None:
 
 
 def test_what_an_append_acknowledged_survives_and_the_rest_is_a_torn_tail() -> None:
-    """Acknowledged is a prefix of recovered; recovered is no longer than what was asked for."""
+    """What was acknowledged is a prefix of what is recovered, which is no longer than what was asked for."""
     torn = 0
     for seed in range(300):
         acknowledged: list[int] = []

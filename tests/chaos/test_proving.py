@@ -1,4 +1,4 @@
-"""Planting bugs in a copy of the tree: who notices them, who does not, and that the copy is what is tried."""
+"""Planting bugs in a copy of the tree: which checks notice them, which do not, and that the copy is what is tried."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ LONG = ("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart")
 """Stories that last longer than their share of the gate; `tests/agent/test_away.py` has one like the last."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
 CHEAP = {"default_slabs": 4}
-"""Seeds, where the first one is dear."""
+"""First seed of a story, where seed 1 takes too long."""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ CHEAP = {"default_slabs": 4}
     ],
 )
 def test_every_directed_story_holds(story: str, seed: int) -> None:
-    """More seeds of each are played by `make soak`."""
+    """One seed of each story; `make soak` plays more."""
     tell(story, seed)
 
 
@@ -60,18 +60,18 @@ def test_a_swarm_of_faults_breaks_nothing_that_must_hold(seed: int) -> None:
 
 @pytest.mark.parametrize(("story", "seed"), [("half_and_half", 4), ("half_and_half", 48), ("swarm", 23)])
 def test_hosts_that_were_cut_off_while_their_job_moved_learn_of_it(story: str, seed: int) -> None:
-    """Ranks there could still use the former aggregator, so nobody complained and the job hung for ever."""
+    """Ranks there could still use the former aggregator, so none complained and the job hung for ever."""
     tell(story, seed)
 
 
 def test_ranks_whose_agent_starts_again_before_it_knows_their_run_are_told_who_sums() -> None:
-    """One had joined as its agent was killed, and again before the new one had read the log: it waited for ever."""
+    """A rank had joined as its agent was killed, and again before the new one had read the log: it waited for ever."""
     tell("agent_killed", 90030)
 
 
 @pytest.mark.parametrize("seed", [2004, 2078])
 def test_ranks_that_started_are_not_said_to_have_ended_when_the_disk_fails_just_then(seed: int) -> None:
-    """Their GPUs were given to the next job while they still ran on them."""
+    """The ranks' GPUs were given to the next job while they still ran on them."""
     tell("swarm", seed)
 
 
@@ -81,7 +81,7 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
 
 
 def test_what_is_a_ranks_own_is_kept_for_others_that_stand_a_step_behind_it() -> None:
-    """It had told what it has two steps later, and what they needed was dropped."""
+    """A rank had told what it has two steps later, and what the others needed was dropped."""
     tell("ranks_healed", 271)
 
 
@@ -107,8 +107,8 @@ def test_a_host_that_lends_what_was_closed_long_ago_holds_no_page() -> None:
 
 @pytest.mark.parametrize("seed", [10, 13, 22])
 def test_memory_is_not_used_again_while_an_ended_connection_may_still_send_it(seed: int) -> None:
-    """One member of a mirrored slab was silent and the other acknowledged: what the first was sent, once it went on,
-    was the next write by then. Sealed (13), its lender was blamed for it."""
+    """One member of a mirrored slab was silent and the other acknowledged: what the first was sent, once it continued,
+    was the next write by then. With sealed pages (seed 13), its lender was blamed for it."""
     tell("silent_lenders", seed)
 
 
@@ -128,16 +128,17 @@ def test_pages_of_a_place_that_was_closed_survive_a_loss_of_power() -> None:
     ],
 )
 def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int) -> None:
-    """A slab was not lent within its time; a page that stood in both places of a disk was called damaged for ever, and
-    those that a volume found torn whose disk then failed while it was opened; a host was not heard whose boot number
-    was older than others knew; settings were drawn under which two jobs stop one another for ever."""
+    """Earlier faults: a slab was not lent within its time; a page that was in both places of a disk was called damaged
+    for ever, and so were pages that a volume found torn whose disk then failed while it was opened; a host was not
+    heard whose boot number was older than others knew; settings were drawn under which two jobs stop one another for
+    ever."""
     tell(story, seed)
 
 
 @pytest.mark.parametrize(("story", "seed", "vary"), [("people", 8, 0), ("people", 13, 1), ("strangers", 26, 2)])
 def test_people_and_strangers_find_nothing_again_where_they_did(story: str, seed: int, vary: int) -> None:
-    """A log that was whole in the kernel alone; a record of ranks that was deleted, since their state could not be read
-    for a moment; ranks that were started once more by one supervisor too many."""
+    """Earlier faults: a log that was whole in the kernel alone; a record of ranks that was deleted, since their state
+    could not be read for a moment; ranks that were started once more by one supervisor too many."""
     told = tell(story, seed, vary=vary)
     assert told.faults > 5
 
@@ -204,7 +205,7 @@ def test_an_agent_without_the_gossip_key_is_never_seen() -> None:
 
 
 def found_by(stories: Sequence[str], seeds: Sequence[int]) -> str:
-    """What the first seed that breaks says; empty when all held."""
+    """Message of the first seed that breaks; empty when all held."""
     for seed in seeds:
         for story in stories:
             try:
@@ -255,7 +256,7 @@ def test_a_queue_that_forgets_quotas_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def grant(rack: SimRack, job: JobId) -> None:
-    """A leader that lost its mind grants a job over quota."""
+    """Let the leader, as if out of its mind, grant a job over quota."""
     leader = rack.leader()
     assert leader is not None
     scheduler, process = rack.plugin(leader, "scheduler"), rack.hosts[leader].agent

@@ -17,7 +17,7 @@ def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:
 
 
 def vote(rack: SimRack, *hosts: str, within_s: float = 30.0) -> None:
-    """Until every living host knows that these vote, and that nothing is under way."""
+    """Wait until every living host knows that these vote, and that nothing is under way."""
 
     def known() -> bool:
         logs = [rack.agents[name].log for name in rack.alive() if rack.began(name)]
@@ -27,7 +27,7 @@ def vote(rack: SimRack, *hosts: str, within_s: float = 30.0) -> None:
 
 
 def rewrite(rack: SimRack, name: str, voters: list[str]) -> None:
-    """Another leader.voters in agent.toml, and a restart."""
+    """Write another leader.voters into agent.toml, and restart the agent."""
     host = rack.hosts[name]
     others = [f"{other.ip}:7946" for other in rack.hosts.values() if other.name != name]
     tree: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_a_rack_of_one_grows_to_three_and_keeps_its_jobs() -> None:
 
 
 def test_voters_written_into_the_file_of_a_rack_of_one_do_not_count_and_that_is_told() -> None:
-    """It ended in a traceback and an endless restart."""
+    """Before, this ended in a traceback and an endless restart."""
     with SimRack(12, 3, settings={"leader": {"voters": ["h1"]}}) as rack:
         rack.start()
         rack.settle()

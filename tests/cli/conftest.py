@@ -17,15 +17,15 @@ Reply = tuple[int, Any]
 
 
 class FakeAgent:
-    """`replies["GET /v1/hosts"]` is the data of an answer, an ErrorView with its status, or a function of the request
-    body that gives either."""
+    """An agent whose `replies["GET /v1/hosts"]` is the data of an answer, an ErrorView with its status, or a function
+    of the request body that gives either."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.replies: dict[str, Any] = {"GET /livez": {}}
         self.asked: list[tuple[str, Any]] = []
         self.unanswered: list[dict[str, Any]] = []
-        """Beside every answer: hosts whose part is missing."""
+        """Hosts whose part is missing, sent beside every answer."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,13 +43,13 @@ class FakeAgent:
             do_GET = do_POST = do_DELETE = answer
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: a test's output is its own."""
+                """Log nothing: a test's output is its own."""
 
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A reply that raises hangs up on agentctl, as a dying agent does."""
+                """Hang up on agentctl when a reply raises, as a dying agent does."""
 
         self._server = Server(str(path), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -80,7 +80,8 @@ class FakeAgent:
 
 @pytest.fixture
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakeAgent]]:
-    """Makes fake agents; agentctl finds the first one by COVEY_AGENT. The test runs in an empty directory."""
+    """A function that makes fake agents; agentctl finds the first one by COVEY_AGENT. The test runs in an empty
+    directory."""
     made: list[FakeAgent] = []
 
     def make() -> FakeAgent:

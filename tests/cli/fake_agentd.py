@@ -1,5 +1,5 @@
-"""A stand-in for agentd, for the tests of covey-rack: the same lock, socket and signals, and answers that never change.
-It starts one child, as an agent starts its programs. With FAKE_AGENTD=die it complains and ends at once; with
+"""A stand-in for agentd, for the tests of covey-rack: the same lock, socket and signals, and answers that never
+change. It starts one child, as an agent starts its programs. With FAKE_AGENTD=die it complains and ends at once; with
 FAKE_AGENTD=stubborn it ignores SIGTERM."""
 
 import fcntl
@@ -43,7 +43,7 @@ def main() -> None:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     path = run_dir / "agent.sock"
     path.unlink(missing_ok=True)

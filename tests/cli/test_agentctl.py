@@ -132,7 +132,7 @@ STORY = {
 
 @pytest.fixture
 def run(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs agentctl: exit code, stdout, stderr."""
+    """A function that runs agentctl; returns exit code, stdout, stderr."""
 
     def call(*argv: str) -> tuple[int, str, str]:
         code = main(argv)
@@ -731,7 +731,7 @@ def test_memory_says_how_swap_is(run: Run, agent: FakeAgent) -> None:
 def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
     run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is known only after a while: what the volume says then is told."""
+    """The lack of room is known only after a while: what the volume says then is told."""
     monkeypatch.setattr("cli.memory.memory.LOOK_S", 0.0)
     kept = SWAP_ON | {"why": "there is room for 1 MiB; next: free memory"}
     agent.replies |= {
@@ -774,7 +774,7 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
 
 
 def test_a_list_waits_for_hosts_as_long_as_its_reader_says(run: Run, agent: FakeAgent) -> None:
-    """The agent is waited for longer: its answer says who is missing."""
+    """The agent is waited for longer: its answer says which hosts are missing."""
 
     def late(_body: object) -> list[dict[str, Any]]:
         time.sleep(0.4)
@@ -803,7 +803,7 @@ def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, ag
 
 
 def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, agent: FakeAgent) -> None:
-    """Four hosts that each lead a rack of their own are alive; that is not all there is to say."""
+    """Four hosts that each lead a rack of their own are alive, but that is not all there is to say."""
     other = {"what": "it belongs to another rack", "next": "choose the rack that stays"}
     twin = {"what": "two machines claim this name", "next": "rename one"}
     row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": []}

@@ -13,7 +13,7 @@ Shown = Callable[..., str]
 
 @pytest.fixture
 def shown(agent: FakeAgent, job: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> Shown:
-    """Output of a noun about one job with these fields."""
+    """A function that runs a noun about one job with these fields; returns its output."""
 
     def of(*argv: str, **fields: Any) -> str:
         view = job(**fields)

@@ -25,7 +25,7 @@ def dead_socket(path: Path) -> str:
 
 
 def silent_socket(path: Path) -> tuple[str, socket.socket]:
-    """Like a stopped agent: the kernel accepts, nobody speaks."""
+    """A socket like a stopped agent's: the kernel accepts, and no process speaks."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(8)
@@ -213,7 +213,8 @@ def test_a_rack_file_of_another_user_is_not_believed(tmp_path: Path, monkeypatch
 
 
 def test_nothing_is_changed_over_tcp_and_the_next_step_is_said(agent: FakeAgent) -> None:
-    """Before anything is sent: a change that an agent refuses would have told its environment to the network."""
+    """The refusal comes before anything is sent: a change that an agent refuses would have told its environment to the
+    network."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         asking = Agent([checked_address(f"http://{address}")], "COVEY_AGENT")

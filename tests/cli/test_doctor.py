@@ -1,4 +1,4 @@
-"""What `agentctl doctor` finds at a rack and at a host, and what it says of it."""
+"""What `agentctl doctor` finds at a rack and at a host, and what it says about it."""
 
 import json
 from pathlib import Path

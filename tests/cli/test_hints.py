@@ -15,7 +15,7 @@ EXAMPLES = {
 
 
 def words(text: str) -> list[str]:
-    """What somebody types who follows the hint, without the remark in brackets."""
+    """Words that a person types who follows the hint, without the remark in brackets."""
     return [EXAMPLES.get(word, word) for word in shlex.split(text.partition("    (")[0])]
 
 

@@ -25,7 +25,7 @@ class Output:
         agent.reply = self.reply  # type: ignore[method-assign]
         self.state: Callable[[], dict[str, Any]] = dict
         self.dropped = range(0)
-        """Offsets of what the host has not kept."""
+        """Offsets that the host has not kept."""
 
     def reply(self, method: str, target: str, body: Any) -> tuple[int, Any]:
         if "/logs" not in target:

@@ -1,4 +1,4 @@
-"""What may be said of a job is declared once: what an agent takes, what agentctl asks, and the words of both."""
+"""Options of a job are declared once: what an agent takes, what agentctl asks, and the words of both."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ NEW = Option(
 
 
 def asked(*words: str) -> dict[str, Any]:
-    """What agentctl would tell an agent."""
+    """The spec that agentctl would send to an agent."""
     parser = Parser("agentctl submit", allow_abbrev=False)
     submit.arguments(parser)
     return submit.spec_of(parser.parse_args(words), ["true"], {"PATH": "/bin"}, "/")

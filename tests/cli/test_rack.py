@@ -22,7 +22,7 @@ AGENTD = [sys.executable, str(Path(__file__).with_name("fake_agentd.py"))]
 
 
 class Bench:
-    """A folder for one rack, and what was said."""
+    """A folder for one rack, and what was printed."""
 
     def __init__(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()

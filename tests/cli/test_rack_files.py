@@ -29,7 +29,7 @@ def generate(directory: Path, hosts: int, gpus: int, environ: dict[str, str]) ->
 
 @pytest.fixture
 def environ() -> Iterator[dict[str, str]]:
-    """A short place for sockets, as XDG_RUNTIME_DIR is."""
+    """An environment with a short place for sockets, like XDG_RUNTIME_DIR."""
     with tempfile.TemporaryDirectory(prefix="cv") as folder:
         yield {"XDG_RUNTIME_DIR": folder}
 

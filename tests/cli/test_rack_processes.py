@@ -1,4 +1,4 @@
-"""Which processes are a rack's, and that nobody else's are touched."""
+"""Which processes are a rack's, and that no others are touched."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts harmless processes and ends them after the test."""
+    """A function that starts harmless processes; they are ended after the test."""
     made: list[subprocess.Popen[bytes]] = []
 
     def make(code: str = SLEEP, args: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[bytes]:
@@ -39,7 +39,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def wait_for_exec(process: subprocess.Popen[bytes]) -> None:
-    """Until its command line is the new one."""
+    """Wait until the process's command line is the new one."""
     until_s = time.monotonic() + 5
     while b"-c" not in Path(f"/proc/{process.pid}/cmdline").read_bytes() and time.monotonic() < until_s:
         time.sleep(0.005)
@@ -82,7 +82,7 @@ def test_ours_are_found_and_others_are_not(start: Start, tmp_path: Path) -> None
 async def test_a_shim_whose_rank_and_supervisor_are_gone_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that left a child behind keeps its shim, which has no socket of ours in its environment."""
+    """A rank that left a child behind keeps its shim, which has no socket of Covey's in its environment."""
     monkeypatch.setenv("COVEY_RACK", str(tmp_path))
     port = RealProcesses(ProgramBase("h1", str(tmp_path), str(tmp_path), "127.0.0.1"))
     env = {"COVEY_TOKEN": "t", "COVEY_RACK": "/elsewhere"}

@@ -25,7 +25,7 @@ def line(sha256: str = GOOD, right: str = "0.9638") -> str:
 
 
 def judged(agent: FakeAgent, view: dict[str, Any], text: str, sequential: str) -> Outcome:
-    """With rank 0 having written `text`, and the others nothing."""
+    """The verdict when rank 0 has written `text`, and the others nothing."""
 
     def logs(_body: Any) -> dict[str, Any]:
         target = agent.asked[-1][0]

@@ -1,4 +1,4 @@
-"""agentctl gpus --watch, agentctl interference."""
+"""Tests of `agentctl gpus --watch` and `agentctl interference`."""
 
 import time
 

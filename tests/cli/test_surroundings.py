@@ -1,5 +1,5 @@
-"""agentctl where it is not at home: a locale of ASCII, a reader that has gone, a full disk, a directory that was
-deleted, no HOME, closed streams. Nothing of it is a traceback, or a defect of ours in words."""
+"""agentctl in hostile surroundings: a locale of ASCII, a reader that has gone, a full disk, a directory that was
+deleted, no HOME, closed streams. None of it causes a traceback, or a message that blames Covey."""
 
 import io
 import os
@@ -44,7 +44,7 @@ def odd(agent: FakeAgent, job: Job, answers: None) -> FakeAgent:
 
 
 def ran(words: str, stream: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """With this as stdout: exit code, and what stderr got."""
+    """Run a command with this as stdout; returns exit code, and what stderr got."""
     errors = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)

@@ -1,4 +1,4 @@
-"""`agentctl tensors`: what a job was promised, what it lost, and who refused it."""
+"""`agentctl tensors`: what a job was promised, what it lost, and which hosts refused it."""
 
 from typing import Any
 

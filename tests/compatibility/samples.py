@@ -2,8 +2,8 @@
 
 make samples     adds what is missing under tests/compatibility/0.1.0; it changes nothing there
 
-A sample is made once, from the types: then it is a file, which every later version has to read (docs/compatibility.md).
-Until 0.1.0 is tagged, whoever changes a format removes the folder and has it written anew.
+A sample is made once, from the types: then it is a file, which every later version has to read
+(docs/compatibility.md). Until 0.1.0 is tagged, a change of a format removes the folder and has it written anew.
 """
 
 import asyncio
@@ -60,9 +60,9 @@ RECORDS = (
     ),
     *("SegmentList", "StartRecord", "Fence", "SupervisorState"),
 )
-"""What `covey.wire.checked` writes: the class in each of the files."""
+"""Classes of the files that `covey.wire.checked` writes."""
 SPECIAL: dict[str, dict[str, Any]] = {}
-"""Fields that only together with others may have what their types allow."""
+"""Fields, by class, that only together with others may have what their types allow."""
 KEY, SECRET, NONCE = bytes(range(32)), b"s" * 16, b"n" * 16
 
 
@@ -84,7 +84,7 @@ _OURS = ("covey", "gossip", "plugins", "agent")
 
 
 def tagged() -> dict[str, type[msgspec.Struct]]:
-    """What crosses a wire or lies in the log under a tag, by the name of its class."""
+    """Structs that cross a wire or lie in the log under a tag, by the name of their class."""
     return {
         name: kind
         for name, kind in sorted(structs().items())
@@ -99,7 +99,7 @@ def _below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def sample(kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """One with all its fields, none of them empty."""
+    """A value of this kind with all its fields, none of them empty."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(_value(inspect.type_info(kind))), type=kind)
 
 
@@ -223,7 +223,7 @@ def names() -> dict[str, list[str]]:
 
 
 async def raft_log(folder: Path) -> None:
-    """Entries after a snapshot, whose state is that of a queue with jobs."""
+    """Write a log with entries after a snapshot, whose state is that of a queue with jobs."""
     rack = Little([4, 2], {"red": 2})
     for workers, tenant in ((2, "red"), (1, "blue"), (4, "red")):
         rack.submit(workers, tenant)
@@ -241,7 +241,7 @@ async def raft_log(folder: Path) -> None:
 
 
 async def volume(folder: Path) -> None:
-    """Pages 3 and 4 have the words 1003 and 1004."""
+    """Write a volume in which pages 3 and 4 have the words 1003 and 1004."""
     async with a_bench() as bench:
         written = await bench.volume()
         await write(written, 3, 1003, 1004)
@@ -251,7 +251,7 @@ async def volume(folder: Path) -> None:
 
 
 def add_missing() -> None:
-    """Whatever has no sample yet gets one."""
+    """Write a sample of everything that has none yet."""
     KEPT.mkdir(exist_ok=True)
     known = structs()
     old = json.loads(MESSAGES.read_text()) if MESSAGES.exists() else {}
@@ -277,7 +277,7 @@ def add_missing() -> None:
 
 
 def _copy(found: Path, folder: Path) -> None:
-    """All files below `found`."""
+    """Copy all files below `found`."""
     for path in sorted(path for path in found.rglob("*") if path.is_file()):
         copy = folder / path.relative_to(found)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ from tests.compatibility.samples import (
 from tests.plugins.memory.ports import a_bench, read, write
 
 pytestmark = pytest.mark.xdist_group("compatibility")
-"""One process imports everything."""
+"""Group of these tests: one process imports everything."""
 SAMPLES: dict[str, str] = json.loads(MESSAGES.read_text())
 LAYOUTS: dict[str, bytes] = {name: bytes.fromhex(text) for name, text in json.loads(FRAMES.read_text()).items()}
 PAYLOAD = bytes(range(8))
@@ -57,7 +57,7 @@ ADD = "make samples adds it"
 
 
 def missing(new: Any, old: Any, where: str = "") -> list[str]:
-    """What of `old` is not in `new`, which may have more: fields of a map, or at the end of a list."""
+    """Parts of `old` that are not in `new`, which may have more: fields of a map, or at the end of a list."""
     if isinstance(old, dict):
         lost = [f"{where}.{name}" for name in old if name not in new]
         return lost + [each for name in old if name in new for each in missing(new[name], old[name], f"{where}.{name}")]
@@ -188,7 +188,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def with_another_version(path: Path) -> None:
-    """Format 2, and checksums that hold."""
+    """Turn a file into one of format 2, with checksums that hold."""
     data = bytearray(path.read_bytes())
     data[8:10] = (2).to_bytes(2, "big")
     if path.name == "acknowledged":
@@ -236,7 +236,7 @@ def said_in(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["http", "metrics", "python"])
 def test_names_of_version_0_1_0_are_there(kind: str) -> None:
-    """Routes of the HTTP API, metrics, and what scripts import."""
+    """The names are routes of the HTTP API, metrics, and what scripts import."""
     kept, now = json.loads(NAMES.read_text())[kind], names()[kind]
     assert [name for name in kept if name not in now] == []
     assert [name for name in now if name not in kept] == [], ADD

@@ -1,4 +1,4 @@
-"""What a script imports and what a plugin is made of: every public name is explained. `test_site.py`: and shown."""
+"""Every public name that a script imports, or that a plugin is made of, is explained. `test_site.py`: and shown."""
 
 import ast
 from collections.abc import Iterator

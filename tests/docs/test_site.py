@@ -85,7 +85,7 @@ def test_a_link_to_a_page_or_a_heading_that_is_gone_is_found(tmp_path: Path) -> 
 
 
 def blocks(language: str) -> list[str]:
-    """Blocks of that language, of all pages that people read."""
+    """Code blocks of that language, from all pages that people read."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = [re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in pages]
     return [block for each in found for block in each if "--8<--" not in block]

@@ -11,7 +11,7 @@ from covey.core.units import MIB
 from tests.covey.live_volume import ROOT, LiveVolume, faults_are_possible
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Said before numpy is imported, which the script does not do here."""
+"""Variables for one thread; they count before numpy is imported, which the script does not do here."""
 SCRIPT = ROOT / "examples" / "features.py"
 RUN = """
 import runpy
@@ -27,7 +27,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 @pytest.fixture(scope="module")
 def local() -> str:
-    """What it says in this host's own memory."""
+    """Output of the script in this host's own memory."""
     argv = [sys.executable, str(SCRIPT)]
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300, cwd=Path("/")).stdout
 

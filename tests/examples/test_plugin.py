@@ -55,7 +55,7 @@ def test_settings_in_which_a_host_is_busy_and_calm_at_once_are_refused() -> None
 
 
 def play(machine: LoadMachine, *loads: float) -> list[ShowLoad | LogEvent]:
-    """One measurement a second."""
+    """Give the machine one measurement a second; returns its actions."""
     found: list[ShowLoad | LogEvent] = []
     for second, load in enumerate(loads):
         found += machine.handle(LoadMeasured(load), float(second))
@@ -141,7 +141,7 @@ def test_the_tutorial_quotes_the_files_as_they_are() -> None:
 
 
 def roots(path: Path) -> set[str]:
-    """What a file imports, by its first name."""
+    """Packages that a file imports, by their first names."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

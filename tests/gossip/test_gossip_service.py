@@ -1,4 +1,4 @@
-"""GossipService on real UDP sockets over loopback, and on a loop that is made to stand still."""
+"""GossipService on real UDP sockets over loopback, and on a loop that is made to stop."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ async def test_a_spoilt_file_of_known_hosts_is_left_aside(rack: Rack, spoilt: by
 
 
 async def test_a_flipped_bit_in_the_file_of_known_hosts_makes_nobody_a_replayer(rack: Rack) -> None:
-    """A boot number that reads higher than it is would keep a live host out for ever, and be told to everybody."""
+    """A boot number that reads higher than it is would keep a live host out for ever, and be told to every host."""
     a = await rack.start("a", boot=0x5A5A5A5A)
     b = await rack.start("b", seeds=(a.address,))
     await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
@@ -394,7 +394,7 @@ async def test_a_seed_whose_name_is_not_known_is_named_and_found_once_it_is(
 
 
 async def test_a_seed_with_addresses_of_the_other_family_is_named_with_what_to_change(rack: Rack) -> None:
-    """It has only such addresses."""
+    """The seed has addresses of the other family only."""
     rack.ports["b"] = Ports()
     rack.ports["b"].names = {"six": ["fd00::1"]}
     b = await rack.start("b", seeds=("six:7946",))

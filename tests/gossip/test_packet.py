@@ -1,4 +1,4 @@
-"""Sealed datagrams: who may read, what is refused, and that nothing crashes the opener."""
+"""Sealed datagrams: which hosts may read them, what is refused, and that nothing crashes the opener."""
 
 import itertools
 
@@ -180,7 +180,7 @@ def test_an_oversized_datagram_is_dropped_unread() -> None:
 
 
 def test_a_name_that_is_not_the_senders_own_is_malformed() -> None:
-    """The body says who it is from; the header holds a hash of that."""
+    """The body says who it is from; the header holds a hash of that name."""
 
     class Liar(Sealer):
         def lie(self) -> bytes:
@@ -230,7 +230,7 @@ def test_a_message_out_of_bounds_is_skipped(wrong: Message) -> None:
 
 
 def test_keys_rotate_without_a_gap() -> None:
-    """Add to all, move to front on all, remove from all: at no step is anybody deaf to anybody."""
+    """Add to all, move to front on all, remove from all: at no step is a host deaf to another."""
     steps: list[tuple[bytes, ...]] = [(KEY,), (KEY, NEXT_KEY), (NEXT_KEY, KEY), (NEXT_KEY,)]
     for before, after in itertools.pairwise(steps):
         for mouth, ears in ((before, after), (after, before), (after, after)):
@@ -251,7 +251,7 @@ def test_a_ring_of_wrong_keys_is_refused(keys: list[bytes]) -> None:
 
 
 def test_no_two_datagrams_share_key_and_nonce() -> None:
-    """Not within a boot, not between senders, and not when a boot counter was set back (another salt)."""
+    """Datagrams differ within a boot, between senders, and when a boot counter was set back (another salt)."""
     mouths = [sealer(), sealer(B), sealer(salt=b"tlas"), sealer(Sender(A.host, A.uuid, 4))]
     headers = [mouth.seal([])[9:37] for mouth in mouths for _ in range(3)]
     assert len(set(headers)) == len(headers)
@@ -298,7 +298,7 @@ def test_a_truncated_datagram_is_dropped(said: list[Message], length: int) -> No
 
 
 def sealed_body(body: bytes) -> bytes:
-    """Any bytes at all, under a valid seal: what a mad member of the rack could send."""
+    """Any bytes at all, under a valid seal: what a faulty member of the rack could send."""
     mouth = sealer()
     header = mouth.seal([])[:HEADER_BYTES]
     return header + mouth._aead.encrypt(header[-12:], body, header + b"rack")

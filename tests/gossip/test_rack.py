@@ -1,4 +1,4 @@
-"""Whole racks of gossip machines in virtual time: they find one another, notice deaths, heal, and tell facts on."""
+"""Whole racks of gossip machines in virtual time: they find one another, notice deaths, heal, and pass facts on."""
 
 import hashlib
 import subprocess
@@ -93,7 +93,7 @@ def test_a_paused_host_is_suspected_and_back_and_buries_nobody() -> None:
 
 @pytest.mark.parametrize(("halves", "split_s"), [((2, 2), 20), ((5, 5), 60), ((7, 3), 240)])
 def test_a_split_rack_merges_without_anybodys_help(halves: tuple[int, int], split_s: float) -> None:
-    """serf #605, memberlist #222: halves that never meet again. Ours call their dead forever."""
+    """serf #605, memberlist #222: there the halves never meet again. Covey's call their dead forever."""
     crowd = Crowd(seed=sum(halves))
     crowd.checking = split_s < 100
     hosts = crowd.rack(sum(halves))
@@ -137,7 +137,7 @@ def test_a_host_that_leaves_is_left_at_once_everywhere() -> None:
 
 
 def test_a_restarted_host_is_alive_at_once_with_its_new_boot() -> None:
-    """serf: reconnect_sameIP. It was not even missed."""
+    """serf: reconnect_sameIP. The host was not even missed."""
     crowd = Crowd(seed=7)
     hosts = crowd.rack(6)
     crowd.run(5)
@@ -197,7 +197,7 @@ def test_a_second_machine_with_a_taken_name_is_kept_out_and_both_sides_hear_why(
 
 
 def test_two_machines_with_one_identity_are_told_on_all_sides() -> None:
-    """A disk that was copied: the later boot pushes the earlier one out, which goes on by itself."""
+    """A disk was copied: the later boot pushes the earlier one out, which keeps running by itself."""
     crowd = Crowd(seed=13)
     a, b, c = crowd.rack(3)
     crowd.run(5)
@@ -209,7 +209,7 @@ def test_two_machines_with_one_identity_are_told_on_all_sides() -> None:
 
 
 def test_a_reinstalled_machine_gets_its_name_back_once_the_old_one_is_gone() -> None:
-    """Another disk, another uuid, and a boot counter that begins again."""
+    """The machine has another disk, another uuid, and a boot counter that begins again."""
     crowd = Crowd(seed=12)
     hosts = crowd.rack(3)
     crowd.kill(hosts[1])

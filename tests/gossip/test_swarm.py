@@ -1,6 +1,6 @@
-"""Random faults by seed, then none: everybody sees everybody, knows the newest facts, and is quiet.
+"""Random faults by seed, then none: every host sees every other, knows the newest facts, and is quiet.
 
-`covey-chaos soak --story gossip_worlds` looks at more seeds.
+`covey-chaos soak --story gossip_worlds` plays more seeds.
 """
 
 import pytest
@@ -16,7 +16,7 @@ def test_after_any_faults_a_rack_is_whole_within_ninety_seconds_and_then_quiet(s
 
 
 def test_a_deaf_host_suspects_everybody_and_buries_nobody_in_the_eyes_of_others() -> None:
-    """It speaks and cannot hear: the rack's worst member (consul #5567, one sick node fails hundreds)."""
+    """The deaf host speaks and cannot hear: the rack's worst member (consul #5567, one sick node fails hundreds)."""
     crowd = Crowd(seed=3)
     hosts = crowd.rack(8)
     crowd.run(5)

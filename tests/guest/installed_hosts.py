@@ -1,6 +1,6 @@
-"""In another release (`make elsewhere`): hosts of systemd with our wheels in /opt/covey, compiled there.
+"""In another release (`make elsewhere`): hosts of systemd with Covey's wheels in /opt/covey, compiled there.
 
-One line for each thing that holds; what does not hold ends it with its traceback.
+It prints one line for each thing that holds; what does not hold ends it with its traceback.
 """
 
 import shutil
@@ -33,7 +33,7 @@ def say(line: str) -> None:
 
 
 def installed() -> None:
-    """By pip, from wheels, as the page says; then compiled."""
+    """Install by pip, from wheels, as the page says; then compile."""
     if PLACE.exists() and not MADE.exists():
         raise SystemExit(f"{PLACE} is somebody's installation\nnext: make elsewhere, whose /opt is its own")
     shutil.rmtree(PLACE, ignore_errors=True)

@@ -5,8 +5,8 @@
 `mirror` and `parity` are `pages` with a volume that has no disk; in `lost` all of its lenders lose what they hold;
 `discards` is the last part of `pages` alone.
 
-The job has 160 MiB under a limit of 64 MiB, and looks at every byte. One line for each thing that holds; what does not
-hold is said, and the exit status is 1.
+The job has 160 MiB under a limit of 64 MiB, and looks at every byte. One line is printed for each thing that holds;
+what does not hold is named, and the exit status is 1.
 """
 
 import json
@@ -33,7 +33,8 @@ GROUP = Path("/sys/fs/cgroup/job")
 HELPER = "/run/covey-swap/swapd.sock"
 LENDERS, LENDERS_WITHOUT_DISK = 2, 3
 SMALLER = "160M"
-"""What has no disk takes all its places at once, slabs of 16 MiB: 20 or 15, of the 8 that each lender has here."""
+"""Size of a volume without a disk, which takes all its places at once, slabs of 16 MiB: 20 or 15, of the 8 that each
+lender has here."""
 MIRROR = ("--mirror", "2")
 WORDS = {"mirror": MIRROR, "redis-mirror": MIRROR, "lost": MIRROR, "parity": ("--parity", "2+1")}
 """Options of `agentctl` for volumes without a disk."""
@@ -41,10 +42,10 @@ SILENT_S = 45.0
 DEAD_S = 10.0
 ENDED_S = 180.0
 LENT_MIN = 6
-"""Slabs at lenders before discards are looked at. Half of them at most may stay: the kernel discards whole runs of 256
+"""Slabs at lenders before discards are checked. Half of them at most may stay: the kernel discards whole runs of 256
 pages, and keeps some slots at hand, and the first slab has the header of the swap area."""
 GROWTH_MAX = 4 * MIB
-"""That the volume's process may grow by while the host swaps to it."""
+"""Bytes that the volume's process may grow by while the host swaps to it."""
 
 
 def say(line: str) -> None:
@@ -85,7 +86,7 @@ PAGES = HELD // 4096
 
 
 class PageJob:
-    """160 MiB of its own, every page of which it can write anew and verify."""
+    """A job with 160 MiB of its own, every page of which it can write anew and verify."""
 
     def __init__(self, held: int = HELD, is_limited: bool = True) -> None:
         self.process = subprocess.Popen(
@@ -175,13 +176,13 @@ def mapped(rack: LivingRack) -> list[str]:
 
 
 def indices(rack: LivingRack) -> list[int]:
-    """Slabs that lie at lenders."""
+    """Numbers of slabs that are at lenders."""
     slabs = rack.agent().get("slabs").data
     return sorted(slab["index"] for slab in slabs if slab["volume"] == VOLUME and slab["lender"])
 
 
 def content(rack: LivingRack) -> dict[int, int]:
-    """KiB of each slab that are not zeros, as a client of its block device is told; empty where there is none."""
+    """KiB of each slab that are not zeros, as a client of its block device is told; empty where there is no nbdinfo."""
     if shutil.which("nbdinfo") is None:
         return {}
     path, found = str(rack.directory / "map.sock"), dict[int, int]()
@@ -206,7 +207,7 @@ def ctl(rack: LivingRack, *words: str) -> tuple[int, str]:
 
 
 def while_killed(job: Any, what: str, first: int, end: int, kill: Callable[[], None]) -> float:
-    """A part of the work, in the middle of which somebody is killed; how long it took, seconds."""
+    """Do a part of the work, in the middle of which a process is killed; returns how long it took, in seconds."""
     began_s = time.monotonic()
     job.start(what, first, end)
     later = threading.Timer(0.4, kill)
@@ -220,7 +221,7 @@ def while_killed(job: Any, what: str, first: int, end: int, kill: Callable[[], N
 
 
 class Helper:
-    """`covey-swapd`."""
+    """The helper `covey-swapd`, as a process."""
 
     def __init__(self) -> None:
         self.program = self.started()
@@ -261,7 +262,7 @@ def play(rack: LivingRack, kind: str, helper: Helper) -> None:
 
 
 def watch() -> None:
-    """What the host swaps, every so often: a busy machine takes long."""
+    """Print what the host swaps from time to time: a busy machine takes long."""
     while True:
         time.sleep(20)
         say(f"... {swapped() >> 20} MiB swapped, load {os.getloadavg()[0]:.1f}")
@@ -307,7 +308,7 @@ def with_job(rack: LivingRack, job: Any, helper: Helper) -> None:
 
 
 def while_silent(rack: LivingRack, job: Any) -> None:
-    """Nobody who has a page answers, for longer than a request of a job's own volume would wait."""
+    """Stop every process that has a page, for longer than a request of a job's own volume would wait."""
     lenders = [rack.program(host.name, "slabd") for host in rack.hosts if host.name != HOST]
 
     def silent() -> None:
@@ -335,7 +336,7 @@ def no_room(rack: LivingRack, job: Any) -> None:
 
 
 def has_no_disk(rack: LivingRack) -> bool:
-    """Then its places stay, whatever is in them."""
+    """Whether the volume has no disk: then its places stay, whatever is in them."""
     return int(row(rack)["members"]) > 1
 
 
@@ -350,7 +351,7 @@ def freed(rack: LivingRack, held: int) -> None:
 
 
 def frees(rack: LivingRack, job: Any) -> None:
-    """The job ends and its pages with it; then another one whose pages come back."""
+    """End the job, and its pages with it; then run another one whose pages come back."""
     held = len(mapped(rack))
     kind = type(job)
     job.end()
@@ -375,7 +376,8 @@ def frees(rack: LivingRack, job: Any) -> None:
 
 
 def loses(rack: LivingRack, job: PageJob) -> None:
-    """All lenders at once, with what they hold: who needs such a page is ended by SIGBUS, and nobody else."""
+    """Kill all lenders at once, with what they hold: a process that needs such a page is ended by SIGBUS, and no
+    other."""
     other = PageJob(16 * MIB, is_limited=False)
     other.do("write", 0, 16 * MIB // 4096)
     job.do("write")

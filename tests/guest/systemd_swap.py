@@ -4,8 +4,8 @@ docs/guides/memory.md says, under a limit of memory that systemd sets.
     python tests/guest/systemd_swap.py disk|mirror [--idle-minutes 3]
 
 `disk`: two hosts, and what units do. `mirror`: four, slabs of the default size, no disk behind the swap; idle first,
-then a lender loses its power, cables are drawn, and lenders are upgraded. One line for each thing that holds; what
-does not hold is said, and the exit status is 1.
+then a lender loses its power, cables are drawn, and lenders are upgraded. One line is printed for each thing that
+holds; what does not hold is named, and the exit status is 1.
 """
 
 import argparse
@@ -33,13 +33,13 @@ LABORATORY = """\
 NetworkNamespacePath=/run/machine-net
 ProtectHome=no
 """
-"""For `covey-swap.service` of these hosts: NBD's netlink is in the machine's own network alone, and Python may be in
-somebody's home directory."""
+"""Drop-in for `covey-swap.service` of these hosts: NBD's netlink is in the machine's own network alone, and Python may
+be in a home directory."""
 DEFAULT_SLABS = TOML.replace('slab = "4 MiB"', 'headroom = "128 MiB"')
-"""All hosts here have one memory."""
+"""The file of every agent with slabs of the default size; all hosts here have one memory."""
 HOSTS = {"disk": (2, TOML), "mirror": (4, DEFAULT_SLABS)}
 SLOW_S = 120.0
-"""That a whole rack in there may take to be up."""
+"""Seconds that a whole rack in the guest may take to be up."""
 ALONE_S, CUT_S = 60.0, 20.0
 JOB = f"""
 import pathlib, time
@@ -56,7 +56,7 @@ for turn in range(1000):
     for number in range(pages):
         assert memory[number * 4096:number * 4096 + 16] == b"%08d/%06d." % (number, turn), ("kept", number)
 """
-"""Each round: every page as the round before left it, then written anew and verified."""
+"""Script of the job. Each round: every page is as the round before left it, then written anew and verified."""
 BEGAN_S = time.monotonic()
 
 
@@ -73,7 +73,8 @@ def areas() -> int:
 
 
 def installed(hosts: Sequence[BootedHost], toml: str) -> None:
-    """All, the first with the swap helper: step 1 of the page, but for the editor and the laboratory's own lines."""
+    """Install all hosts, the first with the swap helper: step 1 of the page, except for the editor and the
+    laboratory's own lines."""
     first = hosts[0]
     install(hosts, toml)
     step = PAGE.read_text().partition("1. On that host: `covey-swap.service`")[2].partition("\n")[0]
@@ -133,7 +134,7 @@ class Swapping:
 
 
 def attached(host: BootedHost, words: str) -> None:
-    """`agentctl memory attach`, again while lenders start their slab processes."""
+    """Run `agentctl memory attach`, again while lenders start their slab processes."""
     until_s = time.monotonic() + SLOW_S
     while "is not ready" in (said := host.shell(f"agentctl memory attach {words}", SLOW_S)).stderr:
         assert time.monotonic() < until_s, said.stderr
@@ -173,7 +174,7 @@ def places(host: BootedHost) -> list[str]:
 
 
 def whole(host: BootedHost) -> None:
-    """Every slab has both members again."""
+    """Wait until every slab has both members again."""
 
     def formed() -> bool:
         return row(host)["slabs_whole"] == row(host)["slabs"]

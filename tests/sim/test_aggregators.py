@@ -38,7 +38,7 @@ def test_as_published_sharing_saves_about_what_the_thesis_says_within_every_limi
 
 
 def test_longer_cycles_save_more_than_sixty_percent_at_half_the_loss_limit() -> None:
-    """Longer cycles are ours. Reference: §4.5.2.4."""
+    """Longer cycles are Covey's own. Reference: §4.5.2.4."""
     jobs = Workload(limit=Fraction(1, 20), window=True).drawn(random.Random(1))
     ours, published = Trace(PoolRules(times=4)).run(jobs), Trace(PoolRules()).run(jobs)
     assert ours.over_limit == 0 and ours.loss_max < 0.05
@@ -79,8 +79,8 @@ def test_jobs_that_hurt_one_another_settle_within_their_limits() -> None:
 
 
 def test_two_jobs_in_time_show_the_form_of_figure_4_11() -> None:
-    """Two share; one loses too much over 100 iterations, gets an aggregator; it is freed when it leaves. Reference:
-    §4.5.2.3."""
+    """Two jobs share; one loses too much over 100 iterations, and gets an aggregator, which is freed when it leaves.
+    Reference: §4.5.2.3."""
     table, figure = aggregators.two_jobs(1)
     assert [row[2] for row in table.rows] == [1, 1, 2, 1]
     assert "lost" in str(table.rows[2][1]) and 20 < float(table.rows[2][0] or 0) < 30

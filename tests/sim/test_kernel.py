@@ -223,7 +223,8 @@ def test_what_is_posted_for_this_second_while_it_is_taken_is_taken_too() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_packed_events_come_as_the_kernel_orders_them(seed: int) -> None:
-    """The kernel with the kind and the job as rank, and what was replaced cancelled."""
+    """Packed events are compared with the kernel that has the kind and the job as rank, and in which replaced events
+    are cancelled."""
     rng, jobs, seconds = random.Random(seed), 12, 60
     packed, kernel = PackedEvents(jobs), Kernel[int, tuple[int, int]](0)
     numbers = [0] * jobs

@@ -1,8 +1,8 @@
 """The fast engine of `covey-sim jobs` and the scheduler that agents run say the same, second by second.
 
 `Engine` holds the order and nothing else; `Live` drives `Queue` and `Leader` with commands, as agents do. Both get the
-same jobs, and everything either of them does must be the same: who starts, who is stopped, who is promoted and who ends
-at which second. Drawn here is what both have: 2D-LAS in which whoever runs stays, on one pool of GPUs, for one tenant.
+same jobs, and everything either of them does must be the same: which jobs start, are stopped, are promoted and end at
+which second. The cases have what both have: 2D-LAS in which running jobs stay, on one pool of GPUs, for one tenant.
 The engine's other orders are other systems, which no agent runs.
 """
 
@@ -19,7 +19,7 @@ from sim.jobs.trace import read_trace
 from tests.sim.test_jobs import TRACES
 
 Said = tuple[int, str, str | int]
-"""(second, what, job)."""
+"""(second, what, job) of one event."""
 
 
 class Told(Engine):
@@ -79,7 +79,7 @@ class ToldLive(Live):
 
 
 def case(dice: random.Random) -> tuple[list[SimJob], int, OrderRules]:
-    """A small crowded cluster. Ids ascend with submission, as the log numbers jobs; where a stop takes no time nobody
+    """A small crowded cluster. Ids ascend with submission, as the log numbers jobs; where a stop takes no time no job
     is promoted by the knob, because an agent would do so in the very second in which it stopped the job."""
     capacity = dice.choice((1, 2, 4, 8))
     widths = [width for width in (1, 1, 1, 2, 2, 3, 4, 8) if width <= capacity]
@@ -102,7 +102,7 @@ def found(out: Outcome) -> list[object]:
 
 
 def agree(jobs: list[SimJob], capacity: int, rules: OrderRules, seed: str) -> int:
-    """Starts, stops, promotions and ends, each compared."""
+    """Assert that starts, stops, promotions and ends agree; returns how many were compared."""
     engine, live = Told(jobs, capacity, rules), ToldLive(jobs, capacity, rules)
     ours, theirs = engine.run(), live.run()
     live.queue.check()

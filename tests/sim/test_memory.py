@@ -58,7 +58,7 @@ def test_the_cluster_is_a_table_an_object_and_a_drawing(tmp_path: Path, capsys: 
 
 
 def test_every_experiment_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Small enough to take a second or two."""
+    """The setting is small enough to take a second or two."""
     small = ["--trials", "20", "--crowd", "40", "--ages", "0", "3"]
     assert sim.main([*SMALL, *small, "--show", "fill", "sensitivity", "eviction", "racks", "views", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -240,7 +240,7 @@ def test_the_machines_of_a_rack_believe_what_the_rack_has_in_every_second(way: S
 
 
 def crowded(way: Strategy, seconds: int = 250) -> Rack:
-    """Five hosts with so many containers that slabs are taken back."""
+    """Five hosts with enough containers that slabs are taken back."""
     setting = Setting(hosts=5, containers=22, seconds=seconds)
     rack = Rack(way, setting.host_bytes, memory_reports.HEADROOM, setting.load(3), random.Random(3))
     for second in range(seconds):

@@ -19,7 +19,7 @@ SLAB = 1 << 20
 
 
 class Noting(Crowd):
-    """Notes whom it asked."""
+    """A crowd that notes which hosts it asked."""
 
     def _ask(self, borrower: int, asked: tuple[HostId, ...], step: int) -> bool:
         self.asked = list(asked)
@@ -45,7 +45,7 @@ class Choice:
         self.held: Counter[HostId] = Counter(crowd.holding[0])
 
     def of_crowd(self) -> tuple[list[HostId], HostId | None]:
-        """Hosts asked, in order, and who lends."""
+        """Hosts asked, in order, and the lender."""
         crowd = self.crowd
         crowd.rng = random.Random(self.dice)
         crowd.by_view(0, 1)
@@ -77,7 +77,7 @@ class Choice:
         return None
 
     def step(self) -> tuple[tuple[list[HostId], HostId | None], tuple[list[HostId], HostId | None]]:
-        """What the crowd does, and what the machine does."""
+        """The choice of the crowd, and the choice of the machine."""
         self.free = dict(zip(self.crowd.names, self.crowd.free.tolist(), strict=True))
         machine = self.of_borrower()
         return self.of_crowd(), machine

@@ -137,7 +137,7 @@ def test_hosts_alone_change_no_time(
 
 
 class Watched(Engine):
-    """Looks at the floor after every decision."""
+    """An engine that checks the floor after every decision."""
 
     def _decide(self) -> None:
         super()._decide()

@@ -212,7 +212,7 @@ class Stdin:
 
 
 class Pipe(io.RawIOBase):
-    """Comes in pieces: one byte, then up to seven at a time."""
+    """A pipe whose bytes come in pieces: one byte, then up to seven at a time."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -265,7 +265,7 @@ def test_accounting_that_is_too_large_or_torn_is_refused(
 
 
 def test_no_more_is_read_or_unpacked_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bomb: a thousandth of its size on the disk."""
+    """The file is a bomb: a thousandth of its size on the disk."""
     monkeypatch.setattr(files, "BYTES_MAX", 100_000)
     (tmp_path / "bomb").write_bytes(gzip.compress(bytes(50_000_000)))
     pipe = Stdin(b"J" * 500_000)
@@ -312,7 +312,7 @@ def test_only_a_requeued_job_waits_from_its_first_attempt() -> None:
 
 @pytest.mark.parametrize("again", [DAY + "10:15:00", DAY + "10:00:00"], ids=["submitted again", "one submission"])
 def test_a_job_that_was_resized_keeps_its_first_part(again: str) -> None:
-    """4 GPUs for 600 s, 8 for 300 s, then 2 for 900 s: it waited once."""
+    """The job had 4 GPUs for 600 s, 8 for 300 s, then 2 for 900 s, and waited once."""
     parts = (
         raw("1", "RESIZING", end=DAY + "10:15:00", ran="600", alloc="gres/gpu=4"),
         raw("1", "RESIZING", again, start=DAY + "10:15:00", end=DAY + "10:20:00", ran="300", alloc="gres/gpu=8"),

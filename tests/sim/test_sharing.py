@@ -43,7 +43,7 @@ LEAST = {
     "drift": 45.9,
     "noisy": 20.0,
 }
-"""What the ladder is to leave to an opportunistic job, % of its work alone."""
+"""Least work in % of its work alone that the ladder is to leave to an opportunistic job."""
 
 
 @cache
@@ -116,7 +116,7 @@ def test_the_flag_alone_gains_what_the_ladder_does_where_operations_are_short() 
 
 
 def test_on_a_core_a_job_that_wakes_waits_for_a_slice_where_somebody_computes() -> None:
-    """The ladder lets nobody compute then, if that is too much."""
+    """The ladder lets no opportunistic job compute then, if that is too much."""
     core = replace(BY_NAME["bursty"], wake_s=0.0012)
     flag, ladder = (simulate(core, partial(CONTROLLERS[name], TOLERANCE), 1, 40.0) for name in ("flag", "ladder"))
     assert flag.slowdown - once("bursty", "flag").slowdown == pytest.approx(0.0012 / 0.022, abs=0.006)
@@ -145,13 +145,13 @@ EARNED: dict[str, tuple[str, str]] = {
     "away": ("away-long-operations", "share"),
     "busy": ("saturated", "share"),
 }
-"""By the rule of the ladder: where taking it out loses something, and what."""
+"""By rule of the ladder: the scenario where taking it out loses something, and what."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_of_the_ladder_earns_its_place(rule: str) -> None:
-    """The means of six runs of two minutes."""
+    """Compared are the means of six runs of two minutes."""
     scenario, what = EARNED[rule]
     found = [
         sum(getattr(once(scenario, controller, seed, 120.0), what) for seed in range(1, 7)) / 6

@@ -16,13 +16,13 @@ from sim.main import main
 from sim.report import Wrong
 
 QUIET = OrderRules(thresholds_gpu_s=(100_000,), narrow_first=False)
-"""Nobody sinks, and nothing takes time but jobs."""
+"""Rules under which no job sinks, and nothing takes time except jobs."""
 
 
 def live(
     jobs: list[tuple[int, int, int, Asks]], gpus: int, quotas: dict[str, int], hosts: int = 1, **more: Any
 ) -> Live:
-    """Jobs as (submitted, GPUs, duration, who asks)."""
+    """Run jobs given as (submitted, GPUs, duration, tenant and class)."""
     rules = more.pop("rules", QUIET)
     given = [SimJob(at, submit_s, width, run_s) for at, (submit_s, width, run_s, _) in enumerate(jobs)]
     settings = settings_of(rules, quotas, None, more.pop("demote_after_s", None))
@@ -49,7 +49,8 @@ def test_a_tenant_waits_for_its_quota_although_gpus_are_free() -> None:
 
 
 def test_an_auto_job_is_demoted_after_its_wait_and_upgraded_when_its_quota_is_free() -> None:
-    """It is charged to the quota from the second at which the other job of its tenant ends. Reference: AntMan §3.3."""
+    """The job is charged to the quota from the second at which the other job of its tenant ends. Reference: AntMan
+    §3.3."""
     run = live([(0, 2, 500, a()), (10, 1, 1000, a("auto"))], 4, {"a": 2, "b": 2}, demote_after_s=300.0)
     assert run.out.first_s == [0, 310]
     assert run.tally.demoted == run.tally.upgraded == {1}
@@ -58,7 +59,7 @@ def test_an_auto_job_is_demoted_after_its_wait_and_upgraded_when_its_quota_is_fr
 
 
 def test_an_opportunistic_job_yields_to_a_guaranteed_one_and_pays_for_it() -> None:
-    """A checkpoint of 30 s, then a restore of 20 s. Reference: AntMan §3.3."""
+    """The price is a checkpoint of 30 s, then a restore of 20 s. Reference: AntMan §3.3."""
     rules = OrderRules(thresholds_gpu_s=(100_000,), preempt_s=30, restore_s=20)
     run = live([(0, 4, 100, b("opportunistic")), (50, 4, 100, a())], 4, {"a": 4}, rules=rules)
     assert run.out.preempted == [1, 0]
@@ -66,7 +67,7 @@ def test_an_opportunistic_job_yields_to_a_guaranteed_one_and_pays_for_it() -> No
 
 
 def test_a_gang_keeps_the_gpus_of_those_that_stop_for_it() -> None:
-    """One GPU is free meanwhile, and nobody opportunistic slips in. Reference: AntMan §3.3."""
+    """One GPU is free meanwhile, and no opportunistic job slips in. Reference: AntMan §3.3."""
     rules = OrderRules(thresholds_gpu_s=(100_000,), preempt_s=30)
     aside = b("opportunistic")
     run = live([(0, 3, 1000, aside), (50, 4, 100, a()), (55, 1, 10, aside)], 4, {"a": 4}, rules=rules)
@@ -80,7 +81,7 @@ def test_a_job_wider_than_its_quota_is_refused_and_counted() -> None:
 
 
 def test_jobs_that_the_log_has_no_room_for_come_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is refused then, and the next one does not wait for it."""
+    """One of these jobs is refused then, and the next one does not wait for it."""
     monkeypatch.setattr("sim.jobs.live.LIVE_MAX", 2)
     asked = [(0, 1, 100, a()), (0, 1, 50, a()), (10, 3, 10, a()), (10, 1, 10, a()), (10, 1, 10, a())]
     run = live(asked, 4, {"a": 2})
@@ -89,7 +90,7 @@ def test_jobs_that_the_log_has_no_room_for_come_when_others_have_ended(monkeypat
 
 
 def test_whatever_comes_no_tenant_holds_more_than_its_quota_and_every_job_ends() -> None:
-    """What the cluster held is counted apart from the log, and every second of it is somebody's."""
+    """What the cluster held is counted apart from the log, and every second of it belongs to a tenant."""
     for seed in range(40):
         dice = random.Random(seed)
         quotas = {"a": dice.randrange(1, 9), "b": dice.randrange(1, 9)}

@@ -13,7 +13,8 @@ from covey.wire.checked import StateRefused
 
 UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"
 EXPOSURE_MAX = 3.0
-"""systemd's own measure, 0 (none) to 10. Jobs are started from this unit, so it cannot be as tight as it might be."""
+"""Largest exposure by systemd's own measure, 0 (none) to 10. Jobs are started from this unit, so it cannot be as tight
+as it might be."""
 
 with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 

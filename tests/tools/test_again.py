@@ -25,7 +25,7 @@ A, B = "tests/a.py::test_a", "tests/b.py::test_b"
 
 
 def runs(*forgiven: str) -> list[Run]:
-    """One run for each letter of a word: `a` and `b` as the tests, `.` a green one."""
+    """One run for each letter of a word: `a` and `b` mean the tests that were forgiven, `.` a green run."""
     return [
         {"wall_s": n, "forgiven": {"a": {A: "slow"}, "b": {B: "slow"}, ".": {}}[each]}
         for n, each in enumerate(forgiven)
@@ -109,7 +109,7 @@ def test_where_the_file_is() -> None:
 
 
 def test_pytest_says_what_failed_and_why(tmp_path: Path) -> None:
-    """In a session of its own, with the hooks of this one."""
+    """Runs pytest in a session of its own, with the hooks of this one."""
     (tmp_path / "test_it.py").write_text("def test_no():\n    assert 1 == 2, 'they differ'\n\ndef test_yes(): ...\n")
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

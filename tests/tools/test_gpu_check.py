@@ -54,7 +54,7 @@ while not os.path.exists(path):
     time.sleep(0.01)
 time.sleep(float(seconds))
 """
-"""A part whose grandchild is in a session of its own when it ends, as the processes of agents are."""
+"""Script of a part whose grandchild is in a session of its own when it ends, as the processes of agents are."""
 ENDS = """
 import os, sys
 from pathlib import Path

@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
 
 
 def inside(built: zipfile.ZipFile, kind: str) -> list[str]:
-    """Names in the part of a wheel that ends so: `.dist-info`, `.data`; without the part."""
+    """Names in the part of a wheel whose name ends with this: `.dist-info`, `.data`; without the part's name."""
     return [name.partition("/")[2] for name in built.namelist() if name.partition("/")[0].endswith(kind)]
 
 

@@ -12,7 +12,7 @@ from covey.ports import Env
 
 
 def played(main: Callable[[Env], Awaitable[Any]], seed: int = 1, until: float = 100.0) -> list[Any]:
-    """What `main` returned, in a list; empty when it did not end by then."""
+    """What `main` returned, in a list; empty when it did not end by `until`."""
     found: list[Any] = []
 
     async def agent(env: Env) -> int:

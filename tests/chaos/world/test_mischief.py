@@ -1,4 +1,4 @@
-"""Mischief strikes single call sites of our code, each story others, and nothing once all is healed."""
+"""Mischief strikes single call sites of the product, each story others, and nothing once all is healed."""
 
 from chaos.faults import heal
 from chaos.story import tell
@@ -18,7 +18,7 @@ def test_a_quarter_of_the_sites_are_armed_and_those_fire_a_quarter_of_the_time()
 
 
 def _called_by_ours(mischief: Mischief) -> bool:
-    """`strikes`, asked from a line that stands in one of our modules."""
+    """The answer of `strikes`, asked from a line of one of the product's modules."""
     scope = {"__name__": "plugins.somewhere", "mischief": mischief}
     exec(compile("found = mischief.strikes('disk')", "plugins/somewhere.py", "exec"), scope)
     return bool(scope["found"])

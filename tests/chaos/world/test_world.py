@@ -68,7 +68,7 @@ def test_another_seed_tells_another_story() -> None:
 
 
 def broken_by(escape: str) -> str:
-    """The message of the world in which a process ran this expression."""
+    """Message of the world in which a process ran this expression."""
 
     async def main(env: Env) -> int:
         eval(escape, {"time": time, "os": os, "threading": threading})  # noqa: S307

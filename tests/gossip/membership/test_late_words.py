@@ -1,4 +1,4 @@
-"""Words and timers that come late, twice, or at the very end of a range, and what they must not do."""
+"""Messages and timers that come late, twice, or at the very end of a range, and what they must not do."""
 
 import pytest
 
@@ -12,7 +12,7 @@ A, B = HostId("a"), HostId("b")
 
 
 def test_a_timer_of_an_earlier_suspicion_buries_nobody() -> None:
-    """The host refuted it, and is suspected again just before that timer fires."""
+    """The host refuted the suspicion, and is suspected again just before that timer fires."""
     me = Solo("a", "b")
     me.hear("b", suspect("a", 0))
     me.now_s += 20.0
@@ -91,7 +91,7 @@ def test_what_is_refuted_is_outbid_however_high_it_was() -> None:
 
 
 def test_an_earlier_life_of_ours_is_not_corrected() -> None:
-    """Every word of it would bring another incarnation, told to all."""
+    """A correction of each of its messages would bring another incarnation, told to all."""
     me = Solo("a")
     me.hear("a", m.Alive(ME, who("me").uuid, 0, 99, "elsewhere:1"))
     assert (me.machine.incarnation, me.facts) == (0, [])

@@ -1,4 +1,4 @@
-"""Stories of one host: what it hears, what it says, whom it believes."""
+"""Stories of one host: what it hears, what it says, which hosts it believes."""
 
 import itertools
 import random
@@ -72,7 +72,7 @@ def left(name: str, incarnation: int = 0, boot: int = 1) -> m.Left:
 
 
 class Asked(NamedTuple):
-    """A ping that went out."""
+    """A ping that was sent."""
 
     seq: int
     to: str
@@ -89,7 +89,7 @@ def asked(actions: Iterable[Action]) -> Asked:
 
 
 class Solo:
-    """One machine, and hands that move its clock and carry its datagrams."""
+    """One machine, and methods that move its clock and carry its datagrams."""
 
     def __init__(
         self, *names: str, remembered: Iterable[m.MemberRecord] = (), address: str = "me:1", **more: object
@@ -141,7 +141,7 @@ class Solo:
         self.now_s = end_s
 
     def probe(self) -> "Asked":
-        """Begin a probe; who was pinged."""
+        """Begin a probe; returns the ping."""
         self.run(0, ProbeDue)
         self.clear()
         return asked(self.dispatch(ProbeDue()))
@@ -150,7 +150,7 @@ class Solo:
         return [message for say in self.said if say.to.startswith(to) for message in say.messages]
 
     def rumours(self) -> list[Message]:
-        """What it tells on, now."""
+        """Messages that it passes on now."""
         self.clear()
         self.dispatch(GossipDue())
         return self.words()
@@ -332,7 +332,7 @@ def test_a_ping_for_another_host_is_not_answered() -> None:
 
 
 def test_a_ping_for_the_machine_that_had_our_name_before_is_not_answered() -> None:
-    """Else those who have not heard of the change would take the old machine for alive forever."""
+    """Otherwise hosts that have not heard of the change would take the old machine for alive forever."""
     me = Solo("a")
     me.hear("a", m.Ping(1, who("me", uuid=b"2" * 16).identity))
     assert me.words() == []
@@ -536,7 +536,7 @@ def test_a_suspect_that_is_said_to_be_gone_is_gone() -> None:
 
 
 def test_nobody_dies_by_hearsay_alone() -> None:
-    """A single deaf host would otherwise have every host of the rack called dead."""
+    """Otherwise a single deaf host would have every host of the rack called dead."""
     me = Solo("a", "b")
     me.hear("b", gone("a", by="b"))
     assert me.state("a") == "suspect" and me.facts == [MemberSuspected(HostId("a"), HostId("b"))]
@@ -724,7 +724,7 @@ def test_a_name_is_free_again_when_its_machine_is_gone(end: Message) -> None:
 
 
 def test_a_machine_without_its_identity_file_has_its_name_back_at_once() -> None:
-    """It was killed, started again at its address and is not yet missed under its old identity."""
+    """The machine was killed, started again at its address and is not yet missed under its old identity."""
     me = Solo("a", "b")
     me.hear("a", m.Ping(1, who("me").identity), uuid=b"2" * 16, boot=2)
     assert m.WhoAreYou() in me.words("a") and me.facts == []
@@ -736,7 +736,7 @@ def test_a_machine_without_its_identity_file_has_its_name_back_at_once() -> None
 
 
 def test_a_copy_of_its_settings_elsewhere_does_not_take_a_name() -> None:
-    """It gives the address of the first machine, but does not speak from there."""
+    """The copy gives the address of the first machine, but does not speak from there."""
     me = Solo("a")
     me.hear("a", alive("a", boot=9, uuid=b"2" * 16), uuid=b"2" * 16, source="z:1", boot=9)
     assert me.facts == [NameConflict(HostId("a"), "z:1")]
@@ -751,7 +751,7 @@ def test_late_words_about_the_machine_before_do_not_hurt_its_successor() -> None
 
 
 def test_who_is_known_as_gone_under_a_later_boot_is_told_to_its_agent() -> None:
-    """Its identity is an older copy, and all that it says counts as said before."""
+    """The machine's identity is an older copy, and all that it says counts as said before."""
     me = Solo("a")
     me.hear("a", suspect("me", boot=5))
     assert me.facts == [], "a clone of it may be alive there"

@@ -8,7 +8,7 @@ from tests.gossip.membership.test_machine import Solo, alive, suspect, who
 
 
 def test_a_name_is_kept_for_a_host_that_restarts_until_its_time_is_over() -> None:
-    """Its twin would have it else, from the first planned restart on."""
+    """Otherwise its twin would have the name, from the first planned restart on."""
     me = Solo("a", "b")
     twin = alive("a", uuid=b"2" * 16, address="z:1")
     me.hear("a", m.Left(HostId("a"), who("a").identity, 1, 0, 60))
@@ -28,7 +28,7 @@ def earlier(me: Solo, counter: int, boot: int = 1) -> None:
 
 
 def test_a_copy_of_a_disk_elsewhere_is_reported_once_both_have_spoken_for_long() -> None:
-    """Two machines with one identity file: the later boot counts, and the earlier one goes on."""
+    """Two machines have one identity file: the later boot counts, and the earlier machine keeps running."""
     me = Solo("a", "b")
     me.hear("a", alive("a", boot=5), boot=5)
     me.clear()
@@ -44,7 +44,7 @@ def test_a_copy_of_a_disk_elsewhere_is_reported_once_both_have_spoken_for_long()
 
 
 def test_a_machine_whose_identity_is_an_older_copy_is_not_called_two() -> None:
-    """Its later boot is over, so it is suspected soon."""
+    """The machine's later boot is over, so it is suspected soon."""
     me = Solo("a", "b")
     me.hear("a", alive("a", boot=5), boot=5)
     earlier(me, 1)

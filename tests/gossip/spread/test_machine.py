@@ -1,4 +1,4 @@
-"""Stories of one host that tells facts on."""
+"""Stories of one host that passes facts on."""
 
 import random
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def hear(machine: Spread, sender: str, *messages: AnyMessage, now_s: float = 1.0
 
 
 def talk(a: Spread, b: Spread, now_s: float) -> None:
-    """One round begun by `a`, to the end, without loss."""
+    """Play one round begun by `a`, to the end, without loss."""
     names = (a.me.host, b.me.host)
     waiting = [(b, a, message) for message in words(a.handle(RoundDue(), now_s))]
     for _ in range(50):

@@ -27,7 +27,7 @@ def test_every_shipped_case_passes(name: str) -> None:
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to every number and flag."""
+    """Paths to every number and flag inside a value."""
     if isinstance(value, dict):
         return [found for key in value for found in numbers(value[key], (*path, key))]
     if isinstance(value, list):

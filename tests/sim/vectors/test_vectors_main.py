@@ -188,7 +188,7 @@ def test_a_case_may_expect_some_of_the_answers_but_not_none_and_none_that_is_unk
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """To everything inside."""
+    """Paths to everything inside a value."""
     inside: list[tuple[Any, ...]] = []
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         inside += [(*path, key), *paths(value[key], (*path, key))]
@@ -203,7 +203,7 @@ KNOWN = sorted(set(handlers.load()[0]) - {"2das_traces"})
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_case_however_wrong_stops_the_others(name: str, data: st.DataObject) -> None:
-    """It passes, or fails with a reason; the next one is replayed."""
+    """A wrong case passes, or fails with a reason; the next one is replayed."""
     stem, _, key = name.partition("/")
     content = json.loads((VECTORS / f"{stem}.json").read_text())
     cases = (content[key] if key else content)[:6]
