@@ -1,4 +1,4 @@
-"""A program starts also where there is no time for it: on a busy machine, and beside many others that start."""
+"""A program starts even where it has little time: on a busy machine, and beside many others that start."""
 
 import random
 
@@ -21,7 +21,7 @@ def test_a_start_that_loads_has_minutes_and_one_that_has_loaded_has_seconds() ->
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pauses_grow_with_failed_starts_to_half_a_minute_and_a_long_life_ends_that(seed: int) -> None:
-    """Only a long life sets them back."""
+    """Only a long life resets the pauses."""
     pauses = Pauses(random.Random(seed))
     drawn = [pauses.after(lived_s=0.0 if number % 2 else STEADY_S - 1) for number in range(12)]
     for number, pause_s in enumerate(drawn):
@@ -60,7 +60,7 @@ def wake(rack: SimRack) -> None:
 
 
 def test_no_program_is_started_before_something_is_borrowed_or_summed() -> None:
-    """The first use starts one."""
+    """The first use starts a program."""
     with SimRack(5, hosts=3) as rack:
         rack.start()
         rack.run(30.0)

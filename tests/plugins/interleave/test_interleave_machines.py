@@ -109,7 +109,7 @@ def test_who_has_least_left_of_what_it_said_is_next() -> None:
 
 
 def waiting_on_one_host(manner: GroupRules = OURS) -> Groups:
-    """Four jobs of which one runs; they say 400, 300, 200 and 100 iterations."""
+    """Groups of four jobs of which one runs; they declare 400, 300, 200 and 100 iterations."""
     of = Groups(HOSTS[:1], manner, timings_min=1, group_max=1)
     for n, job in enumerate(NAMES):
         of.handle(JobSubmitted(job, 400 - 100 * n), 0.0)
@@ -137,7 +137,7 @@ def test_as_printed_jobs_go_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_long_job_that_was_put_aside_is_brought_back_when_another_ends() -> None:
-    """It holds one host of twelve, where an iteration takes a minute and a half; alone it would take 35 s."""
+    """The job holds one host of twelve, where an iteration takes a minute and a half; alone it would take 35 s."""
     of = Groups(HOSTS, timings_min=1)
     for job, said in ((A, 1000), (B, 20), (C, 30)):
         of.handle(JobSubmitted(job, said), 0.0)
@@ -151,7 +151,7 @@ def test_a_long_job_that_was_put_aside_is_brought_back_when_another_ends() -> No
 
 
 def two_groups(manner: GroupRules) -> Groups:
-    """A alone on one host, where an iteration takes 90 s; B and C on eleven, in 20 s."""
+    """Groups with A alone on one host, where an iteration takes 90 s; B and C on eleven, in 20 s."""
     of = Groups(HOSTS, manner, timings_min=1)
     for job in (A, B, C):
         of.handle(JobSubmitted(job, 100), 0.0)
@@ -197,8 +197,8 @@ def test_when_no_group_is_busier_with_a_new_job_all_are_regrouped_if_worth_it() 
 
 
 def put_aside(manner: GroupRules = OURS) -> Groups:
-    """A, by far the longest, holds one host of twelve, where an iteration takes 90 s and alone 17; B and C have the
-    rest."""
+    """Groups in which A, by far the longest, holds one host of twelve, where an iteration takes 90 s and alone 17; B
+    and C have the rest."""
     of = two_groups(manner)
     of.arranged = True
     of.jobs[A].declared = 5000
@@ -226,7 +226,7 @@ def test_a_review_changes_nothing_as_printed_nor_while_a_job_is_tried_out() -> N
 
 
 def test_jobs_that_need_no_time_at_all_keep_their_hosts_through_a_review() -> None:
-    """No grouping of them is worth anything, so none is better than the one that is."""
+    """No grouping of these jobs is worth anything, so none is better than the present one."""
     of = Groups(HOSTS, timings_min=1)
     for job in (A, B):
         of.handle(JobSubmitted(job, 10), 0.0)

@@ -137,7 +137,8 @@ def test_the_first_group_has_the_longest_jobs_and_the_next_one_the_next() -> Non
 def test_every_group_has_one_of_the_longest_jobs(
     figures: list[tuple[float, float]], hosts: int, data: st.DataObject
 ) -> None:
-    """So a job left over is never the longest of its group, and lines 15 to 21 of Algorithm 2 have nothing to do."""
+    """A job left over is therefore never the longest of its group, and lines 15 to 21 of Algorithm 2 have nothing to
+    do."""
     work, net = (np.array(column) for column in zip(*figures, strict=True))
     count = data.draw(st.integers(1, min(len(figures), hosts)))
     group = assign.assign(work, net, count, hosts, refine=False)
@@ -189,7 +190,7 @@ def test_two_short_talkers_beside_long_computations_are_not_lost_in_the_search()
 
 
 def test_a_thousand_jobs_do_not_stop_at_two() -> None:
-    """The trap of the printed loop. Reference: Algorithm 1, lines 10-13."""
+    """The printed loop falls into this trap. Reference: Algorithm 1, lines 10-13."""
     found = schedule(made(1000, 7), 1000, W)
     assert found.score >= 0.99 and found.jobs > 50
 
@@ -276,7 +277,8 @@ def test_what_is_left_is_what_was_said_or_what_ended_jobs_ran_beyond() -> None:
 
 
 def test_of_jobs_that_say_nothing_who_ran_least_is_first() -> None:
-    """Among two long ones and two short ones that ended: who is past the short ones' length is taken for long."""
+    """Among two long jobs and two short ones that ended: a job that is past the short ones' length is taken for
+    long."""
     ended = [1000.0, 1000.0, 20_000.0, 20_000.0]
     young, old = jobs_of([(160, 10), (160, 10)])
     each = [order.Waiting(job, order.left_of(None, done, 20, ended)) for job, done in ((old, 60), (young, 10))]
@@ -296,7 +298,7 @@ def test_bonuses_are_shared_and_who_has_less_left_has_more() -> None:
 
 
 def paid_for_the_end(remaining: Sequence[float]) -> list[float]:
-    """What like jobs with so many iterations left are paid for the end, on 100 hosts, if each went on as if alone."""
+    """Bonuses for the end of like jobs with so many iterations left, on 100 hosts, if each continued as if alone."""
     each = [
         order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * len(remaining)), remaining, strict=True)
     ]
@@ -306,7 +308,7 @@ def paid_for_the_end(remaining: Sequence[float]) -> list[float]:
 
 
 def test_who_may_be_left_over_is_paid_the_more_the_nearer_the_end() -> None:
-    """Jobs of 20 s an iteration that have 100 left: computing of 30 takes 100 hosts 4,800 s, of 40 6,400 s."""
+    """The jobs take 20 s an iteration and have 100 left: computing of 30 takes 100 hosts 4,800 s, of 40 6,400 s."""
     assert sum(paid_for_the_end([100] * 40)) == pytest.approx(0), "shares of 0.31: nobody will be left over"
     some, more, all_of_it = (paid_for_the_end([left, *[100] * 29]) for left in (110, 150, 400))
     assert 0 < sum(some) < sum(more) < sum(all_of_it) == pytest.approx(order.END)
@@ -339,7 +341,7 @@ def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
     hosts=st.integers(1, 6),
 )
 def test_bonuses_count_in_the_best_of_all_groupings(figures: list[tuple[float, float, float]], hosts: int) -> None:
-    """Against trying every set of groups and every way to give them hosts, one by one."""
+    """The search is compared with trying every set of groups and every way to give them hosts, one by one."""
     jobs = [JobProfile(JobId(f"j{n}"), work, net, bonus) for n, (work, net, bonus) in enumerate(figures)]
     best = max(model.score_of(groups, hosts, W) for groups in all_groupings(tuple(jobs), hosts))
     assert exhaustive(jobs, hosts, W)[0] == pytest.approx(best)
@@ -362,7 +364,7 @@ def all_groupings(jobs: tuple[JobProfile, ...], hosts: int) -> Iterator[tuple[Gr
 
 
 def test_a_polished_grouping_is_worth_what_it_says_with_bonuses() -> None:
-    """Beyond the sets that are searched: as the polish adds it up, and as the model does."""
+    """Beyond the sets that are searched, the sum that the polish keeps is compared with the model's."""
     rng = random.Random(4)
     jobs = [msgspec.structs.replace(job, bonus=rng.uniform(0, 2)) for job in made(16, 4)]
     found = schedule(jobs, 40, W)

@@ -1,4 +1,5 @@
-"""A core whose driver is a stand-in beneath the real pynvml: what it says of processes comes from NVML's own code."""
+"""A core whose driver is a stand-in beneath the real pynvml: what it says about processes comes from NVML's own
+code."""
 
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from tests.plugins.sharing.live_host import CoreDevice
 
 
 class DrivenDevice(CoreDevice):
-    """`driver.open.clear()`: it hangs; `driver.present = False`: every call raises."""
+    """A core with a driver: after `driver.open.clear()` it hangs; with `driver.present = False` every call raises."""
 
     def __init__(self, driver: StandIn, deadline_s: float) -> None:
         super().__init__(driver.boards[0].memory or 0)
@@ -20,7 +21,7 @@ class DrivenDevice(CoreDevice):
         self.nvml = NvmlDevices(JsonLog(Lines()), deadline_s=deadline_s)  # type: ignore[arg-type]
 
     async def begin(self) -> None:
-        """Its driver has been asked what there is."""
+        """Begin: ask the driver which devices there are."""
         await self.nvml.start_up()
         (self.device,) = self.nvml.devices()
 

@@ -20,7 +20,7 @@ class Rack:
         self.limits: dict[str, Limits] = {}
         self.deaf: set[str] = set()
         self.keeps: dict[str, int] = {}
-        """Bytes that a job took at its start: it goes by no smaller limit (JAX)."""
+        """Bytes that a job took at its start: it follows no smaller limit (JAX)."""
         self.acked: dict[str, int] = {}
         self.out: list[Any] = []
         self.rng = random.Random(2)
@@ -65,7 +65,7 @@ class Rack:
         return self.tell(Reported(report), took_s)
 
     def hold(self, job: str, gib: int, stable: int = GIB) -> list[Any]:
-        """An opportunistic job comes, asks for that much, and has all of it in its first mini-batch."""
+        """Let an opportunistic job come, ask for that much memory, and have all of it in its first mini-batch."""
         self.arrive(job, "opportunistic", gib)
         return self.step(job, peak=gib * GIB, stable=stable)
 
@@ -81,7 +81,7 @@ class Rack:
         return self.limits[job].idle == 0 and self.limits[job].busy == 0
 
     def steady(self) -> None:
-        """A guaranteed job `g` with 8 GiB beside an opportunistic `o`, measured and running."""
+        """Bring the GPU to a guaranteed job `g` with 8 GiB beside an opportunistic `o`, measured and running."""
         self.hold("o", 20)
         self.arrive("g", "guaranteed", 8)
         self.step("o", peak=20 * GIB)
@@ -102,5 +102,5 @@ def kinds(actions: list[Any]) -> list[type]:
 
 
 def said(actions: list[Any]) -> str:
-    """The reasons that people read."""
+    """Reasons in these actions, which people read."""
     return " | ".join(each.reason for each in actions if isinstance(each, LogEvent))

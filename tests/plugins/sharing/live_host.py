@@ -1,5 +1,5 @@
-"""The sharing of one host at work: the real service on the real jobs.sock, real processes as ranks; in the scheduler's
-place stands whoever calls `come`."""
+"""The sharing of one host at work: the real service on the real jobs.sock, real processes as ranks; the caller of
+`come` takes the scheduler's place."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class CoreDevice:
-    """One device, a core: the ranks here are its processes. `covey.ports.Devices` for a harness."""
+    """One device, a core: the ranks here are its processes. It is the `covey.ports.Devices` of a harness."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.device = Device("CPU-h1-0", "a core", memory_bytes, "cpu", can=frozenset({"suspend"}))
@@ -51,7 +51,7 @@ class CoreDevice:
         self.news: asyncio.Queue[tuple[str, DeviceHealth]] = asyncio.Queue()
         self.condition = DeviceHealth()
         self.samples = 0
-        """How often it was looked at."""
+        """How often the device was looked at."""
 
     def devices(self) -> Sequence[Device]:
         return (self.device,)
@@ -79,14 +79,14 @@ class CoreDevice:
 
 
 class OnePidRunner:
-    """`plugins.base.Runner`, as far as jobs.sock and sharing ask it."""
+    """The part of `plugins.base.Runner` that jobs.sock and sharing ask for."""
 
     def __init__(self) -> None:
         self.specs: dict[tuple[JobId, int], RanksSpec] = {}
         self.pids: dict[tuple[JobId, int], dict[int, int]] = {}
         self.stopped: list[tuple[JobId, str]] = []
         self.ending: set[tuple[JobId, int]] = set()
-        """Asked to end."""
+        """Jobs, with their epochs, that were asked to end."""
 
     def token(self, job: JobId, epoch: int) -> str | None:
         return "secret" if (job, epoch) in self.specs else None
@@ -116,7 +116,7 @@ class OnePidRunner:
 
 
 class LiveHost:
-    """`plugins.base.Host` for one life of the service, and the next."""
+    """A `plugins.base.Host` for one life of the service, and the next."""
 
     def __init__(self, host: Here, devices: CoreDevice, settings: SharingSettings, controller: type[Ladder]) -> None:
         self.here, self.devices = host, devices
@@ -152,7 +152,7 @@ class LiveHost:
     # ---- the agent ----
 
     async def begin(self) -> None:
-        """An agent starts: its socket, its service; ranks that run are found."""
+        """Start the agent's part: its socket, its service; ranks that run are found."""
 
         async def deliver(peer: JobPeer, frame: Frame) -> None:
             raise AssertionError(f"{frame} is nobody's here")
@@ -176,7 +176,7 @@ class LiveHost:
         await self.service.start()
 
     async def end(self) -> None:
-        """The agent dies: nothing is said to anybody."""
+        """Let the agent die: nothing is said to any rank."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -196,11 +196,11 @@ class LiveHost:
         return RanksMayStart(JobId(job), 1) in self.told
 
     def given_back(self, job: str) -> str | None:
-        """Why it cannot be here; None: it can."""
+        """Why the job cannot be on this host; None: it can."""
         return next((f.why for f in self.told if isinstance(f, RanksUnfit) and f.job == job), None)
 
     async def come(self, job: str, kind: JobKind, argv: Sequence[str], memory_bytes: int = 0, **env: str) -> None:
-        """It comes, waits until it may start, and starts on core 0."""
+        """Let a job come, wait until it may start, and start it on core 0."""
         self.coming(job, kind, memory_bytes)
         await until(lambda: self.may_start(job), 60.0)
         asked = {"COVEY_GPU_MEMORY": str(memory_bytes)} if memory_bytes else {}
@@ -233,7 +233,7 @@ class LiveHost:
         self.service.on_fact(RanksStarted(JobId(job), 1, {0: process.pid}))
 
     def kill(self, job: str) -> None:
-        """Its process dies, and the runner says so."""
+        """Kill the job's process, and tell the service, as the runner does."""
         process = self.processes.pop(JobId(job))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -252,7 +252,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def _on_core_0() -> None:
-    """In the new process; it does not outlive this one, whose end might be a signal."""
+    """Pin the new process to core 0; it does not outlive this one, whose end might be a signal."""
     os.sched_setaffinity(0, {0})
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -299,7 +299,8 @@ async def live_host(
     controller: type[Ladder] = Ladder,
     device: CoreDevice | None = None,
 ) -> AsyncIterator[LiveHost]:
-    """Its processes are killed at the end. `device`: another than a core of so much memory."""
+    """A host with one device, whose processes are killed at the end. `device`: another than a core with
+    `memory_bytes`."""
     with tempfile.TemporaryDirectory(prefix="covey-") as directory:
         async with here(directory) as there:
             host = LiveHost(there, device or CoreDevice(memory_bytes), settings or SharingSettings(), controller)

@@ -38,12 +38,13 @@ class Ruled(Ladder):
 
 
 def ruled(make: Callable[[float], Any]) -> type[Ladder]:
-    """By what `make` returns, one of `machine/rivals.py`, told how much slower a guaranteed job may get."""
+    """A class of controller that rules by what `make` returns, one of `machine/rivals.py`, told how much slower a
+    guaranteed job may get."""
     return type("Ruled", (Ruled,), {"inner": staticmethod(make)})
 
 
 def rule(gpu: SharedGpu) -> None:
-    """By its `controller` from now on, as if the guaranteed job had just come to run steadily."""
+    """Let the GPU's `controller` rule from now on, as if the guaranteed job had just begun to run steadily."""
     member = gpu.guaranteed
     assert member is not None
     gpu.control = Unwatched()

@@ -1,4 +1,4 @@
-"""Who may come to a GPU, who may become guaranteed there, and what the story says of it."""
+"""Which jobs may come to a GPU, which may become guaranteed there, and what the story says about it."""
 
 from covey.core.events import LogEvent
 from covey.core.ids import JobId
@@ -21,7 +21,7 @@ OTHER, MORE, G = JobId("o"), JobId("p"), JobId("g")
 
 
 def test_once_a_guaranteed_job_ends_the_others_are_free_and_the_next_may_come() -> None:
-    """Its memory is handed on later, when the device shows it free. Reference: §3.3, Local coordinator."""
+    """The ended job's memory is handed on later, when the device shows it free. Reference: §3.3, Local coordinator."""
     rack = Rack()
     rack.steady()
     rack.tell(RankEnded(G))
@@ -43,7 +43,7 @@ def test_an_opportunistic_job_beside_a_guaranteed_one_leaves_its_measurement_alo
 
 
 def test_a_guaranteed_job_ends_the_trial_of_memory_among_the_others() -> None:
-    """Reference: §3.3: it comes first."""
+    """Reference: §3.3: the guaranteed job comes first."""
     rack = Rack(gib=24)
     for job in ("o", "p"):
         rack.arrive(job, "opportunistic", 16)
@@ -55,7 +55,7 @@ def test_a_guaranteed_job_ends_the_trial_of_memory_among_the_others() -> None:
 
 
 def test_only_a_guaranteed_job_needs_to_fit_whole() -> None:
-    """An opportunistic one lives with what there is; what exceeds its limit goes to host memory. Reference: §3.1."""
+    """An opportunistic job lives with what there is; what exceeds its limit lies in host memory. Reference: §3.1."""
     rack = Rack()
     assert kinds(rack.arrive("big", "guaranteed", 33)) == [Refuse]
     assert kinds(rack.arrive("o", "opportunistic", 40)) == [StartRank] and rack.gib("o") == 32
@@ -87,7 +87,7 @@ def test_the_story_says_who_came_for_how_much_and_why_the_others_stop() -> None:
 
 
 def test_a_job_that_is_found_is_watched_from_then_on_and_measured_like_one_that_came() -> None:
-    """Neither stuck nor taken as it is, however long the device's clock has run."""
+    """The job is neither stuck nor taken as it is, however long the device's clock has run."""
     rack = Rack()
     rack.now_s = 1000.0
     (note,) = [each for each in rack.tell(Found(G, "guaranteed", 8 * GIB, 8 * GIB, 41)) if isinstance(each, LogEvent)]
@@ -185,8 +185,8 @@ def test_an_order_of_an_older_log_index_is_not_obeyed() -> None:
 
 
 def test_an_upgrade_waits_for_the_guaranteed_job_before_it_to_end_here() -> None:
-    """The log may give the place of one to the other before this host has seen the first one end. Reference: §3.3, Job
-    upgrade."""
+    """The log may give the place of one job to the other before this host has seen the first one end. Reference: §3.3,
+    Job upgrade."""
     rack = Rack()
     rack.steady()
     told = rack.tell(Retagged(OTHER, "guaranteed", 9))
@@ -209,7 +209,7 @@ def test_a_downgrade_calls_off_an_upgrade_that_waits() -> None:
 
 
 def test_who_cannot_be_held_back_is_not_left_beside_a_guaranteed_job() -> None:
-    """It has half a minute to load what holds it back; alone it may stay. Reference: §3.2."""
+    """The job has half a minute to load what holds it back; alone it may stay. Reference: §3.2."""
     rack = Rack()
     rack.arrive("o", "opportunistic", 8)
     assert kinds(rack.tell(TimePassed(True), 100)) == []

@@ -15,11 +15,11 @@ from tests.plugins.sharing.live_host import LiveHost, live_host
 pytestmark = NEEDS_TORCH
 AWAY_S = 2.2
 LEAVES = f"import signal\nsignal.signal(signal.SIGUSR1, lambda *_: time.sleep({AWAY_S}))\n"
-"""It waits within a mini-batch, in its own thread, and uses nothing meanwhile."""
+"""Line of the script that waits within a mini-batch, in its own thread, and uses nothing meanwhile."""
 
 
 async def test_the_other_has_the_device_while_it_is_away_and_is_cut_when_it_returns() -> None:
-    """Each within a second. Reference: AntMan §5.1, figure 12."""
+    """Both happen within a second. Reference: AntMan §5.1, figure 12."""
     async with live_host() as host:
         await host.come("o", "opportunistic", (sys.executable, "-c", HEAD + SATURATED))
         await until(lambda: has_reported(host, "o"), 100)
@@ -31,7 +31,7 @@ async def test_the_other_has_the_device_while_it_is_away_and_is_cut_when_it_retu
 
 
 async def running(host: LiveHost) -> None:
-    """The others are beside it. AssertionError says how far they came."""
+    """Wait until the other job runs beside the guaranteed one. The AssertionError says how far they came."""
     end_s = time.monotonic() + 60
     while host.state() != "run":
         assert time.monotonic() < end_s, (host.state(), host.notes)
@@ -39,7 +39,8 @@ async def running(host: LiveHost) -> None:
 
 
 async def away_and_back(host: LiveHost) -> tuple[float, float]:
-    """What the other ran in the second second of both, of the time in which it did not stand in the run queue."""
+    """Share that the other ran in the second second of both phases, of the time in which it was not in the run
+    queue."""
     began_s = time.monotonic()
     host.processes[JobId("g")].send_signal(signal.SIGUSR1)
     await asyncio.sleep(0.9)

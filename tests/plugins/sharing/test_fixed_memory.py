@@ -1,4 +1,5 @@
-"""Jobs that keep the memory they took at their start (JAX): given room, never tried, gone only where it is needed."""
+"""Jobs that keep the memory they took at their start (JAX): given room, never tried, stopped only where it is
+needed."""
 
 from covey.core.ids import JobId
 from covey.core.units import GIB
@@ -18,7 +19,7 @@ J = JobId("j")
 
 
 def beside(took: int, wanted: int) -> Rack:
-    """`j` took so many of 32 GiB, and `g`, which is guaranteed, asks for `wanted`."""
+    """A GPU on which `j` took `took` of 32 GiB, and `g`, which is guaranteed, asks for `wanted`."""
     rack = Rack()
     rack.keeps["j"] = took * GIB
     rack.arrive("j", "opportunistic", took)
@@ -35,7 +36,7 @@ def test_a_limit_that_leaves_it_what_it_took_lets_a_guaranteed_job_start() -> No
 
 
 def test_what_does_not_fit_beside_it_is_not_waited_for_at_the_drivers_limit() -> None:
-    """Under a smaller limit it would fail, which would count as a failure of the job."""
+    """Under a smaller limit the job would fail, which would count as its own failure."""
     rack = beside(20, 16)
     pressed = []
     for _ in range(60):
@@ -74,7 +75,7 @@ def test_it_is_not_pressed_for_a_split_among_opportunistic_jobs() -> None:
 
 
 def test_while_a_guaranteed_job_lacks_memory_it_is_stopped_for_it_has_none_to_give() -> None:
-    """Others that owe memory go on until they gave it."""
+    """Other jobs that owe memory run on until they gave it."""
     rack = Rack()
     rack.keeps["o"] = 20 * GIB
     rack.steady()

@@ -1,4 +1,4 @@
-"""One GPU as a story: jobs arrive, report, grow, end; limits, starts and reasons come out."""
+"""One GPU as a story: jobs arrive, report, grow, end; the output is limits, starts and reasons."""
 
 import math
 from itertools import pairwise
@@ -44,8 +44,8 @@ def test_a_lone_opportunistic_job_has_the_gpu_without_any_constraint() -> None:
 
 
 def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_room() -> None:
-    """They give memory back at the end of a mini-batch, so they run until then. Reference: §3.3: the local coordinator
-    first limits the opportunistic jobs."""
+    """The others give memory back at the end of a mini-batch, so they run until then. Reference: §3.3: the local
+    coordinator first limits the opportunistic jobs."""
     rack = Rack()
     rack.hold("o", 30)
     assert kinds(rack.arrive("g", "guaranteed", 8)) == []
@@ -116,7 +116,7 @@ def test_a_device_to_be_emptied_lets_its_guaranteed_job_end_and_takes_nobody() -
 
 
 def test_nobody_starts_on_a_device_that_is_to_be_emptied_and_who_waited_is_sent_away() -> None:
-    """No admission any more, also of those who were let in and wait for memory."""
+    """No job is admitted any more, not even those that were let in and wait for memory."""
     rack = Rack()
     rack.hold("o", 30)
     rack.arrive("p", "opportunistic", 8)
@@ -239,8 +239,8 @@ events = st.one_of(
 def test_acknowledged_limits_never_exceed_the_device_and_no_job_can_stop_for_ever(
     told: list[tuple[GpuEvent, float]],
 ) -> None:
-    """Any events in any order: invariants after each (`Rack.tell`), every change of state has a reason, and every limit
-    that goes out ends in something other than a stop."""
+    """Any events in any order: invariants hold after each (`Rack.tell`), every change of state has a reason, and every
+    limit that is sent ends in something other than a stop."""
     rack = Rack()
     for event, after_s in told:
         for action in rack.tell(event, after_s):

@@ -1,4 +1,4 @@
-"""The shared GPUs of one host: gangs come, are told limits, report, and go. Reference: AntMan §3.3."""
+"""The shared GPUs of one host: gangs come, are told limits, report, and leave. Reference: AntMan §3.3."""
 
 import random
 from typing import Any
@@ -95,7 +95,7 @@ class HostRack:
         self.tell(RankReported(job, 1, rank, report))
 
     def steady(self) -> None:
-        """`g` with 4 GiB runs beside `o` with 2, and is measured."""
+        """Bring the host to `g` with 4 GiB running beside `o` with 2, measured."""
         self.come(OPP, "opportunistic", 2)
         self.step(OPP)
         self.come(G, "guaranteed", 4)
@@ -177,7 +177,7 @@ def test_limits_are_renewed_before_their_lease_is_over_and_only_then() -> None:
 
 
 def test_who_may_do_all_it_wants_beside_a_guaranteed_job_may_do_so_for_a_lease() -> None:
-    """Nobody looks any more, once the agent is gone, whether the guaranteed one suffers."""
+    """Once the agent is gone, no process looks any more whether the guaranteed job suffers."""
     free = Limits(OPP, 1, 1.0, None, 1.0, GIB, FAILSAFE_BESIDE)
     beside = combined([free], 1, guaranteed=False, alone=False, now_s=100.0)
     assert beside.free and beside.lease_ns == round((100.0 + free.lease_s) * 1e9)
@@ -276,7 +276,7 @@ def test_a_device_of_which_nobody_knows_how_it_is_keeps_its_gangs() -> None:
 
 
 def test_a_device_that_works_and_should_be_looked_at_is_used_again() -> None:
-    """A reset clears what asked for it, and the driver goes on counting memory errors."""
+    """A reset clears what asked for it, and the driver keeps counting memory errors."""
     rack = HostRack()
     rack.tell(GpuHealth("A", "drain", "the driver asks for a reset"))
     rack.tell(GpuHealth("A", "unknown", "the driver does not answer"))
@@ -306,7 +306,7 @@ def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
 
 
 def test_a_word_of_an_epoch_that_is_over_counts_for_nothing() -> None:
-    """A process of a grant before is still there, and its page says that it applied all that it was sent."""
+    """A process of an earlier grant is still there, and its page says that it applied all that it was sent."""
     rack = HostRack()
     rack.come(OPP, "opportunistic", 2)
     page, account = rack.pages[(OPP, 0)], rack.machine.gpus["A"].ledger.accounts[OPP]
@@ -318,7 +318,7 @@ def test_a_word_of_an_epoch_that_is_over_counts_for_nothing() -> None:
 
 
 def test_limits_of_a_page_never_go_back_for_a_process_that_knows_newer_ones() -> None:
-    """Its agent began anew and counts from 1, and the process would take all that for old."""
+    """The process's agent began anew and counts from 1, and the process would take all that for old."""
     rack = HostRack()
     rack.come(OPP, "opportunistic", 2)
     rack.tell(PagesMade(OPP, 1, 0, 500, GIB))
@@ -326,7 +326,7 @@ def test_limits_of_a_page_never_go_back_for_a_process_that_knows_newer_ones() ->
 
 
 def test_a_newer_grant_replaces_one_that_never_started() -> None:
-    """It waited for memory here while its gang was taken back and granted again."""
+    """The first grant waited for memory here while its gang was taken back and granted again."""
     rack = HostRack()
     rack.come(OPP, "opportunistic", 8)
     rack.step(OPP)
@@ -367,7 +367,7 @@ def test_a_pair_that_harms_whatever_it_may_do_is_found_once() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_charges_never_exceed_a_gpu_and_nobody_is_stopped_for_ever(seed: int) -> None:
-    """`HostSharing.check` after every event, and: whoever is told to stop is told for how long."""
+    """`HostSharing.check` holds after every event, and a job that is told to stop is told for how long."""
     rng, rack = random.Random(seed), HostRack("A", "B")
     jobs = [JobId(name) for name in "abcdef"]
     epochs = dict.fromkeys(jobs, 1)

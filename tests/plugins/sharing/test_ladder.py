@@ -1,4 +1,4 @@
-"""The controller of one guaranteed job: mini-batches in, reasons out."""
+"""The controller of one guaranteed job: it gets mini-batches and gives reasons."""
 
 import random
 
@@ -32,7 +32,7 @@ class Job:
         return why
 
     def run(self, steps: int, harm_above: float = 9.0, harm: float = 0.2) -> None:
-        """Slower by `harm` while the rung is above `harm_above`."""
+        """Run `steps` mini-batches, slower by `harm` while the rung is above `harm_above`."""
         for _ in range(steps):
             self.step(harm if self.ladder.u > harm_above else 0.0)
 
@@ -249,7 +249,8 @@ def test_whatever_a_job_does_the_rates_are_shares_and_every_change_has_a_reason(
 
 
 def test_idle_phases_that_vanish_do_not_change_the_rates_for_ever() -> None:
-    """Their mean halves every seven mini-batches and is never nothing; each change is a page for ranks to read."""
+    """The mean of idle phases halves every seven mini-batches and is never nothing; each change is a page for ranks to
+    read."""
     ladder = Ladder()
     ladder.stepped(0.01, 0.005, 0.0)
     ladder.phase, ladder.u = "run", 0.5
@@ -315,7 +316,7 @@ def phase_of(ladder: Ladder) -> str:
 
 
 def test_a_rung_is_climbed_only_while_somebody_computes_under_it() -> None:
-    """Whoever comes later would have what did no harm while nobody was there."""
+    """Otherwise a job that comes later would have what did no harm while no job was there."""
     ladder, now_s, rungs = Ladder(), 0.0, []
     for used in (False, True, False):
         for _ in range(2000):
@@ -326,7 +327,7 @@ def test_a_rung_is_climbed_only_while_somebody_computes_under_it() -> None:
 
 
 def test_a_job_is_not_measured_alone_while_one_beside_it_has_not_answered_yet() -> None:
-    """It is slowed by whoever starts: as a baseline that would excuse all later harm."""
+    """A job is slowed by another that starts: as a baseline that would excuse all later harm."""
     ladder, now_s = Ladder(), 0.0
     for _ in range(500):
         now_s += 0.028

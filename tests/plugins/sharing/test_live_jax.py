@@ -1,4 +1,4 @@
-"""Real JAX and PyTorch scripts beside one another on one core, under the real service: who waits for whom."""
+"""Real JAX and PyTorch scripts beside one another on one core, under the real service: which waits for which."""
 
 import asyncio
 import statistics
@@ -49,7 +49,7 @@ TORCH_BURSTY, TORCH_SATURATED = ("-c", TORCH, "1024", "0.02"), ("-c", TORCH, "64
 
 PACKED = ruled(lambda tolerance: Naive())
 PHASES = ruled(lambda tolerance: Flag())
-"""Whatever is measured on a machine that does other things too."""
+"""A controller that opens idle phases, whatever is measured on a machine that does other things too."""
 
 
 def gpu_of(host: LiveHost) -> SharedGpu:
@@ -58,7 +58,7 @@ def gpu_of(host: LiveHost) -> SharedGpu:
 
 
 def under(host: LiveHost, law: type[Ladder]) -> None:
-    """From now on."""
+    """Put this law in force from now on."""
     gpu_of(host).controller = law
     rule(gpu_of(host))
 
@@ -69,8 +69,8 @@ def clock_of(host: LiveHost, job: str) -> int:
 
 
 def beside(host: LiveHost, seconds: float) -> tuple[float, float]:
-    """How much of the guaranteed rank's busy time the other one computed, and how much of its idle time, by the flag
-    of the one and the kernel's word of the other: what else this machine does counts little."""
+    """Share of the guaranteed rank's busy time in which the other one computed, and of its idle time, by the flag of
+    the one and the kernel's count of the other: what else this machine does counts little."""
     (pages,) = [peer.pages for peer in host.socket.peers(JobId("g"))]
     assert isinstance(pages, HeldPages)
     flag, clock = FlagReader(pages.flag.view), clock_of(host, "o")
@@ -88,7 +88,7 @@ def beside(host: LiveHost, seconds: float) -> tuple[float, float]:
 
 
 async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ...]) -> None:
-    """Both run, and the guaranteed one is known."""
+    """Run both scripts until the guaranteed one is known."""
     gate = str(gate_folder())
     gpu, asked = gpu_of(host), {"o": 256 * MIB, "g": GIB}
     for job, argv in (("o", other), ("g", guaranteed)):
@@ -109,8 +109,8 @@ async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ..
 async def test_a_jax_script_shares_a_device_with_one_of_pytorch(
     guaranteed: tuple[str, ...], other: tuple[str, ...], fixed: str
 ) -> None:
-    """The other one uses what is left, and far less of the guaranteed one's busy time than packed: medians
-    of three tries, each of both. Reference: AntMan §3.1.2, §3.3."""
+    """The other script uses what is left, and far less of the guaranteed one's busy time than packed: medians of three
+    tries, each of both. Reference: AntMan §3.1.2, §3.3."""
     async with live_host(4 * GIB) as host:
         await pair(host, guaranteed, other)
         members = gpu_of(host).members

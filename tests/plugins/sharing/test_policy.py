@@ -1,4 +1,4 @@
-"""What sharing decides, as functions: slowdown and its error, the ladder, leases, memory by trial, messages."""
+"""Decisions of sharing, as functions: slowdown and its error, the ladder, leases, memory by trial, messages."""
 
 import math
 import random
@@ -219,7 +219,7 @@ HELD = st.lists(st.tuples(st.integers(0, 40 * GIB), st.integers(0, 40 * GIB)), m
 def test_what_is_shrunk_fits_and_nobody_is_cut_below_a_smaller_one(
     jobs: list[tuple[int, int]], room: int, chance: random.Random
 ) -> None:
-    """Who gives first is ours. Reference: §3.3, figure 7a."""
+    """The order in which jobs give memory is Covey's own. Reference: §3.3, figure 7a."""
     held, stable = [one for one, _ in jobs], [low for _, low in jobs]
     found = memory.shrunk(room, held, stable)
     assert sum(found) <= max(room, 0) and all(0 <= after <= before for after, before in zip(found, held, strict=True))

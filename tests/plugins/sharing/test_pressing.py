@@ -1,4 +1,4 @@
-"""Who does not let go of memory that others wait for: pressed by the driver, suspended, and taken back."""
+"""Jobs that do not let go of memory that others wait for: pressed by the driver, suspended, and taken back."""
 
 from itertools import pairwise
 from typing import Any
@@ -25,7 +25,7 @@ OTHER, G = JobId("o"), JobId("g")
 
 
 def deaf(wanted: int = 20) -> Rack:
-    """`o` holds 30 of 32 GiB and does not listen; `g` waits for `wanted`."""
+    """A GPU on which `o` holds 30 of 32 GiB and does not listen; `g` waits for `wanted`."""
     rack = Rack()
     rack.hold("o", 30, stable=30 * GIB)
     rack.deaf.add("o")
@@ -60,7 +60,7 @@ def test_the_drivers_word_counts_only_for_who_is_pressed_and_only_for_what_it_ha
 
 
 def test_who_still_loads_and_named_no_memory_is_queued_again_not_suspended() -> None:
-    """Suspended it would come back when all of the device is free: when the guaranteed job ends."""
+    """If it were suspended, it would come back when all of the device is free: when the guaranteed job ends."""
     for began_s, wanted, means in ((0, 0, Terminate), (60, 0, Suspend), (0, 30, Suspend)):
         rack = Rack()
         rack.arrive("o", "opportunistic", wanted)
@@ -71,7 +71,7 @@ def test_who_still_loads_and_named_no_memory_is_queued_again_not_suspended() -> 
 
 
 def test_who_waits_in_vain_for_memory_beside_a_guaranteed_job_is_queued_again() -> None:
-    """A script of no framework neither shows what it needs nor goes by less."""
+    """A script of no framework neither shows what it needs nor runs with less."""
     rack = Rack()
     rack.deaf.add("g")
     rack.arrive("g", "guaranteed", 0)

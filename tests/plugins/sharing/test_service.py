@@ -1,4 +1,4 @@
-"""The service on the real jobs.sock: pages reach ranks, reports reach the machine, a dead agent stops nobody."""
+"""The service on the real jobs.sock: pages reach ranks, reports reach the machine, a dead agent stops no rank."""
 
 import asyncio
 import mmap
@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 class Obedient:
-    """A rank in this process: goes by its pages as `covey.hooks` does, at a pace that the test sets."""
+    """A rank in this process that follows its pages as `covey.hooks` does, at a pace that the test sets."""
 
     def __init__(self, host: LiveHost, job: str) -> None:
         self.host, self.job = host, job
@@ -64,7 +64,7 @@ class Obedient:
         self.neighbour = flag
 
     def pages_lost(self) -> None:
-        """It goes on by what it has."""
+        """Continue by the last pages, since the agent is gone."""
 
     def look(self) -> RankLimits:
         assert self.limits is not None
@@ -90,13 +90,13 @@ class Obedient:
 
 
 async def ticks(host: LiveHost) -> None:
-    """The service has read its ranks' pages a few times, and done what it thought right."""
+    """Wait until the service has read its ranks' pages a few times, and acted on them."""
     before = host.reads
     await until(lambda: host.reads >= before + 3)
 
 
 async def looked_at_devices(host: LiveHost) -> None:
-    """So has it looked at the devices."""
+    """Wait until the service has looked at the devices twice."""
     before = host.devices.samples
     await until(lambda: host.devices.samples >= before + 2)
 
@@ -252,7 +252,7 @@ async def test_memory_of_who_ended_is_not_handed_on_while_the_device_does_not_an
 
 
 class LetsGo:
-    """The port of processes, as far as ranks are let go by it."""
+    """The part of the port of processes with which ranks are let go."""
 
     def __init__(self) -> None:
         self.pids: list[int] = []
@@ -263,7 +263,8 @@ class LetsGo:
 
 
 async def test_a_rank_is_let_go_once_when_its_first_mini_batch_has_ended() -> None:
-    """Its pages are there long before: modules are imported after that, and nothing in it can be stopped meanwhile."""
+    """The rank's pages are there long before: modules are imported after that, and nothing in it can be stopped
+    meanwhile."""
     async with live_host() as host:
         port = LetsGo()
         host.service.env = replace(host.service.env, processes=port)  # type: ignore[arg-type]
@@ -323,7 +324,7 @@ def test_the_plugin_is_what_agents_start() -> None:
 
 
 async def test_a_device_that_does_not_answer_shows_nothing_of_now() -> None:
-    """What it showed last has no process that began since, nor memory that was taken since."""
+    """What the device showed last has no process that began since, nor memory that was taken since."""
     async with live_host() as host:
         watch = host.service.watch
         assert await watch.look("CPU-h1-0") is not None

@@ -1,4 +1,4 @@
-"""Who may hold how much of a device's memory: what was told, what is acknowledged, and what is free."""
+"""How much of a device's memory each job may hold: what was told, what is acknowledged, and what is free."""
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ def test_more_than_there_is_cannot_be_sent() -> None:
 
 
 def test_an_acknowledgement_counts_for_its_own_limit_and_those_before_it_alone() -> None:
-    """A newer, smaller one may be on its way still: what it will free is nobody's yet."""
+    """A newer, smaller limit may still be on its way: what it will free belongs to no job yet."""
     ledger = ShareLedger(10, 0)
     ledger.open(JobId("a"), 10)
     for epoch, bytes_ in ((1, 8), (2, 6), (3, 2)):
@@ -79,7 +79,7 @@ def test_an_acknowledgement_counts_for_its_own_limit_and_those_before_it_alone()
     st.lists(st.tuples(st.sampled_from(["send", "apply", "hear"]), st.integers(0, 2), st.integers(0, 100)), max_size=60)
 )
 def test_jobs_that_apply_limits_late_never_hold_more_than_there_is(steps: list[tuple[str, int, int]]) -> None:
-    """A job goes by one limit until it applies the next, and its word of that may come later still."""
+    """A job follows one limit until it applies the next, and its message about that may come later still."""
     ledger = ShareLedger(100, 10)
     jobs = [JobId(f"j{number}") for number in range(3)]
     sent: dict[JobId, list[int]] = {job: [0] for job in jobs}

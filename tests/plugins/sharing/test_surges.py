@@ -21,8 +21,8 @@ def test_a_surge_of_memory_takes_from_the_others_and_gives_to_the_guaranteed_job
 
 
 def test_a_surge_takes_from_the_largest_first_and_spares_what_cannot_be_given_back() -> None:
-    """Introspective scaling makes the opportunistic jobs give way; that the largest does first is ours. Reference: §3.3
-    and figure 7a."""
+    """Introspective scaling makes the opportunistic jobs give way; that the largest does so first is Covey's own.
+    Reference: §3.3 and figure 7a."""
     rack = Rack()
     for job, gib in (("small", 4), ("large", 16), ("middle", 4)):
         rack.hold(job, gib)

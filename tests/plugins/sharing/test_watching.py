@@ -1,4 +1,4 @@
-"""What is noticed of the jobs on a GPU: who is steady, away, stuck, short of memory; and how the story tells it."""
+"""What is noticed of the jobs on a GPU: which are steady, away, stuck, short of memory; and how the story tells it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.plugins.sharing.gpu_rack import Rack, said, state
 
 
 def starting() -> Rack:
-    """A guaranteed job alone on the device, for no time yet."""
+    """A GPU with a guaranteed job alone on the device, for no time yet."""
     rack = Rack()
     rack.now_s = 1000.0
     rack.arrive("g", "guaranteed", 8)
@@ -106,7 +106,7 @@ def test_a_job_that_ended_is_downgraded_and_the_one_that_runs_is_watched_on() ->
 
 
 def test_a_split_is_judged_only_while_all_jobs_go_by_it() -> None:
-    """Introspective: what is measured must be what was tried. Reference: §3.3 and figure 10."""
+    """Introspective scaling: what is measured must be what was tried. Reference: §3.3 and figure 10."""
     rack = Rack(gib=24)
     for job in ("a", "b"):
         rack.arrive(job, "opportunistic", 16)

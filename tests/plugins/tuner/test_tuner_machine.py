@@ -162,7 +162,7 @@ def test_after_a_decision_every_worker_measures_anew() -> None:
 
 
 def test_what_is_timed_while_blocks_move_does_not_count_for_the_next_decision() -> None:
-    """A set of batches of the configuration that is to be judged. Reference: §3.4.1, optimizer setup."""
+    """Decisions need a set of batches of the configuration that is to be judged. Reference: §3.4.1, optimizer setup."""
     of = tuner()
     orders = timed(of, 3)
     assert of.plan is not None
@@ -221,7 +221,7 @@ def test_a_host_is_like_its_kind_until_it_was_measured_often_enough() -> None:
 
 
 def test_the_story_says_what_an_epoch_was_and_will_be_and_why_blocks_move() -> None:
-    """Six of twelve blocks for each worker, then three at most for each of five. Reference: §3.2.2, equation 3.1."""
+    """Each worker has six of twelve blocks, then each of five has three at most. Reference: §3.2.2, equation 3.1."""
     of = tuner()
     found = timed(of, 3)
     assert of.epoch_s(of.hosts()) == pytest.approx(5e5 * (2e-3 + 0.08 / 1e4))
@@ -254,7 +254,7 @@ def test_hosts_that_come_while_blocks_move_wait_until_these_are_there() -> None:
 
 
 def test_of_equal_hosts_those_keep_their_role_that_have_it() -> None:
-    """No block moves for the sake of a name (ours)."""
+    """No block moves for the sake of a name; this rule is Covey's own."""
     now = Configuration(
         {host: "worker" if n >= 4 else "server" for n, host in enumerate(H[:6])},
         {H[n]: tuple(range(n * 6 - 24, n * 6 - 18)) for n in (4, 5)},
@@ -267,7 +267,8 @@ def test_of_equal_hosts_those_keep_their_role_that_have_it() -> None:
 
 
 def test_a_host_differs_from_its_kind_by_a_twentieth_and_by_more_than_chance() -> None:
-    """The error of an average with weights that fall by a fifth is a third of a single measurement's. Ours."""
+    """The error of an average with weights that fall by a fifth is a third of a single measurement's; Covey's own
+    rule."""
     for kind, own, differs in ((1.0, 1.04, False), (1.0, 1.06, True), (10.0, 10.4, False), (10.0, 9.4, True)):
         assert Figure(own, 0.0, 10).differs(kind) is differs
     assert not Figure(1.19, 0.01, 10).differs(1.0)
@@ -314,7 +315,7 @@ def test_without_a_server_a_worker_takes_the_model_and_a_new_plan_is_made_at_onc
 
 
 def test_a_move_from_or_to_a_lost_host_is_not_ordered_again() -> None:
-    """What was on its way goes to whom it was sent; what went to a dead host stays, and is read again."""
+    """What was on its way reaches the host it was sent to; what was sent to a dead host stays, and is read again."""
     for lost_end in ("source", "target"):
         of = tuner()
         plan = performs(timed(of, 3))
