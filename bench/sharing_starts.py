@@ -8,8 +8,8 @@ script computes on core 0; the other starts on the same core again and again, ea
     as any       as other processes start: no priority is lowered
     held back    as agents start it (`agent/ports/processes/held_back.py`), let go when the sharing service says so
 
-STEP is how much longer than alone the guaranteed script's step takes, and DELAY how much longer its thread stands in
-the run queue per step, both as a share of its step alone: from the start of the process until its first mini-batch has
+STEP is how much longer than alone the guaranteed script's step takes, and DELAY how much longer its thread is in the
+run queue per step, both as a share of its step alone: from the start of the process until its first mini-batch has
 ended, and for `AFTER_S` seconds after that. STARTED is the time until that first mini-batch has ended.
 """
 

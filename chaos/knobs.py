@@ -6,7 +6,7 @@ outlast every soak, one that a person might plausibly choose. What was drawn is 
 bounds of a story's waits follow the settings that decide them (`patience_s`).
 
 `quotas`, addresses, names and files are the rack's own and are no knobs; `plugins` and `serve` switch off what stories
-look at. A greatest time is left out where it means "for ever" to whoever waits for the rack to be whole again.
+look at. A greatest time is left out where it means "for ever" to a story that waits for the rack to be whole again.
 """
 
 import random

@@ -2,8 +2,8 @@
 
 The paper prints the distribution of its jobs without numbers (figure 4.9) and nothing of their lengths. Iterations on
 16 hosts are those of table 2.1, sizes those of table 4.1. The rest is inferred from what it prints of its isolated
-and naive runs and of its own system, for which `PRINTED` of the plugin's machine stands; what our rules achieve had no
-say.
+and naive runs and of its own system, which `PRINTED` of the plugin's machine represents; what our rules achieve was not
+used.
 
 - *Share of computing* (`APPS`). COMP and COMM were busy 93.2 : 83.1 % at 100 / 6.7 = 15 hosts a group, and a COMM
   does not fill the wire: so both take about as long there. Isolated jobs kept CPUs 56.5 % busy (93.2 / 1.65). With

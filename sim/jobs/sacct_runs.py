@@ -54,5 +54,5 @@ def with_earlier(last: Found, runs: Sequence[Run | None]) -> Found:
 
 
 def _as_wide(runs: Sequence[Run], gpus: int) -> int:
-    """Seconds that the GPU time of these takes on so many GPUs, each rounded up."""
+    """Seconds that the GPU time of these runs takes on `gpus` GPUs, each rounded up."""
     return sum(-(-run.ran_s * run.gpus // gpus) for run in runs)

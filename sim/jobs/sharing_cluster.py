@@ -10,7 +10,7 @@ tenant with quota are guaranteed, those of the other never.
 The model of one GPU. A job works on the device for a share `busy` of its own time and waits for the rest. Alone it
 runs at speed 1. Guaranteed beside others it runs at 1 / (1 + interference): the assumption that is swept. The others
 have the time that it leaves: each of n opportunistic jobs needs its device time out of 1/n of the idle phases, while
-its own waits go on beside: speed `used` / (n busy / idle + 1 - busy). Without `used` that is the mean of what the
+its own waits continue meanwhile: speed `used` / (n busy / idle + 1 - busy). Without `used` that is the mean of what the
 ladder gives in the device model (`pairs` in `sim/sharing/reports.py`). A gang goes at the speed of its slowest
 rank, and is guaranteed only where all its ranks are. `packing` replaces this by processor sharing without control.
 

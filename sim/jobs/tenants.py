@@ -1,6 +1,6 @@
 """Who shares a cluster, and how: a TOML file for `covey-sim jobs --tenants FILE`.
 
-    demote_after_s = 300             # an auto job that waited so long becomes opportunistic; inf: never (default 300)
+    demote_after_s = 300             # an auto job that waited this long becomes opportunistic; inf: never (default 300)
 
     [tenants.vision]
     quota = 128                      # GPUs; without it the tenant is not limited

@@ -3,10 +3,10 @@
     python tools/gpu/check.py [--pack DIR] [--out FILE] [--part-s 120] [--total-s 540] [--only NAME ...] [--rehearse]
 
 A GPU may be there for minutes only, so a run can be cut off anywhere: the file holds what was found until then, the
-part that was running is marked `cut off`, and a second run with the same file and sources goes on after the parts that
-have passed. With `--pack` (what `make gpu-pack` wrote) the machine needs no network and no set-up: an environment is
-made from those wheels beside the Python that runs this file, whose PyTorch, JAX and NumPy it uses. Without, this Python
-is used.
+part that was running is marked `cut off`, and a second run with the same file and sources continues after the parts
+that have passed. With `--pack` (what `make gpu-pack` wrote) the machine needs no network and no set-up: an environment
+is made from those wheels beside the Python that runs this file, whose PyTorch, JAX and NumPy it uses. Without, this
+Python is used.
 
 A part whose tests were all skipped is `skipped`, never `passed`. Exit status: 0 every part passed, 1 a part failed or
 timed out, 2 the environment could not be made, 3 nothing failed but a part was skipped or not begun. `--rehearse` is
