@@ -61,7 +61,7 @@ class SimPages:
         return SimRing(self._process, mmap.mmap(-1, size))
 
     def open_ring(self, name: str, size: int, sparse: bool = False) -> SimRing:
-        """The ring of this name and size of a process that lives: after its end only a process that has it already holds it."""
+        """The ring of this name and size of a live process: after its end only those that have it already hold it."""
         for process in self._process.host.processes.values():
             memory = process.rings.get(name)
             if memory is not None and len(memory) == size:
