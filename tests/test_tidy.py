@@ -358,6 +358,59 @@ def test_every_module_says_what_it_is() -> None:
     ] == []
 
 
+BEGINS_WITHOUT_NOUN = re.compile(r"\s*(Of|As|Or|Likewise|The same)\b")
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Docstrings of modules, classes and functions, and the strings under fields and constants."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
+                yield statement.value
+
+
+def without_noun(path: Path) -> list[int]:
+    """Lines of docstrings that continue a sentence from elsewhere, so that they cannot be read alone."""
+    found = docstrings(ast.parse(path.read_text()))
+    return sorted(text.lineno for text in found if BEGINS_WITHOUT_NOUN.match(str(text.value)))
+
+
+def test_no_docstring_begins_without_its_noun() -> None:
+    paths = [path for path in tracked() if path.suffix == ".py"]
+    found = [f"{named(path)}:{line}" for path in paths for line in without_noun(path)]
+    assert found == [], "say what it is, with its noun and unit: a docstring can be read alone"
+
+
+NOUNLESS = '''
+"""As `x`, but faster."""
+ROUNDS = 3
+"""Of a job."""
+AS_LONG = 4
+"""Assigned seconds."""
+class Told:
+    """Or nothing."""
+    size: int
+    """The same in bytes."""
+    name: str
+    """The samest name."""
+    def heard(self):
+        """Likewise of another host."""
+        return ("Of course", """Of no docstring""")
+'''
+
+
+def test_a_docstring_that_has_lost_its_noun_is_found_and_longer_words_are_not_meant(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(NOUNLESS)
+    found = [NOUNLESS.splitlines()[number - 1].strip(' "').split()[0] for number in without_noun(path)]
+    assert found == ["As", "Of", "Or", "The", "Likewise"]
+
+
 def test_the_project_names_no_place_it_was_made_in() -> None:
     places = re.compile(
         "|".join([r"/wo" + r"rk/", r"\.\./sha" + r"red", r"py" + r"pi\.org", r"npm" + r"js\.", r"/ro" + r"ot/"])
