@@ -95,7 +95,7 @@ class Map(SlabMessage, frozen=True):
     page_bytes: Annotated[int, Meta(ge=512, le=(1 << 16) + 32)]
     """At most 64 KiB and its seal."""
     members: Members = 1
-    """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
+    """Members of the slab, which has no disk if there are several: `index` is the number of one of them."""
     tenant: Tenant = ""
     job: Job = ""
     replaces: bool = False
@@ -158,12 +158,12 @@ class Renew(Message, frozen=True):
 
     slabs: SlabRefs
     members: Members = 1
-    """Of each of these: several have no disk, and last for longer (`policy.mirroring`)."""
+    """Members of each of these slabs: slabs with several have no disk, and are kept longer (`policy.mirroring`)."""
     tenant: Tenant = ""
-    """Of each of these: a lender that began anew knows it from here."""
+    """Tenant of each of these slabs: a lender that began anew knows it from here."""
     job: Job = ""
     page_bytes: Annotated[int, Meta(ge=0, le=(1 << 16) + 32)] = 0
-    """Of each of these, with its seal."""
+    """Bytes of a page of each of these slabs, with its seal."""
 
 
 class SlabsHeld(Message, frozen=True):

@@ -72,7 +72,7 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
     members: int = 1
-    """Of each slab; with several it has no disk."""
+    """Members of each slab; a volume with several has no disk."""
     parity: bool = False
     """One of them has the parity of the others' pages; otherwise each has all pages."""
     rdma: bool = True

@@ -37,7 +37,7 @@ class Lent:
     deadline_s: float = 0.0
     """When `evicting`: the end of the grace."""
     members: int = 1
-    """Of the slab: with several its borrower has no disk, and this is one of them."""
+    """Members of the slab: with several its borrower has no disk, and this is one of them."""
     tenant: str = ""
     """Whose volume it is; empty: nobody's."""
     job: str = ""

@@ -101,7 +101,7 @@ class RackAccounts:
         return found
 
     def budget(self, account: BudgetAccount) -> int | None:
-        """Of an account that something is lent on."""
+        """Budget in bytes of an account that something is lent on; None: no limit, or it is not known."""
         if account.kind == "tenant":
             return self.budget_of(account.name)
         known = self.jobs.get(account.name)

@@ -59,7 +59,7 @@ class LogSegment:
     zeros_died: int = 0
     """How many pages of zeros had died by then (`PageTable.zeros_died`)."""
     rows: list[bytes] = field(default_factory=list)
-    """Of its batches, until it is sealed."""
+    """Rows of its batches, until it is sealed."""
 
     def zeros_live(self, died: int) -> int:
         """Blocks of tables whose records of zeros live, as far as is known: those that were copied here, unless half of
@@ -146,7 +146,7 @@ class SpillLog:
         self._touched: dict[int, LogSegment] = {}
         """Those on disk that a sync would be about, by their id."""
         self._crowded = self._full = self._doubt = False
-        """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
+        """The log is too large; the log is as large as it may ever be; a segment is in doubt."""
 
     # ---- what happens ----
 
@@ -311,7 +311,8 @@ class SpillLog:
         return sum([segment.used for segment in self.on_disk()])
 
     def on_disk(self) -> list[LogSegment]:
-        """Also those that nobody needs any more: before they are gone a flush may be about what is in them."""
+        """All segments that are on disk, those being dropped included: until they are gone a flush may be about their
+        content."""
         return [*self.segments, *(left.segment for left in self.dropping)]
 
     @property

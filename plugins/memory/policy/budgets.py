@@ -67,7 +67,7 @@ class BudgetHeld(NamedTuple):
     others: Mapping[HostId, int]
     """At the others, as they told."""
     fresh: int = 0
-    """Of `mine`, younger than `FRESH_S`."""
+    """Bytes of `mine` that are younger than `FRESH_S`."""
     asked: int = 0
     """Not lent yet as far as is known: asked for just now, or what volumes here may take."""
 
@@ -104,9 +104,9 @@ def over_budget(held: BudgetHeld, more: int) -> str:
 
 
 def widened(held: BudgetHeld, more: int, replaces: bool, members: int) -> BudgetHeld:
-    """The same under the budget that counts for one more slab. One that takes the place of another may go over it a
-    little, or every slab of a tenant that has all of its budget would lose its place instead of moving. But of slabs
-    with a disk none does while the tenant is over its budget already: they are to become fewer."""
+    """What the account has, under the budget that applies to one more slab. A slab that replaces another may exceed the
+    budget a little, or every slab of a tenant that has used all of it would lose its place instead of moving. Slabs
+    with a disk may not while the tenant is over its budget: they are to become fewer."""
     if not replaces or (members == 1 and held.total > held.budget):
         return held
     return held._replace(budget=held.budget + max(more, held.budget // REPLACES_SHARE))
@@ -138,7 +138,7 @@ def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int
 
 
 def ordered(account: BudgetAccount, hosts: Collection[HostId]) -> list[HostId]:
-    """The same on every host."""
+    """The hosts in an order that is the same on every host."""
     return sorted(hosts, key=lambda host: (zlib.crc32(f"{account.number}/{host}".encode()), host))
 
 

@@ -1,10 +1,10 @@
 """Headroom that follows what the host really does, instead of a fixed eighth of it.
 
 The paper keeps 8 of 64 GB and says that the right amount depends on the machine and on what runs there (§2.5.1). What
-headroom must cover is known: while slabs are on their way back, local programs go on taking memory. So it is as much as
-they took in their fastest recent spell, for as long as an eviction lasts, and half as much again. On a quiet host that
-is a few percent; the rest can be lent. All figures come from `MemAvailable` of the machine or, where it is smaller,
-what the cgroup's limit leaves (`covey.ports.MemoryNow`).
+headroom must cover is known: while slabs are on their way back, local programs keep taking memory. So headroom is what
+they took in their fastest recent spell, for as long as an eviction lasts, times `SAFETY`. On a quiet host that is a few
+percent; the rest can be lent. All figures come from `MemAvailable` of the machine or, where it is smaller, what the
+cgroup's limit leaves (`covey.ports.MemoryNow`).
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from plugins.memory.policy.lending import PRESSURE_MAX, Headroom, lend_auto
 HALF_LIFE_S = 600.0
 """After so long a spell of growth counts half."""
 SAFETY = 1.5
-"""A spell may be so much faster than any seen lately."""
+"""Factor by which a spell may be faster than any seen lately."""
 FLOOR, CEILING = 0.03, 0.25
 """Shares of all memory. The floor is above the kernel's own watermarks; the ceiling is twice the paper's eighth."""
 SPELL_S = 5.0
@@ -48,8 +48,8 @@ def grown(
 
 def headroom_auto(memory: MemoryNow, growth: HeadroomGrowth, react_s: float) -> int:
     """Bytes to keep free: what the fastest recent spell would take in `react_s` seconds (the time from short of memory
-    to memory back: a measurement, the answers, the grace), and half as much again; between 3 % and 25 % of all.
-    While tasks wait for memory it is twice that. The paper's is fixed (Infiniswap §2.5.1)."""
+    to memory back: a measurement, the answers, the grace), times 1.5; between 3 % and 25 % of all. While tasks wait for
+    memory it is twice that. The paper's is fixed (Infiniswap §2.5.1)."""
     wanted = SAFETY * growth.peak_bytes_per_s * react_s
     if memory.pressure_some_avg10 > PRESSURE_MAX:
         wanted = 2 * max(wanted, FLOOR * memory.total_bytes)

@@ -28,7 +28,7 @@ class Budget(msgspec.Struct, frozen=True):
     used_bytes: float
     """In use by everything on the machine, the slabs' touched pages included; smoothed."""
     used_now_bytes: int
-    """The same, as just measured."""
+    """Bytes in use as just measured, not smoothed."""
     pressure: float
     """PSI `some avg10`, percent."""
     headroom_bytes: int

@@ -56,7 +56,7 @@ _KINDS = {kind.value: kind for kind in TableKind}
 
 
 class RecordTable(NamedTuple):
-    """As it was read, or is to be written."""
+    """Table of a batch of records, as it was read or is to be written."""
 
     kind: TableKind
     segment: int
@@ -67,7 +67,7 @@ class RecordTable(NamedTuple):
     at: int
     """Block in which its batch begins."""
     blocks: int
-    """Of the batch: both tables and the pages between them."""
+    """Blocks of the batch: both tables and the pages between them."""
     rows: Rows
 
 
@@ -140,7 +140,7 @@ def tables_in(data: memoryview, salt: int, segment: int, block_bytes: int) -> li
 
 
 def checksum(version: int, page: int, data: memoryview | bytes) -> int:
-    """Of content, version and page number: content in the wrong place is wrong."""
+    """Checksum of content, version and page number: content in the wrong place counts as damaged."""
     return crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MEMBERS = 2
-"""Of each slab of a mirrored volume (`--mirror 2`)."""
+"""Members of each slab of a mirrored volume (`--mirror 2`)."""
 ORPHAN_LEASES = 10
 """Leases for which a member is kept that nobody renews: the agent that renews it may be away while programs use it, and
 there is no disk to fall back on. A lender that is short of memory does not wait for them."""
@@ -35,7 +35,7 @@ HEDGE_TIMES = 8.0
 PACE_NEWEST = 0.1
 """Weight of the newest answer in a member's pace."""
 LOOK_AGAIN = 64
-"""Of so many reads one goes to the slower lender, or nobody would notice that it is the faster one by now."""
+"""One of this many reads is sent to the slower lender, to notice when it has become the faster one."""
 
 
 def member_number(slab: int, member: int, members: int) -> int:
@@ -44,7 +44,7 @@ def member_number(slab: int, member: int, members: int) -> int:
 
 
 def slab_of(number: int, members: int) -> int:
-    """Of which slab this number is a member."""
+    """The slab of which this number is a member."""
     return number // members
 
 
@@ -55,8 +55,8 @@ def siblings(number: int, members: int) -> list[int]:
 
 
 def apart(free: Mapping[HostId, int], others: Collection[HostId], rack_of: Mapping[HostId, str]) -> dict[HostId, int]:
-    """Of hosts with room, those where one more member may lie whose siblings lie, or are looked for, on `others`: on
-    none of these hosts, and in another rack as long as there is one with room (`placement.hosts_apart`)."""
+    """The hosts with room where one more member may be placed: none of `others`, where its siblings are or are looked
+    for, and in another rack as long as there is one with room (`placement.hosts_apart`)."""
     return {host: free[host] for host in placement.hosts_apart(list(free), others, rack_of)}
 
 

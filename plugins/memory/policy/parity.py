@@ -48,13 +48,14 @@ def rows_of(first: int, count: int, data: int) -> tuple[int, int]:
 
 
 def xor(parts: Iterable["NDArray[np.uint8]"]) -> "NDArray[np.uint8]":
-    """Of pages, all of one shape: the parity of a row's pages, or from that and the other pages the missing one."""
+    """Xor of pages of one shape: the parity of a row's pages, or the missing page from the parity and the other
+    pages."""
     found: NDArray[np.uint8] = np.bitwise_xor.reduce(list(parts))
     return found
 
 
 def slot_version(version: int, column: int | None) -> int:
-    """Of a slot that is written with version `version`. `column`: whose copy it is; None: it is parity."""
+    """Version of a slot that is written under version `version`. `column`: whose copy it is; None: it is parity."""
     return version if column is None else version | (column + 1)
 
 
@@ -84,9 +85,10 @@ class SettledRows(NamedTuple):
 
 
 def settled(columns: Sequence["NDArray[np.uint64] | None"], slots: "NDArray[np.uint64] | None") -> SettledRows:
-    """`columns`: what members say of their pages, shape (rows,) each; None: nobody is left who knows. `slots` likewise.
-    A page without a member is what the slot of its row says, if that says it; or it is lost, if it was there. A copy
-    may be newer than what its member has: that missed the write, and the process ended before the disk knew."""
+    """The newest version of each page of these rows, and what is lost. `columns`: the versions that members report,
+    shape (rows,) each; None: no member is left that knows. `slots`: the same for slots. A page without a member is what
+    the slot of its row says, if that says it; or it is lost, if it was there. A copy may be newer than what its member
+    has: the member missed the write, and the process ended before the disk knew."""
     known = [found for found in columns if found is not None]
     rows = len(next(found for found in (*known, slots) if found is not None))
     newest = np.zeros((rows, len(columns)), np.uint64)

@@ -84,8 +84,8 @@ def hot_for(slab_bytes: int, hot: float = HOT_SLAB) -> float:
 
 
 EMPTY_SHARE = 0.5
-"""Of HotSlab: a slab of which everything was discarded is given back below it. Infiniswap cannot know which pages its
-swap area holds (§2.4.1), so it has no such rule."""
+"""Share of HotSlab below which a slab of which everything was discarded is given back. Infiniswap cannot know which
+pages its swap area holds (§2.4.1), so it has no such rule."""
 
 
 def is_cold(requests_per_s: float, cold: float | None = None, hot: float = HOT_SLAB) -> bool:
@@ -117,7 +117,7 @@ def _rack(host: HostId, rack_of: Mapping[HostId, str]) -> tuple[bool, str]:
 
 
 def in_slabs_of(peers: Sequence[LenderPeer], slab_bytes: int) -> list[LenderPeer]:
-    """The same hosts, with what each could lend counted in slabs of this size. Hosts count in their own."""
+    """These hosts, with the memory of each counted in slabs of this size. Hosts count in slabs of their own size."""
     return [
         peer
         if peer.slabs_free is None or peer.slab_bytes in (0, slab_bytes)
@@ -146,7 +146,8 @@ def hosts_to_ask(
 
 
 def _drawn(hosts: list[HostId], known: Sequence[HostId], rng: random.Random, count: int) -> tuple[HostId, ...]:
-    """Of hosts, sorted, in a list that is used up; `known`, sorted, are those of them that are drawn last."""
+    """Draw `count` of these hosts, a sorted list that is used up; `known`, sorted hosts of the same list, are drawn
+    last."""
     for host in known:
         del hosts[bisect_left(hosts, host)]
     first = rng.sample(hosts, min(count, len(hosts)))

@@ -23,7 +23,7 @@ REQUEST_PAGES_MAX: Final = 256
 PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
 """Bytes of the largest page at a lender."""
 VOLUMES_MAX = 4096
-"""Of one host: more processes than that are no setting any more."""
+"""Volumes of one host: more processes than that are not a sensible setting."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lent_slab_bytes(self) -> int:
-        """Of a slab at its lender, with the seals of its pages."""
+        """Bytes of a slab at its lender, with the seals of its pages."""
         return lent_bytes(self.slab_bytes, self.page_bytes, self.seal)
 
     @property

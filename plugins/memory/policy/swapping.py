@@ -7,9 +7,9 @@ import msgspec
 from covey.core.units import format_size
 
 KEPT_FRACTION = 1 / 32
-"""Of this machine's memory, free when all pages are back."""
+"""Fraction of this machine's memory that is free when all pages are back."""
 GROUP_KEPT_FRACTION = 1 / 16
-"""Of a group's limit, likewise."""
+"""Fraction of a group's memory limit that is free when all its pages are back."""
 
 
 class GroupMemory(msgspec.Struct, frozen=True):
@@ -19,9 +19,9 @@ class GroupMemory(msgspec.Struct, frozen=True):
     limit_bytes: int
     used_bytes: int
     cache_bytes: int
-    """Of it: contents of files, which the kernel gives up for pages."""
+    """Bytes of `used_bytes` that are contents of files, which the kernel gives up for pages."""
     swapped_bytes: int
-    """Of its pages, in any swap area."""
+    """Bytes of the group's pages in any swap area."""
 
 
 class RoomNow(msgspec.Struct, frozen=True):

@@ -464,7 +464,7 @@ class Borrowing:
         )
 
     def path(self, name: str) -> str:
-        """Of the unix socket that processes read and write through."""
+        """Path of the unix socket that processes read and write the volume through."""
         return f"{self._env.run_dir}/{vold.front_name(name)}.sock"
 
     def slab_views(self) -> list[SlabView]:

@@ -19,12 +19,12 @@ ASK_S = 5.0
 BEGIN_S = 18.0
 """How long it may take to make a swap area; less than a command of `agentctl` may."""
 BACKEND_BYTES = 8
-"""Of chance in the name of a device, so that none of before is taken for it."""
+"""Random bytes in the name of a device, so that it is not taken for an earlier one."""
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 
 
 class Doors:
-    """Of this host's volumes."""
+    """The doors of this host's volumes."""
 
     def __init__(self, host: Host, helper: str, record: SlabRecord, volumes: Mapping[str, OpenVolume]) -> None:
         self._host, self._record, self._volumes = host, record, volumes
@@ -51,7 +51,7 @@ class Doors:
         await self._record.set_volume(volume.known)
 
     async def open_again(self, name: str, process: ByteProcess) -> None:
-        """What was open when the process of before ended."""
+        """Open again what was open when the earlier process ended."""
         volume = self._volumes.get(name)
         if volume is None:
             return

@@ -52,7 +52,7 @@ def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[MetricSer
 
 
 def latency_views(volume: OpenVolume) -> tuple[LatencyView, ...]:
-    """Of the last minute; what there was none of is left out."""
+    """Latencies of the last minute; kinds of requests of which there were none are left out."""
     now = volume.counts.latencies if volume.counts is not None else ()
     before = {(each.op, each.answered): each.counts for each in (volume.older[0] if volume.older else ())}
     views: list[LatencyView] = []

@@ -66,7 +66,7 @@ class OpenVolume:
 
     @property
     def numbers(self) -> int:
-        """Of slabs, as lenders count: each member has its own."""
+        """Number of slabs as lenders count: each member is one."""
         return self.slabs * self.known.members
 
     def formed(self) -> int:

@@ -49,9 +49,9 @@ class KnownVolume(msgspec.Struct, frozen=True):
     swap: str = ""
     """The backend of the device as which it is swap of this host; empty: it is not."""
     members: int = 1
-    """Of each slab; with several it has no disk."""
+    """Members of each slab; with several the volume has no disk."""
     formed: bool = False
-    """Of one without a disk: every slab once had all of its members."""
+    """For a volume without a disk: every slab once had all of its members."""
     parity: bool = False
     """One member of each slab has the parity of the others' pages; otherwise each has all pages."""
 
@@ -66,12 +66,12 @@ class KnownVolume(msgspec.Struct, frozen=True):
 
     @property
     def taken_bytes(self) -> int:
-        """Of other hosts' memory, when all of it is there, in whole slabs."""
+        """Bytes of other hosts' memory, when all of it is there, in whole slabs."""
         return self.slabs * self.slab_bytes * self.members
 
     @property
     def lent_page_bytes(self) -> int:
-        """Of a page at its lender."""
+        """Bytes of a page at its lender."""
         return lent_bytes(self.page_bytes, self.page_bytes, self.sealed)
 
     @property
@@ -92,7 +92,7 @@ class SlabsOnDisk(msgspec.Struct, frozen=True):
     since: int = 0
     """The boot of the agent that began this record: it knows of every volume of later ones."""
     earlier: tuple[EarlierVolume, ...] = ()
-    """Of which other hosts had slabs here that were freed without their word."""
+    """Volumes of other hosts whose slabs here were freed without their borrower's word."""
 
 
 _remembered = msgspec.msgpack.Decoder(SlabsOnDisk)

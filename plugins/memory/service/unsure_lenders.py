@@ -18,7 +18,7 @@ ASK_S = 5.0
 
 
 class UnsureLenders:
-    """Of this host's volumes. `slabs_of`: of a volume, as the machine knows them."""
+    """The unsure lenders of this host's volumes. `slabs_of`: the slabs of a volume, as the machine knows them."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class UnsureLenders:
         return given_up
 
     async def _give_up_earlier(self, name: str) -> tuple[OpenPlace, ...]:
-        """Of a volume whose record this host has lost: its pages at other hosts. Refused when none knows of one."""
+        """Give up a volume whose record this host has lost: other hosts drop its pages. Refused when none knows of
+        one."""
         found = await self._earlier.forget(name)
         if not found:
             raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")

@@ -115,7 +115,7 @@ def _served(slabs: Sequence[BorrowedSlab], members: int, data: int) -> int:
 
 
 def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests_per_s: float) -> SlabView:
-    """Of one slab, or of one member."""
+    """The view of one slab, or of one member."""
     counts = volume.counted.get(slab.index) or SlabCounts(slab.index, 0, 0, 0)
     known, index = volume.known, mirroring.slab_of(slab.index, slab.members)
     return SlabView(

@@ -120,7 +120,7 @@ class GateDisk:
 
 
 class LocalProcess:
-    """A program of ours as a task of this process."""
+    """A Covey program as a task of this process."""
 
     loaded = True
 
@@ -186,7 +186,7 @@ class SentHere:
 
 
 def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA or MAPPED) -> LenderLinks:
-    """Of a volume whose slabs have 16 pages, without the volume. `always`: all goes one-sided."""
+    """Links of a volume whose slabs have 16 pages, without the volume. `always`: all requests go one-sided."""
     disk = SentHere()
     links = LenderLinks(env, "data", 16, PAGE, deadline_s, disk)
     links.may_map = MAPPED
@@ -215,7 +215,8 @@ def one_sided_first(links: LenderLinks, seen: Callable[[RemoteSlab], None] = lam
 
 
 def replaces_a_method() -> None:
-    """Of a compiled object, whose own calls would go on as before (`make compiled`)."""
+    """Skip a test that replaces a method of a compiled object: its own calls would use the original one (`make
+    compiled`)."""
     if os.environ.get("COVEY_COMPILED"):
         pytest.skip("it replaces a method")
 
@@ -331,7 +332,8 @@ class Bench:
         return volume
 
     async def die(self, volume: Volume) -> None:
-        """As by kill -9 of its process and of the writer of its log: what was only in the ring is gone."""
+        """End the volume as by kill -9 of its process and of the writer of its log: what was only in the ring is
+        gone."""
         for slab in volume.slabs:
             for link in slab.links():
                 link.fail("killed")

@@ -144,7 +144,7 @@ class SpillWorld:
         return found
 
     async def _read_one(self, spill: Spill, page: int) -> None:
-        """As long as the process lives it finds what was put last, or an error."""
+        """Check that a living process finds what was put last, or an error."""
         put, data = self.told.put[page], memoryview(bytearray(PAGE))
         try:
             await spill.read(page, data)

@@ -52,7 +52,7 @@ class Tale:
         return actions
 
     def second(self, *requests: int, peers: tuple[LenderPeer, ...] = PEERS) -> Sequence[Any]:
-        """Of the first slabs; nobody asks for the others."""
+        """A second passes with this many requests to each of the first slabs, and none to the others."""
         counted = (*requests, *[0] * (self.slabs - len(requests)))
         return self.tell(b.BorrowerTick({"v": counted}, peers), 1.0)
 

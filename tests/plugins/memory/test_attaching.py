@@ -62,7 +62,7 @@ def loses_its_disk(rack: MemoryRack, host: str) -> None:
 
 @dataclass
 class Process:
-    """Of a script, on jobs.sock."""
+    """The process of a script, on jobs.sock."""
 
     of_job: JobId | None = None
     uid: int = 1000

@@ -172,7 +172,7 @@ def test_lenders_that_offer_room_and_refuse_every_slab_have_none(monkeypatch: py
 
 
 TWELVE_SLABS = msgspec.structs.replace(SETTINGS, lend="780 KiB")
-"""Of 64 KiB and their seals."""
+"""Settings of a host that lends 12 slabs of 64 KiB and their seals."""
 
 
 def pairs(rack: MemoryRack) -> Counter[tuple[str, ...]]:
@@ -328,7 +328,7 @@ def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
 
 
 def test_a_volume_that_may_hold_pages_is_kept_though_there_is_no_room_for_all_of_it() -> None:
-    """An agent of before let people read and write one that was not ready."""
+    """An earlier version of the agent let programs read and write a volume that was not ready."""
     with a_rack(3) as rack:
         waiting = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)

@@ -269,7 +269,7 @@ def test_what_is_freed_under_another_epoch_or_of_another_host_is_not_this_slab(w
 
 
 def test_a_write_that_comes_twice_or_late_does_not_change_a_page() -> None:
-    """Also as one of a run, and when what comes under the same version is something else by then."""
+    """Late writes are also sent as one of a run, and with other content under the same version."""
     store, _ = held()
     slab = store.slabs["h1", "v", 0]
     slab.put_one(1, 7, filled(7))

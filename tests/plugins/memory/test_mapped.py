@@ -57,7 +57,7 @@ async def a_mapped_bench(sealed: bool = False) -> AsyncIterator[tuple[Bench, Vol
 
 
 def test_all_that_is_true_of_a_volume_is_true_where_its_slabs_are_mapped() -> None:
-    """The same tests, once more."""
+    """The tests of `test_volume.py` are run once more with mapped slabs."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugins/memory/test_volume.py"),

@@ -28,7 +28,7 @@ ALL = peers("h2", "h3", "h4", "h5")
 
 
 class Members(Tale):
-    """Of one slab: numbers 0 and 1."""
+    """The two members of one slab: numbers 0 and 1."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(slabs=2, seed=seed)

@@ -74,7 +74,8 @@ async def test_two_clients_write_to_different_bytes_of_one_page_and_neither_is_l
 
 @pytest.mark.parametrize("then", ["write", "zeroes", "no hole", "trim"])
 async def test_a_page_written_whole_while_a_part_of_it_is_written_keeps_its_other_bytes(then: str) -> None:
-    """Also when nobody waits for the part any more: its connection ended, and the next one wrote the page."""
+    """This also holds when no client waits for the part any more: its connection ended, and the next one wrote the
+    page."""
     replaces_a_method()
     async with exported() as (bench, volume, exports):
         first, second = [await connected(bench) for _ in range(2)]

@@ -97,7 +97,7 @@ class Row:
         return self.slot[1] if is_copy else self.slot[1] ^ (self.pages[1 - column] or (0, 0))[1]
 
     def steps(self, column: int, value: int) -> list[str]:
-        """Of a write: what is done, in order."""
+        """The steps of a write, in order."""
         return ["page", "slot"] if None not in self.pages else ["slot", "page"]
 
     def do(self, step: str, column: int, value: int) -> None:

@@ -198,7 +198,7 @@ def a_stream(
 @pytest.mark.parametrize("stride", [1, 3, -2])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_with_30_percent_random_accesses_hits_at_least_80_percent(stride: int, seed: int) -> None:
-    """Of the accesses of the stream; the random ones cannot be foreseen. And what is fetched ahead is of use.
+    """Only accesses of the stream count; the random ones cannot be foreseen. Most chunks fetched ahead are of use.
     Reference: Leap, ATC'20, section 3.2.
     """
     chunks = 2000

@@ -137,7 +137,7 @@ async def test_what_nobody_awaits_is_checked_too() -> None:
 
 
 async def test_a_later_process_reads_what_an_earlier_one_sealed_and_repeats_no_nonce() -> None:
-    """Also when the file that counts its starts was put back from a copy, so that versions are used again."""
+    """This holds even if the file that counts its starts was restored from a copy, so that versions are used again."""
     async with sealed_volume() as (bench, volume):
         copy = await load(bench.disk, "memory/volumes/data/volume", record_decoder)
         assert copy is not None and len(copy.key) == KEY_BYTES

@@ -29,7 +29,7 @@ def a_store() -> SlabStore:
 
 
 def again(slab: SlabPages) -> SharedRing:
-    """As another process opens it."""
+    """The slab's memory as another process opens it."""
     return MemfdPages().open_ring(slab.shared.name, slab.size, sparse=True)
 
 

@@ -40,7 +40,7 @@ def a_volumes_links(bench: Bench) -> LenderLinks:
 
 
 async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
-    """As another process of the volume."""
+    """A link to the place as another process of the volume would open it."""
     return await a_volumes_links(bench).open(place)
 
 

@@ -199,7 +199,7 @@ async def test_a_volume_becomes_swap_and_the_kernel_reads_what_it_wrote() -> Non
 
 
 async def test_a_socket_that_ends_is_followed_by_another_one() -> None:
-    """And each gives the volume twice the time: one that is slow would never be done otherwise."""
+    """Each socket gives the volume twice the time of the last: a slow volume would never be done otherwise."""
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
         assert await helper.device.write(0, b"y" * PAGE) == 0

@@ -229,7 +229,7 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
 
 
 async def test_while_a_slab_moves_its_old_place_does_not_hold_what_is_overwritten() -> None:
-    """And is not given up for what it was never sent, once it is the only place again."""
+    """The old place is not given up for pages it was never sent, once it is the only place again."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 5, 1, 2)
@@ -341,7 +341,7 @@ async def lenders_on_record(bench: Bench) -> list[int]:
 
 
 async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
-    """Or the process that comes after a crash between the two would not ask whoever still has them."""
+    """Otherwise the process that comes after a crash between the two would not ask the lender that still has them."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.gate.clear()

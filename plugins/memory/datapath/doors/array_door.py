@@ -1,4 +1,4 @@
-"""How a process of this host comes to the pager that answers faults of its arrays (`covey.remote.RemoteArray`).
+"""Starts the pager, which answers page faults of this host's arrays (`covey.remote.RemoteArray`).
 
 The pager is a process beside the volume's, since numpy touches memory with its interpreter's lock held, and since the
 descriptors that a job hands over could hold up whoever uses them. It is started when somebody asks for it, outlives
@@ -25,13 +25,13 @@ class PagerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     volume: str
     path: str
-    """Of the volume's socket."""
+    """Path of the volume's socket."""
     token: bytes
-    """What the volume knows its pager by."""
+    """The secret by which the volume knows its pager."""
     size_bytes: int
     page_bytes: int
     uid: int
-    """Whose the volume is; -1: of no user in particular."""
+    """Unix user to whom the volume belongs; -1: no user in particular."""
 
 
 def array_socket(run_dir: str, volume: str) -> str:
@@ -44,7 +44,7 @@ def pager_token(secret: bytes) -> bytes:
 
 
 class ArrayDoor:
-    """Of one volume."""
+    """Starts and finds the pager of one volume."""
 
     def __init__(self, env: Env, config: PagerConfig) -> None:
         self._env, self._config = env, config

@@ -13,7 +13,7 @@ EXPORTS_MAX = 16
 
 
 class Exports:
-    """Of one volume, by path."""
+    """The block devices (NBD exports) of one volume, by the path of their unix socket."""
 
     def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
@@ -23,7 +23,7 @@ class Exports:
         self.clients = ServedClients()
 
     async def open(self, path: str) -> None:
-        """Idempotent. ValueError or OSError says why not."""
+        """Start to serve the volume at this path. Idempotent. ValueError or OSError says why not."""
         async with self._changing:
             if path in self._open:
                 return

@@ -63,7 +63,7 @@ Answer = Callable[[OSError | None], None]
 
 @dataclass
 class ServedClients:
-    """Of one export."""
+    """Counts of the NBD clients of one export."""
 
     connections: int = 0
     refused: int = 0
@@ -384,7 +384,7 @@ class NbdFront:
             self._flush()
 
     def was_done(self, waiting: NbdWaiting, error: OSError | None) -> None:
-        """As `was_read`, of any other command."""
+        """The volume has done, or refused, a request that is not a read: answer the client."""
         request = waiting.request
         if request.command is WRITE:
             if waiting.data is not None:

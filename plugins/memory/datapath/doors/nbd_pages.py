@@ -22,7 +22,8 @@ _EMPTY = nbdwire.HOLE | nbdwire.ZERO
 
 
 class NbdPages:
-    """Of one volume, for all connections. `done` of every method is called once, with None or why not."""
+    """Reads and writes bytes of one volume, for all connections. `done` of every method is called once, with None or
+    why not."""
 
     def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume

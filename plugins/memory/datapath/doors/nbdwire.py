@@ -35,7 +35,7 @@ OPTION_DATA_MAX = 8192
 QUERIES_MAX = 64
 """Contexts that one option may ask for."""
 EXTENTS_MAX = 8192
-"""Of one answer about what is allocated; what is more is asked for again."""
+"""Extents in one answer about what is allocated; the client asks again for the rest."""
 ALLOCATION = "base:allocation"
 """The one context there is; its number is `ALLOCATION_ID`."""
 ALLOCATION_ID = 1
@@ -115,7 +115,7 @@ FLAGS = {
 }
 """What a request may carry; others FUA alone."""
 HOLE, ZERO = 1, 2
-"""What is said of an extent: it takes no room; it reads as zeros."""
+"""Flags of an extent: it takes no room; it reads as zeros."""
 _COMMANDS: Final = {command.value: command for command in NbdCommand}
 READ: Final = NbdCommand.READ
 WRITE: Final = NbdCommand.WRITE
@@ -123,7 +123,8 @@ DISCONNECT: Final = NbdCommand.DISCONNECT
 FLUSH: Final = NbdCommand.FLUSH
 TRIM: Final = NbdCommand.TRIM
 BLOCK_STATUS: Final = NbdCommand.BLOCK_STATUS
-"""As those of `slabwire`."""
+"""Members of `NbdCommand` as plain names: in Python 3.11 a look-up in the enumeration is a call of a Python
+function."""
 _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
 _CHUNK_NONE: Final = 0
 _CHUNK_OFFSET_DATA: Final = 1
@@ -132,7 +133,7 @@ _CHUNK_STATUS: Final = 5
 _CHUNK_ERROR: Final = (1 << 15) + 1
 _CHUNK_DONE: Final = 1
 Extents = list[tuple[int, int]]
-"""Length, bytes, and what is said of it, one after another."""
+"""Extents one after another: length in bytes, and flags (`HOLE`, `ZERO`)."""
 
 
 class NbdRequest:
@@ -151,7 +152,7 @@ def greeting() -> bytes:
 
 
 def client_flags(data: bytes) -> int:
-    """WireError for flags that we do not know, and for a client of before fixed newstyle."""
+    """WireError for flags that we do not know, and for a client older than fixed newstyle."""
     flags = int.from_bytes(data, "big")
     if flags & ~(FIXED_NEWSTYLE | NO_ZEROES) or not flags & FIXED_NEWSTYLE:
         raise WireError(f"an NBD client with flags {flags:#x}")

@@ -56,7 +56,8 @@ class SwapImpossible(ValueError):
 
 
 class SwapDoor:
-    """Of one volume. `lacks`: what this process may not have, so that it could wait for itself; empty: nothing."""
+    """Makes one volume swap of this host. `lacks`: why this process might wait for its own swap, in words; empty: it
+    cannot."""
 
     def __init__(self, env: Env, volume: AnyVolume, lacks: str) -> None:
         self._env, self._volume, self._lacks = env, volume, lacks

@@ -26,7 +26,8 @@ from covey.wire.handshake import is_secret
 from plugins.base import Program
 
 ALONE_S = 60.0
-"""As a lease: a lender's slabs are orphans after that."""
+"""Seconds for which the keeper waits for a slab process, as long as a lease: after that a lender's slabs are
+orphans."""
 HELLO_S = 5.0
 KEPT_TOLD = 2048
 """Memories in one frame."""

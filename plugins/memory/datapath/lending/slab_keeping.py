@@ -38,7 +38,7 @@ LOOK_AGAIN_S = 1.0
 
 
 class SlabKeeping:
-    """Of one slab process. `take_up` first, then `run` as a task."""
+    """The link of one slab process to its keeper. Call `take_up` first, then run `run` as a task."""
 
     def __init__(self, env: Env, secret: bytes, store: SlabStore) -> None:
         self.why = "its keeper starts"

@@ -51,7 +51,7 @@ class HostedSlab:
         self.secret, self.page_bytes, self.kept = of.secret, of.page_bytes, kept
         self.memory: memoryview = kept.pages
         self.versions: memoryview = kept.versions
-        """Of each page, u64. A page that has no version now is being written."""
+        """Version of each page, u64. A page whose version is 0 now is being written."""
         self.users: list[SlabUser] = []
         """All of one session."""
         self.touched = 0

@@ -79,8 +79,8 @@ class SlabServer:
             self.strangers.go(stream)
 
     async def _welcome(self, stream: ByteStream) -> SlabSession | None:
-        """Of a connection that has proven to know the secret of a slab, which is attached then. An unknown slab, a
-        stale epoch and a wrong proof get the same no."""
+        """Let the peer prove that it knows the secret of a slab, attach that slab, and return the session. An unknown
+        slab, a stale epoch and a wrong proof get the same refusal."""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 slab, greeting = await self._proven(stream)

@@ -29,7 +29,7 @@ class AskedInOrder(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Of whatever it is asked over."""
+        """Close what the questions are sent over: a connection, or a queue pair."""
 
     @abstractmethod
     def _take_all(self) -> list[Answered]:

@@ -88,8 +88,8 @@ class LenderLink:
 
 
 class LenderLinks:
-    """Of one volume, whose slabs have so many pages at a lender. SlabGone from `open`: SlabStale when the lender
-    refuses, otherwise it cannot be reached or is of another size."""
+    """The links of one volume, whose slabs have `pages` pages at a lender. `open` raises SlabStale when the lender
+    refuses, and SlabGone when it cannot be reached or its slab has another size."""
 
     def __init__(
         self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float, disk: OwnDisk | None = None

@@ -62,7 +62,7 @@ class MappedSlab:
         return version if self._counts() else -1
 
     def read_now(self, first: int, into: memoryview) -> Versions | None:
-        """Of what is in `into` now; None: the slab does not count any more."""
+        """Copy pages into `into` and return their versions; None: the slab no longer counts."""
         if self._closed:
             return None
         size = self._page_bytes

@@ -108,7 +108,7 @@ class WriteUnderWay:
 
 
 class OneSided:
-    """Of one slab, whose first page is page `first` of the volume."""
+    """Sends requests about one slab, whose first page is page `first` of the volume."""
 
     def __init__(self, there: PagesThere, first: int, pages: int, disk: OwnDisk) -> None:
         self._there, self._disk, self._first = there, disk, first

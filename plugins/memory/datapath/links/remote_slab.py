@@ -85,7 +85,7 @@ class SlabAsked:
 
 
 class AwaitedAnswer:
-    """Of somebody who waits: the versions, None when it was not done."""
+    """An answer that a coroutine waits for: the versions, or None when the request was not done."""
 
     __slots__ = ("done",)
 
@@ -183,7 +183,7 @@ class RemoteSlab:
         self._broken, self._unused = broken, unused
         self._under_way = 0
         self._over_lanes = 0
-        """Of them, asked before the slab went one-sided: 0 from then on."""
+        """Requests under way that were asked over the lanes before the slab went one-sided; 0 from then on."""
         self._one_sided: OneSided | None = None
         self._joining: OneSided | None = None
         """In use once what is under way over the lanes is answered."""

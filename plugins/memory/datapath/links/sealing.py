@@ -41,7 +41,7 @@ def _bound(page: int, version: int) -> bytes:
 
 
 class PageSeal:
-    """Of one volume and one process. `entropy` draws salts."""
+    """Seals and opens pages of one volume in one process. `entropy` draws salts."""
 
     def __init__(self, key: bytes, page_bytes: int, entropy: Callable[[int], bytes]) -> None:
         self.page_bytes, self.sealed_bytes = page_bytes, page_bytes + SEAL_BYTES

@@ -23,18 +23,18 @@ from plugins.memory.datapath.wire.slabwire import LENT_MEMORY_BYTES, SlabOp
 
 
 class CannotMap(Exception):
-    """And why."""
+    """The slab cannot be mapped; the message says why."""
 
 
 class VolumeMaps:
-    """Of one volume. `disk` None: nothing is known of its pages, so nothing is mapped."""
+    """Maps slabs of one volume. `disk` None: nothing is known of its pages, so nothing is mapped."""
 
     def __init__(self, env: Env, volume: str, pages: int, page_bytes: int, disk: OwnDisk | None) -> None:
         self.why = ""
         """Why the slab that tried last is not mapped; empty: it is, or none tried."""
         self._env, self._volume, self._pages, self._disk = env, volume, pages, disk
         self.page_bytes = page_bytes
-        """Of a page as it lies at its lender, sealed or not."""
+        """Bytes of a page as it is stored at its lender, sealed or not."""
 
     def begin(self, link: PairableLink, slab: RemoteSlab, control: Control, otherwise: Callable[[], None]) -> None:
         """A slab of this host was attached. `otherwise` is called when it cannot be mapped."""

@@ -61,7 +61,7 @@ class PairableLink(Protocol):
 
 
 class PairTries:
-    """Of one link that has no queue pair yet."""
+    """Attempts to make a queue pair for one link that has none yet."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -128,7 +128,7 @@ class PairedLink:
 
 
 class VolumeVerbs:
-    """Of one volume. `disk` None: nothing is known of its pages, so nothing goes one-sided."""
+    """One-sided access of one volume. `disk` None: nothing is known of its pages, so nothing goes one-sided."""
 
     def __init__(self, env: Env, pages: int, page_bytes: int, deadline_s: float, disk: OwnDisk | None) -> None:
         self.why = ""

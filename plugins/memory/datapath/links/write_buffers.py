@@ -12,13 +12,13 @@ KEPT_MAX: Final = 16
 KEPT_SHORT_MAX: Final = 64
 """More writes of a page are seldom under way."""
 KEPT_BYTES_MAX: Final = 32 << 20
-"""Of all sizes: the longest request, once."""
+"""Bytes of all free buffers together: room for the longest request, once."""
 LONG_BYTES: Final = 32 << 10
 """Shorter ones come from Python's own memory, which is quick, unless somebody says that they may come back too."""
 
 
 class WriteBuffers:
-    """Of one volume, by size. Those of at least `shortest` bytes are used again."""
+    """Write buffers of one volume, by size. Buffers of at least `shortest` bytes are used again."""
 
     def __init__(self, shortest: int = LONG_BYTES) -> None:
         self._shortest = shortest

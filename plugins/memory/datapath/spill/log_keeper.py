@@ -58,8 +58,8 @@ APPENDS = 4
 
 
 class LogKeeper:
-    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `do` what `log.next` says. OSError
-    from all of them: the disk refused it, or the writer ended (WriterGone), and the same may be tried again."""
+    """The files of one volume's log, under `PREFIX/log`. Call `open`, then `settle`, then `do` what `log.next` says.
+    All raise OSError when the disk refused or the writer ended (WriterGone); then the same may be tried again."""
 
     def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
         self.torn = 0
@@ -388,7 +388,7 @@ class LogKeeper:
         return done
 
     def _first_living(self, rows: Rows, segment: LogSegment) -> tuple[Rows, int]:
-        """As many rows that live, and can be read, as one step copies, and how many were looked at for them."""
+        """Up to one step's worth of living, readable rows, and how many rows were looked at to find them."""
         silent = [rows["block"] for rows in self._silent.get(segment.id, ())]
         most, at = min(spilling.COPY_ROWS, self.log.rows_max), 0
         while at < len(rows):

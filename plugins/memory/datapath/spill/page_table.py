@@ -48,7 +48,8 @@ def lazy_zeros(size: int) -> memoryview:
 def runs_of(
     zeros: "NDArray[np.bool_]", first: int, most: int, but: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, bool]]:
-    """As of `PageTable.zero_runs`. `zeros`, shape (pages,), of pages from `first` on; it is written to."""
+    """Runs as `PageTable.zero_runs` returns them. `zeros`, shape (pages,): which pages from `first` on are zeros; it is
+    written to."""
     for start, end in but:
         zeros[max(0, start - first) : max(0, end - first)] = False
     cuts = [0, *(np.flatnonzero(zeros[1:] != zeros[:-1])[:most] + 1).tolist(), len(zeros)]
@@ -56,8 +57,8 @@ def runs_of(
 
 
 class PageTable:
-    """Of a volume of so many pages whose log has segments of `stride` blocks. `live[slot]`: blocks of a segment whose
-    record is the newest of its page."""
+    """Table of a volume of `pages` pages whose log has segments of `stride` blocks. `live[slot]`: blocks of that
+    segment whose record is the newest of its page."""
 
     def __init__(self, pages: int, stride: int) -> None:
         self.pages, self.stride = pages, stride
@@ -172,8 +173,8 @@ class PageTable:
         self.all_places[pages[newest]] = places[newest]
 
     def take_back(self, rows: Rows, slot: int, doubted: Sequence[int]) -> None:
-        """Of these records, which stand in one segment, copies stand in others that are in doubt: they are read from
-        here again."""
+        """Read pages from these records of one segment again, where a newer copy of the record is in one of the doubted
+        segments."""
         rows = rows[rows["zeros"] == 0]
         pages = rows["page"]
         places = self.all_places[pages]
@@ -208,7 +209,7 @@ class PageTable:
         self.all_places[run][older] = ZERO
 
     def _take_last(self, rows: Rows, slot: int) -> None:
-        """Of several rows of one page the last is the newest: they rise."""
+        """Enter these rows; they are sorted, so of several rows of one page the last is the newest."""
         pages = rows["page"]
         old = self.all_places[pages]
         if old.any():

@@ -24,7 +24,7 @@ class PlacesRecord(msgspec.Struct, frozen=True):
     clean: bool = False
     """The last process ended in good order: the disk has everything that these lenders hold."""
     whole: tuple[tuple[int, int], ...] = ()
-    """Of a volume without a disk: index and epoch of the places where every acknowledged write is."""
+    """For a volume without a disk: index and epoch of the places where every acknowledged write is."""
     lost: tuple[int, ...] = ()
     """Slabs of it whose whole members were all lost at once: what was not written again since cannot be read."""
 
@@ -37,7 +37,7 @@ class Places:
 
     def __init__(self, disk: Disk, log: Logger, prefix: str) -> None:
         self.clean = False
-        """As the last process left it."""
+        """The last process ended in good order, by the file."""
         self.late = False
         """The file lists a place that is not used any more, since the disk refused the change."""
         self.whole: set[tuple[int, int]] = set()
@@ -46,7 +46,7 @@ class Places:
         self.volume = prefix.rpartition("/")[2]
         self._places: dict[tuple[int, int], OpenPlace] = {}
         self._of: dict[int, dict[int, OpenPlace]] = {}
-        """The same by slab."""
+        """Places by slab: index -> epoch -> place."""
         self._writing = asyncio.Lock()
         self._asked = self._written = 0
 
@@ -58,7 +58,7 @@ class Places:
         return tuple(place for key, place in sorted(self._places.items()) if key > (index, epoch))
 
     def of(self, index: int) -> Iterable[OpenPlace]:
-        """Of one slab."""
+        """The places of one slab."""
         return self._of.get(index, {}).values()
 
     def _put(self, place: OpenPlace) -> None:

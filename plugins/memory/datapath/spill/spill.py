@@ -43,7 +43,8 @@ SpillWaits = list[tuple[int, int, "asyncio.Future[None]"]]
 
 
 class Spill:
-    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `run` as a task."""
+    """The spilled pages of one volume; files under `PREFIX/log`. Call `open`, then `settle`, then run `run` as a
+    task."""
 
     def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
         self.pages, self.page_bytes = pages, page_bytes
@@ -112,7 +113,7 @@ class Spill:
         return self.log.put - self.log.written
 
     def version(self, page: int) -> int:
-        """Of the newest content on this host; 0: never written."""
+        """Version of the newest content on this host; 0: never written."""
         return self.table.versions[page]
 
     def versions(self, first: int, count: int) -> Versions:
@@ -153,7 +154,7 @@ class Spill:
     # ---- putting ----
 
     def fits(self, records: int) -> bool:
-        """And nobody waits for room who came before."""
+        """There is room for these records, and no earlier request waits for room."""
         return not self._room_waits and self._has_room(records)
 
     def _has_room(self, records: int) -> bool:

@@ -27,7 +27,8 @@ class SegmentRecord(msgspec.Struct, frozen=True, array_like=True):
     first: int
     """Number of its first batch; 0: it was not begun."""
     last: int
-    """Of its last one, `first` - 1 when there is none; 0: it was being written when the list was, or was not begun."""
+    """Number of its last batch, `first` - 1 when there is none; 0: the segment was being written when the list was, or
+    was not begun."""
     used: int
     """Blocks, when it is sealed."""
     table_at: int

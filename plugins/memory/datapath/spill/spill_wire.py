@@ -37,7 +37,7 @@ class LogEnd(msgspec.Struct, frozen=True):
     segment: Number
     """0: nowhere yet."""
     slot: Block
-    """Of its file."""
+    """Slot of the segment's file."""
     at: Block
     batch: Number
     start: Number

@@ -99,7 +99,7 @@ class SpillWriter:
         self._end = hello.end
         self._marks, self._stride = 0, hello.stride
         self._parts: list[bytes] = []
-        """Of the order that comes next."""
+        """Data parts of the order that comes next."""
         tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
         copied = COPY_ROWS * self._block
         self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + 2 * copied))

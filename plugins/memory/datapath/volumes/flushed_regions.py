@@ -31,7 +31,7 @@ _ENTRY = struct.Struct("<III")
 
 
 class FlushedRegions:
-    """Of one volume of slabs of `slab_pages`. Only one process uses it."""
+    """The regions of one volume of slabs of `slab_pages` pages. Only one process uses it."""
 
     def __init__(self, env: Env, prefix: str, slab_pages: int) -> None:
         self._disk, self._clock, self._spawn = env.disk, env.clock, env.spawn

@@ -18,7 +18,7 @@ GATHERED_MAX: Final = 8192
 
 
 class RequestTimes:
-    """Of requests of one kind with one answerer."""
+    """Durations of requests of one kind with one answerer."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
@@ -38,14 +38,14 @@ class RequestTimes:
         self._gathered = array("d")
 
     def counts(self) -> tuple[int, ...]:
-        """Of each bucket, without the empty ones at the end."""
+        """Requests in each bucket, without the empty buckets at the end."""
         if self._gathered:
             self._count()
         return tuple(np.trim_zeros(self._counts, "b").tolist())
 
 
 class Latencies:
-    """Of one volume since its process began."""
+    """Latencies of one volume since its process began."""
 
     def __init__(self) -> None:
         self.reads: dict[Answerer, RequestTimes] = {each: RequestTimes() for each in get_args(Answerer)}

@@ -67,7 +67,7 @@ class Lenders(LenderTasks[SlabMemory]):
         self._copied_s = 0.0
         """When the next piece may be copied."""
         self._seen = 0
-        """Of `requested`, after the last piece."""
+        """Value of `requested`, in bytes, after the last piece was copied."""
         self._began_s = env.clock.now_s()
 
     # ---- opening and closing ----

@@ -122,7 +122,7 @@ class SlabMemory:
         self.touch()
 
     def state(self, epoch: int) -> PlaceState:
-        """Of one of its places: `open`, `reopening`, `recovering` or `leaving`."""
+        """State of one of the slab's places: `open`, `reopening`, `recovering` or `leaving`."""
         if any(link.place.epoch == epoch and link.usable for link in (*self.links(), *self.opening.values())):
             return "open"
         if self.reopening is not None and self.reopening.epoch == epoch:

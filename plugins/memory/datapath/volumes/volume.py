@@ -2,7 +2,7 @@
 
     write   the next version, into the ring of the spill log; if the slab is mapped, to the lender as well
             acknowledged when the lender has it (the disk follows), or, unmapped or failed, when the log has it
-    read    ring -> lender, if it holds the newest version -> lender being left, likewise -> spill log
+    read    ring -> lender, if it holds the newest version -> lender being left, if it does -> spill log
     flush   every write acknowledged before is in the log and synced
 
 So at any moment the newest content of a page is in the ring or in the log, and the lender's copy is a faster one of the
@@ -70,7 +70,7 @@ class SubmittedWrite:
 
 
 class SubmittedRead:
-    """Of pages whose newest content a lender is known to hold."""
+    """A read of pages whose newest content a lender is known to hold."""
 
     __slots__ = ("began_s", "done", "first", "into", "link", "volume", "wanted")
 
@@ -219,7 +219,8 @@ class Volume(PagedVolume[SlabMemory]):
         self.latencies.writes["disk"].add(self._now_s() - began_s)
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
-        """`read`, likewise. `into` is not touched any more once `done` is called."""
+        """`read` with a callback, as `submit_write` is `write`. `into` is not touched any more once `done` is
+        called."""
         count = len(into) // self._page_bytes
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link

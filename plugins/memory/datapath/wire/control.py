@@ -18,9 +18,10 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
 PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
-"""Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
-being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
-is being brought up to date with what it held."""
+"""open: has a working link. filling: has one, but lacks pages that a member of a slab without a disk must have.
+reopening: its link ended and is being opened again. recovering: its lender may hold pages that are nowhere else, and
+has not answered since this process began. leaving: the disk is being brought up to date with what it held.
+"""
 Secret = Annotated[bytes, Meta(min_length=1, max_length=64)]
 """Never empty: whoever connects would know it."""
 
@@ -125,7 +126,7 @@ class SlabList(ControlFrame, frozen=True):
     refused: Count
     """Connections and requests refused since the start."""
     touched_bytes: Count = 0
-    """Of all slabs: pages that have been written."""
+    """Pages of all slabs that have been written."""
     more: bool = False
     """There are slabs after these."""
     rdma: RdmaLent = RdmaLent()
@@ -204,7 +205,7 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     answered: Name
     """By whom: `zeros`, `ring`, `lender` or `disk`."""
     counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
-    """Of each bucket; those that are left out at the end are empty."""
+    """Requests in each bucket of duration; trailing buckets that are left out are empty."""
     sum_s: float = 0.0
 
 
@@ -230,7 +231,7 @@ class PageCounts(ControlFrame, frozen=True):
     trouble: Text = ""
     """What the disk refuses now; empty: nothing."""
     life: Count = 0
-    """Of this process, drawn at its start."""
+    """Number of this process's life, drawn at its start."""
     upto: Count = 0
     """Changes before this one are told."""
     clients: Count = 0
@@ -246,9 +247,9 @@ class PageCounts(ControlFrame, frozen=True):
     rdma_why: Text = ""
     """Why a link, the last one that tried, is over TCP alone; empty: none is."""
     clients_refused: Count = 0
-    """Of them, those that broke the protocol or were one too many."""
+    """Block device clients that broke the protocol or exceeded the limit of connections."""
     lacks: Text = ""
-    """As in `SlabList`."""
+    """What this process may not have, as in `SlabList.lacks`."""
     stalls: Count = 0
     """This and the next three as in `SlabList`."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 KEY_BYTES = 32
-"""Of the key that a volume's pages are sealed with."""
+"""Bytes of the key that a volume's pages are sealed with."""
 
 
 class Undecided(OSError):

@@ -55,7 +55,7 @@ def _data_at(pages: int) -> int:
 
 
 def memory_bytes(slab_bytes: int, page_bytes: int) -> int:
-    """Of the whole mapping."""
+    """Bytes of the whole mapping of a slab."""
     return _data_at(slab_bytes // page_bytes) + slab_bytes
 
 
@@ -113,7 +113,8 @@ class SlabPages:
         self.shared.view[_LIVE_AT] = 0
 
     def free(self, mapped: bool = False) -> None:
-        """Nor does anybody here use it. `mapped`: another process may, and shall not keep the memory by that."""
+        """End the slab and release it here. `mapped`: another process may have it mapped; its memory is freed all the
+        same."""
         self.end()
         if mapped:
             with contextlib.suppress(OSError):  # it keeps the memory until it hears that the slab is gone

@@ -131,8 +131,8 @@ class SlabHello(NamedTuple):
 
 
 class SlabRequest:
-    """`page`: the first one, counted from the start of the slab. `size`: bytes that follow. A class of its own, since
-    one is made for each page: compiled, a tuple with names costs several times as much."""
+    """A request to a lender. `page`: the first one, counted from the start of the slab. `size`: bytes that follow. A
+    plain class, since one is made for each page, and a compiled NamedTuple costs several times more."""
 
     __slots__ = ("epoch", "op", "page", "pages", "size", "slab", "tag", "version")
 
@@ -174,7 +174,7 @@ class LentRegion(NamedTuple):
     pages_at: int
     """Address of the first byte of its pages."""
     versions_at: int
-    """Of the first of its versions, 8 bytes each, little-endian."""
+    """Address of the first of its versions, 8 bytes each, little-endian."""
 
 
 def pack_hello(hello: SlabHello) -> bytes:

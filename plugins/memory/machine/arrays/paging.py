@@ -74,13 +74,13 @@ class PagingCounts(msgspec.Struct):
     touched: int = 0
     """Accesses that waited for a fault, first writes to clean chunks not counted."""
     hits: int = 0
-    """Of them, those whose chunk had been fetched ahead, or was on its way."""
+    """Touches whose chunk had been fetched ahead, or was on its way."""
     ahead: int = 0
     """Chunks fetched ahead."""
     placed: int = 0
-    """Of them, those that were put in place before they were touched, so that their touch was no fault."""
+    """Chunks fetched ahead and put in place before they were touched, so that the touch was no fault."""
     wasted: int = 0
-    """Of them, those that were given up for want of room before anybody touched them."""
+    """Chunks fetched ahead and given up for want of room before they were touched."""
     saved: int = 0
     """Chunks written to the volume."""
 
@@ -410,7 +410,7 @@ class Paging:
         return found
 
     def _wish(self, chunks: Iterable[int], actions: list[PagingAction]) -> None:
-        """As many as fit, so that the first are not gone when the last come."""
+        """Ask for as many of these chunks as fit, so that the first are not gone when the last come."""
         room = self.budget - residence.kept_free(self.budget) - len(self._pinned)
         for chunk in list(chunks)[: max(0, room)]:
             self._want(chunk, actions)

@@ -46,8 +46,8 @@ class BudgetsAsked:
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
     ) -> tuple[Mapping[HostId, int], str, str]:
-        """Of hosts with room those that may lend to the slab's tenant and job now; and what its event log says if none
-        is asked: event and reason."""
+        """The hosts with room that may lend to the slab's tenant and job now, then an event and a reason for the slab's
+        event log in case none is asked."""
         nobody = "nobody asked", "no other host says that it has room"
         if not free:
             return {}, *nobody

@@ -31,7 +31,7 @@ class VolumeFound(msgspec.Struct, frozen=True):
     page_bytes: int
     places: tuple[tuple[int, SlabPlace], ...]
     members: int = 1
-    """Of each slab (`policy.mirroring`); places are by their number."""
+    """Members of each slab (`policy.mirroring`); `places` are by member number."""
     tenant: str = ""
     """Against whose budget it counts; empty: nobody's."""
     job: str = ""

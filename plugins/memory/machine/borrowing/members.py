@@ -42,7 +42,7 @@ def others(volume: BorrowedVolume, slab: BorrowedSlab) -> list[BorrowedSlab]:
 def kept_apart(
     volume: BorrowedVolume, slab: BorrowedSlab, free: Mapping[HostId, int], peers: Sequence[LenderPeer]
 ) -> Mapping[HostId, int]:
-    """Of hosts with room, those that may be asked for this member."""
+    """The hosts with room that may be asked for this member."""
     if volume.members == 1:
         return free
     return mirroring.apart(free, _held(volume, slab), {peer.host: peer.rack for peer in peers})
@@ -116,7 +116,7 @@ def not_ours(lender: HostId, message: AboutSlab) -> Actions:
 
 
 def still_used(volume: BorrowedVolume, slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
-    """Of a place of this slab, or of one that is none any more."""
+    """Answer a lender that asks about a place: renew it if this slab still uses it, else give it back."""
     if slab.lenders().get(message.epoch) != lender:
         return give_back(lender, message)
     return Send(lender, Renew((message.ref,), slab.members, volume.tenant, volume.job, volume.page_bytes))

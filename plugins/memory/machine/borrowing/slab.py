@@ -117,7 +117,7 @@ TRANSITIONS: StateTable[Phase] = StateTable(
 
 
 def goes_on(phase: Phase, onward: Onward) -> Phase:
-    """The same place, if there is one, with another search or next place beside it."""
+    """The phase with the same place, if it has one, and another search or next place beside it."""
     if isinstance(phase, Closing):
         return msgspec.structs.replace(phase, onward=onward)
     if isinstance(phase, AtLender):
@@ -358,7 +358,7 @@ class BorrowedVolume(msgspec.Struct):
     rates: list[float] = []
     """Page requests per second of each of them, smoothed."""
     members: int = 1
-    """Of each slab; with several there is no disk, and `slabs` are the members."""
+    """Members of each slab; with several there is no disk, and `slabs` are the members."""
     tenant: str = ""
     job: str = ""
     by_host: SlabsByHost = msgspec.field(default_factory=SlabsByHost)
@@ -370,7 +370,7 @@ class BorrowedVolume(msgspec.Struct):
 
     @property
     def counted_slab_bytes(self) -> int:
-        """Of a slab, against budgets."""
+        """Bytes that a slab counts against budgets."""
         return budgets.plain_bytes(self.slab_bytes, self.page_bytes)
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from covey.core.ids import HostId
 
 
 class Whereabouts(NamedTuple):
-    """Of one slab, as in `SlabsByHost`."""
+    """Where one slab is, in the two senses of `SlabsByHost`."""
 
     chosen: list[HostId]
     near: list[HostId]

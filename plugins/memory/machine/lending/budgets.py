@@ -41,7 +41,7 @@ class Excess:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """So much of these slabs goes, the least active first."""
+    """Order to take back `needed_bytes` of these slabs, the least active first."""
 
     needed_bytes: int
     sizes: Mapping[Key, int]

@@ -15,7 +15,7 @@ from plugins.memory.machine.loan import Lent
 from plugins.memory.messages import EarlierSlabs
 
 BOOT_BITS = 32
-"""Of an epoch, above these: the boot of the agent that mapped the slab (`machine.borrower`)."""
+"""Bits of an epoch below the boot of the agent that mapped the slab (`machine.borrower`)."""
 KEPT_MAX = 1024
 """Volumes; the oldest are forgotten first."""
 
@@ -30,7 +30,7 @@ class EarlierVolume(msgspec.Struct, frozen=True):
 
 
 class EarlierVolumes:
-    """Of one lender. `changed`: since it was written down last."""
+    """The earlier volumes that one lender remembers. `changed`: since they were last written to disk."""
 
     def __init__(self, known: Iterable[EarlierVolume] = ()) -> None:
         self.changed = False

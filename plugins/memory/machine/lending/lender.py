@@ -117,7 +117,7 @@ class Lender:
         self._drained, self._round, self._away = False, 0, ""
         self.earlier = EarlierVolumes()
         self._let_go: set[tuple[HostId, SlabRef]] = set()
-        """Of what their borrowers let go while no slab process was there."""
+        """Slabs that their borrowers let go while no slab process was there."""
 
     def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
         match event:
@@ -263,7 +263,7 @@ class Lender:
         return [] if leaving or not sizes else self._begin_batch(needed_bytes, sizes, "", now_s)
 
     def _bring_back(self, now_s: float) -> Actions:
-        """Of tenants and jobs that are over their budgets: their least active slabs go."""
+        """Take the least active slabs back from tenants and jobs that are over their budgets."""
         due = self._excesses.due(self.lent, now_s) if self._batch is None else None
         return [] if due is None else self._begin_batch(due.needed_bytes, due.sizes, due.why, now_s)
 

@@ -22,7 +22,7 @@ SPLIT = 4
 WINDOW_MAX = 16
 """Most chunks that are fetched ahead. The paper has 8 pages of 4 KiB; ours cross a second process."""
 PLACED_SHARE = 2
-"""Of a full window so much is put in its place before it is touched: one in so many."""
+"""One in so many chunks of a full window is put in place before it is touched."""
 KEEP_SHARE = 4
 """A trend is kept while one stride in so many has it."""
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 
 CHUNKS_MIN = 8
-"""Of any local budget: one instruction may touch four chunks at once (two operands that cross a border), and as many
-may be on their way in or out."""
+"""Fewest chunks of a local budget: one instruction may touch four chunks at once (two operands that cross a border),
+and four more may be on their way in or out."""
 OTHERS_MIN = 6
 """Chunks that must be left when others are pinned: four, and what is fetched ahead of them."""
 AHEAD_SHARE = 3

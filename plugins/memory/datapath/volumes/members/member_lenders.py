@@ -90,7 +90,7 @@ class MemberLenders(LenderTasks[M]):
 
     @abstractmethod
     def _nothing_is_left(self, slab: M) -> None:
-        """Of what was written there."""
+        """Nothing is left of what was written to this slab."""
 
     # ---- what this host's disk says ----
 

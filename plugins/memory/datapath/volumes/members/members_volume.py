@@ -55,11 +55,11 @@ class MembersVolume(PagedVolume[M]):
 
     @abstractmethod
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
-        """`write`, likewise `Volume.submit_write`."""
+        """`write` with a callback, as `Volume.submit_write`."""
 
     @abstractmethod
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
-        """`read`, likewise."""
+        """`read` with a callback, as `Volume.submit_read`."""
 
     @abstractmethod
     async def _write_part(self, slab: M, first: int, count: int, pages: memoryview | None) -> None:
@@ -152,11 +152,11 @@ class MembersVolume(PagedVolume[M]):
         return not self._newest[first : first + count].any()
 
     def are_zeros(self, first: int, count: int) -> bool:
-        """As of `Volume`."""
+        """Do these pages read as zeros? As in `Volume.are_zeros`."""
         return all(self.never_written(start, run) for _, start, run in self._parts(first, count))
 
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
-        """As of `Volume`."""
+        """Runs of pages (first, count, whether they are zeros), as in `Volume.allocation`."""
         size = self._slab_pages
         slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
         unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.mirror.asks or slab.mirror.lost]

@@ -39,7 +39,7 @@ class LenderPaces:
 
 
 class MirrorRead:
-    """Of pages of the slab from `at` on, of which `wanted` are the versions. `over` may be called before `begin`
+    """A read of pages of the slab from `at` on; `wanted` are their versions. `over` may be called before `begin`
     returns."""
 
     def __init__(self, paces: LenderPaces, page_bytes: int, at: int, wanted: Versions, over: Found) -> None:

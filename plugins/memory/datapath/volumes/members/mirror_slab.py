@@ -41,7 +41,7 @@ class MirrorSlab:
         self.era = 0
         """Counts how often nobody served: what was sent before is sent again."""
         self.changes = self.recorded = 0
-        """Of who is whole; and as many of them as this host's disk has."""
+        """How often the set of whole members has changed, and up to which change this host's disk has recorded it."""
         self.serving = asyncio.Event()
         self.writes: dict[int, tuple[int, int]] = {}
         """Under way, by version: first page and pages."""

@@ -73,7 +73,7 @@ def _resolve_read(
 
 
 class MirrorVolume(MembersVolume[MirrorSlab]):
-    """The same to clients and to the agent as `Volume`. Its files start with `prefix`."""
+    """A mirrored volume, with the interface of `Volume` for clients and the agent. Its files start with `prefix`."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             self._at(sent.slab, sent.version, sent.era, sent.has, sent.over)
 
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
-        """Of pages that were not written again meanwhile."""
+        """Note that the lender holds those of these pages that were not written again meanwhile."""
         if count == 1:
             if self._each[first] == version:
                 link.held.add(first - slab.first)

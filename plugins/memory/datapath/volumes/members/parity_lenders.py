@@ -199,7 +199,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
             await self._paced(count * self._page_bytes)
 
     async def _make_parity(self, slab: ParitySlab, row: int, count: int) -> None:
-        """Of rows that are locked, or that nobody uses yet."""
+        """Make the slots of these rows parity. The rows are locked, or not used by anybody yet."""
         columns = await self._rows.read_all(slab, row, count, range(slab.data))
         await self._rows.write_slots(slab, row, parity.xor(columns), self._next_version())
 

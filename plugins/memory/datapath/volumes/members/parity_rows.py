@@ -60,7 +60,7 @@ ZEROS = RowSource(None)
 
 
 class ParityRows:
-    """Of one volume."""
+    """Reads and writes rows of one volume."""
 
     def __init__(self, page_bytes: int, clock: Clock) -> None:
         self._page_bytes, self._clock = page_bytes, clock
@@ -81,7 +81,7 @@ class ParityRows:
     async def read_all(
         self, slab: ParitySlab, row: int, count: int, columns: Iterable[int]
     ) -> list["NDArray[np.uint8]"]:
-        """Of several columns at once."""
+        """The pages of several columns at once."""
         return list(await asyncio.gather(*(self.read(slab, row, count, column) for column in columns)))
 
     def _sources(

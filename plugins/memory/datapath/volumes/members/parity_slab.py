@@ -41,7 +41,7 @@ class ParitySlab(MirrorSlab):
         return len(self.newest)
 
     def column(self, epoch: int) -> int:
-        """Of a member; that of slots is `data`."""
+        """Column of the member that has this epoch; the column of slots is `data`."""
         return self.places[epoch].index % (self.data + 1)
 
     def of_column(self, column: int, epochs: list[int]) -> list[RemoteSlab]:

@@ -73,7 +73,8 @@ class RowsWritten(NamedTuple):
 
 
 class ParityVolume(MembersVolume[ParitySlab]):
-    """The same to clients and to the agent as `Volume`. `shape.slab_bytes`: of `data` slabs as lenders know them."""
+    """A volume with parity, with the interface of `Volume` for clients and the agent. `shape.slab_bytes`: bytes of
+    `data` slabs as lenders know them."""
 
     def __init__(
         self,
@@ -319,7 +320,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
     # ---- what people see ----
 
     def _lines(self, slab: ParitySlab) -> list[SlabCounts]:
-        """Of each member, what there is to be there."""
+        """Counts of each member; `written` counts the pages that should be there."""
         written = [*np.count_nonzero(slab.newest, axis=0).tolist(), np.count_nonzero(slab.newest.max(axis=1))]
         lines = zip(super()._lines(slab), written, strict=True)
         return [msgspec.structs.replace(line, written=int(own)) for line, own in lines]
