@@ -19,8 +19,8 @@
 The job coordinator here is the agent of the host of the job's lowest live rank, whatever host the grant names.
 
 An aggregator that empties itself asks the others first, all or nothing: `ReserveCycle`, then `CycleReserved` or
-`CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
-another attempt is too late.
+`CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; messages
+about another attempt come too late.
 
 An assignment's epoch orders it among all of its job (`covey.tensors.numbers.tensor_wire`); the higher one wins wherever
 two meet, and whoever hears a lower one answers with the higher.
@@ -89,7 +89,7 @@ class Offer(JobMessage, frozen=True):
     """It is one of several tables of the job, which share its hosts' cards: this host is not to hand it over to empty
     itself."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """Of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
+    """Bytes of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
     unpromised: bool = False
     """What it needs is known, and nobody had room for that: its sums wait for those of all others."""
 
@@ -156,7 +156,7 @@ class ReserveCycle(JobMessage, frozen=True):
 
 
 class CycleReserved(HoldMessage, frozen=True):
-    """It is held until a higher epoch of the job comes to use it, `ReleaseCycle`, or for some seconds."""
+    """The room is held until a higher epoch of the job arrives to use it, `ReleaseCycle`, or for some seconds."""
 
 
 class CycleNotReserved(HoldMessage, frozen=True):

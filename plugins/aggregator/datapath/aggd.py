@@ -88,7 +88,7 @@ class Aggd:
         """Those that another host is to sum."""
         self._controls = self._connections = 0
         self._cpu_s = self._accounted_s = 0.0
-        """Of this process when it was accounted for last, and how much of that its jobs' own work was."""
+        """CPU seconds of this process at its last accounting, and how many of them were work of its jobs."""
         self._moved = 0
 
     async def run(self) -> None:
@@ -183,7 +183,7 @@ class Aggd:
             self.env.spawn("aggd gives buffers back", self._give_back())
 
     async def _give_back(self) -> None:
-        """As of `JobSums`, where no job came meanwhile."""
+        """Give buffers back after `GIVE_BACK_S`, as `JobSums` does, unless a job came meanwhile."""
         await asyncio.sleep(GIVE_BACK_S)
         if not self.jobs:
             self._shared.buffers.clear()

@@ -23,7 +23,7 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
-    """Of its tensors, as far as is known: memory for them is got ready."""
+    """Bytes of its tensors, as far as is known: memory for them is prepared."""
 
 
 class DropJob(msgspec.Struct, frozen=True, tag=True):
@@ -82,13 +82,13 @@ class JobCounters(msgspec.Struct, frozen=True):
     not_finite: int = 0
     """Numbers of its sums that were NaN or infinite, since it is served under this epoch."""
     may_take_us: int | None = UNKNOWN
-    """As of `SetPace`."""
+    """Microseconds that an iteration may take, as in `SetPace`."""
     missing: list[int] = []
     """Ranks that have not pushed what the others wait for, the first ones."""
     waits_s: float = 0.0
-    """Since when."""
+    """Seconds for which the others have waited for them."""
     away: list[int] = []
-    """As of `RanksAway`."""
+    """Ranks that have left, as in `RanksAway`."""
 
 
 class Now(msgspec.Struct, frozen=True, tag=True):

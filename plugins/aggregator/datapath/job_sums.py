@@ -34,7 +34,7 @@ from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
 GIVE_BACK_S = 1.0
-"""Memory of a job that is over is unmapped so much later."""
+"""Seconds after which the memory of a job that is over is unmapped."""
 READ_BYTES = 1 << 16
 """What a socket hands over at a time, about."""
 
@@ -70,7 +70,7 @@ class Counters:
         self.moved = 0
         """What frames weigh, of all jobs (`weight`)."""
         self.copied = self.copies_failed = 0
-        """As of `Now`."""
+        """Counters of copies, as in `Now`."""
 
 
 class SharedByJobs(NamedTuple):
@@ -101,7 +101,7 @@ class JobSums:
         self._in_advance.add(self.buffers.ready(min(early, shared.memory.free)))
         self.links: dict[int, RankLink] = {}
         self.newest: dict[int, int] = {}
-        """Of each rank, the newest process that was connected: its incarnation."""
+        """Rank -> incarnation of the newest process that was connected."""
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
         """Seconds of a core spent on this job's checksums, additions and headers."""
@@ -125,7 +125,7 @@ class JobSums:
         return self._in_advance.is_over
 
     def expect(self, state_bytes: int) -> None:
-        """Its tensors have so much, says its owner before, with moments."""
+        """The earlier owner says that the job's tensors have `state_bytes` bytes, moments included."""
         if self._arena.grow(min(2 * state_bytes, self._memory.free)):
             self._in_advance.add(self._arena.touch())
 
@@ -155,7 +155,7 @@ class JobSums:
 
     @property
     def size_bytes(self) -> int:
-        """Of its tensors, without moments of optimizers: what travels."""
+        """Bytes of its tensors without moments of optimizers: what is sent each round."""
         return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
 
     @property

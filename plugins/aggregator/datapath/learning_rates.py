@@ -6,7 +6,7 @@ class UnlikeRates(ValueError):
 
 
 class LearningRates:
-    """Of one tensor; of each rank the newest is known."""
+    """The learning rates of one tensor; the newest of each rank is known."""
 
     def __init__(self) -> None:
         self._said: dict[int, tuple[int, float]] = {}
@@ -25,5 +25,5 @@ class LearningRates:
         return self._said.get(rank, (None, 0.0))[0] == round
 
     def of(self, round: int) -> float:
-        """Of a round that every rank has pushed."""
+        """Learning rate of a round that every rank has pushed."""
         return next(rate for theirs, rate in self._said.values() if theirs == round)

@@ -1,6 +1,6 @@
 """Memory of the process that sums: how much it may hold, buffers for use again, and arrays that are ready for a job.
 
-The kernel gives a page of new memory when it is first written, which costs up to twenty times as much as the addition
+The kernel gives a page of new memory when it is first written, which costs up to twenty times the addition
 that it is for. So buffers are kept, and the memory of a job that another host summed until now is written before its
 ranks come (`Arena`), and as many buffers as they may need: all pages of a model at once, in its first round here, would
 be a pause. Pages are large where the kernel has large ones: 2 MB cost little more than 4 KB.
@@ -25,8 +25,8 @@ BUFFER_BYTES_MIN = 1 << 16
 BUFFERS_BYTES_MAX = 128 << 20
 """Part buffers kept for use again, in all."""
 READY_BUFFER_BYTES = Sizes().most_bytes
-"""Of part buffers that are got ready: as Blocks of large tensors have, or a little less, where a job has several
-tables. (Of a job with one, which is on one host and shares memory there, mostly nothing comes here.)"""
+"""Bytes of part buffers that are prepared: as Blocks of large tensors have, or a little less, where a job has several
+tables. (A job with one table is on one host and shares memory there, so mostly nothing comes here.)"""
 RESTS, RESTS_LATER, LATER_S = 19.0, 9.0, 5.0
 """Getting memory ready rests for so many times as long as it works: it takes a twentieth of a core, since rounds are
 under way beside it; and a tenth once it has taken so long, seconds."""
@@ -34,7 +34,7 @@ TOUCH_BYTES = 1 << 20
 """At a time: others run in between."""
 ALIGNED = 64
 SLAB_BYTES = 16 << 20
-"""Buffers that lanes see too are cut from so much at a time."""
+"""Bytes of one mapping from which buffers that lanes see too are cut."""
 
 Source = Callable[[int], npt.NDArray[np.uint8]]
 """Where memory comes from: `mapped`, or what lanes see too. MemoryError."""
@@ -119,7 +119,7 @@ class Buffers:
 
 
 class Arena:
-    """Of one job. Gives memory once; what does not fit comes from elsewhere."""
+    """Memory prepared for one job. Each byte is given once; what does not fit comes from elsewhere."""
 
     def __init__(self, size: int = 0, source: Source | None = None) -> None:
         self._source = source or mapped
@@ -128,7 +128,8 @@ class Arena:
         self.grow(size)
 
     def grow(self, size: int) -> bool:
-        """More is needed than was thought. False: it has as much, it has given of what it has, or there is no more."""
+        """More memory is needed than was thought. False: it is large enough, some of it has been given, or there is no
+        more."""
         if self._given or size <= len(self._memory):
             return False
         self._memory = np.empty(0, np.uint8)

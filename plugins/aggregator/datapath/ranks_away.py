@@ -60,13 +60,13 @@ def spoken_for(tensors: Iterable[RoundSaid]) -> set[int]:
 
 
 class RanksAwayHere:
-    """Of one job at who sums it."""
+    """The ranks of one job that have left, at its aggregator."""
 
     def __init__(self) -> None:
         self.ended: dict[int, str] = {}
         """Rank -> who that is, in words."""
         self.leaving: dict[int, str] = {}
-        """Likewise, of connections."""
+        """Rank -> who that is, in words, for ranks whose connection said that they leave."""
         self._since: dict[int, tuple[int, float]] = {}
         """Tensor -> for whom it waits in vain, and since when that is known."""
 

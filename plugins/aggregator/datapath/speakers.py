@@ -13,7 +13,7 @@ class Violation(Exception):
 
 
 class Speakers(dict[int, Spoken]):
-    """Of one Block: by the rank that speaks."""
+    """The speakers of one Block: rank that speaks -> for whom."""
 
     def __init__(self, declared: Declared, workers: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Speakers(dict[int, Spoken]):
         return {rank for spoken in self.values() for rank in range(*spoken.ranks)}
 
     def firsts(self, speakers: Iterable[int]) -> frozenset[int]:
-        """Of all for whom these speak, the first ones."""
+        """The first ranks of all the ranges for which these speak."""
         return frozenset(self[rank].ranks[0] for rank in speakers)
 
     def keepers(self) -> frozenset[int]:

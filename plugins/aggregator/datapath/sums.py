@@ -53,7 +53,7 @@ from plugins.aggregator.datapath.ranks_away import RoundSaid
 from plugins.aggregator.datapath.speakers import Speakers, Violation
 
 Array = npt.NDArray[Any]
-"""Of the tensor's type, as it lies in memory."""
+"""Array of the tensor's type, as it is stored in memory."""
 
 
 class StateTransfer(NamedTuple):
@@ -91,7 +91,7 @@ class TensorSum:
         mixed = declared.moments > 0 and self._numbers.rounds
         self._dtype = np.dtype(np.uint8) if mixed else self._numbers.stored
         self._count = declared.state_bytes // self._dtype.itemsize
-        """Of the state, in which moments lie behind the parameters, and may be of another type."""
+        """Numbers in the state, in which moments follow the parameters, and may have another type."""
         self._is_kept = True
         """The keeper has the moments of `version`, if there are any."""
         self._rates = LearningRates()

@@ -122,7 +122,7 @@ class Consolidator:
         self._due_s: float | None = None
         self._tried_s = 0.0
         self._promises: frozenset[tuple[HostId, int, int]] | None = None
-        """Of every aggregator, as gossip showed them last."""
+        """Promises of every aggregator, as gossip showed them last."""
         self._idle: frozenset[JobId] = frozenset()
         """Jobs held here that had not pushed anything yet at the last look."""
 
@@ -296,7 +296,7 @@ class Consolidator:
 
 
 def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
-    """Of equals the last by name: all aggregators choose the same one."""
+    """Rank hosts by name to break ties: all aggregators choose the last of equals."""
     return {host: -at for at, host in enumerate(sorted(hosts))}
 
 

@@ -28,7 +28,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
     by: HostId
     epoch: int
-    """Epoch of the assignment that would end; the one that comes to use the room has a higher one."""
+    """Epoch of the assignment that would end; the assignment that uses the room has a higher one."""
     attempt: int
     """Number of the attempt of `by` to empty itself."""
     until_s: float

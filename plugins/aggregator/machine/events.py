@@ -40,7 +40,7 @@ class RackUpdated(msgspec.Struct, frozen=True):
 
 
 class QuestionAnswered(msgspec.Struct, frozen=True):
-    """A question of ours came back; None: no answer in time, or none that could be understood."""
+    """An answer to a question of this host; None: no answer in time, or none that could be understood."""
 
     host: HostId
     question: Question

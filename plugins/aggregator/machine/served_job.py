@@ -18,12 +18,12 @@ class ServedJob(msgspec.Struct, frozen=True):
     demand: Demand | None = None
     """What was promised to it; None: on trial, or nobody had room for it and somebody must sum it."""
     order: int = 0
-    """Of two jobs the one with the higher was assigned later."""
+    """Order of assignment: of two jobs the one with the higher number was assigned later."""
     refused: str = ""
     """The last refusal that its coordinator heard before it came here, for people."""
     stays: bool = False
     """It is here for the sake of its hosts' cards (`GangPlaced.stays`)."""
     size_bytes: int = 0
-    """Of its tensors, as its coordinator knew when it offered it."""
+    """Bytes of its tensors, as its coordinator knew when it offered it."""
     unpromised: bool = False
     """Nobody had room for what it needs."""

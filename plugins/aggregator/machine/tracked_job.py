@@ -191,7 +191,7 @@ class TrackedJob:
         self.epoch = 0
         """Highest epoch seen or used."""
         self.newest_epoch: int | None = None
-        """Of the newest assignment, also when that is over."""
+        """Epoch of the newest assignment, also when that is over."""
         self.again_s = 0.0
         """When to look for room again, if not promised."""
         self._home_s, self._home_pause_s = 0.0, HOME_S[0]
@@ -274,7 +274,7 @@ class TrackedJob:
         return home
 
     def restay(self, placed: GangPlaced) -> None:
-        """Of the same gang it is known now where it is to stay."""
+        """Take over where the job is to stay, which is now known, if the gang is still the same."""
         if placed.grant == self.placed.grant:
             self.placed = placed
 

@@ -230,7 +230,7 @@ def assign(
 
 
 def by_scan(profile: AggregationProfile, cycles: Sequence[Cycle], empty: Cycle = Cycle()) -> Assignment:
-    """The same by looking at every aggregator for every tensor, as printed."""
+    """The assignment found by looking at every aggregator for every tensor, as printed."""
     after, on = list(cycles), []
     for tensor in profile.tensors:
         share = profile.share(tensor.work_us)

@@ -23,7 +23,8 @@ LOSS_LIMIT = Fraction(1, 10)
 """A job may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, `LossLimit`)."""
 FILL = Fraction(3, 4)
 """Part of its cycle that an aggregator promises (ours; the thesis: all of it). A cycle counts means, and the rest is
-for bursts that meet: so much of a plan is kept, when sums are made by `policy.urgency` (docs/results/aggregator.md)."""
+for bursts that meet: with this reserve plans are kept when sums are made by `policy.urgency`
+(docs/results/aggregator.md)."""
 
 
 class Share(msgspec.Struct, frozen=True):

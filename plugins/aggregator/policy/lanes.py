@@ -3,7 +3,7 @@
 LANES_MAX = 8
 """Without a setting: one process reads and writes for all of them, and keeps no more busy."""
 CORES_OF_A_DEVICE = 4
-"""Of the host that a rank uses beside its GPU: its script, what loads its input; ours."""
+"""Cores of the host that a rank uses beside its GPU: its script, what loads its input; ours."""
 OWN_CORES = 1
 """That read and write, and that the agent has."""
 

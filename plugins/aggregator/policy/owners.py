@@ -151,7 +151,7 @@ def era_of(places: Sequence[Place]) -> int:
 
 
 def era_in(epoch: int) -> int:
-    """Of the coordinator that chose this epoch."""
+    """Era of the coordinator that chose this epoch."""
     return epoch >> ERA_BITS & ERA_MAX
 
 

@@ -468,7 +468,7 @@ class AggregatorService(PluginService):
         return {"job": move.order.job, "from": move.owner, "to": move.order.to}
 
     async def _tensors(self, arguments: Mapping[str, Any]) -> list[AggregatorJobView]:
-        """Of this host; of another one with `host`."""
+        """The jobs summed on this host; with `host` those of another one."""
         host = arguments.get("host", self.host.id)
         if host == self.host.id:
             return self.tensors_here()

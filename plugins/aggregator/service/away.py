@@ -11,7 +11,7 @@ from plugins.facts import RanksLeft
 
 
 class RanksAwayNow:
-    """Of all gangs, on whatever hosts: this one may sum their tensors."""
+    """Ranks that have left, of all gangs on whatever hosts: this host may sum their tensors."""
 
     def __init__(self) -> None:
         self._left: dict[JobId, RanksLeft] = {}

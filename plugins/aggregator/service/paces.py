@@ -20,7 +20,7 @@ def paces(owner: Owner, now: Now) -> Iterator[SetPace]:
 
 
 def _may_take_us(held: ServedJob, unpromised: bool) -> int | None:
-    """As of `SetPace`. What it needs is known of a job that was promised it."""
+    """Microseconds that an iteration may take, as in `SetPace`. What a job needs is known if it was promised that."""
     if held.demand is None:
         return None if unpromised else 0
     allowed_us = may_take(held.demand.period_us, limit_of(held.demand))

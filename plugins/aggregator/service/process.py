@@ -30,7 +30,7 @@ class AggdProcess:
         return None if self.id is None else self._env.processes.find(self.id)
 
     async def reach(self, bind: str, memory_bytes_max: int, lanes: int = 1) -> ByteStream:
-        """Of the one that runs, or of one that is started. OSError, TimeoutError when neither works."""
+        """Connection to the `aggd` that runs, or to one that is started. OSError, TimeoutError when neither works."""
         found = self.find()
         try:
             stream = await (self.connect() if found is None else self._connect_in_time(found))

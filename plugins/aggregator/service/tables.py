@@ -19,16 +19,16 @@ EARLY_MAX = 1024
 
 
 class JobTables:
-    """Of gangs that the log has placed."""
+    """The tables of gangs that the log has placed."""
 
     def __init__(self) -> None:
         self._placed: dict[JobId, JobPlaced] = {}
         self._open: dict[JobId, set[int]] = {}
         self._seen: dict[JobId, dict[int, tuple[int, int]]] = {}
-        """Of each table: bytes of its largest tensor, and of all its Blocks."""
+        """Job -> table -> bytes of the table's largest tensor, and of all its Blocks."""
 
     def hosts(self) -> set[HostId]:
-        """Of all gangs."""
+        """The hosts of all gangs."""
         return {place.host for fact in self._placed.values() for place in fact.places}
 
     def places(self, job: JobId) -> Sequence[Place]:
@@ -70,7 +70,7 @@ class JobTables:
         return [self._gang(fact, number), self._gang(fact, 0)]
 
     def ids(self, job: JobId) -> list[JobId]:
-        """Of those that are open."""
+        """The ids of the job's open tables."""
         return [table_id(job, table) for table in sorted({0, *self._open.get(job, ())})]
 
     def seen(self, fact: TensorsSeen) -> TensorsSeen:

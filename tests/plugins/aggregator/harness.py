@@ -57,12 +57,12 @@ def contribution(tensor: Tensor, rank: int, round: int) -> Array:
 
 
 def rounded(tensor: Tensor, numbers: Array) -> Array:
-    """As they lie in memory."""
+    """The numbers as they are stored in memory."""
     return np.ascontiguousarray(NUMBERS[tensor.type].narrow(numbers)).reshape(tensor.shape)
 
 
 def widened(tensor: Tensor, stored: Array) -> Array:
-    """As they are added."""
+    """The numbers in the type in which they are added."""
     return NUMBERS[tensor.type].widen(stored)
 
 
@@ -421,7 +421,7 @@ class Bench:
         return self.owner
 
     def hand_over(self) -> Bringing:
-        """Likewise, and the old one, which lives, brings what it has."""
+        """Replace the owner; the old one stays alive and brings its Blocks to the new one."""
         old, new = self.owner, self.new_owner()
         self.bringing = Bringing(old, new)
         return self.bringing

@@ -59,7 +59,7 @@ class Rank:
         return 0
 
     def tell_step(self, round: int) -> None:
-        """As `job.step()` would."""
+        """Report the step, as `job.step()` would."""
         if not self.job_on_rack.steps:
             return
         now_s = self.job_on_rack.rack.world.now
@@ -145,7 +145,8 @@ class Job:
         return cast(AggregatorService | None, agent.plugins.get("aggregator")) if agent is not None else None
 
     def tell_agents(self) -> None:
-        """As the log and the joining ranks would: each agent learns of the job once it is up, also after a restart."""
+        """Tell agents of the job as the log and the joining ranks would: each learns of it once it is up, also after a
+        restart."""
         for host in self.rack.alive() if self.told else ():
             agent, plugin = self.rack.agents[host], self.plugin(host)
             if plugin is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:

@@ -257,7 +257,7 @@ def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> N
 
 
 def test_a_higher_epoch_ends_the_connections_of_the_lower_with_a_word(aggd: AggdThread) -> None:
-    """Also who is still proving that it may speak. Orders under the epoch of before come too late."""
+    """A peer that is still proving that it may speak is told too. Orders under the earlier epoch come too late."""
     at, hello = served(aggd), say(TensorOp.HELLO, bytes(16), rank=1)
     with Raw(at) as worker, Raw(at, hello) as slow:
         worker.hear()
@@ -350,7 +350,7 @@ GOOD: list[bytes] = [
     + bring(TensorOp.STATE, bytes(8), round=3, part=1),
 ]
 SPEAKERS = (0, OWNER)
-"""Of each of these."""
+"""Ranks that send each of these frames: a worker, and the earlier owner."""
 
 
 def test_the_owner_before_is_heard_once_at_a_time_and_under_this_epoch_alone(

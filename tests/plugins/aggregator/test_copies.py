@@ -69,7 +69,7 @@ def test_a_model_that_is_handed_over_is_asked_of_no_rank(seed: int) -> None:
 def test_whenever_it_is_handed_over_and_whoever_dies_the_bits_are_the_same(
     seed: int, hosts: list[int], part_bytes: int, moves: list[tuple[int, str, int]]
 ) -> None:
-    """Also in the middle of rounds, where ranks hold another version than what is brought."""
+    """A handover may happen in the middle of rounds, where ranks hold another version than the one that is brought."""
     bench = Bench(seed, sum(hosts), ALL, rounds=3, part_bytes=part_bytes, hosts=hosts)
     for steps, dies, after in moves:
         for _ in range(steps):
@@ -156,7 +156,7 @@ def test_a_whole_copy_waits_for_the_word_of_every_rank() -> None:
 
 @pytest.mark.parametrize("brought", [4, 6])
 def test_a_version_that_no_rank_holds_is_forgotten_wherever_it_is(brought: int) -> None:
-    """And what of it is on its way does not go over what a rank brings."""
+    """The part of it that is on its way does not overwrite what a rank brings."""
     next = Next(5, late=(1,))
     next.say(TensorOp.OPEN, pack_declared(DECLARED), round=brought)
     next.say(TensorOp.COPIES)

@@ -281,7 +281,7 @@ PLACES = st.tuples(st.integers(0, 2), st.integers(-10, 1 << 17), st.integers(-10
     )
 )
 def test_whatever_a_lane_is_told_it_answers(order: LaneOrder) -> None:
-    """And goes on: a wrong order has failed, in words."""
+    """A lane keeps running after a wrong order: it answers that the order failed, in words."""
     memory = LaneMemory(MemfdPages())
     held = memory.mapped(LEAST_BYTES)
     played = PlayedLink(Lanes(ports(), 1))
@@ -292,7 +292,7 @@ def test_whatever_a_lane_is_told_it_answers(order: LaneOrder) -> None:
 
 
 class Room:
-    """Lanes with so much room."""
+    """Lanes with room for `room` additions."""
 
     def __init__(self, up: int, room: int) -> None:
         self.up, self.room, self.given = up, room, list[str]()

@@ -40,7 +40,8 @@ DEMAND = Demand(100_000, 30_000)
 
 
 def seen(*gone: HostId, **used_us: int) -> RackUpdated:
-    """c, d and e sum, each with a cycle of 100 ms of which it uses so much; without a figure they are idle."""
+    """c, d and e sum, each with a cycle of 100 ms of which it uses `used_us` microseconds; those without a figure are
+    idle."""
     hosts = [host for host in (C, D, E) if host not in gone]
     return RackUpdated(
         frozenset(gone),
@@ -136,7 +137,7 @@ def test_only_the_owner_that_goes_on_until_then_brings_what_it_has() -> None:
 
 
 def test_where_a_person_wants_it_there_it_stays() -> None:
-    """Also a table that is to stay on another host; and a host that declines is asked again."""
+    """This holds also for a table that is to stay on another host; a host that declines is asked again."""
     owner = Play(Owner(AggregatorSettings(), me=C))
     owner(ProcessUp("10.0.0.3:9", {}))
     play = Play(JobCoordinator(A, lambda size: bytes(size)))

@@ -148,7 +148,7 @@ def test_a_keeper_that_is_behind_the_others_cannot_be() -> None:
 
 
 def learning(rates: bool = True) -> TensorSum:
-    """Of two ranks, at version 0, who say at which rate to learn."""
+    """A tensor of two ranks, at version 0, that say at which rate to learn."""
     tensor = TensorSum(Declared("w", "model", (1,), update=MOMENTUM), 2)
     tensor.open(0, 0, True)
     tensor.open(1, 0, True)

@@ -146,7 +146,7 @@ def test_it_goes_on_while_the_next_owner_gets_ready() -> None:
 
 @pytest.mark.parametrize(("ready_s", "ends_s"), [(2.2, 2.55), (2.7, 3.55), (1.9, 2.55)])
 def test_it_goes_on_until_the_next_owner_says_that_it_is_ready(ready_s: float, ends_s: float) -> None:
-    """But for as long as ranks take to hear of it in any case."""
+    """It waits at least for the time that ranks take to hear of the move."""
 
     async def story() -> float:
         job = TrainingJob()

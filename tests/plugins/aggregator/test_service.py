@@ -265,7 +265,7 @@ class PlayedAgent:
     def __init__(self) -> None:
         self.views = [HostView(host=H1, state="alive")]
         self.ranks = [SimpleNamespace(job=JOB, epoch=epoch, told=[]) for epoch in (1, 0)]
-        """Of the present run, and one that outlived the run before."""
+        """One rank of the present run, and one that outlived the run before."""
         for rank in self.ranks:
             rank.send = rank.told.append
         self.written = asyncio.Event()

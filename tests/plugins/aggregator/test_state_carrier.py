@@ -66,7 +66,7 @@ class PlayedOwner:
 
 
 class Bringing:
-    """Of a job of `SIZE` bytes, to this owner, until 10 s after it began."""
+    """Brings a job of `SIZE` bytes to this owner; the Blocks are ready 10 s after it began."""
 
     def __init__(self, to: Any) -> None:
         self.ready_s: list[float] = []

@@ -33,7 +33,7 @@ def answered(bench: Bench, name: str, round: int) -> list[int]:
 def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
     seed: int, hosts: list[int], part_bytes: int, kills: list[int], order: Order
 ) -> None:
-    """Of ranks that speak for themselves, and of hosts for which one speaks."""
+    """Some ranks speak for themselves; on other hosts one rank speaks for all."""
     bench = Bench(seed, sum(hosts), BOTH, rounds=3, part_bytes=part_bytes, order=order, hosts=hosts)
     for steps in kills:
         for _ in range(steps):
@@ -276,7 +276,7 @@ def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
 
 
 def test_what_is_not_finite_is_added_as_numpy_does_and_counted() -> None:
-    """Also where an infinity comes of numbers that are none, and of the sum alone, not of parameters it is added to."""
+    """An infinity that results from finite numbers counts too; parameters to which the sum is added do not."""
     tensor = TensorSum(Declared("w", "model", (5,), 8), 2)
     for rank in range(2):
         tensor.open(rank, 0, True)

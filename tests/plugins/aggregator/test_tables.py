@@ -217,7 +217,7 @@ def test_a_table_is_found_for_who_asks_first() -> None:
 
 @pytest.mark.parametrize(("seed", "tensor"), [(32, TENSOR), (33, TENSOR), (34, TENSOR), (32, ADAM), (33, ADAM)])
 def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int, tensor: Tensor) -> None:
-    """Nor a moment of an optimizer."""
+    """No moment of an optimizer is lost either."""
     with settled_rack(seed) as rack:
         job = Job(rack, ["h1", "h2", "h3"], cut=True, tensor=tensor)
         for round, table in ((5, 1), (14, 2), (23, 0)):

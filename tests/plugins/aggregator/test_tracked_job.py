@@ -148,7 +148,7 @@ def test_an_owner_that_goes_when_no_host_can_be_asked_leaves_nobody(begin: Calla
 
 
 def test_complaints_about_an_owner_are_not_counted_against_the_next() -> None:
-    """Nor is the next one taken for one that was asked already whether it serves the job."""
+    """The next owner is asked anew whether it serves the job, also if the earlier one was being asked."""
     play = summed()
     assert len(play(Heard(B, Lost(JOB, FIRST.epoch, "reset")))) == 1
     assert state(play) == Summed(FIRST, promised=False, complaints=(play.now_s, play.now_s), checking=True)

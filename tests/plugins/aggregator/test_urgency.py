@@ -181,7 +181,7 @@ def test_an_addition_that_fails_is_nobody_elses_business() -> None:
 
 
 def test_an_iteration_begins_where_the_longest_pause_does() -> None:
-    """Of rounds a and b, which follow one another at once, and then a long pause."""
+    """Rounds a and b follow one another at once; then there is a long pause."""
     now = [0.0]
     rounds = RoundsUnderWay(cast(Any, SimpleNamespace(now_s=lambda: now[0])))
     began = []

@@ -1,7 +1,7 @@
 """Blocks go from the owner that hands them over to the next one: what both say, without sockets (AutoPS §4.5.2.2).
 
     owner before            next owner                                  ranks
-      PING, bytes       -->  is there memory for so much?
+      PING, bytes       -->  is there memory for them?
                         <--  PONG: not yet, yes
       no round is under way: it sends ranks away                          | --OPEN--> the version that they hold
       OPEN of each Block  -->  all ranks hold this version?               |
@@ -57,7 +57,7 @@ class TakesCopies(Protocol):
 
 
 class OutgoingCopies:
-    """Of one job, at the owner before. Its Blocks must not change any more."""
+    """The copies of one job's Blocks at the earlier owner. The Blocks must not change any more."""
 
     def __init__(self, job: int, epoch: int, tensors: Mapping[int, TensorSum]) -> None:
         """`epoch`: of the next owner."""
@@ -122,14 +122,14 @@ class OutgoingCopies:
 
 
 class IncomingCopies:
-    """Of one job, at its next owner: of one connection of the owner before."""
+    """The copies of one job's Blocks at its next owner, over one connection of the earlier owner."""
 
     def __init__(self, job: TakesCopies) -> None:
         self._job = job
         self._versions: dict[int, int] = {}
-        """Of Blocks that are to come, or have come."""
+        """Version of each Block that is to come, or has come."""
         self._next: dict[int, int] = {}
-        """Of Blocks that are to come: the part that comes next."""
+        """Number of the part that comes next, of each Block that is to come."""
         self._refused: set[int] = set()
         self.announces = True
         """It has not said yet which Blocks it brings."""

@@ -39,7 +39,7 @@ READY_BYTES_S = 50 << 20
 
 
 class StateCarrier:
-    """Of one job. Runs as a task until all was brought, or cannot be."""
+    """Carries the state of one job. Runs as a task until everything was brought, or cannot be."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class AddsFor(Protocol):
         """One addition of this tensor."""
 
     def hand_part(self, key: int, lanes: Lanes) -> None:
-        """Likewise, for a lane, if one can do it."""
+        """Give one addition of this tensor to a lane, if one can do it."""
 
     def broken(self, key: int, error: Exception) -> None:
         """An addition of this tensor failed, which is nobody else's business."""
@@ -117,11 +117,11 @@ class AdditionQueue:
         self._queued.discard((id(job), key))
 
     def _add_part(self, job: AddsFor, key: int) -> bool:
-        """Whether it did not fail."""
+        """Do one addition of this tensor. True: it did not fail."""
         return self._unbroken(job, key, partial(job.add_part, key))
 
     def _hand_part(self, job: AddsFor, key: int, lanes: Lanes) -> bool:
-        """Likewise."""
+        """Give one addition of this tensor to a lane. True: it did not fail."""
         return self._unbroken(job, key, partial(job.hand_part, key, lanes))
 
     def _unbroken(self, job: AddsFor, key: int, adds: Callable[[], None]) -> bool:

@@ -52,7 +52,7 @@ class LaneLink(FrameEnd[LaneDone]):
 
 
 class Lanes:
-    """Of one process; `freed` is called when one may have room again, or is gone."""
+    """The lanes of one process; `freed` is called when one may have room again, or is gone."""
 
     def __init__(self, env: Env, count: int) -> None:
         self.env, self.count = env, count

@@ -24,7 +24,7 @@ class LaneMemory:
         self.by_number: dict[int, LaneMemoryAt] = {}
 
     def mapped(self, size: int) -> npt.NDArray[np.uint8]:
-        """As `memory.mapped`. MemoryError."""
+        """New memory of `size` bytes that lanes can see, as `memory.mapped` returns it. MemoryError."""
         if size < LEAST_BYTES:
             return np.empty(size, np.uint8)
         try:
@@ -41,7 +41,7 @@ class LaneMemory:
         return found
 
     def place(self, data: Any) -> Place | None:
-        """Of an array or a buffer; None: no lane can see it."""
+        """Where an array or a buffer is, for lanes; None: no lane can see it."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         address = _address(array)
         index = bisect_right(self._addresses, address)

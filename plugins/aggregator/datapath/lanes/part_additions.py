@@ -41,7 +41,8 @@ class PartAddition(NamedTuple):
     """Whose sum it makes."""
     type: Type
     single: tuple[bool, ...]
-    """Of each side: it is one rank's contribution, in the tensor's type; else a sum, in that in which it is added."""
+    """For each side: True for one rank's contribution, in the tensor's type; False for a sum, in the type used for
+    additions."""
     sides: Sequence[Payload]
     into: Payload | None
     """Where the sum goes, in the type in which it is added; None: it is the last one, and makes `new`."""
@@ -66,7 +67,8 @@ def add_part(
     old: Sequence[Array],
     new: Sequence[Array],
 ) -> int:
-    """As of `PartAddition`. ArithmeticError, MemoryError, ValueError: some of `into` or `new` may be written."""
+    """Add one part; arguments as in `PartAddition`. ArithmeticError, MemoryError, ValueError: some of `into` or `new`
+    may be written."""
     numbers = NUMBERS[type]
     wide: list[Wide] = [
         numbers.widen(np.frombuffer(each, numbers.stored)) if alone else np.frombuffer(each, numbers.wide)
