@@ -41,11 +41,12 @@ BATCHES_MIN = 8
 number."""
 KINDS: tuple[Kind, ...] = ("data", "model")
 WEIGHT = 0.2
-"""Of the newest measurement in the moving averages (§3.3.1)."""
+"""Weight of the newest measurement in the moving averages (§3.3.1)."""
 
 
 DEVIATION_MIN = 0.05
-"""Of the median of its kind: a host that differs by less is like its kind. As much as a change must save."""
+"""Fraction of the median of its kind: a host that differs by less is like its kind. A change must save this fraction
+too."""
 ERRORS_MIN = 6.0
 """Standard errors of its moving average by which a host must differ, too. The error itself is known from some ten
 measurements only, so this is less certain than its value suggests: with 4 a job of 32 hosts moved once in 250 decisions

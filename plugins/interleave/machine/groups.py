@@ -40,9 +40,9 @@ REVIEW_WORTH = 0.02
 """Relative gain in score for which a review arranges all anew. Less than for what one job that comes or goes may change
 (`regroup.WORTH`): it lasts until the next."""
 WEIGHTS = Weights(0.9, 0.1)
-"""Of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts carries no
-more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up in one
-large group that keeps the network busy, one after another."""
+"""Weights of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts
+carries no more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up
+in one large group that keeps the network busy, one after another."""
 LEAN = 1.04
 """Communication is planned with as if it took so many times as long as measured. Times change with the company, by 10 %
 and more where memory is short; of two groups planned to keep both resources just busy, one then lacks computing and
@@ -70,8 +70,8 @@ class GroupRules(msgspec.Struct, frozen=True):
 
 OURS = GroupRules()
 PRINTED = GroupRules(Weights(2 / 3, 1 / 3), None, by_left=False, lean=1.0, polish=False)
-"""As the paper prints it, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they came,
-nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
+"""Rules as the paper prints them, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they
+came, nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -409,7 +409,8 @@ class Groups:
         )
 
     def _anew(self, bonuses: Mapping[JobId, JobProfile], worth: float) -> list[GroupsAction]:
-        """Everything as it would be best, if that is better by so much; else nothing."""
+        """Replace all groups by the best grouping if its score is better by the relative gain `worth`; else do
+        nothing."""
         found = self._scheduled(bonuses)
         now = score_of(list(self._known(bonuses, set()).values()), len(self.hosts), self.weights)
         return self._replace(list(self.groups), found.groups, found.score) if found.score > (1 + worth) * now else []

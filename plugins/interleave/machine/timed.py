@@ -10,7 +10,7 @@ from plugins.interleave.policy.model import JobProfile
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, left_of
 
 WEIGHT = 0.2
-"""Of the newest timing in the moving averages (§4.3.2)."""
+"""Weight of the newest timing in the moving averages (§4.3.2)."""
 
 
 class JobTimings(msgspec.Struct):
@@ -39,7 +39,7 @@ class JobTimings(msgspec.Struct):
         return min(self.comp, self.comm) >= timings_min
 
     def profile(self, job: JobId, lean: float = 1.0) -> JobProfile:
-        """As it is planned with: its communication `lean` times as long as measured."""
+        """The job's profile for planning: its communication takes `lean` times as long as measured."""
         return JobProfile(job, self.work_s, self.net_s * lean)
 
     def waiting(self, job: JobId, ended_s: Sequence[float], lean: float = 1.0) -> Waiting:

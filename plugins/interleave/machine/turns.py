@@ -63,7 +63,7 @@ class Turns:
         self.waiting: dict[JobId, Need] = {}
         self.holds: dict[Lane, JobId] = {}
         self.passed: dict[JobId, int] = {}
-        """Of each that waits: turns of others in its lane since it asked."""
+        """Waiting job -> turns of others in its lane since it asked."""
 
     def handle(self, event: TurnsEvent, now_s: float) -> Sequence[Run]:
         match event:

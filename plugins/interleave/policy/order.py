@@ -9,7 +9,7 @@ job go on (`policy/model.Profile.bonus`). It has two parts:
     for the mean       more, the less the job has left
     for the end        hosts stay busy to the end only when no long job is left over for it. A job's *share* is what it
                        needs alone, of the time in which all hosts, busy, can do what all have left. Who has the largest
-                       shares is paid to go on, the more the nearer the largest comes to 1: its share falls behind
+                       shares is paid to go on, the more the nearer the largest is to 1: its share falls behind
                        those of others then, so that in the end all long jobs end together
 
 How much is left is known where a job says how many iterations it will do. Elsewhere it is what jobs that ended here ran
@@ -34,11 +34,12 @@ ALONE_ON = 16
 BONUS = 0.15
 """What it is worth, against hosts that are all busy, if all jobs went on as if each were alone."""
 END = 0.2
-"""The same for those that may be left over at the end, all together."""
+"""What it is worth, against hosts that are all busy, if all jobs that may be left over at the end went on as if
+alone."""
 FAR, NEAR = 0.4, 0.8
 """Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is."""
 STEEP = 6.0
-"""A job whose share is larger than another's by 1/6 has e times as much of `END`. With less, jobs that can wait are
+"""A job whose share is larger than another's by 1/6 has e times its part of `END`. With less, jobs that can wait are
 paid too; with more the largest alone is hurried, and idles hosts."""
 
 
@@ -81,8 +82,9 @@ def shares(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
 
 def weighted(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, JobProfile]:
     """The profiles of these jobs, each with its bonus. All share `BONUS`, more of it the less a job has left: as the
-    root of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all
-    share as much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
+    root of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. They also
+    share the part of `END` that the largest share of a job demands, and nearly all of it goes to those that have the
+    largest."""
     left_s, share = _left_s(jobs, hosts), shares(jobs, hosts)
     soon = {job: took_s**-0.5 for job, took_s in left_s.items()}
     largest = max(share.values(), default=0.0)

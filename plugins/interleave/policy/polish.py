@@ -13,7 +13,7 @@ import msgspec
 from plugins.interleave.policy.model import Group, JobProfile, Weights
 
 BETTER = 1e-5
-"""Of score; a smaller gain is not worth another round."""
+"""Gain in score; a smaller one is not worth another round."""
 ROUNDS_MAX = 400
 EXHAUSTIVE_NEIGHBOURS = 20_000
 """Neighbours of one round above which exchanges between groups are left out."""

@@ -35,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
     replaces: tuple[int, ...]
     groups: tuple[Group, ...]
     score: float
-    """Of all groups afterwards."""
+    """Score of all groups afterwards."""
 
 
 def are_alike(one: Sequence[JobProfile], other: Sequence[JobProfile], hosts: int, within: float = ALIKE) -> bool:

@@ -25,7 +25,7 @@ from plugins.interleave.policy.model import Group, JobProfile, Use, Weights, use
 FACTOR = 1.3
 """Between one number of jobs tried and the next."""
 ENOUGH = 1e-3
-"""Of score: less is no reason to run more jobs at once."""
+"""Gain in score; a smaller one is no reason to run more jobs at once."""
 POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4

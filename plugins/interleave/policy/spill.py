@@ -25,8 +25,8 @@ def spill_max(blocks: int, process_s: float, load_s: float) -> float:
 
 
 def spill_first(input_bytes: float, model_bytes: float, memory_bytes: float) -> float:
-    """Where to begin, 0..1: so much on disk that input and model fit into the memory the job may use, by estimate
-    (§4.3.3)."""
+    """Where to begin, 0..1: the fraction on disk with which input and model fit into the memory the job may use, by
+    estimate (§4.3.3)."""
     if input_bytes <= 0:
         return 0.0
     return min(1.0, max(0.0, 1 - (memory_bytes - model_bytes) / input_bytes))

@@ -256,7 +256,7 @@ def _kinds(ordered: Sequence[HostCosts]) -> list[tuple[HostCosts, int]]:
 
 
 def _tidied(ordered: Sequence[HostCosts], roles: Roles) -> Roles:
-    """The same numbers of workers of each kind, the first of each kind working."""
+    """Roles with the same number of workers of each kind, the first hosts of each kind working."""
     tidy, at = roles.copy(), 0
     for _, count in _kinds(ordered):
         working = int(roles[at : at + count].sum())
