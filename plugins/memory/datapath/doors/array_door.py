@@ -14,9 +14,9 @@ import msgspec
 from covey.ports import Env, Process
 
 START_S = 10.0
-"""How long a pager may take to be loaded."""
+"""Seconds that a pager may take to be loaded."""
 PAUSE_S = 1.0
-"""Between two starts: one that ends at once is not started again and again."""
+"""Seconds between two starts: a pager that ends at once is not started again and again."""
 LOOK_S = 0.02
 
 
@@ -39,7 +39,8 @@ def array_socket(run_dir: str, volume: str) -> str:
 
 
 def pager_token(secret: bytes) -> bytes:
-    """It stays the same when the volume's process begins anew, since its pager does not; jobs are not told it."""
+    """Token of the pager. It stays the same when the volume's process begins anew, since its pager lives on; jobs are
+    not told it."""
     return hmac.digest(secret, b"the pager of this volume", hashlib.sha256)
 
 
@@ -53,7 +54,7 @@ class ArrayDoor:
         self._starting = asyncio.Lock()
 
     async def open(self) -> None:
-        """Returns when the pager listens, or a moment before. OSError: it cannot be started."""
+        """Start the pager if needed. Returns when it listens, or a moment before. OSError: it cannot be started."""
         async with self._starting:
             if self._process is None:
                 now_s = self._env.clock.now_s()
