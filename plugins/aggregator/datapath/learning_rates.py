@@ -1,8 +1,8 @@
-"""At which rate a round's step is taken, as all ranks say it before they push."""
+"""The learning rate of a round's step, which all ranks say before they push."""
 
 
 class UnlikeRates(ValueError):
-    """Two ranks say different ones."""
+    """Two ranks say different learning rates."""
 
 
 class LearningRates:
@@ -10,10 +10,11 @@ class LearningRates:
 
     def __init__(self) -> None:
         self._said: dict[int, tuple[int, float]] = {}
-        """Round and rate, by rank."""
+        """Rank -> round and rate."""
 
     def say(self, rank: int, round: int, rate: float) -> None:
-        """UnlikeRates when another rank said otherwise of that round, or this one is further already."""
+        """Take in a rank's rate. UnlikeRates when another rank said otherwise of that round, or this one is further
+        already."""
         if self._said.get(rank, (round, rate))[0] > round:
             raise UnlikeRates(f"rank {rank} says at which rate it learns in round {round}, and is further already")
         for other, (theirs, said) in self._said.items():

@@ -1,4 +1,4 @@
-"""Memory that `aggd` shares with its lanes: each piece is there for as long as some array of it is."""
+"""Memory that `aggd` shares with its lanes: each piece exists for as long as some array of it does."""
 
 import weakref
 from bisect import bisect_right, insort
@@ -13,12 +13,12 @@ from plugins.aggregator.datapath.lanes.wire import LaneMemoryAt, Place
 
 
 class LaneMemory:
-    """All pieces of this process, and where an array of one lies."""
+    """All shared pieces of this process, and where an array is in one."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
         self._there: dict[int, LaneMemoryAt] = {}
-        """By the address of its first byte."""
+        """Address of its first byte -> piece."""
         self._addresses: list[int] = []
         self._pieces = 0
         self.by_number: dict[int, LaneMemoryAt] = {}

@@ -7,8 +7,9 @@ finishes in the order of its posts.
     write   WRITE zeros over the versions of the pages, WRITE the pages, WRITE the versions
     read    READ the versions, READ the pages
 
-A WRITE is not whole at once. A page whose version is 0 is one that nobody wrote, so after a crash
-nobody is told of a page that is half there; what it held before is lost, and `one_sided` sees to it that this is on disk.
+A WRITE is not whole at once. A page whose version is 0 is one that nobody wrote, so nobody is
+told after a crash of a page that is half there; what it held before is lost, and `one_sided` sees to it that this is
+on disk.
 """
 
 import asyncio
