@@ -258,7 +258,8 @@ PLACES = (Place(H1, (0, 1), ()), Place(H2, (2,), ()))
 
 
 class PlayedAgent:
-    """What the plugin asks of it: whom it sends to is nobody's business here. `written`: set while its disk writes."""
+    """The parts of an agent that the plugin uses: where messages go is nobody's business here. `written`: set while its
+    disk writes."""
 
     id, advertise = H1, "10.0.0.1"
 

@@ -86,7 +86,7 @@ def test_owner_killed_after_answering_only_one_worker(seed: int, first: int) -> 
     others = [rank for rank in range(3) if rank != first]
 
     def news(what: str, which: int) -> bool:
-        """The others' results of round 2 stay on the way."""
+        """Whether a step may happen: the others' results of round 2 stay on the way."""
         holding = bench.workers[which].rounds.tensors.get("w") if what == "worker hears" else None
         return holding is None or which == first or holding.version < 1 or not holding.agreed
 
@@ -263,7 +263,7 @@ def test_an_array_that_two_workers_are_sent_stays_until_both_have_it() -> None:
 
 
 def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
-    """They hold checksums of the parts."""
+    """The headers hold checksums of the parts."""
     tensor = TensorSum(Declared("g", "grad", (1,)), 1)
     tensor.open(0, 0, False)
     for round in (1, 2):

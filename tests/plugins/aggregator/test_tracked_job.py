@@ -1,4 +1,4 @@
-"""The states of a job at its coordinator: each keeps what is known in it and forgets what was known before."""
+"""The states of a job at its coordinator: each keeps the facts known in it and forgets those known before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ from tests.plugins.aggregator.play import G1, JOB, PLACED, SECRET, A, B, C, D, P
 E = HostId("e")
 DEMAND = Demand(100_000, 30_000)
 FIRST = Assigned(JOB, G1 + 1, C, "10.0.0.3:9", SECRET)
-"""Rank 1 has odd epochs of two."""
+"""The first assignment; rank 1 has odd epochs of two."""
 
 
 def state(play: Play) -> State:
@@ -49,7 +49,7 @@ def state(play: Play) -> State:
 
 
 def surveying() -> Play:
-    """b coordinates the job while a is gone; c and d offer to sum it."""
+    """A machine on host b, which coordinates the job while a is gone; c and d offer to sum it."""
     play = Play(JobCoordinator(B, lambda size: bytes(size)))
     play(rack(A))
     play(PLACED)
@@ -79,7 +79,8 @@ def promised() -> Play:
 
 
 def changing_owner() -> Play:
-    """c wants the job to leave; d and e have room, and e is asked: the fuller one."""
+    """A machine that looks for a new owner: c wants the job to leave; d and e have room, and e is asked, the fuller
+    one."""
     play = promised()
     play(RackUpdated(frozenset({A}), (loaded(C, 90_000), loaded(D, 10_000), loaded(E, 20_000))))
     play(Heard(C, Handover(JOB, FIRST.epoch, None, "it hurts j2")))

@@ -9,7 +9,7 @@ from tests.plugins.memory.test_machines import Loan
 
 
 def stalls(loan: Loan, available_bytes: int) -> list[int]:
-    """Slabs that are freed at once."""
+    """The slabs that are freed at once."""
     actions = loan.tell(le.MemoryStalls(MemoryNow(64 * GIB, available_bytes, 0.0)))
     return [action.slab.index for action in actions if isinstance(action, le.FreeSlab)]
 

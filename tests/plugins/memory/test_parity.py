@@ -1,4 +1,4 @@
-"""What a slot says, who has a row when, and volumes with parity on a simulated rack."""
+"""The content of a slot, the moments at which a row is in use, and volumes with parity on a simulated rack."""
 
 import asyncio
 
@@ -83,7 +83,7 @@ class Row:
 
     def __init__(self) -> None:
         self.pages: list[tuple[int, int] | None] = [(0, 0), (0, 0)]
-        """Version and content; None: no member."""
+        """The version and content of each page; None: no member."""
         self.slot = (0, 0)
         self.now = [0, 0]
         self.version = 0

@@ -1,4 +1,4 @@
-"""Many slabs and large volumes: nothing is refused for its length, and what is not used costs nothing."""
+"""Many slabs and large volumes: nothing is refused for its length, and parts that are not used cost nothing."""
 
 import random
 import tracemalloc
