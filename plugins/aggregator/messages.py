@@ -68,7 +68,7 @@ class HoldMessage(Message, frozen=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """What a job asks of its aggregator, known after its trial iterations (AutoPS §4.3.3.1)."""
+    """The demand of a job on its aggregator, known after its trial iterations (AutoPS §4.3.3.1)."""
 
     period_us: Micros
     """D: microseconds of an iteration when the job runs alone."""
@@ -84,7 +84,7 @@ class Offer(JobMessage, frozen=True):
     workers: Workers
     secret: Secret
     demand: Demand | None = None
-    """What the job needs. None: not known yet, for trial iterations; or no host had room for it, and one must sum
+    """The need of the job. None: not known yet, for trial iterations; or no host had room for it, and one must sum
     it."""
     refused: Reason = ""
     """The last refusal that the coordinator heard, for people."""

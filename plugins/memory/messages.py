@@ -1,4 +1,4 @@
-"""What two hosts say to one another about slabs: the paper's eight control messages (Infiniswap §2.6.1), and ours.
+"""Messages between two hosts about slabs: the paper's eight control messages (Infiniswap §2.6.1), and ours.
 
         borrower                          lender                 borrower                          lender
            |-- QueryMem --------------------->|                     |<----------- CheckActivity --------|

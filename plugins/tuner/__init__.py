@@ -16,7 +16,6 @@ exactly when the hosts are of few kinds, by descent from good starts when they a
 Words. *worker*, *server*: the role of one host. *block*: a part of the training data or of the model; the unit in which
 both move; it has one owner at any instant. *mini-batch*: what a worker computes between two visits to the servers.
 
-
     messages   about measurements, and the steps of a plan                 policy   cost, search, whole blocks, plan
     machine    waits for mini-batches, decides, walks a plan to its end
 

@@ -74,7 +74,7 @@ class Counters:
 
 
 class SharedByJobs(NamedTuple):
-    """What all jobs of one process share."""
+    """The parts that all jobs of one process share."""
 
     memory: Memory
     counters: Counters

@@ -1,4 +1,4 @@
-"""Which aggregator sums which tensor: Pseudocode 3 of AutoPS (§4.3.3.2), repaired, with an index instead of a scan.
+"""The aggregator that sums each tensor: Pseudocode 3 of AutoPS (§4.3.3.2), repaired, with an index instead of a scan.
 
 For each tensor: among the aggregators where neither the new job nor any job that is there would be hurt, the one with
 the least free time that suffices; when there is none, a new one. What differs from the printed lines, and why:
@@ -35,7 +35,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class AggregationProfile(msgspec.Struct, frozen=True):
-    """What is known of a job after its trial iterations (AutoPS §4.3.3.1)."""
+    """The figures of a job that are known after its trial iterations (AutoPS §4.3.3.1)."""
 
     job: JobId
     period_us: int
@@ -88,7 +88,7 @@ def flaw(profile: AggregationProfile) -> str:
 
 
 def room(cycle: Cycle, job: JobId, share: Share) -> CycleRoom | None:
-    """What the aggregator would be with this job (the work of `share` does not count); None when any job is hurt."""
+    """The cycle of the aggregator with this job (the work of `share` does not count); None when any job is hurt."""
     us = cycle_for(_with(cycle, job, share), cycle.times, cycle.us)
     if us is None:
         return None

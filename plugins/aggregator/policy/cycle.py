@@ -79,7 +79,7 @@ def executions(cycle_us: int, period_us: int) -> int:
 
 
 def stretched(cycle_us: int, period_us: int) -> Fraction:
-    """What an iteration takes in this cycle, microseconds."""
+    """The microseconds that an iteration takes in this cycle."""
     return Fraction(cycle_us, cycle_us // period_us)
 
 

@@ -1,4 +1,4 @@
-"""What iterations really take, and which assignment is taken back for it (AutoPS §4.3.3.2, §4.5.2.3).
+"""The time that iterations really take, and which assignment is taken back for it (AutoPS §4.3.3.2, §4.5.2.3).
 
 Cycles are a plan. Caches, links and bursts that meet are not in it, so each job's speed is measured: when it is at its
 loss limit or above it over 100 iterations, the newest assignment that could be the cause is reverted.

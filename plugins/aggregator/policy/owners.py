@@ -1,4 +1,4 @@
-"""Which host should sum a job, and which decides that: pure functions.
+"""The host that should sum a job, and the host that decides that: pure functions.
 
 AutoPS has one pMaster that assigns every tensor. Here each job has a *coordinator*: the agent of the host of its
 lowest live rank. It ranks the aggregators by what they gossip and offers the job to the best; the aggregator itself

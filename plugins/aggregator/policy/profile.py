@@ -1,4 +1,4 @@
-"""What a job needs of its aggregator, from its trial iterations (AutoPS §4.3.3.1).
+"""The demand of a job on its aggregator, from its trial iterations (AutoPS §4.3.3.1).
 
 An iteration is what the script calls a step; for a script that never says so it is a round of its most frequent tensor.
 D is the mean of the trial's iterations without outliers, e what the aggregator worked for the job in them, divided by

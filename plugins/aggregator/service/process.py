@@ -22,7 +22,7 @@ class AggdProcess:
         self._env, self._keep, self._ended = env, keep, ended
 
     async def why_ended(self) -> str:
-        """What the last process died of, for people; empty: it may live."""
+        """The cause of the last process's death, for people; empty: it may live."""
         return await why_ended(self._env.processes, PROGRAM, self._started)
 
     def find(self) -> Process | None:

@@ -1,4 +1,4 @@
-"""Which tables of which jobs this host knows (`covey.tensors.numbers.blocks`).
+"""The tables of jobs that this host knows (`covey.tensors.numbers.blocks`).
 
 To the three machines a table is what is summed under one assignment; they know it by its id, which is the job's own for
 table 0. Table 0 is there as long as the job's gang. Another one is *open* on this host once a rank here has Blocks in

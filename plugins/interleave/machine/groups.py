@@ -1,4 +1,4 @@
-"""Which jobs share which hosts: the coordinator's side (Harmony §4.3.2).
+"""Groups of jobs that share hosts: the coordinator's side (Harmony §4.3.2).
 
     submitted -> profiling -> running -> ended
                      `------> paused <-> running        (profiled, and waits for a place)

@@ -1,4 +1,4 @@
-"""What a group of jobs achieves on a number of hosts (Harmony §4.3.2, equations 4.1 to 4.4)."""
+"""The speed that a group of jobs reaches on a number of hosts (Harmony §4.3.2, equations 4.1 to 4.4)."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Which jobs go first, and how much it matters that a job runs. Ours.
+"""The jobs that go first, and how much it matters that a job runs. Ours.
 
 The paper takes jobs in the order of its lists (Algorithm 1, line 5), and of groupings asks only how busy they keep the
 hosts. Ours: the mean completion time is least when the job with the least left goes first, so jobs are looked at in
@@ -32,9 +32,9 @@ TYPICAL_S = 600.0
 ALONE_ON = 16
 """Hosts on which lengths of jobs are compared: those of the paper's profiles (§4.4.2)."""
 BONUS = 0.15
-"""What it is worth, against hosts that are all busy, if all jobs ran as if each were alone."""
+"""The worth, against hosts that are all busy, of all jobs running as if each were alone."""
 END = 0.2
-"""What it is worth, against hosts that are all busy, if all jobs that may be left over at the end ran as if alone."""
+"""The worth, against hosts that are all busy, of all jobs that may be left over at the end running as if alone."""
 FAR, NEAR = 0.4, 0.8
 """Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is."""
 STEEP = 6.0

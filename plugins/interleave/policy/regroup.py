@@ -1,4 +1,4 @@
-"""What to change when a job comes or goes: as little as possible (Harmony §4.3.2, dynamic job regrouping).
+"""The changes when a job comes or goes: as little as possible (Harmony §4.3.2, dynamic job regrouping).
 
 A change of groups pauses jobs and moves models, so it must be worth 5 %, and it touches the fewest groups:
 

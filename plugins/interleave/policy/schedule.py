@@ -1,4 +1,4 @@
-"""Which jobs run now, in which groups, on how many hosts (Harmony, Algorithm 1, repaired).
+"""The jobs that run now, their groups, and the number of hosts of each (Harmony, Algorithm 1, repaired).
 
 As printed the algorithm adds one job after another, stops at the first that does not raise the utilisation, and returns
 the last grouping, not the best. With two jobs on many hosts one resource or the other is always busy, U_cpu + U_net =

@@ -53,7 +53,7 @@ FLUSH_S = 3.0
 
 
 class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent gives a volume process at its start."""
+    """The settings that the agent gives a volume process at its start."""
 
     volume: str
     size_bytes: int

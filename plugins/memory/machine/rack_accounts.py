@@ -18,7 +18,7 @@ from plugins.memory.policy.placement import LenderPeer, askable
 
 @dataclass(slots=True)
 class JobMemory:
-    """What the replicated log says of a job's memory."""
+    """The entry of the replicated log about a job's memory."""
 
     tenant: str
     limit_bytes: int
@@ -151,7 +151,7 @@ class RackAccounts:
 def held_here(
     accounts: RackAccounts, lent: Iterable[Lent], account: BudgetAccount, budget: int, now_s: float
 ) -> BudgetHeld:
-    """What an account has, at its lender. Slabs whose tenant is not known count against every account: for a moment
+    """The memory of an account at its lender. Slabs whose tenant is not known count against every account: for a moment
     after a restart of the agent, until borrowers renew."""
     mine = fresh = 0
     for slab in lent:

@@ -41,7 +41,7 @@ SEAL_BYTES = 32
 
 
 class BudgetAccount(NamedTuple):
-    """What a slab counts against: its tenant, or its job."""
+    """The account against which a slab counts: its tenant, or its job."""
 
     kind: Literal["tenant", "job"]
     name: str
@@ -58,7 +58,7 @@ class BudgetAccount(NamedTuple):
 
 
 class BudgetHeld(NamedTuple):
-    """What an account has of the rack's memory, bytes, as one host sees it."""
+    """The bytes that an account has of the rack's memory, as one host sees it."""
 
     account: BudgetAccount
     budget: int
@@ -105,8 +105,8 @@ def over_budget(held: BudgetHeld, more: int) -> str:
 
 
 def widened(held: BudgetHeld, more: int, replaces: bool, members: int) -> BudgetHeld:
-    """What the account has, under the budget that applies to one more slab. A slab that replaces another may exceed the
-    budget a little, or every slab of a tenant that has used all of it would lose its place instead of moving. Slabs
+    """The memory of the account, under the budget for one more slab. A slab that replaces another may exceed
+    the budget a little, or every slab of a tenant that has used all of it would lose its place instead of moving. Slabs
     with a disk may not while the tenant is over its budget: they are to become fewer."""
     if not replaces or (members == 1 and held.total > held.budget):
         return held
@@ -161,8 +161,8 @@ def to_take_back(held: BudgetHeld, me: HostId, unit: int, rounds: int) -> int:
 
 
 def told(held: Mapping[BudgetAccount, int], budgets: Mapping[BudgetAccount, int]) -> tuple[int, ...]:
-    """What a lender gossips: number and units of each account, one after the other. If there are more than
-    `ACCOUNTS_TOLD`, those that have most of their budgets here."""
+    """The numbers that a lender gossips: number and units of each account, one after the other. If there are more than
+    `ACCOUNTS_TOLD` accounts, those that have most of their budgets here."""
 
     def used(account: BudgetAccount) -> tuple[float, int, BudgetAccount]:
         budget = budgets.get(account)

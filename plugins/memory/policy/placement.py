@@ -1,4 +1,4 @@
-"""Which slab deserves remote memory, and whose (Infiniswap §2.4.1, §2.4.2)."""
+"""The slabs that deserve remote memory, and the hosts that lend it (Infiniswap §2.4.1, §2.4.2)."""
 
 import random
 from bisect import bisect_left

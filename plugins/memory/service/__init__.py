@@ -224,7 +224,7 @@ class MemoryService(PluginService):
         return [measured.completed(view, self.borrowing.volumes[view.volume], self.accounts) for view in views]
 
     async def _accounts(self, arguments: Mapping[str, Any]) -> list[AccountView]:
-        """What tenants and jobs have of the rack's memory, as this host hears it."""
+        """The memory of the rack that tenants and jobs have, as this host hears it."""
         return account_views(self.accounts, self.borrowing.volumes.values(), self._settings.budgets)
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:

@@ -31,7 +31,7 @@ class Doors:
         self._env: Env = host.env
         self._helper = helper
         self._lacks: str | None = None
-        """What this agent may not have, in words; None: not asked yet."""
+        """The privileges that this agent lacks, in words; None: not asked yet."""
 
     def _volume(self, name: str) -> OpenVolume:
         volume = self._volumes.get(name)

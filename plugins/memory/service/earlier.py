@@ -79,7 +79,7 @@ class EarlierElsewhere:
         return any(view.host == host and view.value("spare", Spare) is not None for view in self._host.hosts())
 
     async def _ask(self, host: HostId, name: str, forget: bool) -> KnownElsewhere | None:
-        """What one host knows of the volume; None: it did not say."""
+        """Ask one host for all that it knows of the volume; None: it did not say."""
         since, boot = self._record.since, self._host.boot
         try:
             answer = await self._host.ask("memory", host, VolumeHeld(name, since, boot, forget), ASK_S)

@@ -47,8 +47,8 @@ class Payer(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a client asks to keep a volume's pages safe, unchecked. Neither field: as the volume is, or this host's
-    disk."""
+    """The way in which a client asks to keep a volume's pages safe, unchecked. Neither field: as the volume is, or this
+    host's disk."""
 
     mirror: object = 0
     """Members of each slab."""
@@ -266,7 +266,7 @@ def hosts(known: KnownVolume) -> str:
 
 
 def in_words(known: KnownVolume) -> str:
-    """What keeps the volume's pages safe, for people; empty: this host's disk."""
+    """The way in which the volume's pages are kept safe, for people; empty: on this host's disk."""
     if known.parity:
         return f", on {known.data} hosts and their parity on one more, and no disk"
     return "" if known.members == 1 else f", {known.members} members each and no disk"

@@ -192,7 +192,7 @@ class Lending:
                 self._env.log.warning("cannot record which volumes had slabs here", why=str(error))
 
     def volume_held(self, borrower: HostId, question: VolumeHeld) -> VolumeIsHeld:
-        """What this host knows of a volume of which its borrower has no record."""
+        """Answer with all that this host knows of a volume of which its borrower has no record."""
         found = self.machine.earlier.of(borrower, question.volume, self.machine.lent.values())
         known = self.process is None or bool(self.machine.address)
         if question.forget:
@@ -275,7 +275,7 @@ class Lending:
                     self._env.log.warning("budgets are not told", why=self._untold)
 
     def notes(self) -> list[str]:
-        """What the slab process may not have, and what the others are not told; for people."""
+        """Notes for people: privileges that the slab process lacks, and facts that other hosts are not told."""
         lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
         return [*lacks, f"others do not hear to whom it lends: {self._untold}"] if self._untold else lacks
 

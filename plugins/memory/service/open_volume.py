@@ -50,7 +50,7 @@ class OpenVolume:
     trouble: str = ""
     """Trouble with reading and writing it, as its event log says now; empty: none."""
     died: str = ""
-    """What its process died of last, as its event log says."""
+    """The cause of the last death of its process, as its event log says."""
 
     def opens(self, why: str) -> bool:
         """Take in why its process does not answer yet; empty: it does. True: that is news for people."""
@@ -126,8 +126,8 @@ def stalls(counted: Sequence[PageCounts]) -> dict[MetricSeries, float]:
 
 
 def lacking(volumes: Iterable[OpenVolume]) -> list[str]:
-    """What volumes' processes may not have, for people; all have the same privileges. Only a volume that is offered as
-    a block device can be behind this host's own swap or file system."""
+    """The privileges that volumes' processes lack, for people; they are the same for all. Only a volume that is offered
+    as a block device can be behind this host's own swap or file system."""
     lacks: set[str] = set()
     for volume in volumes:
         for why in volume.counts.lacks.split("; ") if volume.counts is not None else ():

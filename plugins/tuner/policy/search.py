@@ -1,4 +1,4 @@
-"""Which hosts should work and which serve (Cruise §3.2.3, without its solver).
+"""The hosts that should work and those that should serve (Cruise §3.2.3, without its solver).
 
 Equal hosts: try every number of workers. Hosts of few kinds: try every number of workers of each kind; hosts of a kind
 are interchangeable, so this is exact. Hosts that all differ: descent. Its starts are, for every number of workers, the

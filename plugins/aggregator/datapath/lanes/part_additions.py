@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class LastAddition(msgspec.Struct, frozen=True, array_like=True):
-    """What to do with the sum of all ranks."""
+    """The last step of a part: the use of the sum of all ranks."""
 
     workers: int = 0
     """Number by which the sum is divided; 0: it is not."""

@@ -21,7 +21,7 @@ LOOK_S = 0.02
 
 
 class PagerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a volume's process gives its pager at its start."""
+    """The settings that a volume's process gives its pager at its start."""
 
     volume: str
     path: str

@@ -83,7 +83,7 @@ class NbdPages:
         return self._volume.are_zeros(first, end - first)
 
     def status(self, offset: int, length: int, most: int) -> Extents:
-        """What is allocated from `offset` on, at most `length` bytes and `most` extents, at least one."""
+        """Allocated and empty extents from `offset` on, at most `length` bytes and `most` extents, at least one."""
         page, extents = self._page, list[tuple[int, int]]()
         first, end = offset // page, -(-(offset + length) // page)
         at, upto = offset, min(offset + length, (first + STATUS_PAGES_MAX) * page)

@@ -253,7 +253,7 @@ def hole_chunk(cookie: int, offset: int, length: int) -> bytes:
 
 
 def status_chunk(cookie: int, extents: Extents) -> bytes:
-    """What is allocated, from the start of the request on."""
+    """A chunk that says which bytes are allocated, from the start of the request on."""
     body = ALLOCATION_ID.to_bytes(4, "big") + b"".join([_EXTENT.pack(*extent) for extent in extents])
     return _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_STATUS, cookie, len(body)) + body
 

@@ -42,7 +42,7 @@ AddressText = Annotated[str, Meta(max_length=100)]
 
 
 class KeeperConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the slab process gives a keeper at its start."""
+    """The settings that the slab process gives a keeper at its start."""
 
     secret: bytes
     """Secret that a slab process must say."""

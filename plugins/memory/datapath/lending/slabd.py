@@ -37,7 +37,7 @@ from plugins.memory.datapath.wire.control_ends import ControlServer
 
 
 class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent gives the slab process at its start."""
+    """The settings that the agent gives the slab process at its start."""
 
     bind: Address
     """Address at which the byte path listens; port 0 takes a free one."""

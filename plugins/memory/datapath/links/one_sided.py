@@ -29,7 +29,7 @@ MASK: Final = (1 << 32) - 1
 
 
 class OwnDisk(Protocol):
-    """What a volume knows of its pages on this host."""
+    """A volume's knowledge of its pages on this host."""
 
     def marks(self) -> tuple[int, int]:
         """Number of the next record, and of the first record that is not durable; -1: none is sure to be."""

@@ -1,4 +1,4 @@
-"""Which lenders may hold pages that this host's disk does not have yet: file `places` of a volume.
+"""The lenders that may hold pages that this host's disk does not have yet: file `places` of a volume.
 
 A place is in it before the first page goes there, and until the last page of it is on disk; so a process that starts
 after a crash knows which lenders to ask. Taking a place out never fails: one that stays too long only makes a later

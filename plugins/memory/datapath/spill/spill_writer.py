@@ -54,7 +54,7 @@ SEGMENT = re.compile("[0-9a-f]{8}")
 
 
 class GatherDisk(Disk, Protocol):
-    """What this plugin needs of a disk beyond `covey.ports.Disk`; every disk has it."""
+    """The operations of a disk that this plugin needs beyond `covey.ports.Disk`; every disk has them."""
 
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """`write_at` for parts that follow one another. OSError: any of it may be written."""
@@ -64,7 +64,7 @@ class GatherDisk(Disk, Protocol):
 
 
 class SpillConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a volume's process gives the writer at its start."""
+    """The settings that a volume's process gives the writer at its start."""
 
     volume: str
     prefix: str

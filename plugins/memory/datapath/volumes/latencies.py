@@ -11,8 +11,8 @@ from plugins.memory.policy import latencies
 from plugins.memory.policy.latencies import BUCKETS
 
 Answerer = Literal["zeros", "ring", "lender", "disk"]
-"""What answered a request. zeros: nothing was ever written there; ring: memory on the way to the disk; lender: another
-host; disk: this host's disk."""
+"""The place that answered a request. zeros: nothing was ever written there; ring: memory on the way to the disk;
+lender: another host; disk: this host's disk."""
 GATHERED_MAX: Final = 8192
 """Durations that are kept before they are counted."""
 

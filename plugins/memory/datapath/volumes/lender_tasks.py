@@ -1,5 +1,5 @@
-"""What every volume does about its places: what the rules of a volume with a disk (`lenders`) and of one without
-(`mirror_lenders`) have in common."""
+"""The work of every volume on its places: the common part of the rules of a volume with a disk (`lenders`) and of one
+without (`mirror_lenders`)."""
 
 import asyncio
 import errno

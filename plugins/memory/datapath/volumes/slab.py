@@ -132,7 +132,7 @@ class SlabMemory:
 
 
 class CountedSlab(Protocol):
-    """What `Slabs` needs to know of a slab."""
+    """The facts about a slab that `Slabs` needs."""
 
     index: int
     stamp: int

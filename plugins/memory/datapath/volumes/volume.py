@@ -487,7 +487,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     @property
     def trouble(self) -> str:
-        """What the disk refuses now, for people."""
+        """The trouble with the disk now, for people."""
         if self.read_only:
             return f"read-only: {self.read_only}"
         lost = self.spill.keeper.lost(dropped=False)

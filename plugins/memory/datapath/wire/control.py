@@ -131,7 +131,7 @@ class SlabList(ControlFrame, frozen=True):
     """There are slabs after these."""
     rdma: RdmaLent = RdmaLent()
     lacks: Text = ""
-    """What this process may not have, for people: locked memory, a keeper; empty: nothing."""
+    """The things that this process may not have, for people: locked memory, a keeper; empty: it has all."""
     unlocked_bytes: Count = 0
     """Bytes of lent memory that may be swapped out."""
     stalls: Count = 0
@@ -203,7 +203,7 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     op: Name
     """`read` or `write`."""
     answered: Name
-    """What answered them: `zeros`, `ring`, `lender` or `disk`."""
+    """The place that answered these requests: `zeros`, `ring`, `lender` or `disk`."""
     counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
     """Requests in each bucket of duration; trailing buckets that are left out are empty."""
     sum_s: float = 0.0
@@ -249,7 +249,7 @@ class PageCounts(ControlFrame, frozen=True):
     clients_refused: Count = 0
     """Block device clients that broke the protocol or exceeded the limit of connections."""
     lacks: Text = ""
-    """What this process may not have, as in `SlabList.lacks`."""
+    """The things that this process may not have, as in `SlabList.lacks`."""
     stalls: Count = 0
     """Count of stalls; this and the next three fields are as in `SlabList`."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0

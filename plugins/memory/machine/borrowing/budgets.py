@@ -74,8 +74,8 @@ class BudgetsAsked:
         return left, *nobody
 
     def _held(self, account: BudgetAccount, budget: int) -> BudgetHeld:
-        """What the account has: what lenders told, and for lenders that do not tell what this host has there; plus what
-        it asked for just now."""
+        """The memory of the account: as lenders told it, and for lenders that do not tell as this host has it there;
+        plus the slabs that this host asked for just now."""
         if account not in self._places:
             mine, told = places_of(self._volumes.values(), account), self.accounts.used(account)
             self._places[account] = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}

@@ -14,7 +14,7 @@ from plugins.memory.machine.borrowing.place import SlabPlace
 
 
 class AskedHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the asked hosts in every step."""
+    """The facts about the asked hosts that are known in every step."""
 
     asked: tuple[HostId, ...]
     offers: Mapping[HostId, int]
@@ -24,7 +24,7 @@ class AskedHosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """What each of the hosts asked said, for people."""
+        """The answer of each host that was asked, for people."""
         answered = [host for host in self.asked if host in self.offers]
         said = [f"{host} offers {self.offers[host]}" for host in answered]
         silent = [host for host in self.asked if host not in self.offers]

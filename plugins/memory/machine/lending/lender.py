@@ -164,7 +164,7 @@ class Lender:
         return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=self.lent.size_bytes))
 
     def told_accounts(self) -> tuple[int, ...] | None:
-        """What this host gossips that it lends to whom; None: it does not know yet, or its slab process is gone."""
+        """The loans to each account, as this host gossips them; None: not known yet, or its slab process is gone."""
         known = self.address and all(lent.payer_known for lent in self.lent.values())
         return self.accounts.told() if known else None
 

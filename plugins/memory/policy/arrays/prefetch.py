@@ -1,4 +1,4 @@
-"""Which chunks of an array are fetched before they are touched: the majority of the last strides (Leap, ATC'20, section
+"""The chunks of an array fetched before they are touched: the majority of the last strides (Leap, ATC'20, section
 3.2, algorithms 1 to 3).
 
     accesses   10 12 14 93 16 18 20 22        strides   2 2 79 -77 2 2 2      most of them: 2

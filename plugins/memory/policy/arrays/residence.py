@@ -1,4 +1,4 @@
-"""Which chunks of an array stay in local memory: the oldest go, before there is no room left."""
+"""The chunks of an array that stay in local memory: the oldest go, before there is no room left."""
 
 from collections.abc import Collection, Iterable
 

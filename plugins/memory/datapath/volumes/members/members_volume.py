@@ -1,4 +1,4 @@
-"""What volumes without a disk have in common, mirrored or with parity: each slab is in the memory of several other
+"""The common part of volumes without a disk, mirrored or with parity: each slab is in the memory of several other
 hosts, and nowhere else. Which of them serve is decided by `machine.mirror`; the rules are those of `mirror_volume` and
 `parity_volume`."""
 
@@ -71,7 +71,7 @@ class MembersVolume(PagedVolume[M]):
 
     @abstractmethod
     def _lost(self, slabs: tuple[int, ...]) -> str:
-        """What was lost in these slabs, for people."""
+        """The loss in these slabs, in words for people."""
 
     @abstractmethod
     def _lacks(self, slab: M) -> bool:

@@ -63,7 +63,7 @@ class RowsWritten(NamedTuple):
     pages: "NDArray[np.uint8]"
     """Content, shape (rows, columns, page_bytes); pages that are not written are zeros until they are read."""
     mask: "NDArray[np.bool_]"
-    """Which pages are written, shape (rows, columns)."""
+    """Whether each page is written, shape (rows, columns)."""
     are_zeros: bool
 
     def of_column(self, column: int) -> tuple[int, int]:
