@@ -1,4 +1,4 @@
-"""What a lender does while tasks of its host wait for memory at this very moment."""
+"""The actions of a lender while tasks of its host wait for memory at this very moment."""
 
 from covey.core.units import GIB
 from covey.ports import MemoryNow

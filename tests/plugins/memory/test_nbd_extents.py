@@ -1,4 +1,4 @@
-"""What a volume tells a client of the block device about what is allocated (`base:allocation`)."""
+"""The answers of a volume to a client of the block device about allocated ranges (`base:allocation`)."""
 
 import random
 import struct

@@ -18,7 +18,7 @@ DATA, HOLE = 1, 2
 
 
 class Model:
-    """What the device holds: its bytes, and which pages take room."""
+    """The content of the device: its bytes, and which pages take room."""
 
     def __init__(self) -> None:
         self.content, self.room = bytearray(SIZE), [False] * SHAPE.pages

@@ -1,4 +1,4 @@
-"""What a borrower remembers of one slab and of one volume, and which of its states may follow which."""
+"""The facts that a borrower remembers of one slab and of one volume, and which of its states may follow which."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the spill log's process decides and remembers, without a disk; and its decoders on bytes that are anything."""
+"""Decisions and memory of the spill log's process, without a disk; and its decoders on bytes that are anything."""
 
 import random
 from array import array
