@@ -1,4 +1,4 @@
-"""What the aggregator plugin of one host keeps on disk."""
+"""State of the aggregator plugin of one host, which is kept on disk."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from plugins.aggregator.messages import Assigned
 
 
 class AggregatorState(msgspec.Struct, frozen=True):
-    """The file's content."""
+    """Content of the state file."""
 
     process: ProcessId | None = None
     held: list[ServedJob] = []

@@ -22,7 +22,7 @@ SECRET = b"sixteen bytes !!"
 
 
 class Quiet:
-    """A log that nobody reads, but errors."""
+    """A log that nobody reads, except for errors."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -38,7 +38,7 @@ class Quiet:
 
 
 def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
-    """Ports of a byte process: what it must not touch is absent."""
+    """The ports of a byte process: those that it must not touch are absent."""
     absent = cast(Any, None)
     return Env(
         host=HostId("h1"),
@@ -102,7 +102,7 @@ class AggdThread:
         return self.order(GetStatus())
 
     def kill(self) -> None:
-        """Every connection drops at once, and the address answers no more."""
+        """Drop every connection at once; the address answers no more."""
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(5)
         assert not self._thread.is_alive()

@@ -14,7 +14,7 @@ from covey.wire.headers import Op, Reply, Request, Status, WireError
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 
 UNDER_WAY_MAX = 64
-"""Requests of one connection; each is at most 256 pages."""
+"""Most requests under way of one connection; each is at most 256 pages."""
 
 
 GATHERED_MAX = 1 << 20
@@ -22,7 +22,8 @@ GATHERED_MAX = 1 << 20
 
 
 class VolumeSession:
-    """`Driven`. `over` is set when it ends, with what the client did wrong, if anything."""
+    """One connection of a client (`Driven`). `over` is set when it ends, with what the client did wrong, if
+    anything."""
 
     def __init__(self, env: Env, volume: AnyVolume, stream: ByteStream) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -64,7 +65,7 @@ class VolumeSession:
         self._flush()
 
     def ended(self, error: ConnectionError) -> None:
-        """What is under way is finished without an answer."""
+        """The connection ended. Requests under way are finished without an answer."""
         if not self.over.done():
             self.over.set_result("")
 
