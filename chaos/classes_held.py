@@ -6,8 +6,8 @@ after they are back; so for a while some ranks go on as opportunistic, and none 
 
 from typing import Any
 
+from chaos.actors.sharer import DeviceAccounts, SharerLink, name_of
 from chaos.rackworld import SimRack
-from chaos.sharer import DeviceAccounts, SharerLink, name_of
 from chaos.world.world import World
 
 KNOWN_S = 5.0

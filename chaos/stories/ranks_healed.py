@@ -1,4 +1,4 @@
-"""A gang calls `job.state` (`chaos.learner`: the job side's own code), and is struck at any moment of any step: a rank
+"""A gang calls `job.state` (`chaos.actors.learner`: the job side's own code), and is struck at any moment of any step: a rank
 is killed or two, a host, an agent, a supervisor, or a process that adds; hosts are cut off and come back; a person
 moves ranks to other hosts, of their gang or not. Often the next fault strikes while a successor takes its state. Some
 jobs gather what is each rank's own, some have it kept by neighbours. No process of before is heard, none is missing in

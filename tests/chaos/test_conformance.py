@@ -10,7 +10,7 @@ import pytest
 from agent.ports.disk import DirectoryDisk
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.datagrams import UdpDatagrams
-from chaos import conformance
+from chaos.checks import conformance
 from chaos.world.host import SimLog
 from chaos.world.world import World
 from covey.ports import Address, Bytes, ByteStream, Command, Datagrams, Disk, Env

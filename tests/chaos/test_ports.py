@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos import conformance
+from chaos.checks import conformance
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.ids import HostId

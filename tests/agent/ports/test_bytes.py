@@ -1,5 +1,5 @@
 """Streams over real sockets, on both event loops. (Promises that simulated streams share stand in
-chaos/conformance.py.)"""
+chaos/checks/conformance.py.)"""
 
 import asyncio
 import fcntl

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from chaos.actors.workload import SIZES
 from chaos.rackworld import SimRack
-from chaos.workload import SIZES
 from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
 from covey.simulated.block_streams import BlockStreams

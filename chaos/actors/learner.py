@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from chaos.workload import LINGER_S, AgentLink, Say
+from chaos.actors.workload import LINGER_S, AgentLink, Say
 from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
 from covey.core.ids import JobId
 from covey.healing.likeness import Likeness

@@ -19,7 +19,7 @@ import msgspec
 
 from agent.api.rack_view import ViewAnswer
 from agent.rpc.envelope import Envelope
-from chaos.people import People
+from chaos.actors.people import People
 from chaos.world.host import SimHost
 from covey.core.events import Message
 from covey.core.ids import HostId

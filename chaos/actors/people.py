@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from chaos.workload import AgentLink
+from chaos.actors.workload import AgentLink
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
 from covey.ports import Command, Env

@@ -6,7 +6,7 @@ page and version it is and carries a checksum, so a page of somebody else, a mix
 
 Two verdicts: `wrong` must never be, whatever failed (bytes never written there); `stale` is an older version
 of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may:
-`chaos.custody` says of which pages.
+`chaos.checks.custody` says of which pages.
 """
 
 import asyncio

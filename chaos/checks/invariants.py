@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.raft.machine.raft import Role
+from chaos.checks.leaks import UnusedSlabs
 from chaos.faults import HEALERS
-from chaos.leaks import UnusedSlabs
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World

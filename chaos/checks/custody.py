@@ -15,7 +15,7 @@ that no lender was asked to hold is acknowledged by the disk alone, unsynced as 
 from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from chaos.pager import Oracle, version_of
+from chaos.actors.pager import Oracle, version_of
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
