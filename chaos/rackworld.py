@@ -3,8 +3,8 @@
     SimRack(seed, hosts=4) -> start() -> settle() -> submit(...), attach a volume, strike faults -> heal() -> check
 
 What the agents start - supervisors, slab and volume processes, aggregators - are the real programs too, each a process
-of its own on its host; only the users' commands are stand-ins (`chaos.actors.workload`). An agent that ends by itself (a sick
-disk) is started again after a while, as systemd does; one that a fault killed comes back when the fault says so.
+of its own on its host; only the users' commands are stand-ins (`chaos.actors.workload`). An agent that ends by itself
+(a sick disk) is started again after a while, as systemd does; one that a fault killed comes back when it says so.
 """
 
 import asyncio

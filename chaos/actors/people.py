@@ -8,18 +8,16 @@ or refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other excepti
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chaos.actors.workload import AgentLink
+from chaos.rack_seen import RackSeen
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
 from covey.ports import Command, Env
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.rounds import Superseded
 from plugins.scheduler.machine.log.jobs import OVER
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 ASKED_S = (0.05, 1.5)
 """Between two questions."""
@@ -32,7 +30,7 @@ Question = tuple[str, dict[str, Any]]
 class People:
     """Asks from now on until the virtual second `until_s`. `jobs`: what was taken of what they submitted."""
 
-    def __init__(self, rack: "SimRack", until_s: float) -> None:
+    def __init__(self, rack: RackSeen, until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.jobs: dict[JobId, tuple[str, ...]] = {}
         self.asked = self.refused = self.submitted = 0

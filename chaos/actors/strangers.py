@@ -13,13 +13,14 @@ What cannot be understood is counted, dropped or refused, and does no more harm 
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from agent.api.rack_view import ViewAnswer
 from agent.rpc.envelope import Envelope
 from chaos.actors.people import People
+from chaos.rack_seen import RackSeen
 from chaos.world.host import SimHost
 from covey.core.events import Message
 from covey.core.ids import HostId
@@ -33,9 +34,6 @@ from covey.wire.job import Attach, Join, VolumeAt, decoder
 from gossip.packet import HEADER_BYTES
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.slabwire import SlabOp, SlabRequest
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 EVERY_S = (0.2, 3.0)
 """Between two strangers."""
@@ -58,7 +56,7 @@ class Tomorrow(Message, frozen=True):
 class Strangers:
     """Come to the hosts of a rack from now on, until the virtual second `until_s`."""
 
-    def __init__(self, rack: "SimRack", until_s: float) -> None:
+    def __init__(self, rack: RackSeen, until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.came = 0
         self.people = People(rack, 0.0)
@@ -241,7 +239,7 @@ async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeA
     return frame
 
 
-def newer_answers(rack: "SimRack", name: str) -> None:
+def newer_answers(rack: RackSeen, name: str) -> None:
     """From now on some answers of this host's agent are of a version to come."""
     answers, rng = rack.agents[name].messenger._answers, rack.rng
     answer, post = answers._answer, answers._post
@@ -259,7 +257,7 @@ def newer_answers(rack: "SimRack", name: str) -> None:
     answers._answer, answers._post = garbled, posted
 
 
-def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:
+def usurp(host: SimHost, address: str, words: bytes, rack: RackSeen) -> None:
     """A foreign program gets this port, on which no process listens now, and answers with these bytes."""
 
     async def serve(env: Env, command: Command) -> int:

@@ -1,1 +1,1 @@
-"""What is looked at in a simulated rack, and over its code: invariants, custody of pages, leaks, handlers never entered."""
+"""What is looked at in a simulated rack, and over its code: invariants, pages in custody, leaks, unentered handlers."""

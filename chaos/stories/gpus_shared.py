@@ -1,8 +1,9 @@
 """Jobs of all classes share devices under the real scheduler and the real sharing, on every host: they ask for memory,
 go by the limits in their pages or do not, some do not pair, and agents, hosts, devices and the network fail meanwhile.
 
-What all ranks may hold of a device never exceeds it, whoever has died or begun anew (`chaos/actors/sharer.py` keeps account of
-the limits that ranks really go by); nobody is stopped without a lease; and when all is healed every job ends.
+What all ranks may hold of a device never exceeds it, whoever has died or begun anew (`chaos/actors/sharer.py` keeps
+account of the limits that ranks really go by); nobody is stopped without a lease; and when all is healed every job
+ends.
 """
 
 from chaos import faults

@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from typing import TYPE_CHECKING
 
+from chaos.world.seen import HostSeen, ProcessSeen, WorldSeen
 from covey.ports import Address
 from covey.ports.addresses import is_ip, joined
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimHost, SimProcess
-    from chaos.world.world import World
 
 LOOPBACK_S = (0.00001, 0.00005)
 """Seconds within a host."""
@@ -50,7 +46,7 @@ class NetworkConditions:
 class Network:
     """Who reaches whom, and how fast."""
 
-    def __init__(self, world: "World", rng: random.Random) -> None:
+    def __init__(self, world: WorldSeen, rng: random.Random) -> None:
         self.world, self.rng = world, rng
         self.conditions = NetworkConditions()
         self.cuts: dict[tuple[str, str], float] = {}
@@ -60,7 +56,7 @@ class Network:
         self.unheard: dict[str, None] = {}
         """Hosts whose datagrams are dropped, to them and from them."""
         self.sockets: dict[Address, SimSocket] = {}
-        self.hosts_by_ip: dict[str, SimHost] = {}
+        self.hosts_by_ip: dict[str, HostSeen] = {}
         self.names: dict[str, tuple[str, ...]] = {}
         """What the name server knows: name -> IPs. A story may change it."""
         self.sent = self.dropped = 0
@@ -136,7 +132,7 @@ def _seen_from(address: Address, here: str) -> Address:
     return f"{here if ip.startswith('127.') or ip in ('::1', 'localhost') else ip}:{port}"
 
 
-def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool]) -> Address:
+def bind_address(host: HostSeen, bind: Address, taken: Callable[[Address], bool]) -> Address:
     """The address a socket really gets. OSError when it is taken or not this host's."""
     ip, port = split(bind)
     if ip in ("0.0.0.0", "::", "", "localhost", "::1") or ip.startswith("127."):
@@ -153,7 +149,7 @@ def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool
 class SimSocket:
     """One bound datagram socket."""
 
-    def __init__(self, process: "SimProcess", address: Address, received: Callable[[bytes, Address], None]) -> None:
+    def __init__(self, process: ProcessSeen, address: Address, received: Callable[[bytes, Address], None]) -> None:
         self._process, self.address, self._received = process, address, received
         self._waiting = 0
         self.closed = False
@@ -214,7 +210,7 @@ def _arrive(network: Network, source: str, sender: Address, address: Address, da
 class SimDatagrams:
     """The `Datagrams` port of one process."""
 
-    def __init__(self, process: "SimProcess") -> None:
+    def __init__(self, process: ProcessSeen) -> None:
         self._process = process
 
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> SimSocket:

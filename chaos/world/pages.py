@@ -3,12 +3,9 @@ rings that two processes of a host share by name."""
 
 import errno
 import mmap
-from typing import TYPE_CHECKING
 
+from chaos.world.seen import ProcessSeen
 from covey.kernel.pages import PAGE_BYTES
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
 
 
 class SimPage:
@@ -31,7 +28,7 @@ class SimRing:
 
     locked = True
 
-    def __init__(self, process: "SimProcess", memory: mmap.mmap) -> None:
+    def __init__(self, process: ProcessSeen, memory: mmap.mmap) -> None:
         self.name = f"{process.id.pid}:{process.ring_number}"
         process.ring_number += 1
         process.rings[self.name] = memory
@@ -48,7 +45,7 @@ class SimRing:
 class SimPages:
     """`covey.ports.Pages` of one process."""
 
-    def __init__(self, process: "SimProcess") -> None:
+    def __init__(self, process: ProcessSeen) -> None:
         self._process = process
 
     def make(self, kind: str, mine: bool) -> SimPage:

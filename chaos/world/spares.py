@@ -6,12 +6,9 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from signal import SIGKILL
-from typing import TYPE_CHECKING
 
+from chaos.world.seen import ProcessSeen
 from covey.ports import Command, Env, ProcessId
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
 
 IMPORTS_S = (0.1, 4.0)
 """What a script imports takes so long."""
@@ -20,7 +17,7 @@ IMPORTS_S = (0.1, 4.0)
 class SimSpare:
     """`covey.ports.WaitingProcess`, as its keeper has it; ends with that one, unless it has become something."""
 
-    def __init__(self, keeper: "SimProcess", process: "SimProcess") -> None:
+    def __init__(self, keeper: ProcessSeen, process: ProcessSeen) -> None:
         self._keeper, self.process = keeper, process
         self._lines: deque[str] = deque()
         self._heard: asyncio.Future[None] | None = None
