@@ -34,7 +34,7 @@ from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
 from covey.core.units import parse_size
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Plugin, Program
 from plugins.memory.policy.settings import MemorySettings
 from plugins.registry import PLUGINS

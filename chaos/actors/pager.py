@@ -15,7 +15,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame

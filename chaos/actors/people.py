@@ -14,7 +14,8 @@ from chaos.actors.workload import AgentLink
 from chaos.rack_seen import RackSeen
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.rounds import Superseded
 from plugins.scheduler.machine.log.jobs import OVER

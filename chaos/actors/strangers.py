@@ -24,7 +24,9 @@ from chaos.rack_seen import RackSeen
 from chaos.world.host import SimHost
 from covey.core.events import Message
 from covey.core.ids import HostId
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame

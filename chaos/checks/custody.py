@@ -20,7 +20,7 @@ from chaos.rack_seen import RackSeen
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill import spill_load
 from plugins.memory.datapath.spill.page_table import LOG, PageTable

@@ -18,7 +18,7 @@ from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
 from covey.core.errors import Refused
 from covey.core.ids import JobId
-from covey.ports import Command
+from covey.ports.processes import Command
 
 HEARTBEAT_S = 1.0
 """By which the age of a copy of the log may be told too low."""

@@ -23,7 +23,7 @@ def run(work: Coroutine[Any, Any, R]) -> R:
 
 
 class MemoryDisk:
-    """`covey.ports.Disk` for what the log needs. With `fail_after` set, the power fails during that operation."""
+    """`covey.ports.disk.Disk` for what the log needs. With `fail_after` set, the power fails during that operation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

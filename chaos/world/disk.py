@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from chaos.world.seen import ProcessSeen
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 SECTOR_BYTES = 512
 GARBAGE = 0.05

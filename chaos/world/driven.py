@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from chaos.world.pipe import Outgoing
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire.driven import Driven, Part
 
 

@@ -27,7 +27,8 @@ from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
 from covey.core.ids import HostId
 from covey.core.line_log import LineLog
-from covey.ports import Command, Env, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from covey.wire.checked import StateRefused
 
 Kind = Literal["agent", "program", "user"]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from chaos.world.net import bind_address, split
 from chaos.world.seen import ProcessSeen
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 
 OUTBOX_MAX = 1000
 """Messages to one peer that may wait (high-water mark)."""

@@ -14,8 +14,7 @@ from functools import lru_cache
 from math import log
 
 from chaos.world.seen import HostSeen, ProcessSeen, WorldSeen
-from covey.ports import Address
-from covey.ports.addresses import is_ip, joined
+from covey.ports.addresses import Address, is_ip, joined
 
 LOOPBACK_S = (0.00001, 0.00005)
 """Seconds within a host."""

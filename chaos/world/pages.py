@@ -1,5 +1,5 @@
-"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream (`covey.ports.Pages`), and
-rings that two processes of a host share by name."""
+"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream
+(`covey.ports.pages.Pages`), and rings that two processes of a host share by name."""
 
 import errno
 import mmap
@@ -9,7 +9,7 @@ from covey.kernel.pages import PAGE_BYTES
 
 
 class SimPage:
-    """`covey.ports.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
+    """`covey.ports.pages.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
 
     def __init__(self, mine: bool) -> None:
         self.view = bytearray(PAGE_BYTES)
@@ -24,7 +24,7 @@ class SimPage:
 
 
 class SimRing:
-    """`covey.ports.SharedRing`, and `HeldMemory`: it lives as long as somebody holds it, as memory does."""
+    """`covey.ports.pages.SharedRing`, and `HeldMemory`: it lives as long as somebody holds it, as memory does."""
 
     locked = True
 
@@ -43,7 +43,7 @@ class SimRing:
 
 
 class SimPages:
-    """`covey.ports.Pages` of one process."""
+    """`covey.ports.pages.Pages` of one process."""
 
     def __init__(self, process: ProcessSeen) -> None:
         self._process = process

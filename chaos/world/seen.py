@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from chaos.world.mischief import Mischief
-from covey.ports import Address, Command, Env, ProcessId
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from plugins.base import Program
 
 

@@ -1,4 +1,4 @@
-"""Simulated processes that are started ahead (`covey.ports.StartsAhead`): they say that they wait, and
+"""Simulated processes that are started ahead (`covey.ports.processes.StartsAhead`): they say that they wait, and
 become a rank."""
 
 import asyncio
@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable
 from signal import SIGKILL
 
 from chaos.world.seen import ProcessSeen
-from covey.ports import Command, Env, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 
 IMPORTS_S = (0.1, 4.0)
 """What a script imports takes so long."""
 
 
 class SimSpare:
-    """`covey.ports.WaitingProcess`, as its keeper has it; ends with that one, unless it has become something."""
+    """`covey.ports.processes.WaitingProcess`, as its keeper has it; ends with that one, unless it has become
+    something."""
 
     def __init__(self, keeper: ProcessSeen, process: ProcessSeen) -> None:
         self._keeper, self.process = keeper, process

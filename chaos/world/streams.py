@@ -28,7 +28,9 @@ from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
 from chaos.world.pipe import RETRANSMIT_S, Outgoing, Pipe
 from chaos.world.seen import HostSeen, ProcessSeen, WorldSeen
-from covey.ports import UNKNOWN_USER, Address, Handed, SharedPage
+from covey.ports.addresses import Address
+from covey.ports.pages import Handed, SharedPage
+from covey.ports.streams import UNKNOWN_USER
 from covey.wire.driven import Driven, Part
 
 WINDOW_BYTES = 1 << 20

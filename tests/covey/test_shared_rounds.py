@@ -472,9 +472,15 @@ def test_tensors_take_no_descriptors_and_a_closed_client_keeps_none() -> None:
 
 def test_a_tensor_more_takes_as_long_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks join under one lock: a look at all names for each new one takes seconds where a model has a thousand."""
-    looks, told = [], []
+    looks: list[int] = []
+    told: list[tuple[int, int]] = []
     entry = TensorMemory._entry
-    monkeypatch.setattr(TensorMemory, "_entry", lambda memory, place: looks.append(place) or entry(memory, place))
+
+    def counted(memory: TensorMemory, place: int) -> tuple[int, int, int]:
+        looks.append(place)
+        return entry(memory, place)
+
+    monkeypatch.setattr(TensorMemory, "_entry", counted)
     shared = SharingRanks(1)
     (client,) = shared.clients
     client._tell_shared = lambda largest, total: told.append((largest, total))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import ANYBODY, ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ANYBODY, ByteStream, Listener
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,

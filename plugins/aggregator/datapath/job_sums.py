@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from covey.job.leaving import LEAVE, in_vain
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from typing import NamedTuple
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.blocks import Sizes
 from covey.tensors.numbers.tensor_wire import Payload
 from covey.wire.splicing import LEAST_BYTES

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
 from plugins.aggregator.datapath.blocks.state_carrier import COPY_SILENT_S

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.aggregator.datapath.iteration_gaps import IterationGaps
 
 

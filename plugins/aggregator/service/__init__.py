@@ -17,8 +17,8 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, LogEvent, Publish, Send
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
-from covey.ports import ByteStream
 from covey.ports.addresses import joined
+from covey.ports.streams import ByteStream
 from covey.tensors.aggregator.present_owner import HANDOVER_S
 from covey.tensors.numbers.blocks import TABLES_MAX, job_of, number_of, table_id
 from covey.tensors.numbers.tensor_wire import grant_of

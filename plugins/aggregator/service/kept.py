@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import Assigned
 

@@ -1,6 +1,6 @@
 """The number of lanes of this host's next `aggd`."""
 
-from covey.ports import Probes
+from covey.ports.probes import Probes
 from plugins.aggregator.policy.lanes import lanes_of
 
 

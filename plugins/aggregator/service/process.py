@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from covey.ports import ByteStream, Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Process, ProcessId
+from covey.ports.streams import ByteStream
 from plugins.aggregator.datapath.aggd import AggdConfig
 from plugins.starting import LOOK_S, StartPatience, why_ended
 

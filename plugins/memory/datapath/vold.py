@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from covey.ports import ByteStream, Env, LoopStalls
+from covey.ports.env import Env
+from covey.ports.probes import LoopStalls
+from covey.ports.streams import ByteStream
 from covey.ports.verbs import SWITCHED_OFF
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire

@@ -4,12 +4,12 @@ The paper keeps 8 of 64 GB and says that the right amount depends on the machine
 headroom must cover is known: while slabs are on their way back, local programs keep taking memory. So headroom is what
 they took in their fastest recent spell, for as long as an eviction lasts, times `SAFETY`. On a quiet host that is a few
 percent; the rest can be lent. All figures come from `MemAvailable` of the machine or, where it is smaller, what the
-cgroup's limit leaves (`covey.ports.MemoryNow`).
+cgroup's limit leaves (`covey.ports.probes.MemoryNow`).
 """
 
 import msgspec
 
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.policy.lending import PRESSURE_MAX, Headroom, lend_auto
 
 HALF_LIFE_S = 600.0

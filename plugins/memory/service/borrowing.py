@@ -9,7 +9,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.metrics import MetricSeries
 from covey.core.units import format_size
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from covey.wire.job import Make
 from plugins.base import Host
 from plugins.memory.datapath import vold

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from covey.core.errors import Refused
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.swap_wire import SwapCounts
 from plugins.base import Host
 from plugins.memory.datapath.wire import control

@@ -8,8 +8,9 @@ import msgspec
 
 from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
-from covey.ports import MemoryNow, ProcessId
 from covey.ports.addresses import joined, reached_at
+from covey.ports.probes import MemoryNow
+from covey.ports.processes import ProcessId
 from plugins.base import Host
 from plugins.facts import LentNow, Spare, SpareChanged, is_drained
 from plugins.memory.datapath.lending import slab_keeper

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from covey.ports import Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Process, ProcessId
 from plugins.memory.datapath.wire.control import (
     Answer,
     No,

@@ -12,7 +12,9 @@ import asyncio
 
 import msgspec
 
-from covey.ports import Disk, Logger, ProcessId
+from covey.ports.disk import Disk
+from covey.ports.log import Logger
+from covey.ports.processes import ProcessId
 from covey.wire import checked
 from plugins.memory.datapath import vold
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolume

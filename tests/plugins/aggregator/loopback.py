@@ -13,7 +13,8 @@ from agent.ports.network.bytes import SocketBytes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.core.ids import HostId, JobId
-from covey.ports import Env, Logger
+from covey.ports.env import Env
+from covey.ports.log import Logger
 from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
 from plugins.aggregator.datapath.control import GetStatus, Now, Order, Serve

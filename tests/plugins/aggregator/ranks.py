@@ -8,7 +8,8 @@ from typing import Any, cast
 from chaos.actors.workload import SIZES
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.numbers.blocks import tables_of
 from covey.wire.job import AggregatorAt, AggregatorLost, Frame

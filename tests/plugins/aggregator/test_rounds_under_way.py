@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from covey.core.ids import JobId
-from covey.ports import Clock, Env
+from covey.ports.clock import Clock
+from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import Payload
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps

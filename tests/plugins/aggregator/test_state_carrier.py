@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, Header, TensorOp, frame, parse
 from covey.wire import handshake
 from plugins.aggregator.datapath.blocks.state_carrier import ASKS_S, HERE_S, StateCarrier

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue

@@ -4,7 +4,7 @@ each lender."""
 from typing import Any, cast
 
 from agent.tasks import Tasks
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.lending.slab_store import HostedSlab
 from plugins.memory.datapath.volumes.members.mirror_volume import MirrorVolume
 from plugins.memory.datapath.volumes.members.parity_volume import ParityVolume

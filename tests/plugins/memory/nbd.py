@@ -4,7 +4,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from plugins.memory.datapath.doors.exports import Exports
 from plugins.memory.datapath.doors.nbdwire import NbdAnswer, NbdCommand, NbdOption
 from plugins.memory.datapath.volumes.volume import Volume

@@ -21,7 +21,13 @@ from agent.ports.network.verbs import PyVerbs
 from agent.tasks import Tasks
 from chaos.world.clock import SimLoopStalls
 from covey.core.ids import HostId
-from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
+from covey.ports.datagrams import Datagrams
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.links import Links
+from covey.ports.probes import Probes
+from covey.ports.processes import Processes, ProcessId
+from covey.ports.streams import ByteStream
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
 from plugins.memory.datapath.lending.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.lending.slab_session import SlabSession
@@ -59,7 +65,7 @@ class QuietLog:
 
 
 class QuietProbes:
-    """Answers to what programs ask of `covey.ports.Probes`: the process of the tests is not locked."""
+    """Answers to what programs ask of `covey.ports.probes.Probes`: the process of the tests is not locked."""
 
     def cores(self) -> int:
         return 1
@@ -140,7 +146,7 @@ class LocalProcess:
 
 
 class LocalProcesses:
-    """`start_program` of `covey.ports.Processes`: the writer of a spill log."""
+    """`start_program` of `covey.ports.processes.Processes`: the writer of a spill log."""
 
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench

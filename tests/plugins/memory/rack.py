@@ -15,7 +15,8 @@ from chaos.world.world import World
 from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.headers import Op, Request, Status

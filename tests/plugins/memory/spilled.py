@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.base import Program
 from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.datapath.spill.spill_writer import SpillConfig, run_spill

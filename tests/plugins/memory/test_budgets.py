@@ -12,7 +12,8 @@ from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
-from covey.ports import UNKNOWN_USER, MemoryNow
+from covey.ports.probes import MemoryNow
+from covey.ports.streams import UNKNOWN_USER
 from covey.wire.job import Attach, Detach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced

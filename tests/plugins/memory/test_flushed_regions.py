@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.volumes import flushed_regions
 from plugins.memory.datapath.volumes.flushed_regions import SINGLE_MAX, FlushedRegions
 from tests.plugins.memory.ports import a_bench, read, write

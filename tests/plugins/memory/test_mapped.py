@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.stream import is_same_host
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from covey.ports.verbs import VerbsFound
 from covey.wire.headers import WireError
 from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore

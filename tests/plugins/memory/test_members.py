@@ -7,7 +7,7 @@ from typing import Any
 from covey.core.events import Heard
 from covey.core.ids import HostId
 from covey.core.units import GIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.events import CloseSlab
 from plugins.memory.machine.lending import events as le

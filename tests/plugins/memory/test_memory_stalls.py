@@ -1,7 +1,7 @@
 """The actions of a lender while tasks of its host wait for memory at this very moment."""
 
 from covey.core.units import GIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.lending import events as le
 from plugins.memory.messages import Activity, CheckActivity, Evict
 from tests.plugins.memory.tale import ME, SLAB, sent

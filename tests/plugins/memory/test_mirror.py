@@ -11,7 +11,7 @@ import pytest
 from chaos.faults import SIGCONT, SIGSTOP
 from chaos.world.world import World
 from covey.core.errors import Refused
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Program
 from plugins.memory.policy.settings import MemorySettings
 from plugins.views import SlabView, VolumeView

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.policy import copying, headroom, lending, placement, spilling
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom

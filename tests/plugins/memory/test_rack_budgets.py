@@ -17,7 +17,7 @@ from covey.core.errors import Refused
 from covey.core.events import Heard, LogEvent
 from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from covey.wire.job import Attach
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer

@@ -12,7 +12,7 @@ from chaos.world.clock import SimLoopStalls
 from covey.core.events import Heard, Send
 from covey.core.ids import HostId
 from covey.core.units import MIB, TIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from covey.wire import frames
 from plugins.memory.datapath.doors.exports import Exports
 from plugins.memory.datapath.doors.swap_door import SwapDoor

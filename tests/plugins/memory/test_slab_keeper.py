@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.ports.memory.pages import MemfdPages, MemfdRing
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.wire.control import RegisterSlabFrame
 from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages

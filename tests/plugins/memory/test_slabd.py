@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from agent.ports.memory.pages import MemfdPages
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire import handshake, headers
 from covey.wire.handshake import CHALLENGE_BYTES, Challenge
 from covey.wire.headers import Status

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.aggregator.datapath.lanes.lanes import Lanes
 from plugins.aggregator.policy.urgency import MostUrgent
 

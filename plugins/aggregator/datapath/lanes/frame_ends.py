@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire.driven import DrivenStream, driven
 from covey.wire.frames import FrameError, body_size, pack, unpack
 

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.types import NUMBERS
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
 from plugins.aggregator.datapath.lanes.part_additions import add_part

@@ -13,7 +13,8 @@ them touch the same bytes. What a lane was doing when it ended is lost, as by an
 import asyncio
 from collections.abc import Callable
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
 from plugins.aggregator.datapath.lanes.lane import LaneConfig
 from plugins.aggregator.datapath.lanes.memory import LaneMemory

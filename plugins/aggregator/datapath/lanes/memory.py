@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.lanes.wire import LaneMemoryAt, Place
 

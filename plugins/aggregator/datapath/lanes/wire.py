@@ -24,7 +24,7 @@ class LaneMemoryAt(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     name: str
-    """Name of the memory, as in `covey.ports.SharedRing`."""
+    """Name of the memory, as in `covey.ports.pages.SharedRing`."""
     size: int
 
 

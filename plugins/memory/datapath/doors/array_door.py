@@ -11,7 +11,8 @@ import hmac
 
 import msgspec
 
-from covey.ports import Env, Process
+from covey.ports.env import Env
+from covey.ports.processes import Process
 
 START_S = 10.0
 """Seconds that a pager may take to be loaded."""

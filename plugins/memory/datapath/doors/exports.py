@@ -2,7 +2,8 @@
 
 import asyncio
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from plugins.memory.datapath.doors.nbd_front import NbdFront, ServedClients
 from plugins.memory.datapath.doors.nbd_pages import NbdPages
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume

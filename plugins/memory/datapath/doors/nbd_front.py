@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.driven import Part, driven
 from covey.wire.headers import WireError
 from plugins.memory.datapath.doors import nbdwire

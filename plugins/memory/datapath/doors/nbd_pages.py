@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.doors import nbdwire
 from plugins.memory.datapath.doors.nbdwire import Extents
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume

@@ -14,7 +14,9 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from covey.ports import ByteStream, Env, Handed
+from covey.ports.env import Env
+from covey.ports.pages import Handed
+from covey.ports.streams import ByteStream
 from covey.wire import frames
 from covey.wire import swap_wire as swapwire
 from covey.wire.swap_wire import (

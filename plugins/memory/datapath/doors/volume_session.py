@@ -6,7 +6,8 @@ is bounded; then nothing more of it is read.
 
 import asyncio
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.driven import Part, driven

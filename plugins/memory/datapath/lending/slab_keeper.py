@@ -20,7 +20,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.ports import ByteStream, Env, HeldMemory
+from covey.ports.env import Env
+from covey.ports.pages import HeldMemory
+from covey.ports.streams import ByteStream
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import is_secret
 from plugins.base import Program

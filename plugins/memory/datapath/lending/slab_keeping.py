@@ -9,7 +9,8 @@ does not count (`slab_memory`).
 import asyncio
 from collections import deque
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.frames import read_frame, write_frame
 from plugins.memory.datapath.lending.slab_keeper import (
     SOCKET,

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs
 from covey.wire import handshake
 from covey.wire.driven import DrivenStream, Part

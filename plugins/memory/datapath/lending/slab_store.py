@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 from plugins.memory.datapath.wire import control
 from plugins.memory.datapath.wire.control import HeldSlab
 from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages

@@ -15,7 +15,7 @@ Every volume has a protection domain of its own, so that no key opens another's 
 import asyncio
 from collections.abc import Callable
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs, Pair, PairPlace, Region, VerbsDevice
 from plugins.memory.datapath.lending import slab_maps
 from plugins.memory.datapath.lending.slab_store import HostedSlab

@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from covey.ports import Address, ByteStream, Env, Listener
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from covey.ports.verbs import SWITCHED_OFF
 from covey.wire import handshake, headers
 from covey.wire.driven import driven

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.wire.slabwire import Versions
 
 Answered = Callable[[bool, Versions], None]

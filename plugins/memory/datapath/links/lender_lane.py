@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.driven import DrivenStream, Part
 from covey.wire.headers import WireError
 from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered, AskedInOrder

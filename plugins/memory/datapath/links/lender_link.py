@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire import handshake, headers
 from covey.wire.driven import driven
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES

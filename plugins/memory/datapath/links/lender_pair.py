@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbStep
 from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered, AskedInOrder
 from plugins.memory.datapath.wire.slabwire import VERSION_BYTES, LentRegion, Versions

@@ -10,7 +10,7 @@ with several agents have such slabs: one for each NUMA node, or a rack to try th
 from collections.abc import Callable
 from functools import partial
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.headers import WireError
 from plugins.memory.datapath.links.mapped_slab import MappedSlab
 from plugins.memory.datapath.links.one_sided import OneSided, OwnDisk

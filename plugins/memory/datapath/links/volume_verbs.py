@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs
 from covey.wire import handshake
 from covey.wire.headers import WireError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill import spill_load

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.ports import Disk, Logger
+from covey.ports.disk import Disk
+from covey.ports.log import Logger
 from covey.wire import checked
 from plugins.memory.datapath.wire.control import OpenPlace
 

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.spill.log_keeper import LogKeeper
 from plugins.memory.datapath.spill.page_table import LOG, RING, ZERO
 from plugins.memory.datapath.spill.writer_process import WriterGone

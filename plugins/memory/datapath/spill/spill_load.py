@@ -9,7 +9,7 @@ import errno
 import msgspec
 import numpy as np
 
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.page_table import PageTable

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from plugins.memory.policy.log_records import ROW, ROW_BYTES, Rows
 
 COUNT_BYTES: Final = 4096

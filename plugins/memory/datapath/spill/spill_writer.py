@@ -15,7 +15,9 @@ from typing import Any, Protocol, cast
 import msgspec
 import numpy as np
 
-from covey.ports import ByteStream, Disk, Env
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import is_secret
 from plugins.base import Program
@@ -54,7 +56,7 @@ SEGMENT = re.compile("[0-9a-f]{8}")
 
 
 class GatherDisk(Disk, Protocol):
-    """The operations of a disk that this plugin needs beyond `covey.ports.Disk`; every disk has them."""
+    """The operations of a disk that this plugin needs beyond `covey.ports.disk.Disk`; every disk has them."""
 
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """`write_at` for parts that follow one another. OSError: any of it may be written."""

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from covey.ports import ByteStream, Env, Process
+from covey.ports.env import Env
+from covey.ports.processes import Process
+from covey.ports.streams import ByteStream
 from covey.wire.frames import read_frame, write_frame
 from plugins.memory.datapath.spill.spill_ring import SpillRing
 from plugins.memory.datapath.spill.spill_wire import (

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from covey.ports import Env
+from covey.ports.env import Env
 
 REGION_PAGES = 256
 """Pages of a region, 1 MiB with pages of 4 KiB: the file of a terabyte has 8 MiB at most."""

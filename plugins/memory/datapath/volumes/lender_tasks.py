@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.slab import CountedSlab, Slabs

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.spill.spill import Spill

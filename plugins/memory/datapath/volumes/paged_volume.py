@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.links.lender_link import LenderLinks
 from plugins.memory.datapath.links.one_sided import OwnDisk

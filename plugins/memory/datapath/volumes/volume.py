@@ -26,7 +26,7 @@ from operator import ge
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.links.write_buffers import WriteBuffers

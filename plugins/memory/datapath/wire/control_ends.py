@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from covey.wire.frames import FrameError, pack, read_frame
 from covey.wire.handshake import is_secret
 from plugins.memory.datapath.wire.control import (

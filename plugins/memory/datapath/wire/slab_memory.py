@@ -22,7 +22,7 @@ from array import array
 
 import msgspec
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 
 HEAD_BYTES = 4096
 """Bytes of the head: a page of the machine, so that versions and pages begin at a page too."""

@@ -4,7 +4,7 @@ import msgspec
 
 from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import SlabRef
 

@@ -28,7 +28,7 @@ import msgspec
 from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
 from covey.core.units import format_size
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.lending.budgets import Excesses, why_refused
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolumes
 from plugins.memory.machine.lending.events import (

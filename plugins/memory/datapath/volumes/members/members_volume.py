@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.spill.page_table import lazy_zeros, runs_of
 from plugins.memory.datapath.volumes.members.member_lenders import M, MemberLenders

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from operator import ge
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.policy import mirroring

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.volumes.members.mirror_read import LenderPaces
 from plugins.memory.datapath.volumes.members.parity_slab import ParitySlab

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import AwaitedAnswer, RemoteSlab, SlabGone
 from plugins.memory.datapath.volumes.members.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
