@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from agent.config import Config, ConfigError
-from covey.ports import Address, Datagrams
-from covey.ports.addresses import ip_port, is_everywhere, is_ip, joined
+from covey.ports.addresses import Address, ip_port, is_everywhere, is_ip, joined
+from covey.ports.datagrams import Datagrams
 
 RESOLVE_S = 5.0
 """Seconds for which the start waits until names of seeds resolve; gossip resolves the others later."""

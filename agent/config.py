@@ -20,8 +20,7 @@ from agent.ports.devices import settings as devices
 from agent.ports.devices.settings import GpuSettings
 from agent.raft.service import LeaderSettings
 from covey.core.ids import ID_PATTERN, HostId
-from covey.ports import Address
-from covey.ports.addresses import hears_others, ip_port, is_ip
+from covey.ports.addresses import Address, hears_others, ip_port, is_ip
 from gossip.service import GossipSettings
 from plugins.base import Plugin
 from plugins.registry import PLUGINS

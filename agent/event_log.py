@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core.ids import HostId
-from covey.ports import Clock, Disk
+from covey.ports.clock import Clock
+from covey.ports.disk import Disk
 from plugins.views import EventLine
 
 FILE = "events.log"

@@ -35,8 +35,8 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
-from covey.ports import Address, Env
-from covey.ports.addresses import reached_at
+from covey.ports.addresses import Address, reached_at
+from covey.ports.env import Env
 from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,

@@ -15,7 +15,8 @@ import msgspec
 
 from agent.event_log import EventLog
 from covey.core.ids import HostId
-from covey.ports import Address, Env
+from covey.ports.addresses import Address
+from covey.ports.env import Env
 from gossip.service import (
     GossipEvent,
     HostDown,

@@ -4,7 +4,7 @@ told."""
 import msgspec
 
 from agent.raft.disk import NO_ROOM
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from covey.wire import checked
 
 FILE = "identity"

@@ -36,8 +36,8 @@ from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
 from covey.core.version import VERSION
-from covey.ports import Env
 from covey.ports.addresses import hears_others, ip_port
+from covey.ports.env import Env
 from covey.wire.checked import StateRefused
 
 FORCED_EXIT_S = 5.0

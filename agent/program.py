@@ -36,7 +36,9 @@ from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart
 from agent.tasks import Tasks
 from covey.core.ids import HostId
 from covey.core.line_log import LineLog
-from covey.ports import Address, Env, Logger
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.log import Logger
 from plugins.base import Program
 
 COLLECT_AFTER = (20_000, 20, 50)
@@ -92,7 +94,7 @@ def program_named(name: str) -> Program:
 
 
 class JsonLog(LineLog):
-    """`covey.ports.Logger` without structlog, whose import takes longer than everything else a supervisor does."""
+    """`covey.ports.log.Logger` without structlog, whose import takes longer than everything else a supervisor does."""
 
     def __init__(self, out: TextIO, level: str = "info", **bound: Any) -> None:
         self._out, self._from, self._bound = out, LEVELS.index(level), bound

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from covey.ports import Logger
+from covey.ports.log import Logger
 
 
 class Tasks:

@@ -30,7 +30,7 @@ from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.datapath.lending.slabd import SlabServer

@@ -7,8 +7,8 @@ so.
 
 from typing import Any
 
+from chaos.actors.sharer import DeviceAccounts, SharerLink, name_of
 from chaos.rackworld import SimRack
-from chaos.sharer import DeviceAccounts, SharerLink, name_of
 from chaos.world.world import World
 
 KNOWN_S = 5.0

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chaos import handlers
+from chaos.checks import handlers
 from chaos.crowds.crowd import gossip_story
 from chaos.crowds.memory_crowd import memory_story
 from chaos.novelty import VARIATIONS, Seen

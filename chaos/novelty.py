@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chaos import faults
+from chaos.rack_seen import RackSeen
 from chaos.world.world import World
 
 if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
     from plugins.scheduler.machine.log.jobs import Job
 
 VARIATIONS = 2
@@ -46,7 +46,7 @@ def varied(plan: Sequence[tuple[float, faults.AnyFault]], seed: int, number: int
     return sorted(changed, key=lambda entry: entry[0])
 
 
-def signature(rack: "SimRack") -> int:
+def signature(rack: RackSeen) -> int:
     """Signature of the state of a rack, without its names and numbers."""
     alive = set(rack.alive())
     told = []
@@ -61,7 +61,7 @@ def signature(rack: "SimRack") -> int:
     return zlib.crc32(";".join([*sorted(told), *_gangs(rack)]).encode())
 
 
-def _memory(rack: "SimRack", name: str) -> list[str]:
+def _memory(rack: RackSeen, name: str) -> list[str]:
     """States of slabs borrowed and lent on this host, and how far their leases are."""
     memory = rack.plugin(name, "memory")
     if memory is None:
@@ -72,7 +72,7 @@ def _memory(rack: "SimRack", name: str) -> list[str]:
     return sorted(words | {f"s {_left(lent.expires_s - now_s, lender._lease_s)}" for lent in lender.lent.values()})
 
 
-def _scheduler(rack: "SimRack", name: str) -> list[str]:
+def _scheduler(rack: RackSeen, name: str) -> list[str]:
     """States of jobs in this copy of the log, and how far the leases of ranks on this host are."""
     scheduler = rack.plugin(name, "scheduler")
     if scheduler is None:
@@ -88,7 +88,7 @@ def _left(left_s: float, whole_s: float) -> str:
     return "lost" if left_s <= 0 else "expiring" if left_s < whole_s / 2 else "held"
 
 
-def _gangs(rack: "SimRack") -> list[str]:
+def _gangs(rack: RackSeen) -> list[str]:
     """What gangs do, and what happened to them before, by one copy of the log."""
     plugins = [plugin for plugin in (rack.plugin(name, "scheduler") for name in rack.hosts) if plugin is not None]
     live = plugins[0].queue.live() if plugins else []
@@ -115,7 +115,7 @@ class Seen:
         self.played = 0
         """Number of variations played."""
 
-    def watch(self, rack: "SimRack") -> None:
+    def watch(self, rack: RackSeen) -> None:
         rack.world.watch(_Look(self, rack))
 
     def line(self) -> str:
@@ -125,7 +125,7 @@ class Seen:
 class _Look:
     name, every_s = "states seen", 1.0
 
-    def __init__(self, seen: Seen, rack: "SimRack") -> None:
+    def __init__(self, seen: Seen, rack: RackSeen) -> None:
         self.seen, self.rack = seen, rack
 
     def check(self, world: World) -> None:

@@ -3,8 +3,9 @@
     SimRack(seed, hosts=4) -> start() -> settle() -> submit(...), attach a volume, strike faults -> heal() -> check
 
 What the agents start - supervisors, slab and volume processes, aggregators - are the real programs too, each a process
-of its own on its host; only the users' commands are stand-ins (`chaos.workload`). An agent that ends by itself (a sick
-disk) is started again after a while, as systemd does; one that a fault killed comes back when the fault says so.
+of its own on its host; only the users' commands are stand-ins (`chaos.actors.workload`). An agent that ends by itself
+(a sick disk) is started again after a while, as systemd does; one that a fault killed comes back when the fault says
+so.
 """
 
 import asyncio
@@ -20,21 +21,21 @@ from agent.jobs.spares.spares import PROGRAM as SPARES
 from agent.jobs.supervisor.supervisor import PROGRAM as SUPERVISOR
 from agent.raft.machine.raft import Raft
 from chaos import faults
-from chaos.administrator import Administrator
-from chaos.custody import Custody
-from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
+from chaos.actors.administrator import Administrator
+from chaos.actors.learner import Learners
+from chaos.actors.pager import QUICK, USER, Oracle, Pace, mender, pager, reader
+from chaos.actors.people import bungler, writer
+from chaos.actors.workload import healer, ring, sleeper, trainer
+from chaos.checks.custody import Custody
+from chaos.checks.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
-from chaos.learner import Learners
-from chaos.pager import QUICK, USER, Oracle, Pace, mender, pager, reader
-from chaos.people import bungler, writer
-from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess, UserProgram
 from chaos.world.world import World
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
 from covey.core.units import parse_size
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Plugin, Program
 from plugins.memory.policy.settings import MemorySettings
 from plugins.registry import PLUGINS
@@ -91,7 +92,7 @@ class SimRack:
         """Oracles of volumes, by their host."""
         self.spread, self.idles = 1, 0.0
         """For the volumes of pagers that begin from now on: how many times larger they are than their pages in use,
-        and how often they are idle (`chaos.pager`)."""
+        and how often they are idle (`chaos.actors.pager`)."""
         self.custody: Custody | None = None
         """The custody, set by `forgive`: pages that two failures took may be read older."""
         self.variation = 0

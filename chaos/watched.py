@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chaos import handlers
+from chaos.checks import handlers
 
 
 def main() -> Any:

@@ -13,7 +13,7 @@ import msgspec
 
 from covey.core.events import Message, Publish, SetTimer
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership.machine import Membership
 from gossip.membership.machine import events as members
 from gossip.membership.machine.table import Member

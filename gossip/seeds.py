@@ -8,8 +8,9 @@ the addresses it had last, since a name server that is away proves nothing about
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from covey.ports import Address, Datagrams, Logger
-from covey.ports.addresses import ip_port, is_ip, is_v6
+from covey.ports.addresses import Address, ip_port, is_ip, is_v6
+from covey.ports.datagrams import Datagrams
+from covey.ports.log import Logger
 
 LOOK_AGAIN_S = 30.0
 LOOK_AGAIN_ALONE_S = 5.0

@@ -19,8 +19,9 @@ from covey.core.events import Publish, SetTimer
 from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
-from covey.ports import Address, DatagramSocket, Env
-from covey.ports.addresses import ip_port, is_everywhere, joined
+from covey.ports.addresses import Address, ip_port, is_everywhere, joined
+from covey.ports.datagrams import DatagramSocket
+from covey.ports.env import Env
 from covey.wire import checked
 from gossip import metrics
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from covey.core.events import Fact, Message
 from covey.core.ids import ID_PATTERN, HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 
 T = TypeVar("T")
 

@@ -14,7 +14,9 @@ from covey.core.events import Fact, LogEvent, Message, Publish, Send, SetTimer, 
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import Measured, Metric
 from covey.kernel.pages import LimitsWriter, ReportReader
-from covey.ports import ByteStream, Env, SharedPage
+from covey.ports.env import Env
+from covey.ports.pages import SharedPage
+from covey.ports.streams import ByteStream
 from covey.wire.job import AskPages, Frame
 from plugins.facts import HostView
 
@@ -149,7 +151,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
     """Whether its ranks begin on what other ranks leave of the cores, until their channel answers
-    (`covey.ports.LetsGo`)."""
+    (`covey.ports.processes.LetsGo`)."""
     attach: bool = True
     """Whether `covey.hooks` sees the script's steps."""
     tables: int = 1

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from covey.core.events import Fact
 from covey.core.ids import HostId, JobId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from covey.wire.job import GoneRank as GoneRank
 from gossip.types import HostState as HostState
 from gossip.types import HostView as HostView

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import random
 
-from covey.ports import Process, Processes
+from covey.ports.processes import Process, Processes
 
 LOOK_S = 0.05
 """Seconds between two looks whether the program listens."""

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from aiohttp import hdrs, web
 
 from agent.ports.network.peers import peer_of
-from covey.ports import UNKNOWN_USER
+from covey.ports.streams import UNKNOWN_USER
 
 ANY_NAME = frozenset(("/metrics", "/livez", "/readyz"))
 """Paths that answer whatever the `Host` header says."""

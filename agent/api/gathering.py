@@ -14,7 +14,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from covey.core.units import format_seconds
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.facts import HostView
 
 WAIT_S = 3.0

@@ -37,7 +37,7 @@ from covey.core.ids import HostId
 from covey.core.metrics import Measured, MetricSeries
 from covey.core.tones import TONES
 from covey.core.version import VERSION
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Command
 from plugins.views import ErrorView
 

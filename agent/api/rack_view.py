@@ -15,7 +15,8 @@ from agent.event_log import EventLog, merged
 from covey.core.errors import Refused
 from covey.core.events import Message
 from covey.core.ids import ID_PATTERN, HostId, JobId
-from covey.ports import Env, Gpu
+from covey.ports.devices import Gpu
+from covey.ports.env import Env
 from plugins.base import Command, ReplicatedLog
 from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained
 from plugins.views import (

@@ -20,7 +20,7 @@ from agent.ports.network.peers import peer_of
 from agent.ports.network.unix_sockets import bind_unix
 from covey.arrays.volume_link import RemoteMemoryError, VolumeLink
 from covey.kernel import memfd, userfault
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import array_wire as arraywire
 from covey.wire.array_wire import ArrayOpened, ArrayRefused, ArrayWireError, OpenArray
 from plugins.base import Program

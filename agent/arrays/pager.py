@@ -27,7 +27,7 @@ from agent.arrays.present import fill, there, whole_pages
 from agent.arrays.runs import RUN_BYTES_MAX, StagingPlaces, together
 from covey.arrays.volume_link import PageRequest, VolumeLink, submit_one
 from covey.kernel import userfault
-from covey.ports import Logger
+from covey.ports.log import Logger
 from covey.wire import array_wire as arraywire
 from covey.wire.array_wire import ArrayDone, ArrayResumed, ArrayWireError, AskArray, OpenArray
 from covey.wire.headers import Op

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from covey.ports import Accept, Address, Env
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.streams import Accept
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import asyncio
 
 from agent.jobs.records import Key, StartRecord
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from plugins.base import RankLease
 from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
 

@@ -28,7 +28,8 @@ from agent.jobs.supervision import (
 )
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire import checked
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease

@@ -1,7 +1,8 @@
 """TCP ports kept for jobs that are being placed here, until their ranks take them over (MASTER_PORT)."""
 
 from covey.core.ids import JobId
-from covey.ports import Env, HeldPort
+from covey.ports.env import Env
+from covey.ports.streams import HeldPort
 
 PORTS = range(20_000, 32_000)
 """The TCP ports among which MASTER_PORT is looked for: below Linux's ephemeral ports, so that no outgoing connection

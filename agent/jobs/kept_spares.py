@@ -10,7 +10,8 @@ from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, spares_of
 from agent.jobs.spares.frames import KeepSpares, SparesStatus, decoder
 from covey.core.events import Fact
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
 from plugins.facts import SparesReady
 

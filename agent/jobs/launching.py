@@ -4,7 +4,9 @@ from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
 from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of, spares_of
 from agent.jobs.spares.frames import SparesConfig
 from agent.jobs.supervision import RankStart, SupervisorConfig
-from covey.ports import Address, Command, Env
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.base import RankLease, RankSpec
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from covey.core.ids import JobId
 from covey.core.units import parse_seconds, parse_size
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from plugins.base import LogRead
 
 LOG_BYTES_MAX = 1 << 20

@@ -9,7 +9,7 @@ from agent.jobs.output import FENCE_S, JobsSettings, KeptOutput, output_of, rank
 from agent.jobs.records import Fence, forgotten_of
 from covey.core.ids import JobId
 from covey.core.units import format_size, parse_size
-from covey.ports import Env
+from covey.ports.env import Env
 
 LOOK_S = 5.0
 """Seconds between two looks at the free room."""

@@ -32,8 +32,7 @@ import msgspec
 
 from covey import hooks as attach
 from covey.core.ids import HostId
-from covey.ports import Devices
-from covey.ports.devices import is_instance
+from covey.ports.devices import Devices, is_instance
 from plugins.base import RankSpec, RanksSpec
 
 INCARNATIONS_BITS = 16

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from covey.wire import checked
 from plugins.base import RanksSpec
 

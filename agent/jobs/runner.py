@@ -30,7 +30,7 @@ from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, Keep
 from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping

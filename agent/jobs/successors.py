@@ -11,7 +11,7 @@ import msgspec
 
 from agent.jobs.supervision import INCARNATION, RankHealing, RankStart, SupervisorState
 from covey.core.errors import EXIT_STATE_LOST
-from covey.ports import Command
+from covey.ports.processes import Command
 
 NEVER = 1 << 60
 """The step that stands for a rank whose script is through."""

@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import Address, Command, Env, ProcessId
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from covey.wire import checked
 from covey.wire.frames import FRAME_BYTES_MAX, pack
 from plugins.base import RankLease

@@ -4,7 +4,8 @@ import time
 
 
 class RealClock:
-    """The `covey.ports.Clock` of the machine: never uvloop's cached `loop.time()`, which has millisecond steps."""
+    """The `covey.ports.clock.Clock` of the machine: never uvloop's cached `loop.time()`, which has millisecond
+    steps."""
 
     now_s = staticmethod(time.monotonic)
     """The monotonic clock itself, without a Python function around it: the way of one page reads it four times."""

@@ -34,7 +34,7 @@ OPEN_FILES_MAX = 32
 
 
 class DirectoryDisk:
-    """The `covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
+    """The `covey.ports.disk.Disk` rooted at `directory`, which is made with mode 0700."""
 
     def __init__(self, directory: str, reserve_bytes: int = 0) -> None:
         """`reserve_bytes`: bytes set aside now, as far as the disk is large enough, and given up when files in

@@ -64,7 +64,7 @@ class RunDelay:
 
 
 class RealLoopStalls:
-    """The `covey.ports.LoopStalls` of the running loop, in whose thread it is made."""
+    """The `covey.ports.probes.LoopStalls` of the running loop, in whose thread it is made."""
 
     def __init__(self) -> None:
         now_s = time.monotonic()

@@ -10,14 +10,15 @@ from agent.ports.memory import stalls as memory_stalls
 from agent.ports.memory import swap_seen
 from agent.ports.memory.host_memory import memory_now
 from agent.ports.processors import cores_now
-from covey.ports import Gpu, MemoryNow
+from covey.ports.devices import Gpu
+from covey.ports.probes import MemoryNow
 
 MEMORY_S = 0.1
 """Seconds for which a reading of /proc and the cgroups is good."""
 
 
 class RealProbes:
-    """The `covey.ports.Probes` of this machine."""
+    """The `covey.ports.probes.Probes` of this machine."""
 
     def __init__(self, devices: Backend) -> None:
         self.devices = devices

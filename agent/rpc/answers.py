@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from agent.rpc.envelope import ANSWER_BYTES_MAX, PAGE_BYTES, Envelope, Kind, RefusedBody, encode
 from covey.core.errors import Refused
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 ANSWER_S_MAX = 30.0
 """The most seconds that an answer may take; the longest that is waited for is 10 s

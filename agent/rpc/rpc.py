@@ -27,7 +27,7 @@ from agent.rpc.answers import Answers
 from agent.rpc.envelope import ANSWER_BYTES_MAX, ENVELOPE_BYTES_MAX, Envelope, Kind, RefusedBody, decode, encode
 from covey.core.errors import Refused
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 __all__ = ["Envelope", "Messenger"]
 

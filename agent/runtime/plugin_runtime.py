@@ -28,7 +28,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Plugin, PluginService, ReplicatedLog, Runner
 from plugins.facts import HostView
 from plugins.views import PluginHealth

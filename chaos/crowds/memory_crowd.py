@@ -16,7 +16,7 @@ from chaos.world.world import World
 from covey.core.events import Heard, LogEvent, Message, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.lender_search import Opening

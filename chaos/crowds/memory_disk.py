@@ -23,7 +23,7 @@ def run(work: Coroutine[Any, Any, R]) -> R:
 
 
 class MemoryDisk:
-    """The part of `covey.ports.Disk` that the log needs. With `fail_after` set, the power fails during that
+    """The part of `covey.ports.disk.Disk` that the log needs. With `fail_after` set, the power fails during that
     operation."""
 
     def __init__(self, rng: random.Random) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from agent.rpc.rpc import Messenger
 from chaos.world.world import World
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 LIVE = (HostId("h1"), HostId("h2"))
 DEAD = HostId("h3")

@@ -8,7 +8,8 @@ import asyncio
 import struct
 from enum import IntEnum, IntFlag
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 
 _REQUEST = struct.Struct(">IHHQQI")
 _SIMPLE = struct.Struct(">IQ")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from chaos.nbd.cells import Cells
 from chaos.nbd.connection import Connection, Failed, Flag, Nbd
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 
 PAUSE_S = 0.2
 """Seconds before a connection is tried again, or a request that failed at the end."""

@@ -9,7 +9,7 @@ Seeds that once broke: 6 (pages of a place closed in good order were not synced 
 from typing import Literal
 
 from chaos import faults
-from chaos.administrator import may_be_spoilt
+from chaos.actors.administrator import may_be_spoilt
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, WHOLE_S, ended, not_stale

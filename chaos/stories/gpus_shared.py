@@ -2,14 +2,15 @@
 follow the limits in their pages or do not, some do not pair, and agents, hosts, devices and the network fail
 meanwhile.
 
-What all ranks may hold of a device never exceeds it, whatever has died or begun anew (`chaos/sharer.py` keeps account
-of the limits that ranks really follow); no rank is stopped without a lease; and when all is healed every job ends.
+What all ranks may hold of a device never exceeds it, whatever has died or begun anew (`chaos/actors/sharer.py` keeps
+account of the limits that ranks really follow); no rank is stopped without a lease; and when all is healed every job
+ends.
 """
 
 from chaos import faults
+from chaos.actors.sharer import DeviceAccounts, sharer
 from chaos.classes_held import PagesFollowTheLog, alive
 from chaos.rackworld import SimRack
-from chaos.sharer import DeviceAccounts, sharer
 from chaos.story import ended
 from covey.core.ids import JobId
 from covey.core.units import GIB

@@ -6,7 +6,7 @@ Seed 3046 once broke: a leader that had committed nothing in its own term called
 """
 
 from chaos import faults
-from chaos.people import People
+from chaos.actors.people import People
 from chaos.rackworld import SimRack
 from chaos.stories import swarm
 

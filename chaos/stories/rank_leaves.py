@@ -3,12 +3,12 @@ end of all. Meanwhile a process that adds is killed, or an agent. The others are
 that; a gang beside it, whose ranks end a moment apart, is told nothing."""
 
 from chaos import faults
+from chaos.actors.workload import RANK_LEFT
 from chaos.faults import Kill
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.stories.classes import known, state
 from chaos.story import ended
-from chaos.workload import RANK_LEFT
 from covey.core.ids import JobId
 
 FLOATS = 24

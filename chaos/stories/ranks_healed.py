@@ -1,9 +1,9 @@
-"""A gang calls `job.state` (`chaos.learner`: the job side's own code), and is struck at any moment of any step: a rank
-is killed or two, a host, an agent, a supervisor, or a process that adds; hosts are cut off and come back; a person
-moves ranks to other hosts, of their gang or not. Often the next fault strikes while a successor takes its state. Some
-jobs gather what is each rank's own, some have it kept by neighbours. No lost process is heard, none is missing in the
-end, every sum has each rank's contribution once, every rank continues with its own random numbers and samples, and all
-end with what a run has learnt in which nothing was lost.
+"""A gang calls `job.state` (`chaos.actors.learner`: the job side's own code), and is struck at any moment of any step:
+a rank is killed or two, a host, an agent, a supervisor, or a process that adds; hosts are cut off and come back; a
+person moves ranks to other hosts, of their gang or not. Often the next fault strikes while a successor takes its
+state. Some jobs gather what is each rank's own, some have it kept by neighbours. No lost process is heard, none is
+missing in the end, every sum has each rank's contribution once, every rank continues with its own random numbers and
+samples, and all end with what a run has learnt in which nothing was lost.
 
 Seeds that once broke: 240, 326, 433 (an answer to a process that was lost hid the answers to its successor), 271, 559,
 569 (neighbours kept what is a rank's own for two steps, and it was a step ahead), 551 (ranks continued while no host

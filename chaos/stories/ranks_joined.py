@@ -1,15 +1,15 @@
-"""A gang calls `job.state` (`chaos.learner`) and lies on all hosts of a rack that have room: a rank that leaves a host
-joins others of the gang. A host's power fails, or it is drained; a person moves ranks, once, again, and apart again;
-the leader has the gang lie on one host, without being asked; and ranks are killed that came together so. Its tensors
-have sizes around everything at which something changes: they lie in one table or in all, in one Block or in several.
-No rank begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in which
-nothing was lost."""
+"""A gang calls `job.state` (`chaos.actors.learner`) and lies on all hosts of a rack that have room: a rank that leaves
+a host joins others of the gang. A host's power fails, or it is drained; a person moves ranks, once, again, and apart
+again; the leader has the gang lie on one host, without being asked; and ranks are killed that came together so. Its
+tensors have sizes around everything at which something changes: they lie in one table or in all, in one Block or in
+several. No rank begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in
+which nothing was lost."""
 
 import numpy as np
 
 from chaos import faults
+from chaos.actors.learner import PART_BYTES, SIZES
 from chaos.faults import Kill
-from chaos.learner import PART_BYTES, SIZES
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.stories.cut_off import ranks

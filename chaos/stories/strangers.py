@@ -7,9 +7,9 @@ Seed 3059 once broke for the reason of seed 3046 of `people`.
 """
 
 from chaos import faults
+from chaos.actors.strangers import NEWER, Strangers, newer_answers, usurp
 from chaos.rackworld import SimRack
 from chaos.stories import swarm
-from chaos.strangers import NEWER, Strangers, newer_answers, usurp
 from chaos.world.disk import SimFile
 from covey.wire.checked import seal
 from covey.wire.headers import MAGIC

@@ -8,8 +8,8 @@ stopped took its old copy of the log for the newest), 72125 (a coordinator that 
 """
 
 from chaos import faults
+from chaos.actors.pager import LONG_RUNS
 from chaos.novelty import varied
-from chaos.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from agent.ports.devices.sim import CAN, SimDevices
 from covey.core.units import GIB
-from covey.ports import Device, Gpu, MemoryNow
+from covey.ports.devices import Device, Gpu
+from covey.ports.probes import MemoryNow
 
 WALL_START_S = 1_800_000_000.0
 """Seconds since 1970 at which every simulated story begins."""
@@ -71,7 +72,7 @@ class SimClock:
 
 
 class SimLoopStalls:
-    """The port `covey.ports.LoopStalls`: callbacks take no simulated time."""
+    """The port `covey.ports.probes.LoopStalls`: callbacks take no simulated time."""
 
     count = waits_count = 0
     longest_s = waits_longest_s = 0.0

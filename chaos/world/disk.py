@@ -18,12 +18,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from covey.ports import ProcessId
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
+from chaos.world.seen import ProcessSeen
+from covey.ports.processes import ProcessId
 
 SECTOR_BYTES = 512
 GARBAGE = 0.05
@@ -86,7 +84,7 @@ class Trap:
     """A death that springs once, in the middle of the next write to a file whose name contains `name`."""
 
     name: str
-    spring: "Callable[[SimProcess], None]"
+    spring: Callable[[Any], None]
 
 
 class Operation(Protocol):
@@ -233,7 +231,7 @@ class SimDisk:
         """Whether every operation that would change a file ends with EROFS."""
         self.slow = 1.0
         """Factor on the time of every operation."""
-        self.under_way: list[tuple[SimProcess, Operation]] = []
+        self.under_way: list[tuple[ProcessSeen, Operation]] = []
         self.traps: list[Trap] = []
 
     @property
@@ -244,7 +242,7 @@ class SimDisk:
     def free_bytes(self) -> int:
         return max(0, self.capacity_bytes - self.filled_bytes - self.used_bytes)
 
-    def process_died(self, process: "SimProcess") -> None:
+    def process_died(self, process: ProcessSeen) -> None:
         self._interrupt([entry for entry in self.under_way if entry[0] is process], "process")
 
     def power_failed(self) -> None:
@@ -255,11 +253,11 @@ class SimDisk:
             if file.durable is None:
                 del self.files[name]
 
-    def trapped(self, name: str, process: "SimProcess", until: float) -> None:
+    def trapped(self, name: str, process: ProcessSeen, until: float) -> None:
         """Tell a waiting trap that a write begins, which is over at `until` in the world's time."""
         for trap in [trap for trap in self.traps if trap.name in name]:
             self.traps.remove(trap)
-            process.world.at(self.rng.uniform(process.world.now, until), lambda trap=trap: trap.spring(process))  # type: ignore[misc]
+            process.world.at(self.rng.uniform(process.world.now, until), lambda trap=trap: trap.spring(process))
 
     # ---- faults of files that were synced ----------------------------------------------------------------------------
 
@@ -291,7 +289,7 @@ class SimDisk:
                 image[file] = data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1 :]
         self.restore(name, image)
 
-    def _interrupt(self, entries: "list[tuple[SimProcess, Operation]]", death: Death) -> None:
+    def _interrupt(self, entries: list[tuple[ProcessSeen, Operation]], death: Death) -> None:
         """Interrupt operations at a death. A process has one disk thread: its first operation was under way, those
         behind it had not begun."""
         begun: set[ProcessId] = set()
@@ -313,7 +311,7 @@ class ProcessDisk:
     """Bytes kept free: none, as when others took those too; a full disk of this world has nothing left for any
     process."""
 
-    def __init__(self, process: "SimProcess", disk: SimDisk) -> None:
+    def __init__(self, process: ProcessSeen, disk: SimDisk) -> None:
         self._process, self._disk = process, disk
         self._busy_until = 0.0
 
@@ -373,7 +371,7 @@ class ProcessDisk:
         _checked(name)
         struck = world.mischief.strikes("disk")
         future = self._process.loop.create_future()
-        world.at(self._done_at(CACHED_S, size), lambda: future.done() or future.set_result(None))
+        world.at(self._done_at(CACHED_S, size), lambda: future.done() or future.set_result(None))  # type: ignore[func-returns-value]
         await future
         if struck or (disk.sick and disk.rng.random() < disk.sick):
             raise OSError(errno.EIO, "the simulated disk is sick", name)

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from chaos.world.outgoing import Outgoing
-from covey.ports import ByteStream
+from chaos.world.pipe import Outgoing
+from covey.ports.streams import ByteStream
 from covey.wire.driven import Driven, Part
 
 

@@ -12,7 +12,7 @@ import mmap
 import random
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -22,15 +22,14 @@ from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
+from chaos.world.seen import WorldSeen
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
 from covey.core.ids import HostId
 from covey.core.line_log import LineLog
-from covey.ports import Command, Env, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from covey.wire.checked import StateRefused
-
-if TYPE_CHECKING:
-    from chaos.world.world import World
 
 Kind = Literal["agent", "program", "user"]
 LEFTOVER_S = 5.0
@@ -56,7 +55,7 @@ class Resource(Protocol):
 class SimLog(LineLog):
     """The `Logger` port: lines of the story, kept when a caller asked for them."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: WorldSeen, name: str) -> None:
         self._world, self._name = world, name
 
     def _line(self, level: str, event: str, fields: dict[str, Any]) -> None:
@@ -372,7 +371,7 @@ class SeenProcess:
 class SimHost:
     """One simulated machine."""
 
-    def __init__(self, world: "World", name: str, ip: str, gpus: int) -> None:
+    def __init__(self, world: WorldSeen, name: str, ip: str, gpus: int) -> None:
         self.world, self.name, self.ip = world, name, ip
         self.up = True
         self.booted = world.now

@@ -10,14 +10,11 @@ key authenticated the connection: with an unknown key there is none, and message
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from chaos.world.net import bind_address, split
+from chaos.world.seen import ProcessSeen
 from covey.core.ids import HostId
-from covey.ports import Address
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
+from covey.ports.addresses import Address
 
 OUTBOX_MAX = 1000
 """Most messages to one peer that may wait (high-water mark)."""
@@ -147,7 +144,7 @@ class Connection:
 class SimLinks:
     """The `Links` port of one process. Each process has a new key."""
 
-    def __init__(self, process: "SimProcess", public_key: bytes) -> None:
+    def __init__(self, process: ProcessSeen, public_key: bytes) -> None:
         self.process, self.host, self.world = process, process.host, process.world
         self.public_key = public_key
         self.address: Address = ""

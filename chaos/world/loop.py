@@ -22,10 +22,9 @@ from asyncio.futures import _set_result_unless_cancelled as end_sleep  # type: i
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
-if TYPE_CHECKING:
-    from chaos.world.world import World
+from chaos.world.seen import WorldSeen
 
 EXECUTOR_S = (0.0001, 0.002)
 """Least and most seconds after which a job handed to `run_in_executor` runs (inline: there are no threads)."""
@@ -87,7 +86,7 @@ class HostLoop(asyncio.BaseEventLoop):
 
     create_future: Any
 
-    def __init__(self, world: "World", name: str, clock: LocalClock) -> None:
+    def __init__(self, world: WorldSeen, name: str, clock: LocalClock) -> None:
         super().__init__()
         self.world, self.name, self.clock = world, name, clock
         self.time = clock.now_s  # type: ignore[method-assign]

@@ -12,14 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from typing import TYPE_CHECKING
 
-from covey.ports import Address
-from covey.ports.addresses import is_ip, joined
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimHost, SimProcess
-    from chaos.world.world import World
+from chaos.world.seen import HostSeen, ProcessSeen, WorldSeen
+from covey.ports.addresses import Address, is_ip, joined
 
 LOOPBACK_S = (0.00001, 0.00005)
 """Least and most seconds of a packet within a host."""
@@ -50,7 +45,7 @@ class NetworkConditions:
 class Network:
     """Which hosts reach which, and how fast."""
 
-    def __init__(self, world: "World", rng: random.Random) -> None:
+    def __init__(self, world: WorldSeen, rng: random.Random) -> None:
         self.world, self.rng = world, rng
         self.conditions = NetworkConditions()
         self.cuts: dict[tuple[str, str], float] = {}
@@ -60,7 +55,7 @@ class Network:
         self.unheard: dict[str, None] = {}
         """Hosts whose datagrams are dropped, to them and from them."""
         self.sockets: dict[Address, SimSocket] = {}
-        self.hosts_by_ip: dict[str, SimHost] = {}
+        self.hosts_by_ip: dict[str, HostSeen] = {}
         self.names: dict[str, tuple[str, ...]] = {}
         """Answers of the name server: name -> IPs. A story may change them."""
         self.sent = self.dropped = 0
@@ -136,7 +131,7 @@ def _seen_from(address: Address, here: str) -> Address:
     return f"{here if ip.startswith('127.') or ip in ('::1', 'localhost') else ip}:{port}"
 
 
-def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool]) -> Address:
+def bind_address(host: HostSeen, bind: Address, taken: Callable[[Address], bool]) -> Address:
     """The address that a socket really gets. Raises OSError when it is taken or not this host's."""
     ip, port = split(bind)
     if ip in ("0.0.0.0", "::", "", "localhost", "::1") or ip.startswith("127."):
@@ -153,7 +148,7 @@ def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool
 class SimSocket:
     """One bound datagram socket."""
 
-    def __init__(self, process: "SimProcess", address: Address, received: Callable[[bytes, Address], None]) -> None:
+    def __init__(self, process: ProcessSeen, address: Address, received: Callable[[bytes, Address], None]) -> None:
         self._process, self.address, self._received = process, address, received
         self._waiting = 0
         self.closed = False
@@ -214,7 +209,7 @@ def _arrive(network: Network, source: str, sender: Address, address: Address, da
 class SimDatagrams:
     """The `Datagrams` port of one process."""
 
-    def __init__(self, process: "SimProcess") -> None:
+    def __init__(self, process: ProcessSeen) -> None:
         self._process = process
 
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> SimSocket:

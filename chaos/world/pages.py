@@ -1,18 +1,15 @@
-"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream (`covey.ports.Pages`), and
-rings that two processes of a host share by name."""
+"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream
+(`covey.ports.pages.Pages`), and rings that two processes of a host share by name."""
 
 import errno
 import mmap
-from typing import TYPE_CHECKING
 
+from chaos.world.seen import ProcessSeen
 from covey.kernel.pages import PAGE_BYTES
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
 
 
 class SimPage:
-    """A `covey.ports.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
+    """A `covey.ports.pages.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
 
     def __init__(self, mine: bool) -> None:
         self.view = bytearray(PAGE_BYTES)
@@ -27,11 +24,11 @@ class SimPage:
 
 
 class SimRing:
-    """A `covey.ports.SharedRing`, and `HeldMemory`: it lives while a process holds it, as memory does."""
+    """A `covey.ports.pages.SharedRing`, and `HeldMemory`: it lives while a process holds it, as memory does."""
 
     locked = True
 
-    def __init__(self, process: "SimProcess", memory: mmap.mmap) -> None:
+    def __init__(self, process: ProcessSeen, memory: mmap.mmap) -> None:
         self.name = f"{process.id.pid}:{process.ring_number}"
         process.ring_number += 1
         process.rings[self.name] = memory
@@ -46,9 +43,9 @@ class SimRing:
 
 
 class SimPages:
-    """The port `covey.ports.Pages` of one process."""
+    """The port `covey.ports.pages.Pages` of one process."""
 
-    def __init__(self, process: "SimProcess") -> None:
+    def __init__(self, process: ProcessSeen) -> None:
         self._process = process
 
     def make(self, kind: str, mine: bool) -> SimPage:

@@ -1,10 +1,42 @@
 """One direction of a simulated connection: chunks on their way, in order, with their times of arrival (`streams`)."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
+
+from covey.wire.driven import Part
 
 RETRANSMIT_S = 0.2
 """Seconds of delay that a lost segment adds, and between two tries of a held pipe."""
+
+
+class Outgoing:
+    """Bytes that a process has handed over and its kernel has not taken yet; `size` is their number.
+
+    They are views of the sender's memory, read at the moment when there is room for them: as transports keep them,
+    which hand them to the kernel as its buffer empties, also after `close`. Whoever writes to that memory before has
+    sent what it holds then.
+    """
+
+    __slots__ = ("_views", "size", "whole")
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._views = deque(memoryview(part).cast("B") for part in parts if len(part))
+        self.size = self.whole = sum(map(len, self._views))
+
+    def take(self, most: int) -> bytes:
+        """The next bytes, at most so many, as the memory is now."""
+        taken: list[memoryview] = []
+        left = min(most, self.size)
+        self.size -= left
+        while left:
+            view = self._views.popleft()
+            if len(view) > left:
+                self._views.appendleft(view[left:])
+                view = view[:left]
+            taken.append(view)
+            left -= len(view)
+        return b"".join(taken)
 
 
 class PipeEnd(Protocol):

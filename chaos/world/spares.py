@@ -1,4 +1,4 @@
-"""Simulated processes that are started ahead (`covey.ports.StartsAhead`): they say that they wait, and
+"""Simulated processes that are started ahead (`covey.ports.processes.StartsAhead`): they say that they wait, and
 become a rank."""
 
 import asyncio
@@ -6,21 +6,20 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from signal import SIGKILL
-from typing import TYPE_CHECKING
 
-from covey.ports import Command, Env, ProcessId
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimProcess
+from chaos.world.seen import ProcessSeen
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 
 IMPORTS_S = (0.1, 4.0)
 """Least and most seconds that a script's imports take."""
 
 
 class SimSpare:
-    """A `covey.ports.WaitingProcess`, as its keeper has it; it ends with its keeper, unless it has become something."""
+    """A `covey.ports.processes.WaitingProcess`, as its keeper has it; it ends with its keeper, unless it has become
+    something."""
 
-    def __init__(self, keeper: "SimProcess", process: "SimProcess") -> None:
+    def __init__(self, keeper: ProcessSeen, process: ProcessSeen) -> None:
         self._keeper, self.process = keeper, process
         self._lines: deque[str] = deque()
         self._heard: asyncio.Future[None] | None = None

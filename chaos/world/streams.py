@@ -12,8 +12,8 @@ conditions:
     stopped process  its kernel still accepts what fits into the window
     closed here      what was written before still leaves, as the peer makes room, from memory as it is then
 
-What a process writes is not copied before its kernel takes it (`chaos.world.outgoing`): transports do the same, which
-keep views of the memory that they were given.
+What a process writes is not copied before its kernel takes it (`chaos.world.pipe`): transports do the same, which keep
+views of the memory that they were given.
 
 Unix addresses reach only within their host and tell the peer's uid; nothing else can go wrong with them.
 """
@@ -22,18 +22,16 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
-from chaos.world.outgoing import Outgoing
-from chaos.world.pipe import RETRANSMIT_S, Pipe
-from covey.ports import UNKNOWN_USER, Address, Handed, SharedPage
+from chaos.world.pipe import RETRANSMIT_S, Outgoing, Pipe
+from chaos.world.seen import HostSeen, ProcessSeen, WorldSeen
+from covey.ports.addresses import Address
+from covey.ports.pages import Handed, SharedPage
+from covey.ports.streams import UNKNOWN_USER
 from covey.wire.driven import Driven, Part
-
-if TYPE_CHECKING:
-    from chaos.world.host import SimHost, SimProcess
-    from chaos.world.world import World
 
 WINDOW_BYTES = 1 << 20
 """Most bytes of one direction that may be on their way or unread; a writer waits while there are more."""
@@ -44,7 +42,7 @@ USER_TIMEOUT_S = 5.0
 class SimStream:
     """One end of a connection: the `ByteStream` port."""
 
-    def __init__(self, process: "SimProcess", peer: Address, uid: int) -> None:
+    def __init__(self, process: ProcessSeen, peer: Address, uid: int) -> None:
         self.process, self.host, self.world = process, process.host, process.world
         self.peer, self.uid = peer, uid
         self.other: SimStream
@@ -130,7 +128,8 @@ class SimStream:
 
     @property
     def _free_bytes(self) -> int:
-        return self.world.wires.window_bytes - self.out.under_way - len(self.other._buffer)
+        window_bytes: int = self.world.wires.window_bytes
+        return window_bytes - self.out.under_way - len(self.other._buffer)
 
     @property
     def unread(self) -> int:
@@ -300,7 +299,7 @@ class SimListener:
     """One listening address: the `Listener` port."""
 
     def __init__(
-        self, process: "SimProcess", address: Address, accept: Callable[[SimStream], Coroutine[Any, Any, None]]
+        self, process: ProcessSeen, address: Address, accept: Callable[[SimStream], Coroutine[Any, Any, None]]
     ) -> None:
         self.process, self.address, self._accept = process, address, accept
         self._accepted: dict[asyncio.Task[Any], SimStream] = {}
@@ -345,7 +344,7 @@ class SimListener:
 class Wires:
     """Every listener and connection of the world."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: WorldSeen) -> None:
         self.world = world
         self.listeners: dict[tuple[str, str], SimListener] = {}
         self.window_bytes = WINDOW_BYTES
@@ -355,11 +354,11 @@ class Wires:
         world.network.on_change.append(self.watch)
         self._watched: dict[int, float] = {}
 
-    def key(self, host: "SimHost", address: Address) -> tuple[str, str]:
+    def key(self, host: HostSeen, address: Address) -> tuple[str, str]:
         """Key of an address: unix addresses belong to a host, the others to all."""
         return (host.name, address) if address.startswith("unix:") else ("", address)
 
-    def join(self, caller: "SimProcess", listener: SimListener, here: Address) -> SimStream:
+    def join(self, caller: ProcessSeen, listener: SimListener, here: Address) -> SimStream:
         unix = listener.address.startswith("unix:")
         near = SimStream(caller, listener.address, listener.process.uid if unix else UNKNOWN_USER)
         far = SimStream(listener.process, here, caller.uid if unix else UNKNOWN_USER)
@@ -384,7 +383,7 @@ class Wires:
         for stream in self.streams:
             if not stream.connected and id(stream) not in self._watched and not (stream.broken and stream.other.broken):
                 self._watched[id(stream)] = self.world.now
-                self.world.at(self.world.now + 0.5, lambda stream=stream: self._look(stream))  # type: ignore[misc]
+                self.world.at(self.world.now + 0.5, lambda stream=stream: self._look(stream))
 
     def _look(self, stream: SimStream) -> None:
         since = self._watched.get(id(stream), self.world.now)
@@ -404,7 +403,7 @@ class Wires:
 class SimBytes:
     """The `Bytes` port of one process."""
 
-    def __init__(self, process: "SimProcess") -> None:
+    def __init__(self, process: ProcessSeen) -> None:
         self._process = process
 
     async def listen(
@@ -455,7 +454,8 @@ class SimBytes:
         listener = wires.listeners.get(wires.key(target, address))
         if listener is None or isinstance(listener, HeldPort) or not target.up:
             raise ConnectionRefusedError(f"no process listens on {to}")
-        return wires.join(process, listener, here)
+        joined: SimStream = wires.join(process, listener, here)
+        return joined
 
     async def pair(self) -> tuple[Any, Handed]:
         raise OSError(95, "there is no kernel here that could be given a socket")
@@ -475,7 +475,7 @@ class SimBytes:
 class HeldPort(SimListener):
     """A TCP port that is bound but does not listen: no other process gets it, and connections are refused."""
 
-    def __init__(self, process: "SimProcess", address: Address) -> None:
+    def __init__(self, process: ProcessSeen, address: Address) -> None:
         super().__init__(process, address, _nobody)
         self.port = split(address)[1]
 

@@ -31,7 +31,7 @@ from chaos.world.loop import HostLoop, SimHandle, trace_of
 from chaos.world.mischief import Mischief
 from chaos.world.net import Network
 from chaos.world.streams import Wires
-from covey.ports import Address
+from covey.ports.addresses import Address
 from plugins.base import Program
 
 TICK_S = 1e-6

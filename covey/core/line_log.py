@@ -1,4 +1,4 @@
-"""A base for loggers that write lines: all methods of `covey.ports.Logger`, made of one for all levels."""
+"""A base for loggers that write lines: all methods of `covey.ports.log.Logger`, made of one for all levels."""
 
 from abc import ABC, abstractmethod
 from typing import Any

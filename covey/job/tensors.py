@@ -111,6 +111,8 @@ class TensorClient(OfOneProcess):
         self._healing: Healing | None = None
         self._own: Callable[[], object] | None = None
         self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
+        self._largest_bytes = self._shared_bytes = 0
+        """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
         far = {"tables": tables, "incarnation": incarnation, "part_bytes": part_bytes}
         self._far = BlockRounds(job, rank, world_size, lost, wanted=wanted, heard=self._far_heard, **far)
@@ -409,9 +411,11 @@ class TensorClient(OfOneProcess):
         if way is None:
             self._far.declare(declared, given.array.data, given.moments_of(name))
         self._ways[name] = way
-        if way is not None and way.whole_job:
-            sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
-            self._tell_shared(max(sizes), sum(sizes))
+        if way is not None:
+            size = declared.size_bytes
+            self._largest_bytes, self._shared_bytes = max(self._largest_bytes, size), self._shared_bytes + size
+            if way.whole_job:
+                self._tell_shared(self._largest_bytes, self._shared_bytes)
         return way
 
     def _share(self, declared: Declared) -> SharedTensor | None:
@@ -437,6 +441,8 @@ class TensorClient(OfOneProcess):
             self._far.push(name, given.array.data, False)
         with self._changed:
             self._ways[name] = None
+            sizes = [each.declared.size_bytes for each in self._ways.values() if each is not None]
+            self._largest_bytes, self._shared_bytes = max(sizes, default=0), sum(sizes)
             self._changed.notify_all()
 
     def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:

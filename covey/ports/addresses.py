@@ -2,7 +2,8 @@
 
 import ipaddress
 
-from covey.ports import Address
+Address = str
+"""Address such as `127.0.0.1:7946`, `[::1]:7946` or `unix:/run/covey/agent.sock`. Port 0 asks for a free one."""
 
 
 def ip_port(address: Address) -> tuple[str, int]:

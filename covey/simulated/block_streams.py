@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import Bytes
+from covey.ports.streams import Bytes
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds
 from covey.tensors.aggregator.rounds import Tell, ToldByRank

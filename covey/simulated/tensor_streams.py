@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.core.errors import RankLeft
 from covey.core.ids import JobId
-from covey.ports import Bytes, ByteStream
+from covey.ports.streams import Bytes, ByteStream
 from covey.tensors.aggregator.present_owner import PresentOwner
 from covey.tensors.aggregator.rounds import Rounds, Superseded, Tell, TensorRounds, ToldByRank
 from covey.tensors.numbers.sum_order import Node

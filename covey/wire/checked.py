@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from covey.core.version import VERSION
-from covey.ports import Disk
+from covey.ports.disk import Disk
 
 _MAGIC = b"COVEYREC"
 _HEAD = struct.Struct(">8sHII")

@@ -8,7 +8,7 @@ are driven by sockets (`agent.ports.network.stream`) and by the simulator (`chao
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 
 Part = bytes | bytearray | memoryview
 

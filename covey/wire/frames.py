@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 
 FRAME_BYTES_MAX = 1 << 20
 """Most bytes of a control frame. Bulk bytes never travel in frames."""

@@ -8,7 +8,7 @@ LEAST_BYTES = 64 << 10
 
 @runtime_checkable
 class PageStream(Protocol):
-    """A `covey.ports.ByteStream` that can send pages without a copy."""
+    """A `covey.ports.streams.ByteStream` that can send pages without a copy."""
 
     async def lend(self, head: bytes, pages: memoryview) -> None:
         """Write, as the stream's only writer; `pages` must not change until the peer has read them."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership.messages import MemberRecord
 from gossip.types import State
 

@@ -2,8 +2,8 @@
 Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregators` and `covey-vectors` run it.
 
 Words. *Aggregator*: a host whose process `aggd` sums tensors. *Table*: all Blocks of a job that one aggregator sums,
-its *owner*; a job has one for each of its hosts (`covey.tensors.numbers.blocks`, `service/tables.py`), and to the
-machines here each is what a job was when it had one owner: by its id, a job of its own.
+its *owner*; a job has one table for each of its hosts (`covey.tensors.numbers.blocks`, `service/tables.py`). The
+machines here treat each table as a job of its own, with an id of its own and one owner.
 *Coordinator* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when that is gone.
 *Round*: every rank's push of a tensor, summed once, in a fixed order. *Epoch*: orders a job's owners; the higher wins.
 
@@ -17,9 +17,9 @@ paper copies tensors from the old owner to the new one and assumes that both liv
 one that also starts a job.
 
 A job's first iterations are its trial. Then its coordinator knows D and e (`machine/profiler.py`), and its owner
-promises it a part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. A job
-that is measured to hurt another leaves; the least loaded aggregator empties itself into others
-(`machine/consolidator.py`). The states of a job at its coordinator: `machine/tracked_job.py`.
+promises it a part of its cycle or declines (`machine/cycle_ledger.py`). The check is exact, since the owner knows all
+that it has promised itself. A job that is measured to hurt another leaves; the least loaded aggregator empties itself
+into others (`machine/consolidator.py`). The states of a job at its coordinator are in `machine/tracked_job.py`.
 `machine/pool.py` decides the same for single tensors of many jobs at once, in simulation
 (docs/design/papers/aggregator.md).
 """

@@ -1,4 +1,4 @@
-"""What hosts say to one another about who sums which job's tensors.
+"""Messages between hosts about which host sums which job's tensors.
 
      job coordinator                       aggregator                        host of some ranks
            |-- Offer ------------------------>|                                      |
@@ -9,7 +9,7 @@
            |<-- AssignmentKept, or Declined --|
            |-- LossReport ------------------->|  (each 100 iterations: what sharing costs it)
            |-- Coordinates ------------------>|  (from another host, which is the job's coordinator now)
-           |<--------------------- Handover --|  (it hurts somebody here, this host empties itself, or a person
+           |<--------------------- Handover --|  (it hurts another job here, this host empties itself, or a person
            |                                  |  wants it elsewhere: MoveTensors, from any host)
            |<------------ AssignmentDropped --|                                      |
            |<------------------------------------------------ Lost, or OwnerWanted --|
@@ -19,11 +19,11 @@
 The job coordinator here is the agent of the host of the job's lowest live rank, whatever host the grant names.
 
 An aggregator that empties itself asks the others first, all or nothing: `ReserveCycle`, then `CycleReserved` or
-`CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
-another attempt is too late.
+`CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; messages
+about another attempt come too late.
 
 An assignment's epoch orders it among all of its job (`covey.tensors.numbers.tensor_wire`); the higher one wins wherever
-two meet, and whoever hears a lower one answers with the higher.
+two meet, and a host that hears a lower one answers with the higher.
 """
 
 from typing import Annotated
@@ -38,8 +38,8 @@ from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.views import AggregatorJobView
 
 Job = Annotated[JobId, Meta(pattern=TABLE_PATTERN)]
-"""What is summed under one assignment: a table of a job (`covey.tensors.numbers.blocks.table_id`), table 0 under the
-job's own id."""
+"""Unit that is summed under one assignment: a table of a job (`covey.tensors.numbers.blocks.table_id`), table 0 under
+the job's own id."""
 Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
@@ -48,32 +48,34 @@ Address = Annotated[str, Meta(min_length=3, max_length=80)]
 Micros = Annotated[int, Meta(ge=1, le=1 << 50)]
 Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""When an aggregator began to empty itself, microseconds of its clock: no two attempts of a host are the same one."""
+"""Time at which an aggregator began to empty itself, microseconds of its clock: no two attempts of a host are the same
+one."""
 
 
 class JobMessage(Message, frozen=True):
-    """About one job, under one epoch of its assignments."""
+    """A message about one job, under one epoch of its assignments."""
 
     job: Job
     epoch: Epoch
 
 
 class HoldMessage(Message, frozen=True):
-    """About room that an aggregator holds for one job of another, which makes this attempt to empty itself."""
+    """A message about room that an aggregator holds for one job of another, in this attempt of the other to empty
+    itself."""
 
     job: Job
     attempt: Attempt
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """What a job asks of its aggregator, known after its trial iterations (AutoPS §4.3.3.1)."""
+    """The demand of a job on its aggregator, known after its trial iterations (AutoPS §4.3.3.1)."""
 
     period_us: Micros
-    """An iteration when it runs alone, D."""
+    """D: microseconds of an iteration when the job runs alone."""
     work_us: Annotated[int, Meta(ge=0, le=1 << 50)]
-    """The aggregator's work in one iteration, the sum of its tensors' e."""
+    """The aggregator's work in one iteration in microseconds, the sum of its tensors' e."""
     limit_permille: Annotated[int, Meta(ge=1, le=1000)] = 100
-    """It may lose less than this part of its speed."""
+    """Part of its speed, in thousandths, that it may lose less than."""
 
 
 class Offer(JobMessage, frozen=True):
@@ -82,27 +84,28 @@ class Offer(JobMessage, frozen=True):
     workers: Workers
     secret: Secret
     demand: Demand | None = None
-    """None: not known yet, for trial iterations; or nobody had room for it, and somebody must."""
+    """The need of the job. None: not known yet, for trial iterations; or no host had room for it, and one must sum
+    it."""
     refused: Reason = ""
     """The last refusal that the coordinator heard, for people."""
     stays: bool = False
-    """It is one of several tables of the job, which share its hosts' cards: this host is not to hand it over to empty
-    itself."""
+    """The table is one of several of its job, which share its hosts' cards: the aggregator must not hand it over to
+    empty itself."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """Of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
+    """Bytes of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
     unpromised: bool = False
-    """What it needs is known, and nobody had room for that: its sums wait for those of all others."""
+    """The job's demand is known, and no host had room for it: its sums wait for those of all others."""
 
 
 class Accepted(JobMessage, frozen=True):
-    """Aggregator -> coordinator: yes, its process serves it at `address` by now."""
+    """Aggregator -> coordinator: yes, the process serves the job at `address` by now."""
 
     address: Address
 
 
 class Declined(JobMessage, frozen=True):
-    """Aggregator -> coordinator: no. A new offer must be above `known`, the highest epoch of the job that it has
-    seen."""
+    """Aggregator -> coordinator: no. A new offer must be above `known`, the highest epoch of the job that the
+    aggregator has seen."""
 
     reason: Reason
     known: Epoch = 0
@@ -116,12 +119,12 @@ class Profiled(JobMessage, frozen=True):
 
 
 class AssignmentKept(JobMessage, frozen=True):
-    """Aggregator -> coordinator: yes."""
+    """Aggregator -> coordinator: yes, I keep the job with what it needs."""
 
 
 class LossReport(JobMessage, frozen=True):
-    """Coordinator -> aggregator: what the job measured over a window of iterations. With `hurt` one job has to go:
-    of this one and those beside it the one that came last."""
+    """Coordinator -> aggregator: what the job measured over a window of iterations. With `hurt` one job has to go: the
+    newest of this one and those beside it."""
 
     iterations: Annotated[int, Meta(ge=1, le=1 << 40)]
     lost_permille: Annotated[int, Meta(ge=0, le=1000)]
@@ -129,16 +132,16 @@ class LossReport(JobMessage, frozen=True):
 
 
 class Coordinates(JobMessage, frozen=True):
-    """A host that has become the coordinator of a job -> its aggregator: what is to be said of it goes here now."""
+    """New coordinator of a job -> its aggregator: messages about the job go to me now."""
 
 
 class Handover(JobMessage, frozen=True):
-    """Aggregator -> coordinator: find the job another aggregator; `to` holds room for it, None: choose."""
+    """Aggregator -> coordinator: find the job another aggregator. `to` holds room for it; None: choose one."""
 
     to: Host | None
     reason: Reason
     wished: bool = False
-    """A person wants it on `to`: it stays there."""
+    """A person wants the job on `to`: it stays there."""
 
 
 class MoveTensors(JobMessage, frozen=True):
@@ -156,7 +159,7 @@ class ReserveCycle(JobMessage, frozen=True):
 
 
 class CycleReserved(HoldMessage, frozen=True):
-    """It is held until a higher epoch of the job comes to use it, `ReleaseCycle`, or for some seconds."""
+    """The room is held until a higher epoch of the job arrives to use it, `ReleaseCycle`, or for some seconds."""
 
 
 class CycleNotReserved(HoldMessage, frozen=True):
@@ -164,22 +167,22 @@ class CycleNotReserved(HoldMessage, frozen=True):
 
 
 class ReleaseCycle(HoldMessage, frozen=True):
-    """What is held for this job by this attempt is not needed."""
+    """Aggregator that empties itself -> another: the room held for this job in this attempt is not needed."""
 
 
 class Assigned(JobMessage, frozen=True):
-    """Coordinator -> hosts of the job's ranks: push and pull there. Also the answer to a host that knows only a lower
-    epoch."""
+    """Coordinator -> hosts of the job's ranks: push and pull there. It is also the answer to a host that knows only a
+    lower epoch."""
 
     owner: Host
     address: Address
     secret: Secret
     handed_over: bool = False
-    """The owner before goes on until it ends the connections of ranks, between two iterations."""
+    """The earlier owner keeps summing until it ends the connections of ranks, between two iterations."""
 
 
 class NextOwner(msgspec.Struct, frozen=True):
-    """Where the state of Blocks is brought, by who proves that it knows `secret`."""
+    """The next owner, to which the state of Blocks is brought by a peer that proves to know `secret`."""
 
     address: Address
     secret: Secret
@@ -191,13 +194,13 @@ class Retire(JobMessage, frozen=True):
     instead: Epoch
     reason: Reason
     handed_over: bool = False
-    """This aggregator goes on until a moment between two iterations, and then ends the connections of ranks."""
+    """This aggregator keeps summing until a moment between two iterations, and then ends the connections of ranks."""
     to: NextOwner | None = None
-    """Then it brings what it holds there, under epoch `instead`."""
+    """Owner to which it then brings what it holds, under epoch `instead`."""
 
 
 class AssignmentDropped(JobMessage, frozen=True):
-    """Aggregator -> coordinator: I no longer sum it."""
+    """Aggregator -> coordinator: I no longer sum the job."""
 
     reason: Reason
 
@@ -243,15 +246,15 @@ class WorkCounters(Message, frozen=True):
     known: bool
     busy_us: Annotated[int, Meta(ge=0)] = 0
     iterations: Annotated[int, Meta(ge=0)] = 0
-    """Rounds of its most frequent tensor."""
+    """Count of rounds of its most frequent tensor."""
     largest_bytes: Annotated[int, Meta(ge=0)] = 0
     total_bytes: Annotated[int, Meta(ge=0)] = 0
     beside: Annotated[int, Meta(ge=0)] = 0
-    """Other jobs summed there."""
+    """Count of other jobs summed there."""
     changes: Annotated[int, Meta(ge=0)] = 0
-    """Grows when a job comes there or leaves."""
+    """Number that grows when a job comes there or leaves."""
     demand: Demand | None = None
-    """What the aggregator was told it needs."""
+    """Demand of the job as the aggregator was told; None: it was not."""
 
 
 class CycleHere(Message, frozen=True):
@@ -264,10 +267,10 @@ class JobDemand(msgspec.Struct, frozen=True):
 
 
 class CycleNow(Message, frozen=True):
-    """An aggregator's plan, as exact as it is itself."""
+    """An aggregator's plan, exactly as it has it itself."""
 
     takes: bool
-    """Whether it accepts jobs now."""
+    """The aggregator accepts jobs now."""
     cycle_us: Annotated[int, Meta(ge=0)] = 0
     lanes: Annotated[int, Meta(ge=1, le=4096)] = 1
     cycles_max: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -312,7 +315,7 @@ FromOwner = (
     | ReleaseCycle
 )
 FromCoordinator = Offer | Profiled | LossReport | Coordinates | Retire | Assigned
-"""Messages by the machine that sends them, and hears when they were not delivered."""
+"""Messages by the machine that sends them, and that hears when they were not delivered."""
 Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
 Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors
 Any = Heard | Question | Answer

@@ -1,4 +1,4 @@
-"""What the agent starts: the plugin `aggregator`."""
+"""The plugin `aggregator`, as the agent starts it."""
 
 from covey.wire.job import AggregatorLost
 from plugins.aggregator import messages

@@ -1,7 +1,7 @@
-"""What hosts say about groups (Harmony §4.3): profiles go to the coordinator of a group, plans come from it, turns are
+"""Messages about groups (Harmony §4.3): profiles go to the coordinator of a group, plans come from it, turns are
 local.
 
-A plan names the epoch of each group that it replaces; a host takes it only when it still is in that epoch, so of two
+A plan names the epoch of each group that it replaces; a host takes it only when it is still in that epoch, so of two
 plans made at the same time one fails and its maker looks again.
 """
 
@@ -13,7 +13,7 @@ from covey.core.events import Message
 from covey.core.ids import ID_PATTERN, HostId, JobId
 
 Need = Literal["comp", "comm"]
-"""What a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
+"""Resource that a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -21,7 +21,7 @@ Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class SubtaskTimed(Message, frozen=True):
-    """A host ran one subtask of a job while the group had so many hosts."""
+    """A host ran one subtask of a job while the group had `hosts` hosts."""
 
     job: Name
     need: Need
@@ -30,17 +30,17 @@ class SubtaskTimed(Message, frozen=True):
 
 
 class ProposeGroup(Message, frozen=True):
-    """From the coordinator: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
+    """Coordinator -> hosts: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
 
     group: Epoch
     replaces: Epoch
     jobs: Annotated[tuple[JobId, ...], Meta(max_length=4096)]
-    """In the order in which their subtasks take turns, the same on every host."""
+    """Jobs in the order in which their subtasks take turns, the same on every host."""
     hosts: Annotated[tuple[HostId, ...], Meta(max_length=1 << 16)]
 
 
 class GroupAnswered(Message, frozen=True):
-    """Host: taken, or why not."""
+    """Host -> coordinator: the plan is taken, or why it is not."""
 
     group: Epoch
     refused: Annotated[str, Meta(max_length=300)] = ""

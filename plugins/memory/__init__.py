@@ -14,7 +14,7 @@ and to a log on disk behind the writer's back, so losing a lender loses nothing.
                         |                                           |
                      agent: Borrower  <--- eight messages --->   agent: Lender
 
-Words. *volume*: what a job attaches. *slab*: a fixed part of it (64 MiB here, 1 GB in the paper), the unit of
+Words. *volume*: memory that a job attaches. *slab*: a fixed part of it (64 MiB here, 1 GB in the paper), the unit of
 placement. *page*: 4 KiB, the unit of reading and writing, with a *version* that grows with every write. *hot*: more
 page requests per second than the threshold. *place*: where a slab lies, under one *epoch*. *headroom*: memory a host
 keeps for itself; what lies above is *spare*, and *lent* in slabs, each under a *lease*.
@@ -24,6 +24,6 @@ an evicted slab that is hot moves instead of falling back to disk; leases free w
 exists. Each is explained where it is done.
 
     messages   the paper's eight control messages, and ours        policy    which slab, whose memory, what to give back
-    machine    borrower and lender: who holds what                 datapath  the two programs, and the rules for pages
+    machine    borrower and lender: which host holds what          datapath  the two programs, and the rules for pages
     service    feeds the machines, keeps the programs alive
 """

@@ -1,4 +1,4 @@
-"""What two hosts say to one another about slabs: the paper's eight control messages (Infiniswap §2.6.1), and ours.
+"""Messages between two hosts about slabs: the paper's eight control messages (Infiniswap §2.6.1), and ours.
 
         borrower                          lender                 borrower                          lender
            |-- QueryMem --------------------->|                     |<----------- CheckActivity --------|
@@ -33,14 +33,14 @@ Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
 Tenant = Annotated[str, Meta(max_length=63)]
-"""Whose volume it is; empty: nobody's in particular."""
+"""Tenant whose volume it is; empty: no tenant in particular."""
 Job = Annotated[str, Meta(max_length=63)]
-"""Whose rank made the volume; empty: nobody's."""
+"""Job whose rank made the volume; empty: no job."""
 Members = Annotated[int, Meta(ge=1, le=8)]
 Reason = Annotated[str, Meta(max_length=300)]
 
 SECRET_BYTES = 16
-"""What a connection to a slab must present; drawn by the lender for each mapping."""
+"""Bytes of the secret that a connection to a slab must prove to know; the lender draws one for each mapping."""
 
 
 class SlabRef(msgspec.Struct, frozen=True, array_like=True):
@@ -52,17 +52,18 @@ class SlabRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 REFS_MAX = 4096
-"""Slabs in one message. Whoever has more sends several (`in_parts`): a longer one is refused whole by its decoder."""
+"""Slabs in one message. A sender with more sends several messages (`in_parts`): the decoder refuses a longer one
+whole."""
 SlabRefs = Annotated[tuple[SlabRef, ...], Meta(max_length=REFS_MAX)]
 
 
 def in_parts(slabs: Sequence[SlabRef]) -> list[tuple[SlabRef, ...]]:
-    """All of them, as many messages as it takes."""
+    """Split slabs into as many messages as it takes."""
     return [tuple(slabs[at : at + REFS_MAX]) for at in range(0, len(slabs), REFS_MAX)]
 
 
 class SlabMessage(Message, frozen=True):
-    """About one slab, under one epoch."""
+    """A message about one slab, under one epoch."""
 
     volume: VolumeName
     index: SlabIndex
@@ -83,34 +84,35 @@ class QueryMem(SlabMessage, frozen=True):
 
 
 class FreeMem(SlabMessage, frozen=True):
-    """Lender: this many now. It promises nothing."""
+    """Lender: slabs that I could lend now. It promises nothing."""
 
     slabs: Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class Map(SlabMessage, frozen=True):
-    """Borrower: I take one."""
+    """Borrower: lend me this slab."""
 
     slab_bytes: Bytes
     page_bytes: Annotated[int, Meta(ge=512, le=(1 << 16) + 32)]
-    """At most 64 KiB and its seal."""
+    """Bytes of a page: at most 64 KiB and its seal."""
     members: Members = 1
-    """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
+    """Members of the slab, which has no disk if there are several: `index` is the number of one of them."""
     tenant: Tenant = ""
     job: Job = ""
     replaces: bool = False
-    """It takes the place of one that its lender wants back, or of a member that was lost."""
+    """This place replaces one that its lender wants back, or a member that was lost."""
 
 
 class MrInfo(SlabMessage, frozen=True):
-    """Lender: there it is (`address` and `secret`: the paper's address, length, rkey), or no (`refused`)."""
+    """Lender: the slab is here (`address` and `secret`: the paper's address, length, rkey), or it is not lent
+    (`refused`)."""
 
     address: Annotated[str, Meta(max_length=120)] = ""
     secret: Secret = b""
     refused: Reason = ""
-    """Why there is none; empty when it is mapped."""
+    """Why the slab is not lent; empty when it is mapped."""
     late: bool = False
-    """That is no word about room: its slab process did not answer in time, or frees an older mapping first."""
+    """The refusal says nothing about room: the slab process did not answer in time, or frees an older mapping first."""
 
 
 # ---- eviction --------------------------------------------------------------------------------------------------------
@@ -129,41 +131,41 @@ class SlabActivity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Activity(Message, frozen=True):
-    """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
+    """Borrower: how busy these slabs are. A slab that it does not know under that epoch is left out."""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=REFS_MAX)]
 
 
 class Evict(SlabMessage, frozen=True):
-    """Lender: I need this one back within `grace_s`."""
+    """Lender: I need this slab back within `grace_s` seconds."""
 
     grace_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
 class Unrenewed(SlabMessage, frozen=True):
-    """Lender: nobody renewed this one for a lease. Is it still used? Answer: `Renew` or `Done`. Only about slabs
+    """Lender: this slab was not renewed for a lease. Is it still used? Answer: `Renew` or `Done`. Only sent about slabs
     without a disk; the others are orphans by then."""
 
 
 class Done(SlabMessage, frozen=True):
-    """Borrower: nothing of mine depends on it any more; free it."""
+    """Borrower: I do not need this slab any more; free it."""
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
 class Renew(Message, frozen=True):
-    """Borrower: I still use these. Whatever is not renewed for a lease is an orphan and freed."""
+    """Borrower: I still use these slabs. A slab that is not renewed for a lease is an orphan and is freed."""
 
     slabs: SlabRefs
     members: Members = 1
-    """Of each of these: several have no disk, and last for longer (`policy.mirroring`)."""
+    """Members of each of these slabs: slabs with several have no disk, and are kept longer (`policy.mirroring`)."""
     tenant: Tenant = ""
-    """Of each of these: a lender that began anew knows it from here."""
+    """Tenant of each of these slabs: a lender that began anew knows it from here."""
     job: Job = ""
     page_bytes: Annotated[int, Meta(ge=0, le=(1 << 16) + 32)] = 0
-    """Of each of these, with its seal."""
+    """Bytes of a page of each of these slabs, with its seal."""
 
 
 class SlabsHeld(Message, frozen=True):
@@ -176,14 +178,14 @@ class SlabsAreHeld(Message, frozen=True):
     """Answer to `SlabsHeld`."""
 
     known: bool
-    """False: the slab process is not there or has not said yet what it holds. Then nothing follows from the rest."""
+    """False: the slab process is not there or has not said yet what it holds. Then `slabs` means nothing."""
     slabs: SlabRefs = ()
-    """Those of the question that it holds."""
+    """Slabs of the question that this host holds."""
 
 
 class VolumeHeld(Message, frozen=True):
     """Question of a borrower that has no record of its volume of this name: do you know of one? `forget`: a person said
-    that it is made anew, so what you hold or remember of boots other than `since` to `boot` is of no use."""
+    that the volume is made anew, so what you hold or remember of boots other than `since` to `boot` is of no use."""
 
     volume: VolumeName
     since: Epoch
@@ -197,14 +199,14 @@ class EarlierSlabs(msgspec.Struct, frozen=True, array_like=True):
     boot: Epoch
     held: Annotated[int, Meta(ge=0, le=1 << 20)]
     freed: Annotated[int, Meta(ge=0)]
-    """Since nobody renewed them."""
+    """Slabs freed because they were not renewed."""
 
 
 class VolumeIsHeld(Message, frozen=True):
-    """Answer to `VolumeHeld`, from before anything was forgotten."""
+    """Answer to `VolumeHeld`: the state before anything was forgotten."""
 
     known: bool
-    """False: the slab process has not said yet what it holds. Then nothing follows from the rest."""
+    """False: the slab process has not said yet what it holds. Then `slabs` means nothing."""
     slabs: Annotated[tuple[EarlierSlabs, ...], Meta(max_length=16)] = ()
 
 

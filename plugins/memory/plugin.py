@@ -1,4 +1,4 @@
-"""What the agent starts: the plugin `memory`."""
+"""The plugin `memory`, as the agent starts it."""
 
 from covey.wire.job import Attach, Detach
 from plugins.base import Plugin, Program

@@ -15,10 +15,10 @@ blocks, before and after, since the best shares are no whole blocks either.
 A step that failed is ordered again; hosts that are to leave are emptied whatever it costs. The owner of a block changes
 when its move is *done*, so an owner is known at every instant.
 
-A host that is lost cannot be emptied. Its blocks change their owner at that instant: they go to whom they were being
-sent, else evenly to hosts of the same role, and the new owners are ordered to recover them. What is under way between
-other hosts is waited for, the rest of the plan is dropped, and when all is recovered a new plan is made, worth 5 % or
-not if a host is without the blocks of its role. When no host is left the blocks wait for the next one.
+A host that is lost cannot be emptied. Its blocks change their owner at that instant: they go to the host to which
+they were being sent, else evenly to hosts of the same role, and the new owners are ordered to recover them. Steps under
+way between other hosts are waited for, the rest of the plan is dropped, and when all is recovered a new plan is made;
+it need not gain 5 % if a host is without the blocks of its role. When no host is left the blocks wait for the next one.
 """
 
 import math
@@ -41,11 +41,12 @@ BATCHES_MIN = 8
 number."""
 KINDS: tuple[Kind, ...] = ("data", "model")
 WEIGHT = 0.2
-"""Of the newest measurement in the moving averages (§3.3.1)."""
+"""Weight of the newest measurement in the moving averages (§3.3.1)."""
 
 
 DEVIATION_MIN = 0.05
-"""Of the median of its kind: a host that differs by less is like its kind. As much as a change must save."""
+"""Fraction of the median of its kind: a host that differs by less is like its kind. A change must save this fraction
+too."""
 ERRORS_MIN = 6.0
 """Standard errors of its moving average by which a host must differ, too. The error itself is known from some ten
 measurements only, so this is less certain than its value suggests: with 4 a job of 32 hosts moved once in 250 decisions
@@ -53,20 +54,20 @@ by chance."""
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A moving average, and how far single measurements lie from it."""
+    """A moving average, and how far single measurements are from it."""
 
     mean: float
     variance: float = 0.0
     count: int = 1
 
     def with_measured(self, measured: float) -> "Figure":
-        """Weights fall by `WEIGHT` with each newer measurement (§3.3.1)."""
+        """The average with one more measurement; weights fall by `WEIGHT` with each newer one (§3.3.1)."""
         away = measured - self.mean
         variance = (1 - WEIGHT) * (self.variance + WEIGHT * away * away)
         return Figure(self.mean + WEIGHT * away, variance, self.count + 1)
 
     def differs(self, other: float) -> bool:
-        """By more than chance?"""
+        """Does it differ from this value by more than chance?"""
         error = math.sqrt(self.variance * WEIGHT / (2 - WEIGHT))
         return abs(self.mean - other) > max(DEVIATION_MIN * other, ERRORS_MIN * error)
 
@@ -75,9 +76,9 @@ class Available(msgspec.Struct, frozen=True):
     """A host that the job may use."""
 
     kind: str
-    """Hosts of one kind are taken for equal until they are measured."""
+    """Kind of the host: hosts of one kind count as equal until they are measured."""
     nic_bytes_per_s: float
-    """What its network card is said to carry, until it is measured."""
+    """Bytes per second that its network card is said to carry, until it is measured."""
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class NicReported(msgspec.Struct, frozen=True):
 
 
 class HostsChanged(msgspec.Struct, frozen=True):
-    """These hosts, and no others, are the job's to use from now on. Those that it works on and that are not named are
+    """These hosts, and no others, are the job's to use from now on. Hosts that it works on and that are not named are
     alive and will be emptied; dead ones come as `HostLost`."""
 
     hosts: Mapping[HostId, Available]
@@ -126,7 +127,7 @@ TunerEvent = BatchReported | NicReported | HostsChanged | HostLost | StepDone | 
 
 
 class Perform(msgspec.Struct, frozen=True):
-    """Have this step done; comes back as `StepDone` or `StepFailed`. The same step may be ordered again."""
+    """Action: have this step done; the answer is `StepDone` or `StepFailed`. The same step may be ordered again."""
 
     plan: int
     at: int
@@ -137,7 +138,7 @@ TunerAction = Perform | LogEvent
 
 
 class Tuner:
-    """One job. `now` is who has which role and owns which blocks."""
+    """The tuner of one job. `now`: which host has which role and owns which blocks."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class Tuner:
         self.computing = {host for host, role in now.roles.items() if role == "worker"}
         """Workers between their start and their stop."""
         self.orphans: dict[Kind, tuple[int, ...]] = {"data": (), "model": ()}
-        """Blocks of lost hosts while no host is left to take them."""
+        """Blocks of lost hosts that no host is left to take."""
         self.plans = 0
         self.plan: Plan | None = None
         self.begun: set[int] = set()
@@ -225,8 +226,8 @@ class Tuner:
         return sorted(host for host in self.roles if host not in self.available)
 
     def hosts(self) -> list[HostCosts]:
-        """The hosts that may be used, as the cost model sees them. Before the first measurement computing is taken for
-        as slow as the network, which makes half of the hosts workers."""
+        """The hosts that may be used, as the cost model sees them. Before the first measurement computing counts as
+        slow as the network, which makes half of the hosts workers."""
         sample_s, nic = self._typical(self.sample_s), self._typical(self.nic)
         found = []
         for host, of in sorted(self.available.items()):
@@ -237,7 +238,7 @@ class Tuner:
         return found
 
     def _typical(self, figures: Mapping[HostId, Figure]) -> dict[str, float]:
-        """Kind -> the median of its measured hosts."""
+        """Kind -> median of its measured hosts."""
         alike: dict[str, list[float]] = {}
         for host in sorted(figures):
             if host in self.available:
@@ -245,7 +246,8 @@ class Tuner:
         return {kind: statistics.median(means) for kind, means in alike.items()}
 
     def _own(self, host: HostId, figures: Mapping[HostId, Figure], typical: float | None, other: float) -> float:
-        """What a host is taken for: itself when it was measured enough and differs from its kind."""
+        """The figure used for a host: its own when it was measured enough and differs from its kind, else the
+        kind's."""
         if typical is None:
             return other
         own = figures.get(host)
@@ -281,7 +283,7 @@ class Tuner:
         return [self._note("Reconfigured", text), *self._order()]
 
     def epoch_s(self, hosts: Sequence[HostCosts]) -> float:
-        """Seconds of an epoch as things stand now, by the cost model, whole blocks and all."""
+        """Seconds of an epoch with the present roles and blocks, by the cost model, in whole blocks."""
         counts = [{host: len(blocks) for host, blocks in self._owned(kind).items()} for kind in KINDS]
         return self._epoch_s(hosts, planning.Target(self.roles, *counts))
 
@@ -369,7 +371,7 @@ class Tuner:
         return [note, *self._recover([each for each in moving if each.source == host], taken_back)]
 
     def _recover(self, moving: Sequence[Move], taken_back: Sequence[Recover] = ()) -> list[TunerAction]:
-        """Orphans get owners, who recover them, beside what is under way."""
+        """Give orphaned blocks owners, which recover them, beside the steps under way."""
         steps: list[Step] = list(taken_back)
         waits = self.plan is not None and bool(self.begun - self.done)
         if any(self.orphans.values()) and not self.roles and self.available and not waits:
@@ -396,7 +398,7 @@ class Tuner:
         return self._order() if len(self.done) < len(self.plan.steps) else self._finished()
 
     def _heirs(self, kind: Kind) -> list[HostId]:
-        """Who may take blocks of a lost host: hosts of the role, not being deleted; else any that is there."""
+        """Hosts that may take blocks of a lost host: hosts of the role, not being deleted; else any that is there."""
         deleting = [self.plan.steps[at] for at in self.begun - self.done] if self.plan is not None else []
         there = [host for host in sorted(self.roles) if not _is_deleted(host, deleting)]
         staying = [host for host in there if host in self.available]
@@ -404,7 +406,7 @@ class Tuner:
         return [host for host in staying if self.roles[host] == role] or staying or there
 
     def _is_sound(self) -> bool:
-        """Does every host that is here do what its role says, with the blocks of its role, and may it stay?"""
+        """Does every host do what its role says, with the blocks of its role, and may it stay?"""
         workers = {host for host, role in self.roles.items() if role == "worker"}
         servers = set(self.roles) - workers
         return (

@@ -1,7 +1,7 @@
-"""What the hosts of one job say about its configuration: what they measured, and the steps of a plan (Cruise §3.3).
+"""Messages of one job's hosts about its configuration: measurements, and the steps of a plan (Cruise §3.3).
 
 The coordinator of a job decides. Workers report their mini-batches to it, servers their network; it sends each host the
-steps that are due there, and a host reports when one is done. A step is named by the plan's number and its own place in
+steps that are due there, and a host reports when one is done. A step is named by the plan's number and its index in
 the plan, so a repeated order or answer is recognised.
 """
 
@@ -15,7 +15,7 @@ from covey.core.ids import ID_PATTERN, HostId
 
 Role = Literal["worker", "server"]
 Kind = Literal["data", "model"]
-"""Training data lies with workers and never changes; the model lies with servers and does."""
+"""Kind of blocks: training data is held by workers and never changes; the model is held by servers and does."""
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -51,7 +51,7 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     source: HostId
     target: HostId
     blocks: tuple[int, ...]
-    """Ids, ascending."""
+    """Ids of the blocks, ascending."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -73,17 +73,17 @@ class Recover(msgspec.Struct, frozen=True, tag=True):
     kind: Kind
     host: HostId
     blocks: tuple[int, ...]
-    """Ids, ascending."""
+    """Ids of the blocks, ascending."""
 
 
 Operation = Add | Delete | Switch | Move
 """The four operations of the paper's Table 3.2."""
 Step = Operation | Stop | Start | Recover
-"""What hosts really do."""
+"""Step of a plan, as hosts perform it."""
 
 
 class BatchTimed(Message, frozen=True):
-    """Worker: one mini-batch."""
+    """Worker -> coordinator: one mini-batch was computed."""
 
     job: Name
     samples: Annotated[int, Meta(ge=1, le=(1 << 53))]
@@ -91,14 +91,14 @@ class BatchTimed(Message, frozen=True):
 
 
 class NicMeasured(Message, frozen=True):
-    """Either: what its network carries."""
+    """Worker or server -> coordinator: bytes per second that its network carries."""
 
     job: Name
     bytes_per_s: Annotated[float, Meta(gt=0, le=1e15)]
 
 
 class PlanStep(Message, frozen=True):
-    """From the coordinator: do this step of this plan now."""
+    """Coordinator -> host: do this step of this plan now."""
 
     job: Name
     plan: Count
@@ -107,7 +107,7 @@ class PlanStep(Message, frozen=True):
 
 
 class Did(Message, frozen=True):
-    """Host: done, or why not."""
+    """Host -> coordinator: the step is done, or why not."""
 
     job: Name
     plan: Count

@@ -16,7 +16,7 @@ import numpy as np
 from covey.core.events import Heard, LogEvent, Send, SetTimer
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.borrowing import events as borrower_events
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.events import (

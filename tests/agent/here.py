@@ -21,7 +21,7 @@ from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
 from covey.core.events import Fact
 from covey.core.ids import HostId, JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import RankSpec, RanksSpec
 
 F = TypeVar("F", bound=Fact)

@@ -12,7 +12,8 @@ from agent.event_log import EventLog
 from agent.host_watch import FLAPS_S, LASTING_S, SEEN_KEPT_S, HostWatch, LogSeen
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId
-from covey.ports import Disk, Env
+from covey.ports.disk import Disk
+from covey.ports.env import Env
 from gossip.types import HostDown, HostUp, HostView, MemberAway, MemberSuspected, NameConflict, TableFull
 from plugins.facts import HostState, LogNow, WrongNow
 

@@ -14,7 +14,8 @@ from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.base import RankLease
 from plugins.facts import RanksEnded
 from tests.agent.here import ranks

@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from chaos.world.world import World
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.base import RankLease
 from plugins.facts import RanksEnded, RanksHeal
 from tests.agent.test_leases import GRACE_S, J1, LEASE_S, Host

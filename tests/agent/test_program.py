@@ -19,7 +19,8 @@ from agent.jobs.supervisor.supervisor import PROGRAM
 from agent.ports.processes.processes import WORDS_MAX, ProgramBase, RealProcesses, leave_words
 from agent.program import JsonLog, NoLinks, program_named, run
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from plugins.base import Program
 from plugins.registry import PLUGINS
 from tests.agent.here import Lines, here, until
@@ -161,7 +162,7 @@ def starting_a_supervisor(tmp_path: Path) -> tuple["subprocess.Popen[bytes]", Pr
 import asyncio, sys
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.jobs.supervision import RankStart, SupervisorConfig
-from covey.ports import Command
+from covey.ports.processes import Command
 import msgspec
 async def main():
     d = {str(tmp_path)!r}

@@ -10,10 +10,15 @@ import pytest
 from agent.ports.disk import DirectoryDisk
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.datagrams import UdpDatagrams
-from chaos import conformance
+from chaos.checks import conformance
 from chaos.world.host import SimLog
 from chaos.world.world import World
-from covey.ports import Address, Bytes, ByteStream, Command, Datagrams, Disk, Env
+from covey.ports.addresses import Address
+from covey.ports.datagrams import Datagrams
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import Bytes, ByteStream
 
 
 def in_a_world(promise: Callable[[Env], Awaitable[None]], seed: int = 5) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from chaos.custody import on_disk
+from chaos.checks.custody import on_disk
 from chaos.faults import Kill, Pause, strike
 from chaos.rackworld import SimRack
 from chaos.stories import lenders

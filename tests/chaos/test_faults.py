@@ -30,7 +30,8 @@ from chaos.faults import (
     swarm,
 )
 from chaos.world.world import World
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 
 HOSTS = ("h1", "h2", "h3", "h4")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos import PRODUCT, handlers
+from chaos import PRODUCT
+from chaos.checks import handlers
 
 SOURCE = """
 def find(name):

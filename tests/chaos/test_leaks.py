@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaos.leaks import SLACK_S, UnusedSlabs
-from chaos.pager import BLOCK, Oracle, page_of
+from chaos.actors.pager import BLOCK, Oracle, page_of
+from chaos.checks.leaks import SLACK_S, UnusedSlabs
 from chaos.rackworld import OWN_SLABS, SPREAD
 from covey.core.ids import HostId
 from covey.core.units import MIB, parse_size

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos import conformance
+from chaos.checks import conformance
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.ids import HostId
-from covey.ports import ByteStream, Command, Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, Process, ProcessId
+from covey.ports.streams import ByteStream
 from plugins.base import Program
 
 Main = Callable[[Env], Coroutine[Any, Any, int | None]]

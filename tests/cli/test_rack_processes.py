@@ -14,7 +14,7 @@ import pytest
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from cli.rack import processes as rack_processes
 from cli.rack.processes import Ours, end, find, kind_of, look, remove_leftovers, send, start_ticks
-from covey.ports import Command
+from covey.ports.processes import Command
 
 SLEEP = "import time; time.sleep(60)"
 Start = Callable[..., subprocess.Popen[bytes]]

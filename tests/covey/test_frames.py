@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId
-from covey.ports import Handed
+from covey.ports.pages import Handed
 from covey.wire.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
 from covey.wire.job import Join, Joined, Refusal, decoder
 

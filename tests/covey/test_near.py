@@ -15,7 +15,7 @@ import pytest
 
 from agent.ports.network.bytes import SocketBytes
 from covey.job.tensors import TensorClient
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.tensors.aggregator.early_copy import EarlyCopy
 from covey.tensors.aggregator.link import TensorLink
 from covey.tensors.numbers.tensor_wire import (

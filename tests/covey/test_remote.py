@@ -13,7 +13,7 @@ import pytest
 from covey.arrays import remote_memory, volume_link
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
 from covey.wire import headers
 from covey.wire import job as wire

@@ -470,6 +470,31 @@ def test_tensors_take_no_descriptors_and_a_closed_client_keeps_none() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_tensor_more_takes_as_long_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks join under one lock: a look at all names for each new one takes seconds where a model has a thousand."""
+    looks: list[int] = []
+    told: list[tuple[int, int]] = []
+    entry = TensorMemory._entry
+
+    def counted(memory: TensorMemory, place: int) -> tuple[int, int, int]:
+        looks.append(place)
+        return entry(memory, place)
+
+    monkeypatch.setattr(TensorMemory, "_entry", counted)
+    shared = SharingRanks(1)
+    (client,) = shared.clients
+    client._tell_shared = lambda largest, total: told.append((largest, total))
+    shared.share()
+    each = []
+    for at in range(60):
+        before = len(looks)
+        client.push_pull(f"t{at}", np.ones(8 * (60 - at), np.float32))
+        each.append(len(looks) - before)
+    assert max(each[1:]) <= each[1]
+    assert told[-1] == (32 * 60, 32 * sum(range(1, 61)))
+    shared.close()
+
+
 PROCESS = """
 import os, sys
 import numpy as np

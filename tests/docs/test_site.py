@@ -10,6 +10,10 @@ import pytest
 
 import covey
 from agent.config import ConfigError, parse
+from covey.job.client import JobClient
+from covey.job.tensors import TensorClient
+from covey.remote import RemoteMemory
+from plugins.base import Host
 from plugins.registry import PLUGINS
 from tools.pages import MODULES
 
@@ -37,8 +41,14 @@ def test_the_site_has_each_page_and_the_docstrings(site: Path) -> None:
     assert [str(page) for page in sorted(pages) if not (site / page).is_file()] == []
     api = {module: (site / "api" / f"{module.replace('.', '/')}.html").read_text() for module in MODULES}
     assert all(f'id="{name}"' in api["covey"] for name in covey.__all__)
-    assert "One mini-batch done" in api["covey.job.client"] and "Whole pages that are not needed" in api["covey"]
-    assert "never a promise" in api["plugins.base"] and "Blocks until every rank" in api["covey.job.tensors"]
+    for module, documented in (
+        ("covey.job.client", JobClient.step),
+        ("covey", RemoteMemory.discard),
+        ("plugins.base", Host),
+        ("covey.job.tensors", TensorClient.push_pull),
+    ):
+        first = str(documented.__doc__).partition(".")[0].partition("`")[0]
+        assert len(first) > 10 and " ".join(first.split()) in " ".join(api[module].split()), documented
 
 
 def test_tables_that_the_code_writes_are_in_the_site(site: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from covey.core.ids import HostId
-from covey.ports import Address, Env
-from covey.ports.addresses import ip_port, joined
+from covey.ports.addresses import Address, ip_port, joined
+from covey.ports.env import Env
 from gossip import metrics
 from gossip.packet import VERSION, Keyring, Sealer
 from gossip.seeds import Seeds

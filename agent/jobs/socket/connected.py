@@ -1,7 +1,8 @@
 """A process that has joined on jobs.sock, as the agent holds it."""
 
 from agent.jobs.socket.rank_pages import HeldPages
-from covey.ports import ByteStream, Pages, SharedPage
+from covey.ports.pages import Pages, SharedPage
+from covey.ports.streams import ByteStream
 from covey.wire.frames import pack
 from covey.wire.job import AskPages, Frame, Join, PagesHere
 from plugins.base import Outbox

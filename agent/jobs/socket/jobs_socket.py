@@ -29,7 +29,8 @@ from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.hooks.warm import MODULES_MAX
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from covey.tensors.numbers.blocks import TABLES_MAX
 from covey.wire.frames import FrameError, pack, read_frame
 from covey.wire.handshake import is_secret

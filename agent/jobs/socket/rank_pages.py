@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from covey.kernel.pages import FlagReader, LimitsWriter, ReportReader
-from covey.ports import Pages, SharedPage
+from covey.ports.pages import Pages, SharedPage
 from covey.wire.frames import pack
 from covey.wire.job import AskPages, NeighbourFlag
 from plugins.base import RankPages

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent.jobs.socket.connected import ConnectedProcess
 from covey.core.ids import JobId
-from covey.ports import Pages, SharedPage
+from covey.ports.pages import Pages, SharedPage
 from covey.tensors.same_host.layout import RANKS_MAX
 from covey.wire.job import NoTensorMemory, TensorMemoryHere
 from plugins.base import RanksSpec

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import Address, Command
+from covey.ports.addresses import Address
+from covey.ports.processes import Command
 
 SPARES_MAX = 64
 """The most spares of one job on one host."""

@@ -32,7 +32,9 @@ from agent.jobs.spares.frames import (
 )
 from agent.ports.processes.shim import GOES_FIRST
 from covey.hooks.warm import MODULES
-from covey.ports import ByteStream, Command, Env, StartsAhead, WaitingProcess
+from covey.ports.env import Env
+from covey.ports.processes import Command, StartsAhead, WaitingProcess
+from covey.ports.streams import ByteStream
 from covey.wire.frames import FrameError, pack, read_frame
 from plugins.base import Outbox, Program
 

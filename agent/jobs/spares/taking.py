@@ -3,7 +3,9 @@
 import asyncio
 
 from agent.jobs.spares.frames import NoSpare, SpareTaken, TakeSpare, decoder
-from covey.ports import Address, Command, Env, Process
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.processes import Command, Process
 from covey.wire.frames import pack, read_frame
 
 TAKE_S = 5.0

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from agent.jobs.supervision import Frame, RanksStatus, SupervisorConfig, SupervisorState, decoder
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
 from plugins.base import Outbox
 

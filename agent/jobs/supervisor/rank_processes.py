@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agent.jobs.spares.taking import AnswerLost, take
 from agent.jobs.supervision import Adopting, SupervisorConfig, end_marked
-from covey.ports import Command, Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, Process, ProcessId
 
 STRAYS_GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL for what ranks left behind."""

@@ -10,7 +10,7 @@ status is there: an agent that was away reads the file.
 
     Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
          --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
-             SIGCONT to all of the rank: who is suspended (`covey.ports.Devices`) could not save
+             SIGCONT to all of the rank: who is suspended (`covey.ports.devices.Devices`) could not save
              a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
          --> the grace; once, a rank may ask for more (`Extend`)
          --> SIGKILL to all that is left of the ranks
@@ -71,7 +71,8 @@ from agent.jobs.supervisor.rank_lease import HeldLease
 from agent.jobs.supervisor.rank_processes import RankProcesses, SpareEnded
 from covey.core.units import format_seconds
 from covey.hooks.stacks import SIGNAL as STACKS
-from covey.ports import Command, Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, Process, ProcessId
 from covey.wire import checked
 from covey.wire.frames import FrameError
 from plugins.base import Program, RankLease

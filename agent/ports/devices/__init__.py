@@ -1,4 +1,5 @@
-"""Devices that jobs of this host share, behind one interface (`covey.ports.Devices`), from one of three backends.
+"""Devices that jobs of this host share, behind one interface (`covey.ports.devices.Devices`), from one of three
+backends.
 
     nvml        NVIDIA GPUs and MIG instances, by the driver          nvml.py   (nvml_reads.py, xid_events.py)
     cpu         a device is a set of cores and a memory size          cpu.py    (rank_trees.py, suspensions.py)

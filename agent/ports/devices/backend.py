@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from covey.ports import Devices, Gpu
+from covey.ports.devices import Devices, Gpu
 
 
 class Backend(Devices, Protocol):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from covey.ports import DeviceProcess, DeviceSample
+from covey.ports.devices import DeviceProcess, DeviceSample
 
 PID_MAX = 1 << 22
 """Linux's highest limit of pids (PID_MAX_LIMIT)."""

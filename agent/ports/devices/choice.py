@@ -9,7 +9,7 @@ from agent.ports.devices.settings import GpuSettings
 from agent.ports.devices.sim import SimDevices, simulated_devices
 from covey.core.ids import HostId
 from covey.core.units import parse_size
-from covey.ports import Logger
+from covey.ports.log import Logger
 
 
 def backend(

@@ -1,8 +1,9 @@
 """Devices made of cores: `cpu` of `[gpus]`, for hosts without GPUs, laptops and tests.
 
 A device is a set of cores and a memory size. Ranks are bound to the cores of their devices before their program begins
-(`covey.ports.Command.cores`). What a rank uses is read from /proc (`rank_trees.py`), with everything that it started: a
-rank of several devices uses each alike, since the kernel does not say on which core a process spent its time.
+(`covey.ports.processes.Command.cores`). What a rank uses is read from /proc (`rank_trees.py`), with everything that it
+started: a rank of several devices uses each alike, since the kernel does not say on which core a process spent its
+time.
 
 The memory size is what the scheduler and the sharing of devices go by; no rank is held to it (`hard limit` is not in
 `can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
@@ -18,7 +19,8 @@ from agent.ports.devices.driver_calls import DEADLINE_S, DriverCalls, Newest
 from agent.ports.devices.guards.suspensions import Suspensions
 from agent.ports.devices.rank_trees import RankTree, RankTrees, resident_bytes
 from agent.ports.devices.settings import CpuDevice, usable_cores
-from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu, ProcessId
+from covey.ports.devices import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
+from covey.ports.processes import ProcessId
 
 WINDOW_S = 0.1
 """The least seconds between two readings: the kernel counts processor time in hundredths of a second."""

@@ -7,7 +7,7 @@ says nothing of the device. Source of the numbers: NVIDIA, XID errors (docs.nvid
 
 import msgspec
 
-from covey.ports import Condition, DeviceHealth
+from covey.ports.devices import Condition, DeviceHealth
 
 ORDER: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
 """The conditions of a device, the better first."""

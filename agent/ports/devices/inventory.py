@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from agent.ports.devices import health
-from covey.ports import Condition, DeviceHealth, Gpu, Logger
+from covey.ports.devices import Condition, DeviceHealth, Gpu
+from covey.ports.log import Logger
 
 FORGET = "agentctl gpus forget {uuid} on this host says that it was taken out"
 BOOT_FILE = "/proc/sys/kernel/random/boot_id"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from agent.ports.processes.procfs import environment, is_ours, pids, stat
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
 SETTLED_S = 5.0

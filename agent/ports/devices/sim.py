@@ -20,7 +20,7 @@ import msgspec
 from agent.ports.devices import bounds, health
 from covey.core.ids import HostId
 from covey.core.units import GIB
-from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
+from covey.ports.devices import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
 
 MODEL = "simulated GPU"
 CAN = frozenset({"process memory", "process utilization", "hard limit", "suspend", "events"})

@@ -8,7 +8,7 @@ version 2 `memory.max`, above which a process is killed, or `memory.high`, above
 import os
 from collections.abc import Iterator
 
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 
 UNLIMITED = 1 << 60
 """The bytes from which on a limit is none: cgroup v1 writes "no limit" as a number near 2**63."""

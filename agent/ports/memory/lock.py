@@ -40,7 +40,7 @@ def unlock(view: memoryview) -> None:
 
 
 def stay_in_memory(flushes: bool) -> str:
-    """Do `covey.ports.Probes.stay_in_memory`."""
+    """Do `covey.ports.probes.Probes.stay_in_memory`."""
     libc = ctypes.CDLL(None, use_errno=True)
     lacks: list[str] = []
     if not _may_lock_all():
@@ -53,9 +53,9 @@ def stay_in_memory(flushes: bool) -> str:
 
 
 def keep_heap(size_bytes: int) -> str:
-    """Do `covey.ports.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed stays in
-    it; where the process is locked, it stays in memory. glibc gives the kernel most of it back otherwise, and a request
-    of 1 MiB costs 256 faults for pages of zeros."""
+    """Do `covey.ports.probes.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed
+    stays in it; where the process is locked, it stays in memory. glibc gives the kernel most of it back otherwise, and
+    a request of 1 MiB costs 256 faults for pages of zeros."""
     libc = ctypes.CDLL(None, use_errno=True)
     most = (1 << 31) - 1 if size_bytes else KEPT_BYTES
     try:

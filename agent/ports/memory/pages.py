@@ -1,4 +1,4 @@
-"""Shared pages as sealed memory (`covey.ports.Pages`)."""
+"""Shared pages as sealed memory (`covey.ports.pages.Pages`)."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,7}:[0-9]{1,20}")
 
 
 class MemfdPage:
-    """The `covey.ports.SharedPage` in sealed memory."""
+    """The `covey.ports.pages.SharedPage` in sealed memory."""
 
     def __init__(self, kind: str, mine: bool) -> None:
         self.descriptor = memfd.make(kind)
@@ -41,7 +41,7 @@ class MemfdPage:
 
 
 class MemfdMemory:
-    """A `covey.ports.SharedPage` that is only handed on."""
+    """A `covey.ports.pages.SharedPage` that is only handed on."""
 
     view = None
 
@@ -58,7 +58,7 @@ class MemfdMemory:
 
 
 class MemfdHeld:
-    """The `covey.ports.HeldMemory`: an open descriptor, mapped nowhere."""
+    """The `covey.ports.pages.HeldMemory`: an open descriptor, mapped nowhere."""
 
     def __init__(self, descriptor: int) -> None:
         self.name = _named(descriptor)
@@ -100,7 +100,7 @@ def _is_same(descriptor: int, other: int) -> bool:
 
 
 class MemfdRing:
-    """The `covey.ports.SharedRing`. Its size is sealed, so neither end can cut it off under the other."""
+    """The `covey.ports.pages.SharedRing`. Its size is sealed, so neither end can cut it off under the other."""
 
     def __init__(self, descriptor: int, size: int, sparse: bool) -> None:
         """Map the ring. The descriptor is closed here, unless OSError says that there is no mapping."""
@@ -166,7 +166,7 @@ def _allow_many() -> None:
 
 
 class MemfdPages:
-    """The `covey.ports.Pages` of this machine."""
+    """The `covey.ports.pages.Pages` of this machine."""
 
     def make(self, kind: str, mine: bool) -> MemfdPage:
         return MemfdPage(kind, mine)

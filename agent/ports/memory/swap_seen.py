@@ -7,7 +7,7 @@ START = "next: systemctl enable --now covey-swap"
 
 
 def lacks(helper: str, system: str = "/") -> str:
-    """Answer `covey.ports.Probes.swap_lacks`. `system`: where `sys` and `lib` are."""
+    """Answer `covey.ports.probes.Probes.swap_lacks`. `system`: where `sys` and `lib` are."""
     try:
         listens = stat.S_ISSOCK(os.stat(helper).st_mode)
     except PermissionError:

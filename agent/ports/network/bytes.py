@@ -1,4 +1,4 @@
-"""Listeners and connections for bulk bytes: `covey.ports.Bytes` over TCP and unix sockets (`stream`)."""
+"""Listeners and connections for bulk bytes: `covey.ports.streams.Bytes` over TCP and unix sockets (`stream`)."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,10 @@ from agent.ports.network.datagrams import ip_port_text
 from agent.ports.network.held_ends import BoundPort, OtherEnd
 from agent.ports.network.stream import SocketStream, Turn
 from agent.ports.network.unix_sockets import bind_unix, unix_path
-from covey.ports import Accept, Address, ByteStream, Handed, HeldPort, Listener, Logger
-from covey.ports.addresses import ip_port
+from covey.ports.addresses import Address, ip_port
+from covey.ports.log import Logger
+from covey.ports.pages import Handed
+from covey.ports.streams import Accept, ByteStream, HeldPort, Listener
 from covey.wire.bulk import widen
 
 CONNECTIONS_MAX = 2048
@@ -20,7 +22,7 @@ FOUND_CHECK_S = 2.0
 
 
 class SocketListener:
-    """The `covey.ports.Listener` of one socket: a task per connection."""
+    """The `covey.ports.streams.Listener` of one socket: a task per connection."""
 
     def __init__(self, accept: Accept, log: Logger, turn: Turn, widens: bool = False) -> None:
         self._accept, self._log, self._turn, self._widens = accept, log, turn, widens
@@ -122,7 +124,7 @@ class SocketListener:
 
 
 class SocketBytes:
-    """The `covey.ports.Bytes` of this machine."""
+    """The `covey.ports.streams.Bytes` of this machine."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log

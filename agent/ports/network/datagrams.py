@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from covey.ports import Address, DatagramSocket
-from covey.ports.addresses import ip_port, is_ip, joined
+from covey.ports.addresses import Address, ip_port, is_ip, joined
+from covey.ports.datagrams import DatagramSocket
 
 BACKLOG_BYTES_MAX = 1 << 20
 """The most bytes that may wait in user space for the kernel; further ones are dropped, as a network would."""
@@ -61,7 +61,7 @@ class UdpSocket(asyncio.DatagramProtocol):
 
 
 class UdpDatagrams:
-    """The `covey.ports.Datagrams` of this machine."""
+    """The `covey.ports.datagrams.Datagrams` of this machine."""
 
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> DatagramSocket:
         loop = asyncio.get_running_loop()

@@ -25,8 +25,8 @@ from agent import metrics
 from agent.ports.network.handshake_limit import HANDSHAKE_S, HandshakeLimit, Kind
 from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
-from covey.ports import Address, Logger
-from covey.ports.addresses import is_v6
+from covey.ports.addresses import Address, is_v6
+from covey.ports.log import Logger
 
 DOMAIN = "covey"
 MESSAGE_BYTES_MAX = (1 << 20) + 4096
@@ -59,7 +59,7 @@ class LinkPeer:
 
 
 class ZmqLinks:
-    """The `covey.ports.Links` over ZeroMQ."""
+    """The `covey.ports.links.Links` over ZeroMQ."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log

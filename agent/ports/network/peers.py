@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from covey.ports import UNKNOWN_USER
+from covey.ports.streams import UNKNOWN_USER
 
 _PEERCRED = struct.Struct("iII")
 _ALL_USERS = 0xFFFFFFFF

@@ -25,7 +25,9 @@ from typing import Any, Final
 from agent.ports.network.datagrams import ip_port_text
 from agent.ports.network.page_lender import PageLender
 from agent.ports.network.peers import peer_of
-from covey.ports import UNKNOWN_USER, Address, Handed
+from covey.ports.addresses import Address
+from covey.ports.pages import Handed
+from covey.ports.streams import UNKNOWN_USER
 from covey.wire.bulk import widen
 from covey.wire.driven import Driven
 
@@ -78,7 +80,7 @@ class Turn:
 
 
 class SocketStream(asyncio.BufferedProtocol):
-    """The `covey.ports.ByteStream` over one asyncio transport."""
+    """The `covey.ports.streams.ByteStream` over one asyncio transport."""
 
     def __init__(self, turn: Turn, connected: Callable[["SocketStream"], None] | None = None) -> None:
         self._turn, self._connected = turn, connected

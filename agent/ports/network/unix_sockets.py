@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 
-from covey.ports import ANYBODY
+from covey.ports.streams import ANYBODY
 
 UNIX_PATH_MAX = 107
 _ACL = "system.posix_acl_access"

@@ -33,7 +33,7 @@ from agent.ports.processes.shims import DetachedProcess, KeptProcess, signal_cat
 from agent.ports.processes.shims import resume as kept_resume
 from agent.ports.processes.shims import start as kept_start
 from covey.core.carried import for_process, for_processes
-from covey.ports import Command, Process, ProcessId, WaitingProcess
+from covey.ports.processes import Command, Process, ProcessId, WaitingProcess
 from covey.wire.checked import StateRefused
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -183,7 +183,8 @@ class FoundProcess:
 
 
 class RealProcesses:
-    """The `covey.ports.Processes` of this machine. `base` says where programs started from here keep their files."""
+    """The `covey.ports.processes.Processes` of this machine. `base` says where programs started from here keep their
+    files."""
 
     def __init__(self, base: ProgramBase) -> None:
         self._base = base

@@ -3,7 +3,7 @@ so every answer may be about one that has ended."""
 
 import os
 
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 
 def pids() -> list[int]:

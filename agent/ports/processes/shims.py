@@ -21,7 +21,7 @@ from collections.abc import Callable
 from agent.ports.processes import procfs, shim
 from agent.ports.processes.procfs import is_alive
 from covey.core.carried import for_process, for_processes
-from covey.ports import Command, ProcessId
+from covey.ports.processes import Command, ProcessId
 
 EXIT_POLL_S = 0.01
 """Seconds between two looks for a rank's exit file once the rank has ended: its shim writes it at once, then syncs
@@ -216,7 +216,7 @@ async def _start(
 
 
 class SpareProcess:
-    """The `covey.ports.WaitingProcess`: one that was started ahead, under its shim."""
+    """The `covey.ports.processes.WaitingProcess`: one that was started ahead, under its shim."""
 
     def __init__(self, id: ProcessId, popen: DetachedProcess, control: socket.socket) -> None:
         self.id, self._popen, self._control = id, popen, control

@@ -17,7 +17,7 @@ import zlib
 import msgspec
 
 from agent.raft.messages import NO_RACK, Count, Identity, Rack
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from covey.wire.checked import OtherFormat, other_format
 
 FILE = "acknowledged"

@@ -36,7 +36,7 @@ from agent.raft.disk.acknowledged import FILE as RECORD
 from agent.raft.disk.acknowledged import Acknowledged, AcknowledgedRecord
 from agent.raft.machine.types import HardState, Persist, Saved, SaveSnapshot, Snapshot
 from agent.raft.messages import IDENTITY_BYTES, NO_RACK, Configuration, Count, Crc, Entry, configuration_of
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from covey.wire.checked import StateRefused, other_format
 
 FOLDER = "consensus"

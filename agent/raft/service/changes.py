@@ -22,7 +22,7 @@ from agent.raft.messages import (
 from agent.raft.service import voters
 from covey.core.errors import Refused
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 PAUSE_S = 0.2
 """Seconds to pause before a leader that could not change anything yet is asked again."""

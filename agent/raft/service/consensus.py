@@ -58,7 +58,7 @@ from agent.raft.service.writer import LogWriter
 from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 FORGOTTEN = (
     "the log of this host is new, or holds less than it acknowledged: it has no vote until a leader has brought it to "

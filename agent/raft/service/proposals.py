@@ -27,7 +27,7 @@ from agent.raft.messages import (
 )
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 
 UNDER_WAY_MAX = 16384
 """The number of entries appended but not committed above which a leader takes no more."""

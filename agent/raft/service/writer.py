@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from agent.raft.disk import NO_ROOM, Store, write_length
 from agent.raft.machine.types import Persist, SaveSnapshot
-from covey.ports import Env
+from covey.ports.env import Env
 
 RETRY_S = 0.5
 """Seconds to pause before a write that the full disk refused is tried again."""

@@ -77,6 +77,10 @@ class TensorMemory:
         self._head = map_shared(descriptor, tensor_layout.tensors_at(ranks), 0)
         self._locks = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self._alone = threading.Lock()
+        self._places: dict[int, int] = {}
+        """Place of each key in the directory, as far as it was read: a tensor keeps its place and its key."""
+        self._seen = 0
+        """Number of places read so far."""
         row = tensor_layout.row_bytes(ranks)
         self._bells = [futex.SharedWords(self._head, BELLS_AT + to * row, ranks) for to in range(ranks)]
         self._ringing = threading.Lock()
@@ -205,11 +209,14 @@ class TensorMemory:
 
     def _find(self, key: int) -> tuple[int, int, int] | None:
         """Place and state of the tensor with this key, and its offset; None: there is none."""
-        for place in range(min(_number(self._head, COUNT_AT), TENSORS_MAX)):
-            known, state, at = self._entry(place)
-            if known == key:
-                return place, state, at
-        return None
+        for place in range(self._seen, min(_number(self._head, COUNT_AT), TENSORS_MAX)):
+            self._places.setdefault(self._entry(place)[0], place)
+            self._seen = place + 1
+        if key not in self._places:
+            return None
+        place = self._places[key]
+        _, state, at = self._entry(place)
+        return place, state, at
 
     def _add(self, key: int, size: int, packed: bytes) -> tuple[int, int, int]:
         place, free = _number(self._head, COUNT_AT), int.from_bytes(self._head[FREE_AT : FREE_AT + 8], "little")

@@ -1,7 +1,7 @@
 """How hosts find one another: seeds, calls to hosts that are missing, and comparing tables."""
 
 from covey.core.events import Message
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import CallDue, SyncDue

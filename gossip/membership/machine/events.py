@@ -4,7 +4,7 @@ import msgspec
 
 from covey.core.events import Publish, SetTimer
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership.messages import AnyMessage, MemberRecord
 from gossip.types import SendDatagram, Sender
 

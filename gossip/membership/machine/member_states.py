@@ -2,7 +2,7 @@
 
 from covey.core.events import Message
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import AwayOver, LoopStalled, SuspicionDue

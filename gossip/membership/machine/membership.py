@@ -30,7 +30,7 @@ from typing import assert_never
 
 from covey.core.events import Message
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.anti_entropy import SYNC_SOON_S, AntiEntropy

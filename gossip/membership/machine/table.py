@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from covey.core.events import Fact, Message, Publish, SetTimer
 from covey.core.ids import HostId
-from covey.ports import Address
+from covey.ports.addresses import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import Action, CallDue, ForgetMember, GossipDue, Timer

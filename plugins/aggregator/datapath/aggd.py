@@ -1,6 +1,6 @@
 """`aggd`: the process that sums. Its agent tells it on a unix socket which jobs to serve; workers connect over TCP.
 
-It knows no other host and decides nothing. While its agent is away it goes on with the jobs it has; without an agent
+It knows no other host and decides nothing. While its agent is away it keeps serving the jobs it has; without an agent
 and without workers for `orphan_s` it ends by itself.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import ANYBODY, ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ANYBODY, ByteStream, Listener
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,
@@ -49,14 +50,14 @@ from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
 MISSING_MAX = 16
-"""So many ranks that have not pushed are named."""
+"""Most ranks that have not pushed which are named."""
 TOLD_S = 0.2
-"""Ranks are told of the next owner before the present one ends their connections; seconds."""
+"""Seconds between telling ranks of the next owner and ending their connections."""
 
 
 class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
     bind: str
-    """Where workers connect, `ip:port`; port 0 takes a free one."""
+    """Address at which workers connect, `ip:port`; port 0 takes a free one."""
     control: str
     """Name of the unix socket in the run directory."""
     memory_bytes_max: int
@@ -64,11 +65,11 @@ class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a unix socket in the run directory for ranks of this host, of whatever user; empty: there is none."""
     orphan_s: float = 300.0
     lanes: int = 1
-    """Additions at a time: 1, and this process adds; more, and so many others do (`lanes`)."""
+    """Additions at a time: with 1 this process adds; with more this many lanes do (`lanes`)."""
 
 
 class Aggd:
-    """All jobs of one aggregating host."""
+    """The jobs of one aggregating host."""
 
     def __init__(self, env: Env, config: AggdConfig) -> None:
         self.env, self.config = env, config
@@ -85,10 +86,10 @@ class Aggd:
             self.lanes.freed = additions.deal
         self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(source), additions, source)
         self._leaving: list[JobSums] = []
-        """Those that another host is to sum."""
+        """Jobs that another host is to sum."""
         self._controls = self._connections = 0
         self._cpu_s = self._accounted_s = 0.0
-        """Of this process when it was accounted for last, and how much of that its jobs' own work was."""
+        """CPU seconds of this process at its last accounting, and how many of them were work of its jobs."""
         self._moved = 0
 
     async def run(self) -> None:
@@ -108,7 +109,7 @@ class Aggd:
                     await listener.close()
 
     async def _listen_near(self) -> Listener | None:
-        """Ranks of this host come over TCP where they cannot come here."""
+        """Listen at a unix socket for ranks of this host. They connect over TCP where that is not possible."""
         if not self.config.near:
             return None
         path = f"{self.env.run_dir}/{self.config.near}"
@@ -183,7 +184,7 @@ class Aggd:
             self.env.spawn("aggd gives buffers back", self._give_back())
 
     async def _give_back(self) -> None:
-        """As of `JobSums`, where no job came meanwhile."""
+        """Give buffers back after `GIVE_BACK_S`, as `JobSums` does, unless a job came meanwhile."""
         await asyncio.sleep(GIVE_BACK_S)
         if not self.jobs:
             self._shared.buffers.clear()
@@ -212,8 +213,8 @@ class Aggd:
             carrier.begin({})
 
     def account(self) -> None:
-        """Divide among the jobs, by the weight of their frames, the work since the last time that no job counted as its
-        own: reading and writing. For small tensors that is most of the work."""
+        """Divide the work since the last accounting that no job counted as its own, reading and writing, among the jobs
+        by the weight of their frames. For small tensors that is most of the work."""
         cpu_s, counters = self.env.clock.cpu_s(), self.counters
         rest_s = max(0.0, cpu_s - self._cpu_s - (counters.busy_s - self._accounted_s))
         moved = counters.moved - self._moved
@@ -277,7 +278,7 @@ class Aggd:
         self.env.log.warning("worker dropped", peer=stream.peer, why=str(error))
 
     async def hello(self, stream: ByteStream) -> WorkerLink | OwnerLink | None:
-        """The connection of a worker, or of the owner before, whose hello was accepted; None when it was refused."""
+        """The connection of a worker, or of the earlier owner, whose hello was accepted; None when it was refused."""
         async with asyncio.timeout(HANDSHAKE_S):
             head, hello = await self._hear(stream, TensorOp.HELLO, NONCE_BYTES)
             job = self._by_hash.get(head.job)
@@ -302,7 +303,7 @@ class Aggd:
         return link
 
     async def _hear(self, stream: ByteStream, op: TensorOp, size: int) -> tuple[Header, bytes]:
-        """The header of a frame that must be this one, and all its bytes."""
+        """Read a frame, which must have this operation and size; returns its header and all its bytes."""
         head, payload = bytearray(HEADER_BYTES), bytearray(size)
         await stream.read_into(memoryview(head))
         header = parse(head)
@@ -313,7 +314,7 @@ class Aggd:
         return header, bytes(head + payload)
 
     async def _proves(self, stream: ByteStream, job: JobSums, hello: bytes) -> bool:
-        """Does it know the secret of this assignment? We prove that we do, too."""
+        """Does the peer know the secret of this assignment? We prove that we do, too."""
         ours = self.env.entropy(NONCE_BYTES)
         challenge = handshake.challenge(job.secret, hello, ours)
         await stream.write(*frame(TensorOp.CHALLENGE, job.hash, job.epoch, payload=challenge))

@@ -1,10 +1,10 @@
-"""What the aggregator before brings of one Block, as the next one sees it."""
+"""A Block's state that the earlier aggregator brings, as the next one sees it."""
 
 
 class ComingCopy:
     def __init__(self, parts: int) -> None:
         self.version: int | None = None
-        """None: it has not said yet what it brings."""
+        """Version that is brought; None: not announced yet."""
         self.parts_left = parts
 
     @property
@@ -12,5 +12,5 @@ class ComingCopy:
         return not self.parts_left
 
     def may_still_be(self, version: int) -> bool:
-        """Whether that is worth waiting for: it may come, and is not all there yet."""
+        """Is a copy of this version worth waiting for: may it come, and is it not complete yet?"""
         return self.version is None or (self.version == version and not self.is_whole)

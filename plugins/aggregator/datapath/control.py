@@ -1,4 +1,4 @@
-"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.wire.frames`).
+"""The protocol between an agent and its `aggd` on the unix socket (frames of `covey.wire.frames`).
 
 Request and answer in turn: the agent sends one frame and reads one. `Serve` and `DropJob` may be repeated.
 """
@@ -12,7 +12,7 @@ from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.aggregator.messages import NextOwner
 
 UNKNOWN = -1
-"""A process that was started before there was `SetPace` says nothing of it, and is not to be told."""
+"""Value of a process older than `SetPace`, which says nothing of it, and is not to be told."""
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
@@ -23,24 +23,24 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
-    """Of its tensors, as far as is known: memory for them is got ready."""
+    """Bytes of its tensors, as far as is known: memory for them is prepared."""
 
 
 class DropJob(msgspec.Struct, frozen=True, tag=True):
-    """Serve this job no more, if its epoch is at most `epoch`; `instead` is the epoch its workers are told."""
+    """Stop serving this job, if its epoch is at most `epoch`; `instead` is the epoch that its workers are told."""
 
     job: JobId
     epoch: int
     instead: int = 0
     within_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
-    """Go on for so long, until a moment between two iterations; 0: at once."""
+    """Seconds for which to keep serving, until a moment between two iterations; 0: stop at once."""
     to: NextOwner | None = None
-    """Then bring its state there, under the epoch `instead`."""
+    """Owner to which the job's state is then brought, under the epoch `instead`."""
 
 
 class SetPace(msgspec.Struct, frozen=True, tag=True):
-    """How long an iteration of this job may take, for the order of additions alone; 0: it is on trial, and goes first;
-    None: it was promised nothing, and goes last."""
+    """Microseconds that an iteration of this job may take, for the order of additions alone; 0: it is on trial, and
+    goes first; None: it was promised nothing, and goes last."""
 
     job: JobId
     epoch: int
@@ -48,7 +48,8 @@ class SetPace(msgspec.Struct, frozen=True, tag=True):
 
 
 class RanksAway(msgspec.Struct, frozen=True, tag=True):
-    """Processes of these ranks ended with 0: what they have not pushed they never will. In words, who that is."""
+    """Processes of these ranks ended with 0: what they have not pushed they never will. `ranks`: rank -> who that is,
+    in words."""
 
     job: JobId
     epoch: int
@@ -74,43 +75,43 @@ class JobCounters(msgspec.Struct, frozen=True):
     received_bytes: int
     sent_bytes: int
     busy_us: int = 0
-    """Time of a core spent for this job since it is served under this epoch."""
+    """Microseconds of a core spent for this job since it is served under this epoch."""
     iterations: int = 0
-    """Rounds of its most frequent tensor."""
+    """Count of rounds of its most frequent tensor."""
     largest_bytes: int = 0
     """Bytes of its largest tensor."""
     not_finite: int = 0
-    """Numbers of its sums that were NaN or infinite, since it is served under this epoch."""
+    """Count of numbers in its sums that were NaN or infinite, since it is served under this epoch."""
     may_take_us: int | None = UNKNOWN
-    """As of `SetPace`."""
+    """Microseconds that an iteration may take, as in `SetPace`."""
     missing: list[int] = []
-    """Ranks that have not pushed what the others wait for, the first ones."""
+    """The first few ranks that have not pushed what the others wait for."""
     waits_s: float = 0.0
-    """Since when."""
+    """Seconds for which the others have waited for them."""
     away: list[int] = []
-    """As of `RanksAway`."""
+    """Ranks that have left, as in `RanksAway`."""
 
 
 class Now(msgspec.Struct, frozen=True, tag=True):
-    """The state of the process; counters since its start."""
+    """The state of the process; counters are since its start."""
 
     address: str
     jobs: list[JobCounters]
     busy_s: float
-    """Time of a core that this process spent for all jobs and between them."""
+    """Seconds of a core that this process spent for all jobs and between them."""
     bad_frames: int
     refused: int
     memory_bytes: int
     near: str = ""
     """Path of the unix socket for ranks of this host; empty: there is none."""
     lanes: int = 1
-    """How many additions it does at a time."""
+    """Number of additions that it does at a time."""
     lanes_s: float = 0.0
-    """Time of a core spent by its lanes, which is not in `busy_s`."""
+    """Seconds of a core spent by its lanes, which are not in `busy_s`."""
     copied: int = 0
-    """Blocks whose state came from the owner before."""
+    """Count of Blocks whose state came from the earlier owner."""
     copies_failed: int = 0
-    """Owners before that ended before they had brought all that they had said."""
+    """Count of earlier owners that ended before they had brought all that they had announced."""
 
 
 Order = Serve | DropJob | SetPace | RanksAway | GetStatus | Quit

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from covey.job.leaving import LEAVE, in_vain
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
@@ -32,11 +32,11 @@ from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
 TENSORS_MAX = 1 << 16
-"""Tensors of one job at one aggregator."""
+"""Most tensors of one job at one aggregator."""
 GIVE_BACK_S = 1.0
-"""Memory of a job that is over is unmapped so much later."""
+"""Seconds after which the memory of a job that is over is unmapped."""
 READ_BYTES = 1 << 16
-"""What a socket hands over at a time, about."""
+"""Bytes that a socket hands over at a time, about."""
 
 
 class RankLink(Protocol):
@@ -54,34 +54,34 @@ class RankLink(Protocol):
 
 
 def weight(size: int) -> int:
-    """What a frame costs to read or write, in wake-ups: one, and one more for each further piece of its payload."""
+    """Cost of reading or writing a frame, in wake-ups: one, and one more for each further piece of its payload."""
     return 1 + size // READ_BYTES
 
 
 class Counters:
-    """What one aggregating process has done, for metrics."""
+    """Counters of one aggregating process, for metrics."""
 
     def __init__(self) -> None:
         self.bad_frames = 0
         self.refused = 0
-        """Hellos of unknown jobs, of other epochs or without the secret."""
+        """Count of hellos of unknown jobs, of other epochs or without the secret."""
         self.busy_s = 0.0
         """Seconds of a core spent on checking, adding and framing."""
         self.moved = 0
-        """What frames weigh, of all jobs (`weight`)."""
+        """Weight of the frames of all jobs (`weight`)."""
         self.copied = self.copies_failed = 0
-        """As of `Now`."""
+        """Counters of copies, as in `Now`."""
 
 
 class SharedByJobs(NamedTuple):
-    """What all jobs of one process have in common."""
+    """The parts that all jobs of one process share."""
 
     memory: Memory
     counters: Counters
     buffers: Buffers
     additions: AdditionQueue
     source: Source | None = None
-    """Where memory for sums and states comes from, if lanes are to see it."""
+    """Source of memory for sums and states, if lanes are to see it."""
 
 
 class JobSums:
@@ -101,31 +101,31 @@ class JobSums:
         self._in_advance.add(self.buffers.ready(min(early, shared.memory.free)))
         self.links: dict[int, RankLink] = {}
         self.newest: dict[int, int] = {}
-        """Of each rank, the newest process that was connected: its incarnation."""
+        """Rank -> incarnation of the newest process that was connected."""
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
         """Seconds of a core spent on this job's checksums, additions and headers."""
         self.carried_s = 0.0
-        """Its part of the process's other work: reading, writing, waking up."""
+        """Seconds of a core: its part of the process's other work, which is reading, writing, waking up."""
         self.moved = self.accounted = 0
-        """What its frames weigh so far, and what they weighed when the other work was divided last."""
+        """Weight of its frames so far, and at the last accounting."""
         self.over = False
-        """No longer served here."""
+        """The job is no longer served here."""
         self.before: IncomingCopies | None = None
-        """What its owner before brings, while that is connected."""
+        """The copies that its earlier owner brings, while that is connected."""
         self.may_take_us: int | None = 0
-        """An iteration, as of `SetPace`."""
+        """Microseconds that an iteration may take, as in `SetPace`."""
         self.away = RanksAwayHere()
         self.additions = shared.additions
         self.rounds_here = RoundsUnderWay(env.clock)
 
     @property
     def is_ready(self) -> bool:
-        """It has memory for its rounds."""
+        """Is memory for its rounds prepared?"""
         return self._in_advance.is_over
 
     def expect(self, state_bytes: int) -> None:
-        """Its tensors have so much, says its owner before, with moments."""
+        """The earlier owner says that the job's tensors have `state_bytes` bytes, moments included."""
         if self._arena.grow(min(2 * state_bytes, self._memory.free)):
             self._in_advance.add(self._arena.touch())
 
@@ -155,7 +155,7 @@ class JobSums:
 
     @property
     def size_bytes(self) -> int:
-        """Of its tensors, without moments of optimizers: what travels."""
+        """Bytes of its tensors without moments of optimizers: what is sent each round."""
         return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
 
     @property
@@ -200,7 +200,7 @@ class JobSums:
         return TensorSum(declared, self.workers, self.buffers.give, self._arena, self.buffers.take)
 
     def join(self, link: RankLink) -> None:
-        """This connection speaks for its rank now; an older one of the same rank is closed."""
+        """Let this connection speak for its rank; an older one of the same rank is closed."""
         old = self.links.get(link.rank)
         if old is not None:
             self.leave(old)
@@ -228,13 +228,13 @@ class JobSums:
                 link.give(key, tensor)
 
     def tell(self, rank: int, header: Header, payload: Payload) -> None:
-        """What a rank tells another one, which hears it if it is connected."""
+        """Pass on what a rank tells another one, if that is connected."""
         link = self.links.get(header.part)
         if link is not None:
             link.told(rank, header, payload)
 
     def look_for_who_left(self) -> None:
-        """Whoever waits for a rank that has left, in a round that this one has not pushed, is told."""
+        """Tell each rank that waits for a rank that has left, in a round which the latter has not pushed."""
         under_way = {key: tensor.said() for key, tensor in self.tensors.items() if tensor.under_way}
         for key, rank, who in self.away.look(under_way, key_of(LEAVE), self.env.clock.now_s()):
             link = self.links.get(rank)
@@ -244,20 +244,20 @@ class JobSums:
 
     @property
     def due_s(self) -> float:
-        """When the sums of its present iteration are due (`policy.urgency`)."""
+        """Time at which the sums of its present iteration are due (`policy.urgency`)."""
         now_s = self.env.clock.now_s()
         if not self.may_take_us:
             return ON_TRIAL if self.may_take_us == 0 else now_s + LAST_S
         return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, now_s)
 
     def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
-        """A worker said something of this tensor: do that, and what can be added now."""
+        """A worker said something about this tensor: perform the actions, and what can be added now."""
         self.do(key, tensor, actions)
         self.rounds_here.follow(key, tensor.under_way)
         self.additions.put(self, key, tensor)
 
     def add_part(self, key: int) -> None:
-        """One addition of this tensor."""
+        """Do one addition of this tensor."""
         tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
         addition = tensor.begin()
         count = addition.run()
@@ -265,7 +265,7 @@ class JobSums:
         self._ended(key, tensor, addition, count)
 
     def hand_part(self, key: int, lanes: Lanes) -> None:
-        """One addition of this tensor, done by a lane, if it can."""
+        """Let a lane do one addition of this tensor, if it can; else do it here."""
         tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
         addition = tensor.begin()
         if lanes.take(addition, partial(self._from_lane, key, tensor, addition)):
@@ -295,7 +295,7 @@ class JobSums:
         self.do(key, tensor, actions)
 
     def broken(self, key: int, error: Exception) -> None:
-        """An addition of this tensor failed, and what it was to add is lost: it begins without state, as in a process
+        """An addition of this tensor failed, and its contributions are lost: it begins without state, as in a process
         that was started anew, and its workers connect again and push once more."""
         declared = self.tensors[key].declared
         self.env.log.error("addition failed", job=self.job, tensor=declared.name, why=repr(error), exc_info=error)
@@ -304,8 +304,8 @@ class JobSums:
             link.close()
 
     def end(self, epoch: int, carrier: StateCarrier | None = None) -> None:
-        """Close everything; workers are told that `epoch` is the one served now (0: none). `carrier`: brings there what
-        is here."""
+        """Close everything; workers are told that `epoch` is the one served now (0: none). `carrier`: brings the state
+        to the next owner."""
         self.over = True
         self._in_advance.stop()
         for _, link in sorted(self.links.items()):
@@ -320,7 +320,8 @@ class JobSums:
         self.env.spawn(f"aggd gives memory of {self.job} back", self._give_back(list(tensors.values()), carrier))
 
     async def _give_back(self, left: list[TensorSum], carrier: StateCarrier | None) -> None:
-        """Once ranks have heard where to go: a gigabyte takes up to seconds, in which nobody would be told."""
+        """Free the memory once ranks have heard where to go: freeing a gigabyte takes up to seconds, in which no rank
+        would be told."""
         await asyncio.sleep(GIVE_BACK_S)
         if carrier is not None:
             await carrier.over.wait()

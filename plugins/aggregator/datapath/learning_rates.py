@@ -1,19 +1,20 @@
-"""At which rate a round's step is taken, as all ranks say it before they push."""
+"""The learning rate of a round's step, which all ranks say before they push."""
 
 
 class UnlikeRates(ValueError):
-    """Two ranks say different ones."""
+    """Two ranks say different learning rates."""
 
 
 class LearningRates:
-    """Of one tensor; of each rank the newest is known."""
+    """The learning rates of one tensor; the newest of each rank is known."""
 
     def __init__(self) -> None:
         self._said: dict[int, tuple[int, float]] = {}
-        """Round and rate, by rank."""
+        """Rank -> round and rate."""
 
     def say(self, rank: int, round: int, rate: float) -> None:
-        """UnlikeRates when another rank said otherwise of that round, or this one is further already."""
+        """Take in a rank's rate. UnlikeRates when another rank said otherwise of that round, or this one is further
+        already."""
         if self._said.get(rank, (round, rate))[0] > round:
             raise UnlikeRates(f"rank {rank} says at which rate it learns in round {round}, and is further already")
         for other, (theirs, said) in self._said.items():
@@ -25,5 +26,5 @@ class LearningRates:
         return self._said.get(rank, (None, 0.0))[0] == round
 
     def of(self, round: int) -> float:
-        """Of a round that every rank has pushed."""
+        """Learning rate of a round that every rank has pushed."""
         return next(rate for theirs, rate in self._said.values() if theirs == round)

@@ -1,7 +1,7 @@
 """The connections of a job's workers at its aggregator.
 
-A connection has a reader (the task the listener gives it) and a writer of its own, so a worker that reads slowly holds
-up nobody: what is given to it is a tensor's state, taken when its turn comes, never a copy in a queue. Anything that is
+A connection has a reader (the task the listener gives it) and a writer of its own, so a worker that reads slowly delays
+no other: what is given to it is a tensor's state, taken when its turn comes, never a copy in a queue. Anything that is
 not a proper frame ends the connection and is counted; the worker connects again and says where it stands.
 """
 
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from typing import NamedTuple
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
@@ -33,14 +33,14 @@ from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
 from plugins.aggregator.datapath.sums import TensorSum
 
 QUEUE_MAX = 1 << 18
-"""Answers waiting for one worker; one that asks for more without reading is cut off."""
+"""Most answers waiting for one worker; one that asks for more without reading is cut off."""
 
 TOLD_BYTES_MAX = 16 << 20
-"""What ranks have told a rank and it has not read yet; more is dropped, and they tell it again."""
+"""Most bytes that ranks have told a rank and it has not read yet; more is dropped, and they tell it again."""
 BLAME_S = 2.0
-"""How long a worker that made a mistake may take to hear of it, seconds."""
+"""Seconds that a worker that made a mistake may take to hear of it."""
 SMALL_BYTES = 4096
-"""Payloads that are copied, and written together with frames before and after them."""
+"""Bytes of payloads up to which they are copied, and written together with frames before and after them."""
 
 
 class _Told(NamedTuple):
@@ -57,15 +57,15 @@ class WorkerLink:
         self.job, self.rank = job, rank
         self._stream = stream
         self._near = stream.uid >= 0
-        """It is on this host, at a unix socket."""
+        """The worker is on this host, at a unix socket."""
         self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
         self._told_bytes = 0
         self._small = bytearray()
-        """Frames that are written with what follows."""
+        """Small frames that are written with what follows."""
         self._closed = False
         self._written = asyncio.Event()
         self._refused: set[int] = set()
-        """Tensors that will not be summed; pushes of them are on their way until the worker hears so."""
+        """Tensors that will not be summed; pushes of them keep coming until the worker hears so."""
         self._key = 0
         """The tensor of the frame heard last."""
 
@@ -102,7 +102,7 @@ class WorkerLink:
         self._stream.close()
 
     def _put(self, item: Frame | tuple[int, TensorSum]) -> bool:
-        """Whether it will be sent, if the worker listens."""
+        """Queue an item. True: it will be sent, if the worker listens."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.close()
         if self._closed:
@@ -111,7 +111,7 @@ class WorkerLink:
         return True
 
     async def write_out(self) -> None:
-        """Until `close` or `finish`; run as a task."""
+        """Send the queue until `close` or `finish`; run as a task."""
         try:
             while (item := await self._next()) is not None:
                 if isinstance(item[1], TensorSum):
@@ -131,13 +131,13 @@ class WorkerLink:
             self._stream.close()
 
     async def _next(self) -> Frame | tuple[int, TensorSum] | None:
-        """What is written next; what is small is written once nothing else is there."""
+        """The next item to write; small frames are written once nothing else is there."""
         if self._small and self._queue.empty():
             await self._write_small()
         return await self._queue.get()
 
     async def _write(self, head: bytes, payload: Payload) -> None:
-        """Soon, if it is small; it is copied then."""
+        """Write a frame, soon if it is small; it is copied then."""
         if len(payload) <= SMALL_BYTES and len(self._small) < READ_BYTES:
             self._small += head
             self._small += payload
@@ -196,7 +196,8 @@ class WorkerLink:
     # ---- in ----
 
     async def read_in(self) -> None:
-        """Until the connection ends: always by an exception. TensorWireError, Violation: it was this worker's fault."""
+        """Read frames until the connection ends, always by an exception. TensorWireError, Violation: it was this
+        worker's fault."""
         head = bytearray(HEADER_BYTES)
         while True:
             await self._stream.read_into(memoryview(head))
@@ -217,7 +218,7 @@ class WorkerLink:
             self._heard(header, payload)
 
     def _expect(self, header: Header) -> None:
-        """What can be wrong with a frame is found before its payload is allocated."""
+        """Check a frame's header, so that errors are found before its payload is allocated."""
         match header.op:
             case TensorOp.PUSH if header.key in self._refused:
                 pass

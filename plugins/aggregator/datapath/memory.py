@@ -1,6 +1,6 @@
-"""Memory of the process that sums: how much it may hold, buffers for use again, and arrays that are ready for a job.
+"""Memory of the process that sums: its limit, buffers that are used again, and arrays that are ready for a job.
 
-The kernel gives a page of new memory when it is first written, which costs up to twenty times as much as the addition
+The kernel gives a page of new memory when it is first written, which costs up to twenty times the addition
 that it is for. So buffers are kept, and the memory of a job that another host summed until now is written before its
 ranks come (`Arena`), and as many buffers as they may need: all pages of a model at once, in its first round here, would
 be a pause. Pages are large where the kernel has large ones: 2 MB cost little more than 4 KB.
@@ -16,32 +16,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.blocks import Sizes
 from covey.tensors.numbers.tensor_wire import Payload
 from covey.wire.splicing import LEAST_BYTES
 
 BUFFER_BYTES_MIN = 1 << 16
 BUFFERS_BYTES_MAX = 128 << 20
-"""Part buffers kept for use again, in all."""
+"""Most bytes of part buffers kept for use again, together."""
 READY_BUFFER_BYTES = Sizes().most_bytes
-"""Of part buffers that are got ready: as Blocks of large tensors have, or a little less, where a job has several
-tables. (Of a job with one, which is on one host and shares memory there, mostly nothing comes here.)"""
+"""Bytes of part buffers that are prepared: as Blocks of large tensors have, or a little less, where a job has several
+tables. (A job with one table is on one host and shares memory there, so mostly nothing comes here.)"""
 RESTS, RESTS_LATER, LATER_S = 19.0, 9.0, 5.0
-"""Getting memory ready rests for so many times as long as it works: it takes a twentieth of a core, since rounds are
-under way beside it; and a tenth once it has taken so long, seconds."""
+"""Multiples of its working time for which preparing memory rests: at first it takes a twentieth of a core, since rounds
+are under way beside it; after `LATER_S` seconds a tenth."""
 TOUCH_BYTES = 1 << 20
-"""At a time: others run in between."""
+"""Bytes that are touched at a time: other work runs in between."""
 ALIGNED = 64
 SLAB_BYTES = 16 << 20
-"""Buffers that lanes see too are cut from so much at a time."""
+"""Bytes of one mapping from which buffers that lanes see too are cut."""
 
 Source = Callable[[int], npt.NDArray[np.uint8]]
-"""Where memory comes from: `mapped`, or what lanes see too. MemoryError."""
+"""Function that gives memory: `mapped`, or one whose memory lanes see too. MemoryError."""
 
 
 class Memory:
-    """How many bytes of tensors this process may hold."""
+    """Counts the bytes of tensors that this process holds, and may hold."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max, self.used = bytes_max, 0
@@ -58,19 +58,19 @@ class Memory:
 
 
 class Buffers:
-    """Part buffers to be used again: new memory costs more than the addition that it is for. A large one lies in a
-    power of two of bytes, so that one of another tensor will do."""
+    """Part buffers that are used again: new memory costs more than the addition that it is for. The size of a large one
+    is a power of two, so that it fits other tensors."""
 
     def __init__(self, source: Source | None = None) -> None:
-        """`source`: of large ones."""
+        """`source`: gives memory for large buffers."""
         self._free: dict[int, list[Payload]] = {}
-        """By size, a power of two."""
+        """Size, a power of two -> free buffers."""
         self._kept = 0
-        """Bytes."""
+        """Bytes of all free buffers."""
         self._source, self._slab, self._cut = source, np.empty(0, np.uint8), 0
 
     def take(self, size: int) -> Payload:
-        """One that may be written."""
+        """A buffer of `size` bytes that may be written."""
         if size < BUFFER_BYTES_MIN:
             return bytearray(size)
         whole = 1 << (size - 1).bit_length()
@@ -83,7 +83,7 @@ class Buffers:
         return found if size == whole else memoryview(found)[:size]
 
     def give(self, buffer: Payload) -> None:
-        """It was taken here, and nobody uses it any more; what was not is left alone."""
+        """Take back a buffer that was taken here and is not used any more; other buffers are left alone."""
         whole = buffer.obj if isinstance(buffer, memoryview) else buffer
         if self._source is not None and isinstance(whole, np.ndarray):
             self._keep(buffer if len(buffer) == len(whole) else whole.data)
@@ -91,7 +91,7 @@ class Buffers:
             self._keep(whole)
 
     def ready(self, size: int) -> Iterator[None]:
-        """Has so many bytes of them there, with those that are, as far as they are kept; a buffer at a time."""
+        """Prepare buffers until `size` bytes of them are free, as far as buffers are kept; one buffer at each step."""
         for _ in range((min(size, BUFFERS_BYTES_MAX) - self._kept) // READY_BUFFER_BYTES):
             made = self._new(READY_BUFFER_BYTES)
             np.frombuffer(made, np.uint8).fill(0)
@@ -119,7 +119,7 @@ class Buffers:
 
 
 class Arena:
-    """Of one job. Gives memory once; what does not fit comes from elsewhere."""
+    """Memory prepared for one job. Each byte is given once; what does not fit comes from elsewhere."""
 
     def __init__(self, size: int = 0, source: Source | None = None) -> None:
         self._source = source or mapped
@@ -128,7 +128,8 @@ class Arena:
         self.grow(size)
 
     def grow(self, size: int) -> bool:
-        """More is needed than was thought. False: it has as much, it has given of what it has, or there is no more."""
+        """More memory is needed than was thought. False: it is large enough, some of it has been given, or there is no
+        more."""
         if self._given or size <= len(self._memory):
             return False
         self._memory = np.empty(0, np.uint8)
@@ -139,14 +140,14 @@ class Arena:
         return True
 
     def touch(self) -> Iterator[None]:
-        """Writes what is not given yet, a piece at a time: in what is, there may be parameters already."""
+        """Write memory that is not given yet, a piece at a time: what is given may hold parameters already."""
         while (first := self._touched) < len(self._memory):
             self._touched += TOUCH_BYTES
             self._memory[max(first, self._given) : first + TOUCH_BYTES] = 0
             yield
 
     def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of so many elements, whatever is in it."""
+        """An array of `count` elements with any content."""
         first = -(-self._given // ALIGNED) * ALIGNED
         end = first + count * dtype.itemsize
         if end > len(self._memory):
@@ -171,7 +172,7 @@ def mapped(size: int) -> npt.NDArray[np.uint8]:
 
 
 class MemoryInAdvance:
-    """Writes memory before it is needed, one piece after the other and without haste: what others do is more urgent."""
+    """Writes memory before it is needed, one piece after the other and without haste: other work is more urgent."""
 
     def __init__(self, env: Env, name: str) -> None:
         self._env, self._name = env, name
@@ -186,7 +187,7 @@ class MemoryInAdvance:
 
     @property
     def is_over(self) -> bool:
-        """All of it was written."""
+        """Was all memory written?"""
         return not self._waiting
 
     def stop(self) -> None:
@@ -204,7 +205,7 @@ class MemoryInAdvance:
 
 
 def touched(array: npt.NDArray[Any]) -> Iterator[None]:
-    """Writes all of it, `TOUCH_BYTES` at a time."""
+    """Write the whole array, `TOUCH_BYTES` at a time."""
     step = TOUCH_BYTES // array.itemsize
     for first in range(0, len(array), step):
         array[first : first + step] = 0

@@ -1,8 +1,8 @@
-"""The connection of the owner before, at the next owner of a job (`block_copies`)."""
+"""The connection of the earlier owner, at the next owner of a job (`block_copies`)."""
 
 import asyncio
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
 from plugins.aggregator.datapath.blocks.state_carrier import COPY_SILENT_S
@@ -11,15 +11,15 @@ from plugins.aggregator.datapath.speakers import Violation
 
 
 class OwnerLink:
-    """After its hello was accepted. A job has one at a time."""
+    """The connection after its hello was accepted. A job has one at a time."""
 
     def __init__(self, job: JobSums, stream: ByteStream) -> None:
         self.job, self._stream = job, stream
         self._copies = job.before = IncomingCopies(job)
 
     async def read_in(self) -> None:
-        """Until the connection ends: always by an exception. TensorWireError: it was the fault of who brings;
-        TimeoutError when that is silent."""
+        """Read frames until the connection ends, always by an exception. TensorWireError: it was the fault of the
+        earlier owner; TimeoutError when that is silent."""
         head, job = bytearray(HEADER_BYTES), self.job
         await self._stream.write(*frame(TensorOp.WELCOME, job.hash, job.epoch, rank=OWNER))
         while True:
@@ -45,10 +45,10 @@ class OwnerLink:
             raise ConnectionAbortedError("served here no more")
 
     async def blame(self, why: str) -> None:
-        """It hears of it by the end of its connection."""
+        """Nothing is sent: the earlier owner hears of its fault by the end of its connection."""
 
     def leave(self) -> None:
-        """What did not come is asked of ranks."""
+        """The connection ended: ask ranks for what did not come."""
         self.job.before = None
         job, copies = self.job, self._copies
         failed = copies.announces or bool(copies.awaited)

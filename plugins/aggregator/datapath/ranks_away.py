@@ -1,8 +1,8 @@
-"""Ranks of a job that have left (`covey.job.leaving`), and rounds that wait for them in vain: whoever has pushed is
-told.
+"""Ranks of a job that have left (`covey.job.leaving`), and rounds that wait for them in vain: ranks that have pushed
+are told.
 
-A rank that is in `leave()` says so on its connection, and counts for as long as that stands: where its process is lost
-a successor may push again. One whose process ended with 0 has none. Somebody else may speak for it, and still push what
+A rank that is in `leave()` says so on its connection, and counts as gone while that holds: if its process is lost
+a successor may push again. One whose process ended with 0 has none. Another rank may speak for it, and still push what
 it gave, so only those count that speak for themselves. What was sent just before the end may still be on its way: a
 round has to wait for a while first.
 """
@@ -13,37 +13,37 @@ from typing import NamedTuple
 from covey.tensors.numbers.spoken import Spoken
 
 VAIN_S = 2.0
-"""How long a round waits for a rank that has left until others are told, seconds."""
+"""Seconds that a round waits for a rank that has left until others are told."""
 
 
 class RoundSaid(NamedTuple):
-    """Who has said what of one tensor's round."""
+    """The ranks that have said or pushed something for one tensor's round."""
 
     missing: Collection[int]
-    """Ranks whose part is not here; while the version is not known, of which nobody has said what it holds; and once
-    the sum is there, the one that is to say that it has the moments."""
+    """Ranks whose part is not here. While the version is not known: ranks of which it is not known what they hold. Once
+    the sum is there: the rank that has yet to say that it has the moments."""
     pushed: Collection[int]
     """Ranks of which something of this round is here."""
     here: Collection[int]
     """Ranks that have opened the tensor on the connection that they have now."""
     spoken: Mapping[int, Spoken]
-    """By the rank that speaks."""
+    """Rank that speaks -> for which ranks."""
     is_begun: bool
     """Its version is known here, and it is not complete."""
 
     def speaks_for(self, rank: int) -> int | None:
-        """Who pushes what that rank gives; None: nobody has said so."""
+        """The rank that pushes what this rank gives; None: no rank has said so."""
         return next((by for by, spoken in self.spoken.items() if spoken.ranks[0] <= rank < spoken.ranks[1]), None)
 
     @property
     def pushers(self) -> list[int]:
-        """Ranks that wait, and are connected: of those that speak."""
+        """Ranks that wait and are connected, among those that speak."""
         return sorted(by for by, spoken in self.spoken.items() if by in self.here and spoken.ranks[0] in self.pushed)
 
 
 def in_vain(said: RoundSaid, ended: Collection[int], leaving: Collection[int], together: Collection[int]) -> int | None:
     """A rank that has left, and whose part of the round will never come; None: there is none, as far as is known.
-    `ended`, `leaving`: as of `RanksAway`; `together`: ranks for which another one speaks somewhere."""
+    `ended`, `leaving`: as in `RanksAwayHere`; `together`: ranks for which another one speaks somewhere."""
     for rank in said.missing:
         by = said.speaks_for(rank)
         if rank in ended and (by == rank or (by is None and rank not in together)):
@@ -60,19 +60,19 @@ def spoken_for(tensors: Iterable[RoundSaid]) -> set[int]:
 
 
 class RanksAwayHere:
-    """Of one job at who sums it."""
+    """The ranks of one job that have left, at its aggregator."""
 
     def __init__(self) -> None:
         self.ended: dict[int, str] = {}
-        """Rank -> who that is, in words."""
+        """Rank whose process ended with 0 -> who that is, in words."""
         self.leaving: dict[int, str] = {}
-        """Likewise, of connections."""
+        """Rank -> who that is, in words, for ranks whose connection said that they leave."""
         self._since: dict[int, tuple[int, float]] = {}
-        """Tensor -> for whom it waits in vain, and since when that is known."""
+        """Tensor -> rank for which it waits in vain, and since when that is known."""
 
     def look(self, rounds: Mapping[int, RoundSaid], last: int, now_s: float) -> list[tuple[int, int, str]]:
-        """Tensors, ranks that wait for them, and for whom, once it is time to tell. `rounds`: those under way, by
-        tensor; `last`: the one with which ranks leave."""
+        """Tensors, ranks that wait for them, and who they wait for in words, once it is time to tell. `rounds`: those
+        under way, by tensor; `last`: the tensor with which ranks leave."""
         if not self.ended and not self.leaving:
             return []
         together = spoken_for(rounds.values())

@@ -1,32 +1,33 @@
-"""The rounds of one job that are under way at who sums it, and the moment at which another host can take it over."""
+"""The rounds of one job that are under way at its aggregator, and the moment at which another host can take it over."""
 
 import asyncio
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.aggregator.datapath.iteration_gaps import IterationGaps
 
 
 class RoundsUnderWay:
-    """Keys are those of tensors."""
+    """The rounds under way of one job. Keys are those of tensors."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._gaps = IterationGaps()
         self._open: dict[int, float] = {}
-        """Since when."""
+        """Tensor -> time since which its round is under way."""
         self._owed = 0
-        """Results that are still to be sent."""
+        """Number of results that are still to be sent."""
         self._changed = asyncio.Event()
         """Set, and replaced, when no round is under way any more, or a worker left."""
         self.iteration_s = clock.now_s()
-        """When the present iteration began, as far as can be seen: at the end of the last round of the one before."""
+        """Time at which the present iteration began, as far as can be seen: the end of the last round of the one
+        before."""
         self._away: set[int] = set()
-        """Workers that were here."""
+        """Workers that were here and are not."""
         self._next_is_ready = False
 
     @property
     def is_quiet(self) -> bool:
-        """No round is under way, and every result was sent."""
+        """Is no round under way, and was every result sent?"""
         return not self._open and not self._owed
 
     def longest(self) -> tuple[int, float] | None:
@@ -35,7 +36,7 @@ class RoundsUnderWay:
         return None if key is None else (key, self._clock.now_s() - self._open[key])
 
     def follow(self, key: int, under_way: bool) -> None:
-        """Whether a round of this tensor is under way now, but for results that are to be sent."""
+        """Note whether a round of this tensor is under way now, apart from results that are to be sent."""
         if not under_way:
             self._open.pop(key, None)
             return
@@ -50,7 +51,7 @@ class RoundsUnderWay:
         self._owed += 1
 
     def paid(self, key: int) -> None:
-        """It was sent, or cannot be."""
+        """A result was sent, or cannot be."""
         self._owed -= 1
         if self.is_quiet:
             self._gaps.quiet(key, self._clock.now_s())
@@ -61,20 +62,20 @@ class RoundsUnderWay:
         self._away.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """Its connection ended."""
+        """A worker's connection ended."""
         self._away.add(rank)
         self._tell()
 
     def next_is_ready(self) -> None:
-        """The next owner is, as far as is known."""
+        """The next owner is ready, as far as is known."""
         if not self._next_is_ready:
             self._next_is_ready = True
             self._tell()
 
     async def until_between(self, ready_s: float, within_s: float, least_s: float = 0.0) -> str:
-        """Until the next owner is ready, for `ready_s` at most and for `least_s` in any case, and then until an
+        """Wait until the next owner is ready, for `ready_s` at most and for `least_s` in any case, and then until an
         iteration ends, for `within_s` at most; after half of that time, until no round is under way for a moment. A
-        worker that is away ends all of it. What it was, for people."""
+        worker that is away ends all waiting. Returns what ended it, for people."""
         least_s = min(least_s, ready_s)
         if not await self._left_within(least_s, False) and not await self._left_within(ready_s - least_s, True):
             end_s = self._clock.now_s() + within_s
@@ -93,7 +94,7 @@ class RoundsUnderWay:
         return "a worker left" if self._away else "a round was always under way"
 
     async def _left_within(self, seconds: float, until_ready: bool) -> bool:
-        """Whether a worker left."""
+        """Wait for some seconds. True: a worker left."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._away and not (until_ready and self._next_is_ready):

@@ -1,4 +1,4 @@
-"""For whom each rank speaks at who sums a Block: for itself, or for all ranks of its host
+"""The ranks for which each rank speaks at a Block's aggregator: itself, or all ranks of its host
 (`covey.tensors.numbers.spoken`)."""
 
 from collections.abc import Iterable
@@ -13,14 +13,15 @@ class Violation(Exception):
 
 
 class Speakers(dict[int, Spoken]):
-    """Of one Block: by the rank that speaks."""
+    """The speakers of one Block: rank that speaks -> ranks for which it does."""
 
     def __init__(self, declared: Declared, workers: int) -> None:
         super().__init__()
         self._declared, self._workers = declared, workers
 
     def say(self, rank: int, ranks: Node) -> None:
-        """It speaks for these. Violation when it said otherwise before, or another rank speaks for one of them."""
+        """Let a rank speak for these. Violation when it said otherwise before, or another rank speaks for one of
+        them."""
         known = self.get(rank)
         if known is not None and known.ranks == ranks:
             return
@@ -35,7 +36,7 @@ class Speakers(dict[int, Spoken]):
             raise Violation(str(error)) from error
 
     def piece(self, rank: int, number: int) -> Piece:
-        """What a PUSH of this rank carries. Violation."""
+        """The piece that a PUSH of this rank carries. Violation."""
         spoken = self.get(rank)
         if spoken is None:
             raise Violation(f"rank {rank} pushed before it said which version it holds")
@@ -45,18 +46,18 @@ class Speakers(dict[int, Spoken]):
         return piece
 
     def for_whom(self) -> set[int]:
-        """All ranks that somebody speaks for."""
+        """All ranks that some rank speaks for."""
         return {rank for spoken in self.values() for rank in range(*spoken.ranks)}
 
     def firsts(self, speakers: Iterable[int]) -> frozenset[int]:
-        """Of all for whom these speak, the first ones."""
+        """The first ranks of all the ranges for which these speak."""
         return frozenset(self[rank].ranks[0] for rank in speakers)
 
     def keepers(self) -> frozenset[int]:
-        """Those that are given the moments of an optimizer: one, once it speaks."""
+        """Ranks that are given the moments of an optimizer: one, once it speaks."""
         return frozenset(rank for rank in self if self.keeps(rank))
 
     def keeps(self, rank: int) -> bool:
-        """Whether it is given the moments of an optimizer too."""
+        """Is this rank given the moments of an optimizer too?"""
         ranks = self[rank].ranks if rank in self else (rank, rank)
         return bool(self._declared.moments) and ranks[0] <= self._declared.keeper < ranks[1]

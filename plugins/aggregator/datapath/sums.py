@@ -7,8 +7,8 @@ themselves comes as one contribution (`covey.tensors.numbers.spoken`): a sum of 
 same.
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
-rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks one of those
-with the newest version for it, of each Block another one, so that no rank brings all, and goes on from there. Version 0
+rank which version that rank holds (none may be missing: the missing one might hold the newest), asks one of those
+with the newest version for it, for each Block another one, so that no rank brings all, and continues there. Version 0
 of a model is what each rank began with, which may differ; rank 0's is the one that counts, so only rank 0 is asked for
 it, or a rank that was given it. A push for a round at or below that version is one whose answer got lost with the old
 aggregator, and is answered with the state.
@@ -23,11 +23,11 @@ it there.
 
     state of version v+1 --given to the keeper, which has it--> given to all other ranks
 
-A rank that took over from one that was lost may be `hollow`: it goes on from a version of whose result it has no copy.
-It is asked for none; and if it asks for a sum that is fetched from nobody otherwise, another rank is asked for that.
+A rank that took over from one that was lost may be `hollow`: it continues from a version of whose result it has no
+copy. It is asked for none; if it asks for a sum that would not be fetched otherwise, another rank is asked for that.
 
-Where the aggregator before goes on living it may bring a model's state (`block_copies`): one more that holds a version.
-If that is the newest that any rank holds nobody is asked, and what is pushed meanwhile is kept; else it is forgotten.
+If the earlier aggregator lives it may bring a model's state (`block_copies`): one more that holds a version. If that is
+the newest that any rank holds no rank is asked, and what is pushed meanwhile is kept; else it is forgotten.
 
 `work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop. It is
 `begin`, the addition itself, and `end`: others may do the additions of several parts at once (`lanes`).
@@ -53,11 +53,11 @@ from plugins.aggregator.datapath.ranks_away import RoundSaid
 from plugins.aggregator.datapath.speakers import Speakers, Violation
 
 Array = npt.NDArray[Any]
-"""Of the tensor's type, as it lies in memory."""
+"""Array of the tensor's type, as it is stored in memory."""
 
 
 class StateTransfer(NamedTuple):
-    """What a tensor asks for: `ask` a rank for its state, or `give` a rank ours."""
+    """Action that a tensor asks for: `ask` a rank for its state, or `give` a rank ours."""
 
     what: Literal["ask", "give"]
     rank: int
@@ -75,23 +75,23 @@ class TensorSum:
         spare: Callable[[int], Payload] = bytearray,
     ) -> None:
         """`added` gets back each buffer that `push` was given, once it was added, and those from `spare`. `arena`:
-        where memory comes from, if it has some."""
+        gives memory, if it has some."""
         self.declared, self.workers, self._added, self._spare = declared, workers, added, spare
         self._arena = arena or Arena()
         self.version: int | None = None
-        """The last complete round; None while this aggregator does not know it yet."""
+        """Number of the last complete round; None while this aggregator does not know it yet."""
         self.has_state = False
-        """Whether `state` holds the result of `version`. A sum that nobody waits for any more is never fetched."""
+        """Does `state` hold the result of `version`? A sum that no rank waits for any more is never fetched."""
         self.rounds = 0
-        """Rounds completed here."""
+        """Number of rounds completed here."""
         self.not_finite = 0
-        """Numbers of its sums that were NaN or infinite."""
+        """Count of numbers in its sums that were NaN or infinite."""
         self.duplicates = 0
         self._numbers = NUMBERS[declared.type]
         mixed = declared.moments > 0 and self._numbers.rounds
         self._dtype = np.dtype(np.uint8) if mixed else self._numbers.stored
         self._count = declared.state_bytes // self._dtype.itemsize
-        """Of the state, in which moments lie behind the parameters, and may be of another type."""
+        """Numbers in the state, in which moments follow the parameters, and may have another type."""
         self._is_kept = True
         """The keeper has the moments of `version`, if there are any."""
         self._rates = LearningRates()
@@ -104,24 +104,24 @@ class TensorSum:
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
         self._hollow: set[int] = set()
-        """Ranks that have no copy of what they said to hold."""
+        """Ranks that have no copy of the version that they said to hold."""
         self._late: set[int] = set()
-        """Some of these that wait for the result of `version`, which is fetched for them."""
+        """Hollow ranks that wait for the result of `version`, which is fetched for them."""
         self._here: set[int] = set()
         self._holder: int | None = None
         self._fetched: set[int] = set()
         self.copy: ComingCopy | None = None
-        """What the aggregator before brings, or may bring."""
+        """Copy that the earlier aggregator brings, or may bring."""
         self._held: dict[int, tuple[int, dict[int, Payload]]] = {}
         """Pushes that came before the state: rank -> round, piece -> bytes."""
         self._got: list[set[int]] = [set() for _ in range(declared.parts)]
-        """Per part: the ranks whose contribution to this round is here."""
+        """Ranks whose contribution to this round is here, per part."""
         self._partial: list[dict[Node, Payload]] = [{} for _ in range(declared.parts)]
-        """Per part: sums that wait for their partner, or for `work`. Each is in a contribution's own buffer."""
+        """Sums that wait for their partner, or for `work`, per part. Each is in a contribution's own buffer."""
         self._ready: deque[tuple[int, Addition | None]] = deque()
         """Parts, and additions of which both sides are here; None: there is one rank, and nothing to add."""
         self._adding: set[tuple[int, Node]] = set()
-        """Parts, and sums that are being made of them."""
+        """Parts, and sums of them that are being made."""
         self._whole = 0
         self._heads: dict[int, bytes] = {}
         self._begun = False
@@ -131,7 +131,7 @@ class TensorSum:
     def open(
         self, rank: int, version: int, want: bool, ranks: Node | None = None, hollow: bool = False
     ) -> Sequence[StateTransfer]:
-        """A rank connected and holds `version`; it may `want` the agreed state before it goes on. `ranks`: it speaks
+        """A rank connected and holds `version`; it may `want` the agreed state before it continues. `ranks`: it speaks
         for all of these, of its host; None: for itself. `hollow`: it has no copy of that version's result."""
         self._spoken.say(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
@@ -161,7 +161,7 @@ class TensorSum:
         return self._recover() if self.version is None else self._fetch()
 
     def state_part(self, rank: int, version: int, part: int, data: Payload) -> Sequence[StateTransfer]:
-        """Part of the state we asked a rank for."""
+        """A part of the state that we asked a rank for has come."""
         held = self._held_versions.get(rank) if self.version is None else self.version
         if rank != self._holder or version != held:
             self.duplicates += 1
@@ -179,28 +179,28 @@ class TensorSum:
         return self._give(late)
 
     def await_copy(self) -> None:
-        """The aggregator before may bring its state."""
+        """Wait for the state that the earlier aggregator may bring."""
         if self.declared.kind == "model" and self.version is None and self._holder is None:
             self.copy = ComingCopy(self.declared.state_parts)
 
     def memory_of(self, part: int) -> memoryview:
-        """Where this part of the state is written. Only what is asked for, or waited for, may be."""
+        """Memory for this part of the state. Only parts that are asked for, or waited for, may be written."""
         if not len(self._state):
             self._state = self._empty(self._count)
         start, end = self.declared.state_span(part)
         return memoryview(self._state.view(np.uint8).data)[start:end]
 
     def go_on(self) -> Sequence[StateTransfer]:
-        """`copy` has changed."""
+        """`copy` has changed: continue if the state is known now."""
         return self._recover() if self.version is None else ()
 
     @property
     def may_be_copied(self) -> bool:
-        """Whether the next aggregator can go on from this state, if no rank holds a newer one."""
+        """Can the next aggregator continue from this state, if no rank holds a newer one?"""
         return self.declared.kind == "model" and self.has_state
 
     def learn(self, rank: int, round: int, rate: float) -> None:
-        """At which rate, says this rank, before it pushes that round. Violation when another one said otherwise."""
+        """A rank says the learning rate of a round before it pushes that. Violation when another one said otherwise."""
         now = self._held_versions.get(rank) if self.version is None else self.version
         if self.declared.update is None or rank not in self._spoken or now is None or not now <= round <= now + 1:
             raise Violation(f"rank {rank} says at which rate to learn in round {round}, and it is version {now}")
@@ -216,15 +216,15 @@ class TensorSum:
         return self._kept() if round == self.version else ()
 
     def parts_for(self, rank: int) -> int:
-        """How many parts of the state this rank is given: the keeper has the moments too."""
+        """Number of parts of the state that this rank is given: the keeper has the moments too."""
         return self.declared.state_parts if self._keeps(rank) else self.declared.parts
 
     def piece(self, rank: int, number: int) -> Piece:
-        """What a PUSH of this rank carries."""
+        """The piece that a PUSH of this rank carries."""
         return self._spoken.piece(rank, number)
 
     def push(self, rank: int, round: int, number: int, data: Payload) -> Sequence[StateTransfer]:
-        """A piece of what a rank pushes. `data` is kept until it was added: hand over a buffer nobody else writes."""
+        """A rank pushes a piece. `data` is kept until it was added: hand over a buffer that nothing else writes."""
         piece = self.piece(rank, number)
         if len(data) != piece.size:
             raise Violation(f"piece {number} has {piece.size} bytes, not {len(data)}")
@@ -248,26 +248,27 @@ class TensorSum:
 
     @property
     def under_way(self) -> bool:
-        """Somebody has pushed for a round that is not complete."""
+        """Has a rank pushed for a round that is not complete?"""
         return self._begun or bool(self._held) or not self._is_kept
 
     @property
     def busy(self) -> bool:
-        """There is an addition to do."""
+        """Is there an addition to do?"""
         return bool(self._ready)
 
     @property
     def is_large(self) -> bool:
-        """Whether other processes may do its additions."""
+        """May other processes do its additions?"""
         return min(self.declared.part_bytes, self.declared.size_bytes) >= LEAST_BYTES
 
     def work(self) -> Sequence[StateTransfer]:
-        """Do one addition of one part. When that completes the round, everybody is given the result."""
+        """Do one addition of one part. When that completes the round, all ranks are given the result."""
         addition = self.begin()
         return self.end(addition, addition.run())
 
     def begin(self) -> PartAddition:
-        """One addition that can be done now, by whoever likes, before `end`. What fails has lost its contributions."""
+        """Begin one addition that can be done now, by this process or another, before `end`. If it fails its
+        contributions are lost."""
         part, now = self._ready.popleft()
         nodes = [(0, self.workers)] if now is None else [now.left, now.right]
         sides = [self._partial[part].pop(node) for node in nodes]
@@ -287,7 +288,7 @@ class TensorSum:
         return PartAddition(*of, sides, sides[0], None, (), (), sides[1:])
 
     def end(self, addition: PartAddition, not_finite: int) -> Sequence[StateTransfer]:
-        """It is done."""
+        """An addition is done."""
         self._adding.discard((addition.part, addition.node))
         self.not_finite += not_finite
         for buffer in addition.used:
@@ -314,14 +315,14 @@ class TensorSum:
             self._lent[id(array)] = left
 
     def let_go(self) -> None:
-        """It is over: its memory is given back, but for what is still being sent or added."""
+        """The tensor is over: give its memory back, except what is still being sent or added."""
         self._state = self._sum = np.empty(0, self._dtype)
         self._held.clear()
         for partial in self._partial:
             partial.clear()
 
     def touch(self) -> Iterator[None]:
-        """Have the memory of a round before there is one, a piece at a time (`memory`)."""
+        """Prepare the memory of a round before there is one, a piece at a time (`memory`)."""
         if not len(self._sum):
             array = self._empty(self._count)
             yield from touched(array)
@@ -384,7 +385,7 @@ class TensorSum:
         return (StateTransfer("ask", self._holder),)
 
     def _fetch(self) -> Sequence[StateTransfer]:
-        """The result of this version, for who is late: every other rank said to hold it."""
+        """Fetch the result of this version for late ranks: every other rank said to hold it."""
         holders = sorted(self._here - self._hollow)
         if not self._late or self._holder is not None or not holders:
             return ()
@@ -395,7 +396,7 @@ class TensorSum:
         return (StateTransfer("ask", self._holder),)
 
     def _has_it(self, rank: int) -> bool:
-        """Whether a rank that has the newest version can be asked for the state."""
+        """Can a rank that has the newest version be asked for the state?"""
         if rank in self._hollow:
             return False
         began = self._spoken[rank].ranks[0] == 0 and not self._held_versions[rank]
@@ -474,7 +475,7 @@ class TensorSum:
         return self._spoken.keeps(rank)
 
     def _may_have(self, rank: int) -> bool:
-        """Whether this rank is given the result now."""
+        """Is this rank given the result now?"""
         return self._is_kept or self._keeps(rank)
 
     def _kept(self) -> Sequence[StateTransfer]:

@@ -1,1 +1,1 @@
-"""What the plugin remembers: `JobCoordinator` of jobs, `Owner` of tensors, `Directory` for the ranks of this host."""
+"""The state of the plugin: `JobCoordinator` for jobs, `Owner` for tensors, `Directory` for the ranks of this host."""

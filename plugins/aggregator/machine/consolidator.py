@@ -36,15 +36,16 @@ from plugins.aggregator.policy.profile import profile_of, share_of
 from plugins.aggregator.policy.scale import Emptied, OrphanedTensor
 
 ASK_S = 1.5
-"""How long another aggregator may take to say what it promised."""
+"""Seconds that another aggregator may take to say what it promised."""
 RESERVE_S = 4.0
-"""How long another aggregator may take to hold room."""
+"""Seconds that another aggregator may take to hold room."""
 HAND_S = 12.0
-"""How long the coordinators may take to move their jobs; shorter than room is held for them."""
+"""Seconds that the coordinators may take to move their jobs; less than room is held for them."""
 SOON_S = (1.0, 4.0)
-"""From a change of promises to the next attempt, seconds: at least, and at most more, by a hash of the name."""
+"""Seconds from a change of promises to the next attempt: at least the first, and at most the second more, by a hash of
+the name."""
 PAUSE_S = 8.0
-"""Between two attempts, seconds."""
+"""Seconds between two attempts."""
 
 
 class EmptyingEnds(msgspec.Struct, frozen=True):
@@ -65,27 +66,27 @@ class Asking(msgspec.Struct, frozen=True):
     """The other aggregators are asked what they promised."""
 
     asked: Sequence[HostId]
-    """They have not answered."""
+    """Aggregators that have not answered."""
     said: Mapping[HostId, CycleNow]
-    """What those said that take jobs."""
+    """Answers of the aggregators that take jobs."""
 
 
 class Reserving(msgspec.Struct, frozen=True):
     """Others are asked to hold room, for each job one."""
 
     holding: Mapping[JobId, HostId]
-    """Job -> who was asked to hold room for it."""
+    """Job -> host that was asked to hold room for it."""
     planned: Mapping[JobId, ServedJob]
-    """What this host held when they were asked."""
+    """Jobs that this host held when the others were asked."""
     missing: frozenset[JobId]
-    """Jobs for which nobody has said so yet."""
+    """Jobs for which room has not been confirmed yet."""
 
 
 class HandingOver(msgspec.Struct, frozen=True):
     """Others hold room for every job, and the coordinators move the jobs there."""
 
     holding: Mapping[JobId, HostId]
-    """Job -> who holds room for it."""
+    """Job -> host that holds room for it."""
 
 
 State = Resting | Asking | Reserving | HandingOver
@@ -118,11 +119,11 @@ class Consolidator:
         """Job -> why no other aggregator took it at the last attempt."""
         self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
         self._attempt = 0
-        """When the last attempt began, microseconds."""
+        """Time at which the last attempt began, microseconds; it is the attempt's number."""
         self._due_s: float | None = None
         self._tried_s = 0.0
         self._promises: frozenset[tuple[HostId, int, int]] | None = None
-        """Of every aggregator, as gossip showed them last."""
+        """Promises of every aggregator, as gossip showed them last."""
         self._idle: frozenset[JobId] = frozenset()
         """Jobs held here that had not pushed anything yet at the last look."""
 
@@ -132,7 +133,7 @@ class Consolidator:
 
     @property
     def holding(self) -> Mapping[JobId, HostId]:
-        """Job -> who was asked by this attempt to hold room for it."""
+        """Job -> host that was asked by this attempt to hold room for it."""
         return self.state.holding if isinstance(self.state, Reserving | HandingOver) else {}
 
     def _soon(self, now_s: float) -> None:
@@ -147,7 +148,7 @@ class Consolidator:
         ledger: CycleLedger,
         now_s: float,
     ) -> Sequence[Action]:
-        """Once a second. `idle`: jobs held here that have not pushed anything yet."""
+        """Once a second, begin an attempt if one is due. `idle`: jobs held here that have not pushed anything yet."""
         self._idle = idle
         promises = frozenset((one.host, one.cycle_us, one.used_us) for one in rack.candidates)
         if self._due_s is None:
@@ -167,12 +168,13 @@ class Consolidator:
         return [AskQuestion(host, CycleHere(), ASK_S) for host in hosts]
 
     def _may_go(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> bool:
-        """Whether there is something to move, nobody holds room here, no job is on trial, and none has to stay."""
+        """May this host empty itself: it has something to move, holds no room for others, has no job on trial, and none
+        that must stay?"""
         measured = all(one.demand is not None or job in self._idle for job, one in held.items())
         return bool(held) and not ledger.reserved and measured and not any(one.stays for one in held.values())
 
     def _others(self, rack: RackUpdated) -> list[policy.Candidate]:
-        """Aggregators of this host's pool that sum something."""
+        """Other aggregators of this host's pool that sum something."""
         usable = {one.host: one for one in rack.candidates if not one.suspect and one.host not in rack.gone}
         hosts = sorted({*usable, self.me})
         pool = next(pool for pool in pools.pools_of(hosts) if self.me in pool)
@@ -218,7 +220,8 @@ class Consolidator:
     def _emptied(
         self, said: Mapping[HostId, CycleNow], held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]
     ) -> Emptied | None:
-        """Where each job would go: where its demand fits best. One on trial needs no room, but may be barred."""
+        """Host to which each job would go, where its demand fits best. A job on trial needs no room, but may be
+        barred."""
         known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
         barred = {job: frozenset(host for host, now in said.items() if job in now.barred) for job in held}
         free_to = {job: sorted(said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
@@ -267,7 +270,7 @@ class Consolidator:
         return self._give_up(f"{sender} holds no room for {message.job}: {message.reason}")
 
     def _is_asked(self, sender: HostId, message: HoldMessage) -> bool:
-        """Whether this attempt asked the sender to hold room for the job."""
+        """Did this attempt ask the sender to hold room for the job?"""
         return (message.attempt, self.holding.get(message.job)) == (self._attempt, sender)
 
     def ended(self, event: EmptyingEnds) -> Sequence[Action]:
@@ -280,11 +283,11 @@ class Consolidator:
                 return ()
 
     def stop(self, why: str) -> Sequence[Action]:
-        """The process is down and its jobs are dropped, or all of them go to other hosts anyway."""
+        """Stop the attempt: the process is down and its jobs are dropped, or all of them go to other hosts anyway."""
         return self._give_up(why) if isinstance(self.state, Reserving) else self._rest()
 
     def _give_up(self, why: str) -> Sequence[Action]:
-        """No job moves: what was held for some of them is released."""
+        """Give the attempt up: no job moves, and room held for some of them is released."""
         released = [Send(to, ReleaseCycle(job, self._attempt)) for job, to in sorted(self.holding.items())]
         self._rest()
         return [*released, LogEvent(self.me, "aggregator not emptied", why)]
@@ -296,7 +299,7 @@ class Consolidator:
 
 
 def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
-    """Of equals the last by name: all aggregators choose the same one."""
+    """Rank hosts by name to break ties: all aggregators choose the last of equals."""
     return {host: -at for at, host in enumerate(sorted(hosts))}
 
 

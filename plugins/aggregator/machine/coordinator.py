@@ -1,14 +1,14 @@
 """The coordinator of jobs: finds an aggregator for each job whose lowest live rank runs on this host, and another
-one when that is gone.
+if that one is gone.
 
 The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, which
 docs/design/STATES.md draws.
 
 The first owner sums the trial iterations (`gauge`). Then the coordinator tells it what the job needs, and the owner
-checks. If it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is
-offered with its demand, best fit first, and the old owner is retired once another has accepted. Where nobody has room
-the job stays, and room is looked for again. What has lost its owner is offered with its demand first, and if nobody has
-room without it, to the least busy: somebody must sum it.
+checks. If it declines, or later asks the job away because a job is hurt, or empties itself, the job moves: it is
+offered with its demand, best fit first, and the old owner is retired once another has accepted. If no host has room
+the job stays, and room is looked for again. A job that has lost its owner is offered with its demand first, and if no
+host has room without it, to the least busy: one must sum it.
 
 A coordinator keeps nothing on disk. When it becomes one (a start, or the hosts before it are gone) it asks all hosts of
 the job which assignment they know; the highest epoch counts. It need not hear all of them: two coordinators never use
@@ -66,17 +66,17 @@ from plugins.aggregator.policy import Candidate
 from plugins.facts import TensorsSeen
 
 SURVEY_S = 2.0
-"""How long a host may take to say which assignment it knows."""
+"""Seconds that a host may take to say which assignment it knows."""
 OFFER_S = 4.0
-"""How long an aggregator may take to accept, its process included."""
+"""Seconds that an aggregator may take to accept, the start of its process included."""
 SERVE_S = 1.5
-"""How long an aggregator may take to say that it still sums a job."""
+"""Seconds that an aggregator may take to say that it still sums a job."""
 COMPLAINTS_S = 5.0
-"""An aggregator that says it serves, but that ranks cannot use for this long, is replaced."""
+"""Seconds of complaints by ranks after which an aggregator is replaced although it says that it serves."""
 
 NO_ROOM = "no aggregator that gossip shows has room for it"
 AGAIN_S = 30.0
-"""Between two attempts to find room for a job that nobody promised what it needs, seconds."""
+"""Seconds between two attempts to find room for a job whose demand no host promised."""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ Action = Send | AskQuestion | SetTimer[Expired] | LogEvent | Publish
 
 class JobCoordinator:
     takes = ToCoordinator
-    """Messages that may be heard."""
+    """Types of messages that may be heard."""
 
     def __init__(
         self, me: HostId, entropy: Callable[[int], bytes], settings: AggregatorSettings = AggregatorSettings()
@@ -185,7 +185,7 @@ class JobCoordinator:
     def _asked_less(
         self, job: TrackedJob, state: Surveying, hosts: Sequence[HostId], found: Assigned | None
     ) -> Sequence[Action]:
-        """These hosts have answered the survey, or are gone."""
+        """Note that these hosts have answered the survey, or are gone."""
         if not hosts:
             return ()
         left = [host for host in state.asked if host not in hosts]
@@ -205,7 +205,7 @@ class JobCoordinator:
     # ---- an owner for it ----
 
     def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
-        """It is offered to the best of the hosts that may be asked."""
+        """Offer the job to the best of the hosts that may be asked."""
         candidates = () if policy.is_old(job.placed.places, job.epoch) else self._candidates
         alive = [one for one in candidates if one.host not in self._gone]
         hosts = search.hosts_to_ask(job.placed, job.gauge.demand, alive)
@@ -224,7 +224,7 @@ class JobCoordinator:
         )
 
     def _nobody(self, job: TrackedJob, search: OwnerSearch) -> Sequence[Action]:
-        """Without an owner it is tried again each second, with those that declined too."""
+        """No host takes the job. Without an owner it is offered again each second, also to hosts that declined."""
         if search.promised and job.gauge.demand is not None:
             anybody = OwnerSearch(promised=False, avoid=search.avoid)
             return self._look(
@@ -266,7 +266,8 @@ class JobCoordinator:
         ]
 
     def _broadcast(self, job: TrackedJob, assigned: Assigned) -> Sequence[Action]:
-        """This host first: what it tells others must be on its own disk."""
+        """Messages that tell all hosts of the job its assignment, this host first: what it tells others must be on its
+        own disk."""
         hosts = [place.host for place in job.placed.places if place.host not in self._gone and place.host != self.me]
         return [Send(host, assigned) for host in [self.me, *hosts]]
 
@@ -276,8 +277,9 @@ class JobCoordinator:
     def _retire_former(
         self, job: TrackedJob, assigned: Assigned, hosts: Collection[HostId], before: Assigned | None = None
     ) -> Sequence[Action]:
-        """A former owner that got the job back is not one any more; those we reach are told once, those that were gone
-        again when they are back. That of `before` goes on until now, and has what the present one needs."""
+        """Messages that retire former owners: reachable ones are told once, those that were gone again when they are
+        back. A former owner that got the job back is not retired. The owner of `before` keeps summing until now, and
+        has the state that the present one needs."""
         job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
         why = f"{assigned.owner} sums it now"
@@ -298,7 +300,7 @@ class JobCoordinator:
         return (AskQuestion(assigned.owner, WorkOf(assigned.job, assigned.epoch), SERVE_S),)
 
     def _look_after(self, job: TrackedJob, now_s: float) -> Sequence[Action]:
-        """Once a second."""
+        """Once a second, look after a job that is summed."""
         state = job.state
         if not isinstance(state, Summed):
             return ()
@@ -315,7 +317,7 @@ class JobCoordinator:
         return Send(assigned.owner, Profiled(assigned.job, assigned.epoch, demand), OFFER_S)
 
     def _weighed(self, job: TrackedJob, state: Summed, work: WorkCounters, now_s: float) -> Sequence[Action]:
-        """The owner's counters; a coordinator that is new takes over what the owner was told by the one before."""
+        """Take in the owner's counters; a new coordinator takes over what the owner was told by the earlier one."""
         gauge = job.gauge
         promised = state.promised and work.demand is not None  # an `AssignmentKept` that came late may have said so
         if work.demand is not None and gauge.demand in (None, work.demand):
@@ -340,7 +342,7 @@ class JobCoordinator:
     def _not_kept(
         self, job: TrackedJob, state: Summed, sender: HostId, message: Declined, now_s: float
     ) -> Sequence[Action]:
-        """Its trial is over, and its owner has no room for it."""
+        """The job's trial is over, and its owner has no room for it: look for another."""
         job.promise(state, False)
         job.again_s = now_s + AGAIN_S
         refused, job.refused = job.refused, f"{sender}: {message.reason}"[:300]
@@ -348,14 +350,14 @@ class JobCoordinator:
         return [*told, *self._move(job, state.assigned, None, f"{sender} has no room for what it needs", quiet=False)]
 
     def _move(self, job: TrackedJob, assigned: Assigned, to: HostId | None, why: str, quiet: bool) -> Sequence[Action]:
-        """To another owner under a higher epoch; the present one goes on until then."""
+        """Move the job to another owner under a higher epoch; the present one keeps summing until then."""
         promised = job.gauge.demand is not None
         if not promised and to is None:
             return ()  # its trial is not over: it is on the least busy host already
         return self._look(job, MoveSearch(assigned, promised, to, quiet), why)
 
     def _stays(self, job: TrackedJob, search: MoveSearch) -> Sequence[Action]:
-        """Nobody takes it: its owner has never stopped."""
+        """No host takes the job: it stays with its owner, which has never stopped."""
         told: Sequence[Action] = ()
         if isinstance(job.state, ChangingOwner):  # somebody was asked
             said = f"on {search.assigned.owner}: {job.refused or NO_ROOM}"
@@ -384,7 +386,8 @@ class JobCoordinator:
                 assert_never(state)
 
     def _tell_those_back(self, job: TrackedJob, assigned: Assigned, back: frozenset[HostId]) -> Sequence[Action]:
-        """Hosts that were gone when it was assigned: of its ranks, which may use a former owner, and former owners."""
+        """Messages to hosts that were gone when the job was assigned: hosts of its ranks, which may use a former owner,
+        and former owners."""
         ranks = [Send(place.host, assigned) for place in job.placed.places if place.host in back]
         return [*ranks, *self._retire_former(job, assigned, back)]
 
@@ -430,7 +433,7 @@ class JobCoordinator:
                 assert_never(message)
 
     def _lost(self, job: TrackedJob, state: Summed, sender: HostId, message: Lost, now_s: float) -> Sequence[Action]:
-        """A rank cannot use its aggregator: is it the rank's trouble, or the aggregator's?"""
+        """A rank cannot use its aggregator: find out whether that is the rank's trouble, or the aggregator's."""
         assigned = state.assigned
         after, since_s = job.complain(state, now_s)
         if since_s > COMPLAINTS_S:
@@ -472,8 +475,9 @@ class JobCoordinator:
         return self._replace(job, state.assigned, f"{state.assigned.owner} {why}")
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
-        """A host that was cut off while its job moved, and whose old aggregator still answers its ranks, would never
-        complain: it is told the present assignment, and a former owner of its end, until it has heard."""
+        """Send a message again that was not delivered. A host that was cut off while its job moved, and whose old
+        aggregator still answers its ranks, would never complain: it is told the present assignment, and a former owner
+        of its end, until it has heard."""
         message: FromCoordinator = event.message
         match message:
             case Offer():

@@ -1,4 +1,4 @@
-"""What one aggregator has promised: work of jobs it sums, and room held for jobs that may come.
+"""The promises of one aggregator: work of jobs it sums, and room held for jobs that may come.
 
 Every promise is checked exactly before it is made (`policy.assign.refusal_of`), so the work promised never exceeds the
 cycle and no job is promised a loss at its limit. A job in its trial iterations has no entry here: what it needs is not
@@ -16,19 +16,19 @@ from plugins.aggregator.policy.cycle import FILL, Cycle, grown, loss, sound, use
 from plugins.aggregator.policy.profile import share_of
 
 RESERVE_S = 20.0
-"""How long room is held for a job that another aggregator wants to hand over, seconds."""
+"""Seconds for which room is held for a job that another aggregator wants to hand over."""
 
 
 class Reservation(msgspec.Struct, frozen=True):
     """Room for a job that another aggregator wants to hand over.
 
-    Of two for one job the one with the higher epoch counts, and of one epoch that of the later attempt: the other was
-    ordered by a former owner, or by an attempt that is over, and comes too late.
+    If there are two for one job the one with the higher epoch counts, and of one epoch that of the later attempt: the
+    other was ordered by a former owner, or by an attempt that is over, and comes too late.
     """
 
     by: HostId
     epoch: int
-    """Epoch of the assignment that would end; the one that comes to use the room has a higher one."""
+    """Epoch of the assignment that would end; the assignment that uses the room has a higher one."""
     attempt: int
     """Number of the attempt of `by` to empty itself."""
     until_s: float
@@ -50,12 +50,12 @@ class CycleLedger:
                 self._enter(job, demand)
 
     def refusal(self, job: JobId, demand: Demand) -> str:
-        """Why there is no room for it, whatever it has here already; empty when there is."""
+        """Why there is no room for the job, not counting what it has here already; empty when there is."""
         return refusal_of(self._others(job), job, share_of(demand))
 
     def take(self, job: JobId, demand: Demand) -> str:
-        """Promise the demand, in place of what the job was promised or what was held for it. Otherwise why not; nothing
-        changes then."""
+        """Promise the demand, in place of what the job was promised or what was held for it. Returns why not, otherwise
+        empty; if not, nothing changes."""
         why = self.refusal(job, demand)
         if not why:
             self.leave(job)
@@ -68,7 +68,8 @@ class CycleLedger:
             self.cycle = without(self.cycle, job)
 
     def reserve(self, job: JobId, demand: Demand | None, reservation: Reservation) -> str:
-        """Hold room, in place of what was held for the job. Otherwise why not; nothing changes then."""
+        """Hold room, in place of what was held for the job. Returns why not, otherwise empty; if not, nothing
+        changes."""
         held = self.reserved.get(job)
         if held is not None and reservation.order < held.order:
             return f"it holds room for it already, asked for later by {held.by}"
@@ -78,13 +79,13 @@ class CycleLedger:
         return why
 
     def release(self, job: JobId, by: HostId, attempt: int) -> None:
-        """This attempt does not need the room any more; what is held for another attempt stays."""
+        """Release the room of this attempt; room held for another attempt stays."""
         held = self.reserved.get(job)
         if held is not None and (held.by, held.attempt) == (by, attempt):
             self.leave(job)
 
     def let_go(self, job: JobId) -> None:
-        """All room that is held for jobs that may come; what was promised to jobs that are here stays."""
+        """Release the room that is held for this job; a promise to a job that is here stays."""
         if job in self.reserved:
             self.leave(job)
 
@@ -93,16 +94,16 @@ class CycleLedger:
             self.leave(job)
 
     def loss(self, job: JobId) -> float:
-        """The part of its speed that the cycle takes from this job."""
+        """Part of its speed that the cycle takes from this job."""
         return float(loss(self.cycle.us, self.demands[job].period_us))
 
     def load(self, job: JobId) -> float:
-        """The part of this aggregator that is promised to the job."""
+        """Part of this aggregator that is promised to the job."""
         demand = self.demands[job]
         return demand.work_us * (self.cycle.us // demand.period_us) / (self.cycle.lanes * self.cycle.us)
 
     def check(self) -> None:
-        """No job is hurt, the cycle is not overfull, and it is the one that follows from the demands."""
+        """Check that no job is hurt, the cycle is not overfull, and it is the one that follows from the demands."""
         assert sound(self.cycle), self.cycle
         assert self.cycle.used_us == used(self.cycle.us, self.cycle.shares.values())
         assert {job: share_of(demand) for job, demand in self.demands.items()} == dict(self.cycle.shares)

@@ -1,5 +1,5 @@
-"""Who sums which job, for the ranks on this host. The highest epoch heard counts, and is kept on disk: ranks outlive
-their agent, and a rank that asks again must never be sent back to an earlier aggregator.
+"""The aggregator of each job, for the ranks on this host. The highest epoch heard counts, and is kept on disk: ranks
+outlive their agent, and a rank that asks again must never be sent back to an earlier aggregator.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,10 +15,10 @@ from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, Tel
 from plugins.aggregator.messages import Assigned, Lost, OwnerWanted, ToDirectory
 
 ASK_S = 2.0
-"""Pause between two questions to the coordinator about a job without an aggregator."""
+"""Seconds between two questions to the coordinator about a job without an aggregator."""
 
 KNOWN_MAX = 1024
-"""Assignments remembered of jobs that are not placed now: an agent that is down does not hear of a job's end."""
+"""Most assignments remembered of jobs that are not placed now: an agent that is down does not hear of a job's end."""
 
 
 class RankJoined(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ Action = Send | Keep | TellRanks
 
 class Directory:
     takes = ToDirectory
-    """Messages that may be heard."""
+    """Types of messages that may be heard."""
 
     def __init__(self, me: HostId, known: Sequence[Assigned] = ()) -> None:
         self.me = me
@@ -76,12 +76,12 @@ class Directory:
             assert known is None or grant_of(known.epoch) >= placed.grant
 
     def grant(self, job: JobId) -> int:
-        """The present run of a job; 0 when it is not placed."""
+        """Grant of the present run of a job; 0 when it is not placed."""
         placed = self._placed.get(job)
         return placed.grant if placed is not None else 0
 
     def current(self, job: JobId) -> Assigned | None:
-        """What the ranks of the present run may be told."""
+        """The assignment that ranks of the present run may be told."""
         known, placed = self.known.get(job), self._placed.get(job)
         if known is None or placed is None or not policy.of_run(known.epoch, placed.grant):
             return None
@@ -105,7 +105,7 @@ class Directory:
         return (*told, *self._ask(event, now_s))
 
     def _place_anew(self, event: GangPlaced, now_s: float) -> Sequence[Action]:
-        """Some of its ranks go on on other hosts; here, if they come here."""
+        """Some ranks of the gang continue on other hosts, perhaps here: ask the coordinator if needed."""
         before = self._placed[event.job]
         came = self._is_here(event) and not self._is_here(before)
         led = policy.coordinator_place(before.places, self._gone)
@@ -136,7 +136,8 @@ class Directory:
                 assert_never(message)
 
     def _compare(self, sender: HostId, message: OwnerWanted | Lost) -> Sequence[Action]:
-        """The side that knows the lower epoch is told: the sender by us, or we by the sender, whom we ask."""
+        """Tell the side that knows the lower epoch: the sender hears it from us, or we ask the sender, which knows the
+        higher."""
         known, placed = self.known.get(message.job), self._placed.get(message.job)
         mine = 0 if known is None else known.epoch
         if known is not None and mine > message.epoch:
@@ -156,8 +157,9 @@ class Directory:
         return (Keep(), TellRanks(message), *self._pass_on(sender, placed, now_s))
 
     def _pass_on(self, sender: HostId, placed: GangPlaced | None, now_s: float) -> Sequence[Action]:
-        """Who said that coordinates the job no more, or not yet, for all that this host knows: who does is asked, and
-        learns it so. Else it would go on with the owner before, and with it the ranks that only hear of that one."""
+        """Tell the job's coordinator of an assignment that came from another host: that host no longer coordinates the
+        job, or not yet, as far as this host knows. Otherwise the coordinator would keep the earlier owner, and so would
+        ranks that only hear of that one."""
         place = policy.coordinator_place(placed.places, self._gone) if placed is not None else None
         if placed is None or place is None or sender in (place.host, self.me) or not self._is_here(placed):
             return ()
@@ -196,8 +198,8 @@ class Directory:
         return actions
 
     def _undelivered(self, event: Undelivered, now_s: float) -> Sequence[Action]:
-        """Only the question of a host that knows an owner is repeated: ranks complain again by themselves, and a host
-        that knows none asks again every `ASK_S`."""
+        """Repeat the question of a host that knows an owner, and nothing else: ranks complain again by themselves, and
+        a host that knows no owner asks again every `ASK_S`."""
         if not isinstance(event.message, OwnerWanted) or self.current(event.message.job) is None:
             return ()
         placed = self._placed[event.message.job]

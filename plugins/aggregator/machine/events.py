@@ -1,4 +1,4 @@
-"""Events that more than one machine of this plugin hears, and actions that more than one asks for."""
+"""Events that several machines of this plugin hear, and actions that several ask for."""
 
 import msgspec
 
@@ -16,9 +16,9 @@ class GangPlaced(msgspec.Struct, frozen=True):
     world_size: int
     places: tuple[Place, ...]
     prefers: HostId | None = None
-    """Whom to offer it to, of hosts that are as good."""
+    """Host that is preferred when hosts are equally good for the job; None: none is."""
     stays: bool = False
-    """Where it is preferred, however busy that host is: it is one of several tables of a job, which share its hosts'
+    """The preferred host must sum it, however busy: this is one of several tables of a job, which share its hosts'
     cards among them."""
 
 
@@ -31,16 +31,16 @@ class Unplaced(msgspec.Struct, frozen=True):
 
 
 class RackUpdated(msgspec.Struct, frozen=True):
-    """Gossip, once a second and whenever a host comes or goes."""
+    """The rack by gossip, once a second and whenever a host comes or goes."""
 
     gone: frozenset[HostId]
     candidates: tuple[Candidate, ...]
     drained: bool = False
-    """This host: nothing new is to be summed here, and what is goes elsewhere."""
+    """This host is drained: no new job is to be summed here, and those that are go elsewhere."""
 
 
 class QuestionAnswered(msgspec.Struct, frozen=True):
-    """A question of ours came back; None: no answer in time, or none that could be understood."""
+    """An answer to a question of this host; None: no answer in time, or none that could be understood."""
 
     host: HostId
     question: Question
@@ -60,6 +60,6 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class TellRanks(msgspec.Struct, frozen=True):
-    """Action: tell the joined ranks of this run on this host."""
+    """Action: tell the joined ranks of this run on this host their assignment."""
 
     assigned: Assigned

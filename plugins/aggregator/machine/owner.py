@@ -54,7 +54,7 @@ OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
 RUN_OVER = "that run of the job is over"
 LEAVE_S = 15.0
-"""How long a job that was asked to leave may take before another one is asked, seconds."""
+"""Seconds that a job that was asked to leave may take before another one is asked."""
 
 
 Event = (
@@ -67,7 +67,7 @@ Action = Send | AskQuestion | LogEvent | SetTimer[EmptyingEnds] | Keep | ServeJo
 
 class Owner:
     takes = ToOwner
-    """Messages that may be heard."""
+    """Types of messages that may be heard."""
 
     def __init__(
         self, settings: AggregatorSettings, held: Sequence[ServedJob] = (), me: HostId = HostId(""), lanes: int = 1
@@ -77,16 +77,16 @@ class Owner:
         self._promise_again(lanes)
         self.emptier = Consolidator(me, settings.scale_s)
         self.judged: dict[JobId, float] = {}
-        """Job -> the part of its speed that it lost here by its last measurement."""
+        """Job -> part of its speed that it lost here by its last measurement."""
         self.refused: dict[JobId, str] = {}
         """Job held here -> why it was not promised what it needs."""
         self.changes = max((one.order for one in held), default=0)
-        """Grows when a job comes or leaves: measurements from before do not hold afterwards."""
+        """Number that grows when a job comes or leaves: measurements from before do not hold afterwards."""
         self.address = ""
-        """Where the process listens; empty while it is down."""
+        """Address at which the process listens; empty while it is down."""
         self.load = 0.0
         self.drained = False
-        """Nothing new is summed here, and what is goes elsewhere."""
+        """This host is drained: no new job is summed here, and those that are go elsewhere."""
         self._idle: frozenset[JobId] = frozenset()
         self._barred: set[JobId] = set()
         """Jobs that left because they hurt another one here; when a job leaves they may come back."""
@@ -97,7 +97,8 @@ class Owner:
         """Job -> grant that is over."""
 
     def _promise_again(self, lanes: int) -> None:
-        """Settings or process have changed: what was promised, as far as it fits; room held for others is not."""
+        """Make promises anew after a change of settings or process: old promises as far as they fit, but no room held
+        for others."""
         known = {job: one.demand for job, one in self.jobs.items() if one.demand is not None}
         self.ledger = CycleLedger(self.settings.cycles_max, known, lanes)
         for job in known.keys() - self.ledger.demands.keys():
@@ -150,7 +151,7 @@ class Owner:
     # ---- what it has promised ----
 
     def promised(self) -> CycleNow:
-        """The answer to an aggregator that wants to empty itself into this host."""
+        """Answer to an aggregator that wants to empty itself into this host."""
         takes = not self._closed() and not self.emptier.busy
         jobs = [JobDemand(job, demand) for job, demand in sorted(self.ledger.demands.items())]
         cycle = self.ledger.cycle
@@ -167,7 +168,7 @@ class Owner:
         return self.emptier.look(rack, self.jobs, self._idle, self.ledger, now_s)
 
     def _drain(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Action]:
-        """Each job to the best other host, by the coordinator's ways; one that finds none goes on here."""
+        """Send each job to the best other host, by its coordinator; a job that finds none stays here."""
         actions: list[Action] = []
         for held in self.jobs.values():
             others = [one for one in candidates if one.host != self.me and not one.suspect]
@@ -209,8 +210,8 @@ class Owner:
         return policy.refusal(len(self.jobs) + reserved, self.settings.jobs_max, 0.0, 1.0)
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
-        """A coordinator that is away asks when it is back, and so does the one after it. One that never heard of our
-        acceptance may have found another aggregator, and tells us so when it hears."""
+        """A message was not delivered. A coordinator that is away asks when it is back, and so does its successor. One
+        that never heard of our acceptance may have found another aggregator, and says so when it hears."""
         message: FromOwner = event.message
         match message:
             case ReserveCycle():
@@ -232,7 +233,8 @@ class Owner:
                 assert_never(message)
 
     def _profiled(self, sender: HostId, message: Profiled) -> Sequence[Action]:
-        """The exact check of a job that is here already. A declined one goes on here until another accepted it."""
+        """Check exactly the demand of a job that is here already. A declined job is summed here until another host has
+        accepted it."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch:
             return ()
@@ -263,7 +265,7 @@ class Owner:
         )
 
     def _judged(self, message: LossReport, now_s: float) -> Sequence[Action]:
-        """A job lost more than its limit here: of it and the jobs beside it the newest goes, one at a time (AutoPS
+        """A job lost more than its limit here: the newest of it and the jobs beside it goes, one at a time (AutoPS
         §4.5.2.3)."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch:
@@ -283,7 +285,7 @@ class Owner:
         )
 
     def _asked_away(self, message: MoveTensors) -> Sequence[Action]:
-        """By a person. Its coordinator offers it there."""
+        """A person wants the job elsewhere: its coordinator offers it there."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch or message.to == self.me:
             return ()
@@ -291,7 +293,7 @@ class Owner:
         return (Send(held.coordinator, Handover(held.job, held.epoch, message.to, why, wished=True)),)
 
     def _has_coordinator(self, sender: HostId, message: Coordinates) -> Sequence[Action]:
-        """Another one than before: what was asked of that one may never have been heard."""
+        """Another host coordinates the job now: the earlier one may never have heard what it was asked."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch or held.coordinator == sender:
             return ()
@@ -376,7 +378,7 @@ class Owner:
         return grant_of(epoch) <= self._over.get(job, 0)
 
     def _awaited(self, job: JobId) -> int:
-        """Room is held for an assignment of the job above this epoch; 0: for none."""
+        """Epoch of the job above which room is held for an assignment; 0: no room is held."""
         reserved = self.ledger.reserved.get(job)
         return reserved.epoch if reserved is not None else 0
 
@@ -422,7 +424,7 @@ class Owner:
         return self._retired(Retire(job, held.epoch, instead, why))
 
     def _up(self, event: ProcessUp) -> Sequence[Action]:
-        """The process answers, also after a restart of this agent: it has to serve the same jobs as are on disk."""
+        """The process answers, also after a restart of this agent: it has to serve the jobs that are on disk."""
         self.address = event.address
         if event.lanes != self.ledger.cycle.lanes:
             self._promise_again(event.lanes)
@@ -450,7 +452,7 @@ class Owner:
         return [*actions, Keep()] if lost else ()
 
     def _remove(self, held: ServedJob) -> None:
-        """A job that was hurt beside this one, or hurt it, may come back."""
+        """Remove a job. Jobs that were hurt beside this one, or hurt it, may come back."""
         del self.jobs[held.job]
         self.ledger.leave(held.job)
         self._barred = self._barred & {held.job}

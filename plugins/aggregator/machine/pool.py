@@ -1,6 +1,6 @@
 """One pool of aggregators: which of them sums each tensor of each of its jobs, and how many of them there are.
 
-A pool is what a controller of a cluster of aggregators is in AutoPS (§4.3.3.4), seen by whoever decides for it: a
+A pool is what a controller of a cluster of aggregators is in AutoPS (§4.3.3.4), seen by the one that decides for it: a
 job's coordinator, or a simulation. It proposes; each aggregator checks again by itself and may refuse (`PoolRefused`).
 
     a job arrives        its tensors, largest first, where they fit best; new aggregators for the rest
@@ -32,15 +32,15 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Literal["at once", "hybrid"] = "at once"
     """When aggregators are given back: as jobs leave, or once a period (AutoPS §4.3.3.3, §4.3.3.4)."""
     lacking_min: int = 1
-    """Hybrid: a job that lacks fewer new aggregators than this waits for the end of the period."""
+    """With hybrid scaling a job that lacks fewer new aggregators than this waits for the end of the period."""
     iterations: int = ITERATIONS
     lanes: int = 1
-    """Sums an aggregator runs at a time."""
+    """Sums that an aggregator runs at a time."""
     times: int = 1
-    """How many of its longest iterations a cycle may cover, where one would hurt somebody (1: the thesis)."""
+    """How many of its longest iterations a cycle may cover, where one would hurt a job (1: the thesis)."""
     quiet: Fraction = QUIET
-    """Load, W / C, up to which an aggregator may get what hurt elsewhere; 0: new ones only (the thesis). With a third,
-    12 jobs settle on fewer aggregators so (docs/results/aggregator.md)."""
+    """Load, W / C, up to which an aggregator may get tensors that hurt elsewhere; 0: only new ones may (the thesis).
+    With a third, 12 jobs settle on fewer aggregators (docs/results/aggregator.md)."""
     fill: Fraction = Fraction(1)
     """Part of its cycle that an aggregator promises (1: the thesis; agents: `policy.cycle.FILL`)."""
     hold_cycles: bool = True
@@ -103,13 +103,13 @@ class PoolStart(msgspec.Struct, frozen=True):
 
 
 class PoolStop(msgspec.Struct, frozen=True):
-    """Action: this host aggregates no more."""
+    """Action: stop aggregating on this host."""
 
     host: HostId
 
 
 class PoolPlace(msgspec.Struct, frozen=True):
-    """Action: sum this tensor there, from nothing."""
+    """Action: sum this tensor on this host, from nothing."""
 
     job: JobId
     tensor: str
@@ -139,7 +139,7 @@ class Pool:
         self.on: dict[JobId, dict[str, HostId]] = {}
         """Job -> tensor -> aggregator."""
         self.waiting: dict[JobId, AggregationProfile] = {}
-        """Jobs that lack an aggregator; their trial servers go on."""
+        """Jobs that lack an aggregator; their trial servers keep running."""
         self._hosts = hosts
         """Hosts that may aggregate, in the order to use them; None: a1, a2, ... without end."""
         self._down: set[HostId] = set()
@@ -151,7 +151,7 @@ class Pool:
         self._barred: dict[JobId, frozenset[HostId]] = {}
         """Job -> aggregators that hurt it or refused it."""
         self._least: dict[JobId, int] = {}
-        """Job -> how many aggregators it needs: it was too slow on fewer."""
+        """Job -> number of aggregators that it needs, since it was too slow on fewer."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -174,7 +174,8 @@ class Pool:
                 assert_never(event)
 
     def check(self) -> None:
-        """Each tensor is on one aggregator, which knows of it; no job is hurt, and no aggregator overfull."""
+        """Check that each tensor is on one aggregator, which knows of it, that no job is hurt, and no aggregator
+        overfull."""
         assert self.on.keys() == self.jobs.keys() and not self.waiting.keys() & self.jobs.keys()
         held: dict[HostId, dict[JobId, int]] = {host: {} for host in self.cycles}
         for job, profile in self.jobs.items():
@@ -188,7 +189,7 @@ class Pool:
             assert sound(cycle) or not self.rules.hold_cycles
 
     def loss(self, job: JobId) -> float:
-        """The part of its speed that the present cycles take from a job: that of its slowest aggregator."""
+        """Part of its speed that the present cycles take from a job: that of its slowest aggregator."""
         period_us, hosts = self.jobs[job].period_us, set(self.on[job].values())
         return max((float(loss(self.cycles[host].us, period_us)) for host in hosts), default=0.0)
 
@@ -203,8 +204,8 @@ class Pool:
         return self._placed(profile, hurry=self.rules.scaling == "at once")
 
     def _placed(self, profile: AggregationProfile, hurry: bool) -> Sequence[Action]:
-        """A whole job, or nothing of it: it waits when there are too few hosts, or (hybrid) when it lacks too few new
-        aggregators to be worth one before the period ends."""
+        """Place a whole job, or nothing of it: it waits when there are too few hosts, or (hybrid) when it lacks too few
+        new aggregators to be worth one before the period ends."""
         names = list(self.cycles)
         barred = [at for at, name in enumerate(names) if name in self._barred.get(profile.job, ())]
         found = assign.assign(profile, list(self.cycles.values()), self._spare(), self._empty, barred)
@@ -245,7 +246,7 @@ class Pool:
         return [*self._scaled_down(), *self._let_in()]
 
     def _taken_off(self, job: JobId) -> None:
-        """A job that was hurt beside this one may come back."""
+        """Take a job off its aggregators. Jobs that were hurt beside it may come back there."""
         left = frozenset(self.on[job].values())
         for host in sorted(left & self.cycles.keys()):
             self._changed(host)
@@ -278,7 +279,7 @@ class Pool:
         return PoolStop(host)
 
     def _scaled_down(self) -> Sequence[Action]:
-        """Free what is empty; then empty the least loaded into the others, again and again."""
+        """Free empty aggregators; then empty the least loaded into the others, again and again."""
         actions: list[Action] = [self._stopped(host) for host in list(self.cycles) if not self.cycles[host].shares]
         while (host := least_loaded(self._spared(), self._order)) is not None:
             found = scale.emptied(host, self._works(host), self.cycles, self.jobs, self._barred)
@@ -295,12 +296,12 @@ class Pool:
         return actions
 
     def _spared(self) -> dict[HostId, Cycle]:
-        """Aggregators that may be emptied: not those of a job that needs as many as it has."""
+        """Aggregators that may be emptied: not those of a job that needs all that it has."""
         few = {job for job, least in self._least.items() if len(set(self.on[job].values())) <= least}
         return {host: cycle for host, cycle in self.cycles.items() if not few & cycle.shares.keys()}
 
     def _works(self, host: HostId) -> list[OrphanedTensor]:
-        """Every tensor summed there."""
+        """Every tensor summed on this host."""
         return [
             OrphanedTensor(job, tensor.name, tensor.work_us)
             for job in self.cycles[host].shares
@@ -309,8 +310,8 @@ class Pool:
         ]
 
     def _gone(self, host: HostId) -> Sequence[Action]:
-        """What it summed is placed anew, with new aggregators if need be; the tensors' values come from the ranks. A
-        job for which there is no room leaves the others too, and waits."""
+        """Place anew what a lost host summed, with new aggregators if need be; the tensors' values come from the ranks.
+        A job for which there is no room leaves its other aggregators too, and waits."""
         self._down.add(host)
         if host not in self.cycles:
             return ()
@@ -331,7 +332,7 @@ class Pool:
     # ---- what was wrong with a plan ----
 
     def _refused(self, event: PoolRefused) -> Sequence[Action]:
-        """Only the tensors that it refused move; the rest of the job stays."""
+        """Move only the tensors that the aggregator refused; the rest of the job stays."""
         if event.host not in self.on.get(event.job, {}).values():
             return ()
         return self._moved_off(event.job, frozenset({event.host}), frozenset(), f"{event.host} refused: {event.why}")
@@ -350,7 +351,7 @@ class Pool:
         return self._reverted(job, f"{job} lost {lost:.0%} of its speed over {measured.count} iterations")
 
     def _reverted(self, hurt: JobId, why: str) -> Sequence[Action]:
-        """What the newest job had where it hurts goes to quiet aggregators, else to new ones (AutoPS §4.5.2.3)."""
+        """Move what the newest job has where it hurts to quiet aggregators, else to new ones (AutoPS §4.5.2.3)."""
         mixed = {host for host in set(self.on[hurt].values()) if len(self.cycles[host].shares) > 1}
         beside = {name for host in mixed for name in self.cycles[host].shares}
         if not beside:
@@ -361,8 +362,9 @@ class Pool:
         return self._moved_off(newest, leaves, busy, why)
 
     def _spread(self, job: JobId, why: str) -> Sequence[Action]:
-        """A job that is alone on its aggregators and slower than on its trial servers waits for its own sums: it gets
-        one aggregator more, up to as many as it had servers, and its tensors are balanced over them (§4.3.3.3)."""
+        """Give one more aggregator to a job that is alone on its aggregators and slower than on its trial servers,
+        since it waits for its own sums: up to as many as it had servers, with its tensors balanced over them
+        (§4.3.3.3)."""
         profile, before = self.jobs[job], dict(self.on[job])
         hosts = [host for host in self.cycles if host in before.values()]
         if len(hosts) >= profile.servers or self._spare() == 0:
@@ -383,7 +385,7 @@ class Pool:
         return [PoolStart(hosts[-1]), LogEvent(job, "tensors spread", why), *self._told(job, before)]
 
     def _moved_off(self, job: JobId, hosts: frozenset[HostId], avoid: frozenset[HostId], why: str) -> Sequence[Action]:
-        """The job's tensors leave these aggregators, and may come back once one of the jobs there has left."""
+        """Move the job's tensors off these aggregators; they may come back once one of the jobs there has left."""
         barred = self._barred.get(job, frozenset()) | hosts
         actions = self._moved(job, hosts, barred | avoid, why)
         if actions is None:
@@ -394,8 +396,8 @@ class Pool:
     def _moved(
         self, job: JobId, hosts: frozenset[HostId], avoid: frozenset[HostId], why: str
     ) -> Sequence[Action] | None:
-        """What the job has on `hosts`, alive or gone, where it fits best outside `avoid`, or on new aggregators; None,
-        and nothing happens, when there are too few of those."""
+        """Move what the job has on `hosts`, alive or gone, to where it fits best outside `avoid`, or to new
+        aggregators. None, and nothing happens, when there are too few of those."""
         on, after = self.on[job], dict(self.cycles)
         leaving = tuple(tensor for tensor in self.jobs[job].tensors if on[tensor.name] in hosts)
         for host in sorted(hosts & after.keys()):
@@ -423,6 +425,6 @@ class Pool:
             self._changed(host)
 
     def _changed(self, host: HostId) -> None:
-        """The jobs on these aggregators are measured anew."""
+        """Measure the jobs on this aggregator anew."""
         for job in self.cycles[host].shares if host in self.cycles else ():
             self._measured.pop(job, None)

@@ -1,4 +1,4 @@
-"""What the owner (`owner`) hears of the process that sums, and what it wants of it."""
+"""Events from the process that sums, as `owner` hears them, and the actions that it asks for."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class ProcessUp(msgspec.Struct, frozen=True):
     address: str
     serves: Mapping[JobId, int]
     lanes: int = 1
-    """Additions at a time."""
+    """Number of additions that it does at a time."""
 
 
 class ProcessDown(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class LoadChanged(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The process serves this offer; it is on disk too."""
+    """The process serves this offer, which is on disk too."""
 
     job: JobId
     epoch: int
@@ -42,12 +42,12 @@ class ServeJob(msgspec.Struct, frozen=True):
 
 
 class ForgetJob(msgspec.Struct, frozen=True):
-    """Action: the process serves the job no more; its workers are told `instead`."""
+    """Action: let the process stop serving the job; its workers are told `instead`."""
 
     job: JobId
     epoch: int
     instead: int
     handed_over: bool = False
-    """They stay until a moment between two iterations."""
+    """The workers stay until a moment between two iterations."""
     to: NextOwner | None = None
-    """Then its state is brought there, under the epoch `instead`."""
+    """Owner to which the job's state is then brought, under the epoch `instead`."""

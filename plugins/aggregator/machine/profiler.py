@@ -15,17 +15,17 @@ from plugins.aggregator.policy.measured import MeasuredIterations, is_hurt, loss
 from plugins.aggregator.policy.profile import Pace, calibrated, demand_of, differs, limit_of
 
 WINDOW_S = 2.0
-"""A window is no shorter, seconds: the counters are asked for over the network, milliseconds after the last step."""
+"""Shortest window in seconds: the counters are asked for over the network, milliseconds after the last step."""
 ASK_S = 10.0
-"""The owner of a job whose script says nothing of its steps is asked so often, seconds."""
+"""Seconds between two questions to the owner of a job whose script says nothing of its steps."""
 FIRST_S = 3.0
-"""It is asked for the first time so long after it was assigned, if no step was heard before, seconds."""
+"""Seconds after its assignment at which the owner is asked for the first time, if no step was heard before."""
 
 Found = Literal["", "profiled", "judged", "hurt"]
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Where a window begins."""
+    """The beginning of a window."""
 
     work: WorkCounters
     at_s: float
@@ -38,23 +38,23 @@ class Profiler:
         self._settings = settings
         self.demand: Demand | None = None
         self.lost = Fraction(0)
-        """The part of its speed that the job lost in the last window."""
+        """Part of its speed that the job lost in the last window."""
         self.iterations = 0
-        """Iterations in the last window."""
+        """Number of iterations in the last window."""
         self._pace = Pace()
         self._steps = 0
-        """Iterations since the mark, outliers included."""
+        """Number of iterations since the mark, outliers included."""
         self._last: int | None = None
         """The number that the script gave its last step."""
         self._mark: Mark | None = None
         self._asked_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """The job has another owner."""
+        """Begin anew: the job has another owner."""
         self._mark, self._pace, self._asked_s = None, self._pace.begun_anew(), now_s - ASK_S + FIRST_S
 
     def stepped(self, step: int, period_us: int, now_s: float) -> bool:
-        """One iteration; True when the owner should be asked for its counters."""
+        """Count one iteration; True when the owner should be asked for its counters."""
         anew = self._last is not None and step <= self._last
         self._last, self._steps = step, self._steps + 1
         if self._mark is not None and (anew or not self._mark.by_steps):
@@ -67,7 +67,7 @@ class Profiler:
         return self._ask(now_s, WINDOW_S / 2)
 
     def due(self, now_s: float) -> bool:
-        """Whether to ask although no step was heard; once a second."""
+        """Once a second: should the owner be asked although no step was heard?"""
         return self._ask(now_s, ASK_S)
 
     def _ask(self, now_s: float, pause_s: float) -> bool:
@@ -81,7 +81,7 @@ class Profiler:
         return self._settings.trial_iterations if self.demand is None else self._settings.revert_iterations
 
     def heard(self, work: WorkCounters, now_s: float) -> Found:
-        """The owner's counters. `profiled`: `demand` is news; `judged`, `hurt`: `lost` is."""
+        """Take in the owner's counters. `profiled`: `demand` is new; `judged`, `hurt`: `lost` is."""
         mark = self._mark
         changed = self.demand is not None and mark is not None and work.changes != mark.work.changes
         if mark is None or changed or not mark.work.iterations or work.busy_us < mark.work.busy_us:

@@ -1,4 +1,4 @@
-"""What an aggregator knows of a job that it sums; kept on disk."""
+"""Record of a job that an aggregator sums; kept on disk."""
 
 import msgspec
 
@@ -7,23 +7,23 @@ from plugins.aggregator.messages import Demand
 
 
 class ServedJob(msgspec.Struct, frozen=True):
-    """One job summed here."""
+    """One job summed by this host."""
 
     job: JobId
     epoch: int
     workers: int
     secret: bytes
     coordinator: HostId
-    """Who offered it, or took over from that one; it is told when the job is dropped, or has to leave."""
+    """Host that offered the job, or took over its coordination; it is told when the job is dropped, or has to leave."""
     demand: Demand | None = None
-    """What was promised to it; None: on trial, or nobody had room for it and somebody must sum it."""
+    """Demand that was promised to it; None: on trial, or no host had room for it and one must sum it."""
     order: int = 0
-    """Of two jobs the one with the higher was assigned later."""
+    """Order of assignment: of two jobs the one with the higher number was assigned later."""
     refused: str = ""
     """The last refusal that its coordinator heard before it came here, for people."""
     stays: bool = False
     """It is here for the sake of its hosts' cards (`GangPlaced.stays`)."""
     size_bytes: int = 0
-    """Of its tensors, as its coordinator knew when it offered it."""
+    """Bytes of its tensors, as its coordinator knew when it offered it."""
     unpromised: bool = False
-    """Nobody had room for what it needs."""
+    """No host had room for what it needs."""

@@ -1,7 +1,7 @@
 """One job as an agent that may coordinate it knows it: its state, and one method for each transition.
 
 A state has what is known in it and in no other: an open offer exists only while a host is asked, a promise only while
-somebody sums the job. What outlives states stands on `TrackedJob`. Only `JobCoordinator` calls the transitions.
+a host sums the job. What outlives states is on `TrackedJob`. Only `JobCoordinator` calls the transitions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,23 +18,24 @@ from plugins.aggregator.messages import Assigned, Demand
 from plugins.aggregator.policy import Candidate
 
 TRIES_MAX = 16
-"""Hosts asked for room; then somebody sums the job without a promise."""
+"""Hosts that are asked for room; after that the job is offered without a promise."""
 HOME_S = (10.0, 1800.0)
-"""When a table that is to be on one host is offered there, if another sums it: at first, and at most, seconds apart."""
+"""First and longest pause in seconds between offers of a table to the host that it is to stay on, while another sums
+it."""
 FORGIVE_S = 10.0
-"""Complaints further apart than this are separate ones, seconds."""
+"""Seconds between complaints beyond which they are separate ones."""
 
 
 def stays_on(placed: GangPlaced) -> HostId | None:
-    """The host that it is to stay on; None: it may be anywhere."""
+    """The host that the job is to stay on; None: it may be anywhere."""
     return placed.prefers if placed.stays else None
 
 
 class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
-    """An aggregator is looked for."""
+    """A search for an aggregator."""
 
     declined: Mapping[HostId, str] = {}
-    """Who was asked -> why not."""
+    """Host that was asked -> why it declined."""
 
     def declining(self, host: HostId, why: str) -> Self:
         """The search after one more host declined."""
@@ -42,17 +43,17 @@ class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerSearch(AnySearch, frozen=True):
-    """An aggregator is looked for, for a job that nobody sums."""
+    """A search for an aggregator of a job that no host sums."""
 
     promised: bool
-    """Offered with what the job needs; False: somebody must sum it, and promises nothing."""
+    """The offer includes what the job needs; False: some host must sum it, and promises nothing."""
     avoid: HostId | None = None
-    """The former owner, asked last."""
+    """The former owner, which is asked last."""
 
     def hosts_to_ask(
         self, placed: GangPlaced, demand: Demand | None, candidates: Sequence[Candidate]
     ) -> Sequence[HostId]:
-        """Everybody who has not declined, best first."""
+        """Hosts that have not declined, best first."""
         usable = [one for one in candidates if one.host not in self.declined]
         if demand is None or not self.promised:
             avoid = () if self.avoid is None else (self.avoid,)
@@ -63,21 +64,21 @@ class OwnerSearch(AnySearch, frozen=True):
 
 
 class MoveSearch(AnySearch, frozen=True):
-    """Another aggregator is looked for, for a job whose owner goes on meanwhile."""
+    """A search for another aggregator of a job whose owner keeps summing meanwhile."""
 
     assigned: Assigned
-    """The owner that goes on."""
+    """The assignment to the present owner, which keeps summing."""
     promised: bool
-    """Offered with what the job needs; False: its trial is not over."""
+    """The offer includes what the job needs; False: its trial is not over."""
     wanted: HostId | None
-    """The only host to offer it to: it holds room."""
+    """The only host to offer it to, which holds room; None: any may be asked."""
     quiet: bool
-    """Only to aggregators with little to do: the job hurt another one, or was hurt."""
+    """Only aggregators with little to do are asked: the job hurt another one, or was hurt."""
 
     def hosts_to_ask(
         self, placed: GangPlaced, demand: Demand | None, candidates: Sequence[Candidate]
     ) -> Sequence[HostId]:
-        """The one that holds room, or those that by gossip have some, best first."""
+        """The host that holds room, or those that have some by gossip, best first."""
         usable = [one for one in candidates if one.host not in self.declined and one.host != self.assigned.owner]
         if self.wanted is not None or demand is None:
             return [one.host for one in usable if one.host == self.wanted]
@@ -88,16 +89,17 @@ class Away(msgspec.Struct, frozen=True):
     """Another host is its coordinator, or all its hosts are gone."""
 
     offered: tuple[HostId, int] | None = None
-    """Who was asked, under which epoch, when this host gave it back: nobody knows of an acceptance."""
+    """Host that was asked, and under which epoch, when this host gave the job back: an acceptance would be unknown
+    elsewhere."""
 
 
 class Surveying(msgspec.Struct, frozen=True):
     """The hosts of its ranks are asked which assignment they know."""
 
     asked: Sequence[HostId]
-    """They have not answered."""
+    """Hosts that have not answered."""
     found: Assigned | None = None
-    """The newest that one of them knew."""
+    """The newest assignment that one of them knew."""
 
 
 class Offering(msgspec.Struct, frozen=True):
@@ -125,7 +127,7 @@ class Summed(msgspec.Struct, frozen=True):
     promised: bool
     """The owner promised what the job needs."""
     complaints: tuple[float, float] | None = None
-    """First and last of the present series, seconds."""
+    """Time of the first and last complaint of the present series, seconds."""
     checking: bool = False
     """The owner was asked whether it serves the job."""
 
@@ -191,17 +193,17 @@ class TrackedJob:
         self.epoch = 0
         """Highest epoch seen or used."""
         self.newest_epoch: int | None = None
-        """Of the newest assignment, also when that is over."""
+        """Epoch of the newest assignment, also when that is over."""
         self.again_s = 0.0
-        """When to look for room again, if not promised."""
+        """Time at which to look for room again, if not promised."""
         self._home_s, self._home_pause_s = 0.0, HOME_S[0]
-        """When to offer it to the host that it is to stay on, if another sums it; and how long after that again."""
+        """Time at which to offer it to the host that it is to stay on, if another sums it; and the pause after that."""
         self._wished: HostId | None = None
-        """Where a person wants it."""
+        """Host on which a person wants it."""
         self.refused = ""
         """The last refusal, for people."""
         self.seen = (0, 0)
-        """Bytes of its largest tensor, and of all, as told to other plugins."""
+        """Bytes of its largest tensor, and of all its tensors, as told to other plugins."""
         self.superseded: dict[HostId, int] = {}
         """Former owners that may not know it yet -> their epoch."""
 
@@ -211,7 +213,7 @@ class TrackedJob:
 
     @property
     def assigned(self) -> Assigned | None:
-        """Who sums it now."""
+        """The present assignment; None: no host sums it."""
         match self.state:
             case Summed(assigned=assigned) | ChangingOwner(search=MoveSearch(assigned=assigned)):
                 return assigned
@@ -219,19 +221,19 @@ class TrackedJob:
                 return None
 
     def summed_as(self, epoch: int) -> Summed | None:
-        """Its state, if its owner sums it under this epoch and it does not move."""
+        """The state, if its owner sums it under this epoch and it does not move."""
         state = self.state
         return state if isinstance(state, Summed) and state.assigned.epoch == epoch else None
 
     def open_offer(self, host: HostId, epoch: int) -> Offering | ChangingOwner | None:
-        """Its state, if this host is asked under this epoch."""
+        """The state, if this host is being asked under this epoch."""
         state = self.state
         if not isinstance(state, Offering | ChangingOwner):
             return None
         return state if (state.to, state.epoch) == (host, epoch) else None
 
     def is_of_run(self, epoch: int) -> bool:
-        """Whether an assignment of this epoch is of this run of the job."""
+        """Does an assignment of this epoch belong to this run of the job?"""
         return policy.of_run(epoch, self.placed.grant)
 
     def check(self) -> None:
@@ -250,22 +252,22 @@ class TrackedJob:
 
     @property
     def home(self) -> HostId | None:
-        """The host that it is to stay on; None: it may be anywhere."""
+        """The host that the job is to stay on; None: it may be anywhere."""
         return self._wished or stays_on(self.placed)
 
     def wish(self, host: HostId | None) -> None:
-        """A person wants it there."""
+        """A person wants the job on this host."""
         self._wished, self._home_pause_s = host, HOME_S[0]
 
     def assigned_at(self, now_s: float) -> None:
-        """Somebody accepted it."""
+        """A host accepted the job."""
         if self.assigned is not None and self.assigned.owner == self.home:
             self._home_pause_s = HOME_S[0]
         self._home_s = now_s + self._home_pause_s
 
     def due_home(self, owner: HostId, gone: Collection[HostId], now_s: float) -> HostId | None:
-        """The host to offer it to now, since it is to stay there and another sums it; a host that declines is asked
-        less and less often."""
+        """The host to offer the job to now, since it is to stay there and another sums it; a host that declines is
+        asked less and less often."""
         home = self.home
         if home is None or home == owner or home in gone or now_s < self._home_s:
             return None
@@ -274,14 +276,14 @@ class TrackedJob:
         return home
 
     def restay(self, placed: GangPlaced) -> None:
-        """Of the same gang it is known now where it is to stay."""
+        """Take over where the job is to stay, which is now known, if the gang is still the same."""
         if placed.grant == self.placed.grant:
             self.placed = placed
 
     # ---- transitions ----
 
     def leave(self, gauge: Profiler) -> None:
-        """Another host is its coordinator: what this one knew is forgotten, but for an offer that is open."""
+        """Another host coordinates the job: forget all but an open offer."""
         state = self.state
         offered = (state.to, state.epoch) if isinstance(state, Offering | ChangingOwner) else None
         self._begin(gauge, Away(offered))
@@ -290,11 +292,11 @@ class TrackedJob:
         self.state = Surveying(hosts)
 
     def wait_for(self, hosts: Sequence[HostId], found: Assigned | None) -> None:
-        """Only these have not answered the survey."""
+        """Wait for the hosts that have not answered the survey."""
         self.state = Surveying(hosts, found)
 
     def offer(self, search: OwnerSearch | MoveSearch, to: HostId, epoch: int, secret: bytes) -> None:
-        """It is offered to one host; an owner that can go on does so."""
+        """Offer the job to one host; an owner that can keep summing does."""
         self.epoch = epoch
         match search:
             case OwnerSearch():
@@ -305,7 +307,7 @@ class TrackedJob:
                 assert_never(search)
 
     def accept(self, state: Offering | ChangingOwner, address: str) -> Assigned:
-        """The host asked is its owner from now on; a former one is to be retired."""
+        """Make the host that was asked its owner; a former one is to be retired."""
         match state:
             case ChangingOwner(search=MoveSearch(assigned=former)):
                 self.superseded[former.owner] = former.epoch
@@ -317,25 +319,25 @@ class TrackedJob:
         return assigned
 
     def adopt(self, found: Assigned) -> None:
-        """Another coordinator assigned it; what its owner promised that says with its counters."""
+        """Take over the assignment of another coordinator; the owner's counters will tell what it promised."""
         self.state, self.newest_epoch = Summed(found, promised=False), found.epoch
         self.epoch = max(self.epoch, found.epoch)
 
     def stay(self, state: ChangingOwner) -> None:
-        """Nobody took it: its owner has never stopped."""
+        """No host took the job: it stays with its owner, which has never stopped."""
         self.state = Summed(state.search.assigned, promised=False)
 
     def give_up(self) -> None:
-        """No host can be asked."""
+        """Give up for now: no host can be asked."""
         self.state = Nobody()
 
     def promise(self, state: Summed, promised: bool) -> None:
-        """Its owner says whether it keeps what the job needs free for it."""
+        """Note whether the owner keeps what the job needs free for it."""
         if state.promised != promised:
             self.state = msgspec.structs.replace(state, promised=promised)
 
     def complain(self, state: Summed, now_s: float) -> tuple[Summed, float]:
-        """One of its ranks cannot use the owner; for how long that has been so, seconds."""
+        """Note that a rank cannot use the owner; returns the new state and for how many seconds that has been so."""
         first, last = state.complaints or (now_s, now_s)
         first = first if now_s - last < FORGIVE_S else now_s
         after = msgspec.structs.replace(state, complaints=(first, now_s))
@@ -343,5 +345,5 @@ class TrackedJob:
         return after, now_s - first
 
     def question(self, state: Summed, checking: bool) -> None:
-        """Its owner is asked whether it serves the job, or has answered."""
+        """Note that the owner is asked whether it serves the job, or has answered."""
         self.state = msgspec.structs.replace(state, checking=checking)

@@ -1,4 +1,4 @@
-"""Which aggregator sums which tensor: Pseudocode 3 of AutoPS (§4.3.3.2), repaired, with an index instead of a scan.
+"""The aggregator that sums each tensor: Pseudocode 3 of AutoPS (§4.3.3.2), repaired, with an index instead of a scan.
 
 For each tensor: among the aggregators where neither the new job nor any job that is there would be hurt, the one with
 the least free time that suffices; when there is none, a new one. What differs from the printed lines, and why:
@@ -31,22 +31,22 @@ class Tensor(msgspec.Struct, frozen=True):
 
     name: str
     work_us: int
-    """CPU time of one sum, e."""
+    """CPU time of one sum in microseconds, e."""
 
 
 class AggregationProfile(msgspec.Struct, frozen=True):
-    """What is known of a job after its trial iterations (AutoPS §4.3.3.1)."""
+    """The figures of a job that are known after its trial iterations (AutoPS §4.3.3.1)."""
 
     job: JobId
     period_us: int
-    """An iteration when it runs alone, D."""
+    """D: microseconds of an iteration when the job runs alone."""
     tensors: tuple[Tensor, ...]
     servers: int = 1
-    """Parameter servers that its owner would have started."""
+    """Number of parameter servers that its owner would have started."""
     limit: Fraction = LOSS_LIMIT
     window_us: int = 0
-    """Time from its first push to its last; 0: not known. An aggregator that gets more of it than this is still summing
-    when the ranks wait (ours: the thesis plans with means, and learns of bursts by measuring)."""
+    """Microseconds from its first push to its last; 0: not known. An aggregator that gets more of it than this is still
+    summing when the ranks wait (ours: the thesis plans with means, and learns of bursts by measuring)."""
 
     @property
     def work_us(self) -> int:
@@ -57,7 +57,8 @@ class AggregationProfile(msgspec.Struct, frozen=True):
 
 
 class CycleRoom(msgspec.Struct, frozen=True):
-    """What an aggregator would be with a certain job: its cycle, how often the job runs in it, what is free for it."""
+    """An aggregator as it would be with a certain job: its cycle, how often the job runs in it, and what is free for
+    the job."""
 
     us: int
     executions: int
@@ -65,12 +66,12 @@ class CycleRoom(msgspec.Struct, frozen=True):
 
 
 def largest_first(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The order to place a job's tensors in; ties by name."""
+    """The tensors in the order in which a job's are placed; ties by name."""
     return sorted(tensors, key=lambda tensor: (-tensor.work_us, tensor.name))
 
 
 def flaw(profile: AggregationProfile) -> str:
-    """Why this job cannot be summed by anyone; empty when it can."""
+    """Why no aggregator can sum this job; empty when one can."""
     if profile.period_us <= 0 or profile.limit <= 0:
         return "its iteration and its loss limit must be above 0"
     names = {tensor.name for tensor in profile.tensors}
@@ -87,7 +88,7 @@ def flaw(profile: AggregationProfile) -> str:
 
 
 def room(cycle: Cycle, job: JobId, share: Share) -> CycleRoom | None:
-    """What the aggregator would be with this job (the work of `share` does not count); None when anyone is hurt."""
+    """The cycle of the aggregator with this job (the work of `share` does not count); None when any job is hurt."""
     us = cycle_for(_with(cycle, job, share), cycle.times, cycle.us)
     if us is None:
         return None
@@ -123,7 +124,8 @@ def refusal_of(cycle: Cycle, job: JobId, share: Share) -> str:
 
 
 def best_fit(cycles: Sequence[Cycle], job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:
-    """Where this work fits with the least free time: lines 1-21, looking at every aggregator; ties by place in line."""
+    """Index of the aggregator where this work fits with the least free time: lines 1-21, looking at every one; ties by
+    index."""
     best: tuple[int, int] | None = None
     for index, cycle in enumerate(cycles):
         found = room(cycle, job, share) if index not in barred else None
@@ -144,7 +146,7 @@ class Packing:
         self._jobs: dict[JobId, _Index] = {}
 
     def place(self, job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:
-        """Put this work where it fits best; None, and nothing happens, where it fits nowhere."""
+        """Put this work where it fits best, and return the index; None, and nothing happens, where it fits nowhere."""
         index = self._jobs.get(job)
         if index is None:
             index = self._jobs[job] = _Index(job, share, barred)
@@ -156,7 +158,7 @@ class Packing:
         return at
 
     def open(self, empty: Cycle) -> int:
-        """Add one aggregator."""
+        """Add one aggregator and return its index."""
         self.cycles.append(empty)
         at = len(self.cycles) - 1
         for index in self._jobs.values():
@@ -170,7 +172,7 @@ class Packing:
 
 
 class _Index:
-    """Free times for one job: by executions, sorted."""
+    """Free times for one job, sorted, by number of executions."""
 
     def __init__(self, job: JobId, share: Share, barred: Collection[int]) -> None:
         self._job, self._share, self._barred = job, share, barred
@@ -197,10 +199,10 @@ class _Index:
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Where a job's tensors go, and what becomes of the aggregators."""
+    """The aggregators of a job's tensors, and all aggregators afterwards."""
 
     on: tuple[int, ...]
-    """For each tensor the index of its aggregator; from the number given upward: new ones."""
+    """Index of the aggregator of each tensor; indices from the number of given aggregators upward are new ones."""
     cycles: tuple[Cycle, ...]
     """All aggregators afterwards."""
 
@@ -212,9 +214,9 @@ def assign(
     empty: Cycle = Cycle(),
     barred: Collection[int] = (),
 ) -> Assignment | None:
-    """A job's tensors, in the order given, on these aggregators and as few new ones as best fit needs.
+    """Assign a job's tensors, in the order given, to these aggregators and as few new ones as best fit needs.
 
-    `empty` is what a new one is. None when more than `new_max` of them would be needed. The profile has no `flaw`.
+    `empty` is a new aggregator. None when more than `new_max` of them would be needed. The profile has no `flaw`.
     """
     packing, on = Packing(cycles), []
     for tensor in profile.tensors:
@@ -230,7 +232,7 @@ def assign(
 
 
 def by_scan(profile: AggregationProfile, cycles: Sequence[Cycle], empty: Cycle = Cycle()) -> Assignment:
-    """The same by looking at every aggregator for every tensor, as printed."""
+    """The assignment found by looking at every aggregator for every tensor, as printed."""
     after, on = list(cycles), []
     for tensor in profile.tensors:
         share = profile.share(tensor.work_us)

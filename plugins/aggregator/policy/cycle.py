@@ -23,20 +23,21 @@ LOSS_LIMIT = Fraction(1, 10)
 """A job may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, `LossLimit`)."""
 FILL = Fraction(3, 4)
 """Part of its cycle that an aggregator promises (ours; the thesis: all of it). A cycle counts means, and the rest is
-for bursts that meet: so much of a plan is kept, when sums are made by `policy.urgency` (docs/results/aggregator.md)."""
+for bursts that meet: with this reserve plans are kept when sums are made by `policy.urgency`
+(docs/results/aggregator.md)."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one job asks of one aggregator."""
+    """The demand of one job on one aggregator."""
 
     period_us: int
-    """An iteration of the job when it runs alone, D; above 0."""
+    """D: microseconds of an iteration when the job runs alone; above 0."""
     work_us: int
-    """Execution time of its tensors here, once each: the sum of their e."""
+    """Microseconds of work of its tensors here, once each: the sum of their e."""
     limit: Fraction = LOSS_LIMIT
     """Its loss limit, above 0."""
     most_us: int = 0
-    """The most `work_us` that one aggregator may have of it; 0: no matter."""
+    """Most `work_us` of the job that one aggregator may have; 0: no limit."""
 
 
 class Cycle(msgspec.Struct, frozen=True):
@@ -44,26 +45,26 @@ class Cycle(msgspec.Struct, frozen=True):
 
     shares: Mapping[JobId, Share] = {}
     lanes: int = 1
-    """Sums it runs at a time."""
+    """Sums that it runs at a time."""
     times: int = 1
     """How many of its longest iterations a cycle may cover, where fewer would hurt (1: the thesis)."""
     us: int = 0
-    """C; 0 without jobs."""
+    """C in microseconds; 0 without jobs."""
     used_us: int = 0
-    """W, of lanes * C."""
+    """W in microseconds, of lanes * C."""
     fill: Fraction = Fraction(1)
-    """Part of it that may be promised to several jobs; also of the time that a burst of one of them may take."""
+    """Part of the cycle that may be promised to several jobs; also of the time that a burst of one of them may take."""
 
     @property
     def free_us(self) -> int:
         return self.free_in(self.us, self.used_us, len(self.shares))
 
     def free_in(self, us: int, used_us: int, jobs: int) -> int:
-        """F, if the cycle had this length and so many jobs."""
+        """F in microseconds, if the cycle had this length and number of jobs."""
         return int(self.lanes * us * self.filled_by(jobs)) - used_us
 
     def filled_by(self, jobs: int) -> Fraction:
-        """Part of it that may be promised: a job that is alone meets nobody's bursts."""
+        """Part of the cycle that may be promised: a job that is alone meets no bursts of others."""
         return self.fill if jobs > 1 else Fraction(1)
 
     @property
@@ -78,17 +79,17 @@ def executions(cycle_us: int, period_us: int) -> int:
 
 
 def stretched(cycle_us: int, period_us: int) -> Fraction:
-    """What an iteration takes in this cycle, microseconds."""
+    """The microseconds that an iteration takes in this cycle."""
     return Fraction(cycle_us, cycle_us // period_us)
 
 
 def loss(cycle_us: int, period_us: int) -> Fraction:
-    """The part of its speed that a job loses in this cycle, 0 <= loss < 1/2."""
+    """Part of its speed that a job loses in this cycle, 0 <= loss < 1/2."""
     return Fraction(cycle_us % period_us, cycle_us)
 
 
 def hurts(cycle_us: int, share: Share) -> bool:
-    """Whether a job loses its limit or more in this cycle (the limit itself is too much: Pseudocode 3, line 6)."""
+    """Does a job lose its limit or more in this cycle? (The limit itself is too much: Pseudocode 3, line 6.)"""
     return (cycle_us % share.period_us) * share.limit.denominator >= share.limit.numerator * cycle_us
 
 
@@ -98,8 +99,8 @@ def used(cycle_us: int, shares: Iterable[Share]) -> int:
 
 
 def cycle_for(shares: Collection[Share], times: int, now_us: int = 0) -> int | None:
-    """The cycle in which nobody is hurt: the present one if it will do, else the longest iteration, else, up to
-    `times` of that, the shortest that is a whole number of somebody's iterations. None when there is none.
+    """Microseconds of the cycle in which no job is hurt: the present one if it will do, else the longest iteration,
+    else, up to `times` of that, the shortest that is a whole number of some job's iterations. None when there is none.
 
     The thesis stops at the longest iteration: 5 in a cycle of 12 loses 17 %. In a cycle of 25, where 12 runs twice,
     5 loses nothing and 12 loses 4 %.
@@ -130,8 +131,8 @@ def _cycles(shares: Collection[Share], longest_us: int, times: int, now_us: int)
 def cycle_of(
     shares: Mapping[JobId, Share], lanes: int = 1, times: int = 1, now_us: int = 0, fill: Fraction = Fraction(1)
 ) -> Cycle:
-    """An aggregator with these jobs, in the cycle that hurts nobody, or where there is none in the longest iteration;
-    the present cycle stays if it will do."""
+    """An aggregator with these jobs, in the cycle that hurts no job, or if there is none in the longest iteration; the
+    present cycle stays if it will do."""
     if not shares:
         return Cycle({}, lanes, times, fill=fill)
     us = cycle_for(list(shares.values()), times, now_us) or max(share.period_us for share in shares.values())
@@ -150,7 +151,7 @@ def grown(cycle: Cycle, job: JobId, share: Share) -> Cycle:
 
 
 def sound(cycle: Cycle) -> bool:
-    """Whether nobody is hurt and the work fits."""
+    """Is no job hurt, and does the work fit?"""
     return cycle.free_us >= 0 and not any(hurts(cycle.us, share) for share in cycle.shares.values())
 
 
@@ -169,6 +170,6 @@ def without(cycle: Cycle, job: JobId, hold: bool = True) -> Cycle:
 
 
 def runs_late(begun_us: int, cycle_us: int, now_us: int, due_us: Iterable[int], work_us: int) -> bool:
-    """Whether a sum that missed its slot still runs in this cycle: only beside all that is due in the rest of it.
-    Otherwise it waits for the next one, and no other job notices (AutoPS §4.3.3.2, outliers)."""
+    """Does a sum that missed its slot still run in this cycle? Only if there is time beside all that is due in the rest
+    of it. Otherwise it waits for the next cycle, and no other job notices (AutoPS §4.3.3.2, outliers)."""
     return begun_us + cycle_us - now_us - sum(due_us) >= work_us

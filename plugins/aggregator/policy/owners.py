@@ -1,4 +1,4 @@
-"""Who should sum a job, and who decides that: pure functions.
+"""The host that should sum a job, and the host that decides that: pure functions.
 
 AutoPS has one pMaster that assigns every tensor. Here each job has a *coordinator*: the agent of the host of its
 lowest live rank. It ranks the aggregators by what they gossip and offers the job to the best; the aggregator itself
@@ -29,13 +29,13 @@ class Candidate(msgspec.Struct, frozen=True):
     host: HostId
     suspect: bool
     load: float
-    """Measured, 0..1."""
+    """Measured load of its process, 0..1."""
     jobs: int
     age_s: float
     cycle_us: int = 0
-    """C of what it promised; 0 without."""
+    """C of its promises in microseconds; 0 without any."""
     used_us: int = 0
-    """W, the work in that cycle."""
+    """W, microseconds of work in that cycle."""
     lanes: int = 1
 
     @property
@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 AGE_S = 10.0
-"""A host of which gossip is older than this, seconds, counts as suspect; it is renewed each second or two."""
+"""Age of gossip in seconds beyond which a host counts as suspect; gossip is renewed each second or two."""
 
 
 def ranked(
@@ -55,9 +55,9 @@ def ranked(
     prefers: HostId | None = None,
     stays: bool = False,
 ) -> list[HostId]:
-    """Hosts to offer a job to, best first: by load in tenths, then by jobs, then the preferred one; that comes before
-    the others if the job `stays`. Suspect and unheard-of ones come later, those to avoid last. Jobs that see the same
-    gossip in the same moment spread over equals by a hash."""
+    """Hosts to offer a job to, best first: by load in tenths, then by jobs, then the preferred one; if the job `stays`
+    that one comes before the others. Suspect and unheard-of hosts come later, those to avoid last. Jobs that see the
+    same gossip in the same moment spread over equals by a hash."""
 
     def key(candidate: Candidate) -> tuple[bool, bool, bool, int, int, bool, bytes]:
         doubtful = candidate.suspect or candidate.age_s > AGE_S
@@ -69,7 +69,7 @@ def ranked(
 
 
 QUIET = Fraction(1, 3)
-"""Planned load up to which an aggregator may get what hurt elsewhere (`machine.pool.Rules.quiet`)."""
+"""Planned load up to which an aggregator may get jobs that hurt elsewhere (`machine.pool.Rules.quiet`)."""
 
 
 def ranked_for(
@@ -103,9 +103,8 @@ def ranked_for(
 
 
 def _free_with(demand: Demand, candidate: Candidate) -> int | None:
-    """What would be free for the job, microseconds, as far as C and W tell; None when that does not suffice.
-
-    Its own loss is not judged here: in a longer cycle, which only the aggregator can compute, it may vanish."""
+    """Microseconds that would be free for the job, as far as C and W tell; None when that does not suffice. The job's
+    own loss is not judged here: in a longer cycle, which only the aggregator can compute, it may vanish."""
     now = candidate.cycle
     us = max(now.us, demand.period_us)
     free_us = now.free_in(us, now.used_us * us // now.us if now.us else 0, candidate.jobs + 1)
@@ -134,29 +133,29 @@ def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:
 
 
 def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Place | None:
-    """Where the lowest live rank runs; None when all its hosts are gone."""
+    """Place of the lowest live rank; None when all its hosts are gone."""
     alive = [place for place in places if place.host not in gone]
     return min(alive, key=lambda place: min(place.ranks), default=None)
 
 
 ERA_BITS = 24
-"""Low bits of an epoch that count within an era."""
+"""Low bits of an epoch, which count within an era."""
 ERA_MAX = (1 << 32 - ERA_BITS) - 1
 
 
 def era_of(places: Sequence[Place]) -> int:
-    """How often places of this gang were exchanged. Who knows of fewer times may take a rank to be on a host that it
-    has left, and is no coordinator to those who know of more."""
+    """How often places of this gang were exchanged. A host that knows of fewer exchanges may take a rank to be on a
+    host that it has left, and is no coordinator to those that know of more."""
     return min(ERA_MAX, max((place.since for place in places), default=0))
 
 
 def era_in(epoch: int) -> int:
-    """Of the coordinator that chose this epoch."""
+    """Era of the coordinator that chose this epoch."""
     return epoch >> ERA_BITS & ERA_MAX
 
 
 def is_old(places: Sequence[Place], epoch: int) -> bool:
-    """Whether another coordinator knows of later places than these, by the epoch that it chose: the log is behind
+    """Does another coordinator know of later places than these, by the epoch that it chose? Then the log is behind
     here."""
     return era_in(epoch) > era_of(places)
 
@@ -169,7 +168,7 @@ def next_epoch(grant: int, world_size: int, rank: int, above: int, era: int = 0)
 
 
 def of_run(epoch: int, grant: int) -> bool:
-    """Whether an assignment belongs to this run of the job."""
+    """Does an assignment of this epoch belong to this run of the job?"""
     return grant_of(epoch) == grant
 
 

@@ -1,4 +1,4 @@
-"""What a job needs of its aggregator, from its trial iterations (AutoPS §4.3.3.1).
+"""The demand of a job on its aggregator, from its trial iterations (AutoPS §4.3.3.1).
 
 An iteration is what the script calls a step; for a script that never says so it is a round of its most frequent tensor.
 D is the mean of the trial's iterations without outliers, e what the aggregator worked for the job in them, divided by
@@ -22,13 +22,13 @@ from plugins.aggregator.policy.cycle import Share
 from plugins.aggregator.policy.measured import MeasuredIterations
 
 OUTLIER = 3
-"""An iteration of more than so many times the median of those before it is left out; ours."""
+"""An iteration of more than this many times the median of those before it is left out; ours."""
 RECENT = 9
-"""Iterations whose median that is."""
+"""Number of iterations of which that median is taken."""
 CALIBRATE = Fraction(1, 2)
 """Weight of a new window when D is measured again while the job is alone (EWMA); ours."""
 PERIOD_CHANGED, WORK_CHANGED = Fraction(1, 20), Fraction(1, 5)
-"""Smaller changes of D and e are not worth another check; ours."""
+"""Relative changes of D and e below which another check is not worth it; ours."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -46,14 +46,14 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def is_outlier(recent: Sequence[int], period_us: int) -> bool:
-    """Whether an iteration is too long to be compared with those before it; the first few never are."""
+    """Is an iteration too long to be compared with those before it? The first few never are."""
     return len(recent) > RECENT // 2 and period_us > OUTLIER * median(recent)
 
 
 def demand_of(measured: MeasuredIterations, busy_us: int, iterations: int, limit: Fraction) -> Demand | None:
     """D and e from a window: `measured` without outliers, `busy_us` of work in `iterations`. None without any.
 
-    Nobody keeps a lane busier than all the time: where outliers left out of D make e look longer, e is D.
+    A lane cannot be busier than all the time: where outliers left out of D make e look longer, e is D.
     """
     if not measured.count or iterations <= 0:
         return None
@@ -62,14 +62,14 @@ def demand_of(measured: MeasuredIterations, busy_us: int, iterations: int, limit
 
 
 def calibrated(old: Demand, new: Demand, alone: bool) -> Demand:
-    """What is believed after one more window: e is the newest; D follows only what was measured while the job shared
-    its aggregator with nobody, as anything else would take a loss for its pace."""
+    """The demand after one more window: e is the newest; D follows only windows in which the job shared its aggregator
+    with no other, as anything else would take a loss for its pace."""
     period_us = old.period_us + int(CALIBRATE * (new.period_us - old.period_us)) if alone else old.period_us
     return msgspec.structs.replace(old, period_us=max(1, period_us), work_us=min(max(1, period_us), new.work_us))
 
 
 def differs(old: Demand, new: Demand) -> bool:
-    """Whether the aggregator should check again."""
+    """Should the aggregator check again?"""
     return (
         abs(new.period_us - old.period_us) > PERIOD_CHANGED * old.period_us
         or abs(new.work_us - old.work_us) > WORK_CHANGED * old.work_us
@@ -77,15 +77,15 @@ def differs(old: Demand, new: Demand) -> bool:
 
 
 def limit_of(demand: Demand) -> Fraction:
-    """Its LossLimit, exactly."""
+    """The job's LossLimit, exactly."""
     return Fraction(demand.limit_permille, 1000)
 
 
 def share_of(demand: Demand) -> Share:
-    """What it asks of one aggregator that sums all of it."""
+    """The job's share of one aggregator that sums all of it."""
     return Share(demand.period_us, demand.work_us, limit_of(demand))
 
 
 def profile_of(job: JobId, demand: Demand) -> AggregationProfile:
-    """A whole job as one piece of work: live jobs have one aggregator each."""
+    """Profile of a whole job as one piece of work: live jobs have one aggregator each."""
     return AggregationProfile(job, demand.period_us, (Tensor("all", demand.work_us),), limit=limit_of(demand))

@@ -22,9 +22,9 @@ class Emptied(msgspec.Struct, frozen=True):
 
     host: HostId
     moves: tuple[tuple[OrphanedTensor, HostId], ...]
-    """What goes where, in order."""
+    """Tensors with the host to which each goes, in order."""
     cycles: dict[HostId, Cycle]
-    """The others afterwards."""
+    """The other aggregators afterwards."""
 
 
 def least_loaded(cycles: Mapping[HostId, Cycle], order: Mapping[HostId, int]) -> HostId | None:

@@ -1,9 +1,9 @@
-"""Whose sums one aggregator makes first: those that are due first (ours, for the slots of AutoPS §4.3.3.2).
+"""Which sums one aggregator makes first: those that are due first (ours, for the slots of AutoPS §4.3.3.2).
 
 The thesis gives each job slots in the aggregator's cycle and does not say who keeps to them. Here an iteration of a job
 that was promised a place may take as long as its loss limit allows, so its sums are due at the end of that; of all that
 can be added the aggregator adds what is due first, a part of a tensor at a time. Whatever order meets all deadlines,
-this one does (Liu and Layland 1973, theorem 7), and nobody waits for a slot while nothing else is to be done. What
+this one does (Liu and Layland 1973, theorem 7), and no sum waits for a slot while there is nothing else to do. What
 comes after it was due is an outlier: it waits as if its iteration began now, so that no other job notices. In order of
 arrival a job with short iterations waits behind a whole tensor of one with long ones.
 
@@ -24,24 +24,24 @@ from typing import Generic, TypeVar
 Work = TypeVar("Work")
 
 ON_TRIAL, LAST = 0.0, math.inf
-"""How long an iteration may take of a job on trial, and of one that was promised nothing, for the order alone."""
+"""Time that an iteration may take of a job on trial, and of one that was promised nothing, for the order alone."""
 LAST_S = 10.0
-"""So long the sums of one that was promised nothing wait for all others."""
+"""Seconds for which the sums of a job that was promised nothing wait for all others."""
 
 
 def may_take(period: float, limit: Fraction) -> float:
-    """How long an iteration of D may take, in the same unit: d, of which (d - D) / d is the limit; with a limit of the
+    """Time that an iteration of D may take, in the same unit: d, of which (d - D) / d is the limit; with a limit of the
     whole speed as long as it likes."""
     return period / float(1 - limit) if limit < 1 else LAST
 
 
 def due(began: float, allowed: float, now: float) -> float:
-    """When sums of an iteration that began then, and may take so long, are due."""
+    """Time at which sums are due of an iteration that began at `began` and may take `allowed`."""
     return (began if began + allowed >= now else now) + allowed
 
 
 class MostUrgent(Generic[Work]):
-    """What there is to do, what is due first at the front; of what is due at the same time what came first."""
+    """A queue of work: what is due first is at the front; of equals what came first."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Work]] = []

@@ -1,7 +1,7 @@
 """The aggregator plugin at work: gives events to its three machines, keeps `aggd` alive, tells the ranks.
 
 `aggd` is looked for before it is started (by its process id in this plugin's state on disk, then at its control
-socket), so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it
+socket), so a restarted agent finds the one that ran on without it. It is asked for its numbers once a second; when it
 no longer answers, or its process ends, every job it served is dropped, the job's coordinator is told, and a new `aggd`
 is started.
 """
@@ -17,8 +17,8 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, LogEvent, Publish, Send
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
-from covey.ports import ByteStream
 from covey.ports.addresses import joined
+from covey.ports.streams import ByteStream
 from covey.tensors.aggregator.present_owner import HANDOVER_S
 from covey.tensors.numbers.blocks import TABLES_MAX, job_of, number_of, table_id
 from covey.tensors.numbers.tensor_wire import grant_of
@@ -59,22 +59,22 @@ from plugins.views import AggregatorJobView
 
 STATE = "aggregator/state"
 ORDER_S = 5.0
-"""How long aggd may take to answer an order, seconds."""
+"""Seconds that aggd may take to answer an order."""
 WAKE_S = 3.0
-"""How long an offer waits for aggd to come up; its coordinator waits 4 s for an answer."""
+"""Seconds that an offer waits for aggd to come up; its coordinator waits 4 s for an answer."""
 ASLEEP = "asleep"
-"""Published in place of an address by a host that would sum, and does not yet."""
+"""Address published by a host that would sum, and does not yet."""
 POLL_S = 1.0
 ITERATION_S = HANDOVER_S / 2
-"""Within which aggd finds a moment between two iterations of a job that another host is to sum, seconds; before that it
-gives the next owner up to half as long to get ready."""
+"""Seconds within which aggd finds a moment between two iterations of a job that another host is to sum; before that it
+gives the next owner up to half that time to get ready."""
 SAVE_AGAIN_S = 2.0
-"""Between two tries to write on a sick disk."""
+"""Seconds between two tries to write to a failing disk."""
 STRANGER_S = 10.0
-"""A host of a job that gossip has never shown since this agent started counts as gone after this time."""
+"""Seconds after which a host of a job that gossip has never shown since this agent started counts as gone."""
 ASK_ALL_S = 2.0
 STEP_S_MAX = 86_400.0
-"""A step that a script says took longer is not believed."""
+"""Most seconds of a step that are believed: a script that says it took longer is not."""
 
 
 class AggregatorService(PluginService):
@@ -87,7 +87,7 @@ class AggregatorService(PluginService):
         self.owner = Owner(self.settings, me=host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
-        """What aggd said last; None while it is down."""
+        """Last status of aggd; None while it is down."""
         self._control: ByteStream | None = None
         self._turn = asyncio.Lock()
         self._wanted, self._up = asyncio.Event(), asyncio.Event()
@@ -119,16 +119,17 @@ class AggregatorService(PluginService):
             self.env.spawn("aggregator ends aggd", self._end_aggd())
 
     def wake(self) -> None:
-        """The first offer starts aggd: where no job is summed there is none."""
+        """Start aggd for the first offer: where no job is summed there is none."""
         self._wanted.set()
 
     async def stop(self) -> None:
-        """aggd is left running, since its jobs go on."""
+        """Stop the plugin. aggd is left running, since its jobs continue."""
         if self._control is not None:
             self._control.close()
 
     async def _load_kept(self) -> AggregatorState:
-        """Nothing when the file is damaged: coordinators offer their tensors again, and the workers know the sums."""
+        """Load the state on disk. It is empty when the file is damaged: coordinators offer their tensors again, and the
+        workers know the sums."""
         try:
             return await checked.load(self.env.disk, STATE, kept_states) or AggregatorState()
         except checked.Damaged as error:
@@ -141,7 +142,8 @@ class AggregatorService(PluginService):
             await checked.save(self.env.disk, STATE, kept)
 
     async def _keep(self) -> None:
-        """A write that fails is repeated until one succeeds: what is kept is only needed after a restart."""
+        """Save the state. A write that fails is repeated until one succeeds: the state is only needed after a
+        restart."""
         while True:
             try:
                 await self._save()
@@ -153,7 +155,8 @@ class AggregatorService(PluginService):
     # ---- aggd ----
 
     async def _end_aggd(self) -> None:
-        """This host served before its settings changed: the coordinators of its jobs are told, and the process ends."""
+        """End aggd, since this host served before its settings changed: the coordinators of its jobs are told, and the
+        process ends."""
         try:
             self._control = await self._aggd.connect()
             await self._order(Quit())
@@ -179,7 +182,7 @@ class AggregatorService(PluginService):
             await asyncio.sleep(pauses.after(0.0 if reached_s is None else self.env.clock.now_s() - reached_s))
 
     async def _watch_aggd(self) -> None:
-        """Ask for its numbers until it no longer answers: always ends by an exception."""
+        """Ask aggd for its numbers until it no longer answers: always ends by an exception."""
         self.now = await self._order(GetStatus())
         self._measured = (self.env.clock.now_s(), self.now.busy_s, self.now.lanes_s)
         now, serves = self.now, {job.job: job.epoch for job in self.now.jobs}
@@ -211,7 +214,7 @@ class AggregatorService(PluginService):
         self.dispatch(LoadChanged(self._load, idle), self.owner)
 
     async def _order(self, order: Order) -> Now:
-        """OSError, TimeoutError when aggd does not obey; the connection is then closed."""
+        """Give aggd an order. OSError, TimeoutError when it does not obey; the connection is then closed."""
         async with self._turn:
             if self._control is None:
                 raise ConnectionError("is not connected")
@@ -282,7 +285,7 @@ class AggregatorService(PluginService):
                 pass
 
     def _stepped(self, fact: facts.StepTimed) -> None:
-        """The steps of the lowest rank here count for the job: rounds keep the ranks in step."""
+        """Pass on a step of the job: that of the lowest rank here counts, since rounds keep the ranks in step."""
         here = [min(place.ranks) for place in self._tables.places(fact.job) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
             period_us = max(1, round(fact.step_s * 1e6))
@@ -299,19 +302,19 @@ class AggregatorService(PluginService):
             self.dispatch(RankLost(table, frame.epoch, frame.why), self.directory)
 
     def _open(self, table: JobId) -> None:
-        """A rank here has Blocks in it, or another host asks who sums it."""
+        """Open a table: a rank here has Blocks in it, or another host asks which host sums it."""
         for gang in self._tables.open(table):
             self._feed_all(gang)
 
     def _tell_superseded(self, peer: JobPeer) -> bool:
-        """A rank of a run that was taken back learns from an epoch of the present one that it is over."""
+        """Tell a rank of a run that was taken back, by an epoch of the present one, that its run is over."""
         if peer.job is None or peer.epoch >= self.directory.grant(peer.job):
             return False
         peer.send(AggregatorAt(peer.job, self.directory.grant(peer.job) << 32, self.host.id, "", b""))
         return True
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        """Each message goes to the machines that take it."""
+        """Give each message to the machines that take it."""
         if not isinstance(message, messages.Heard):
             return
         if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
@@ -324,7 +327,8 @@ class AggregatorService(PluginService):
                 self.dispatch(Heard(sender, message), machine)
 
     async def _woken(self) -> None:
-        """Wait until aggd runs, for a part of the coordinator's patience; else the owner says that it is not up."""
+        """Wait until aggd runs, for a part of the coordinator's patience; after that the owner says that it is not
+        up."""
         self.wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAKE_S):
@@ -347,7 +351,7 @@ class AggregatorService(PluginService):
                 return await super().answer(sender, question)
 
     async def _work_of(self, name: JobId, epoch: int) -> messages.WorkCounters:
-        """The counters of the job, which aggd is asked for now."""
+        """The counters of a job, as aggd has them now."""
         known = self.owner.serves(name, epoch) and await self._obeyed(GetStatus())
         jobs = self.now.jobs if known and self.now is not None else []
         for job in jobs:
@@ -414,7 +418,7 @@ class AggregatorService(PluginService):
         feed(QuestionAnswered(action.to, action.question, answer))
 
     async def _tell_ranks(self, assigned: messages.Assigned) -> None:
-        """On disk before a rank hears it, so that no rank is ever sent back."""
+        """Tell ranks their assignment once it is on disk, so that no rank is ever sent back."""
         await self._keep()
         if self.directory.current(assigned.job) != assigned:
             return
@@ -437,7 +441,7 @@ class AggregatorService(PluginService):
             self._publish()
 
     async def _obeyed(self, order: Order) -> bool:
-        """False when aggd is down: the task that watches it drops its jobs."""
+        """Give aggd an order. False when it is down: the task that watches it drops its jobs."""
         try:
             self.now = await self._order(order)
         except (OSError, TimeoutError):
@@ -448,12 +452,12 @@ class AggregatorService(PluginService):
     # ---- what people ask ----
 
     def owner_of(self, job: JobId) -> HostId | None:
-        """Who sums a job's tensors, as the ranks of this host were told."""
+        """Host that sums a job's tensors, as the ranks of this host were told."""
         known = self.directory.current(job)
         return known.owner if known is not None else None
 
     def tensors_here(self) -> list[AggregatorJobView]:
-        """Jobs summed by this host's process, as it said within the last second or so."""
+        """Jobs summed by this host's process, as it reported within the last second or so."""
         if self.now is None:
             return []
         age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
@@ -468,7 +472,7 @@ class AggregatorService(PluginService):
         return {"job": move.order.job, "from": move.owner, "to": move.order.to}
 
     async def _tensors(self, arguments: Mapping[str, Any]) -> list[AggregatorJobView]:
-        """Of this host; of another one with `host`."""
+        """The jobs summed on this host; with `host` those of another one."""
         host = arguments.get("host", self.host.id)
         if host == self.host.id:
             return self.tensors_here()

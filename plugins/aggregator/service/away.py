@@ -1,4 +1,4 @@
-"""Ranks that have left (`covey.job.leaving`), as the log tells of them, and what `aggd` is to be told of them."""
+"""Ranks that have left (`covey.job.leaving`), by the log, and the orders that tell `aggd` of them."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from plugins.facts import RanksLeft
 
 
 class RanksAwayNow:
-    """Of all gangs, on whatever hosts: this one may sum their tensors."""
+    """Ranks that have left, of all gangs on whatever hosts: this host may sum their tensors."""
 
     def __init__(self) -> None:
         self._left: dict[JobId, RanksLeft] = {}
@@ -23,7 +23,7 @@ class RanksAwayNow:
         self._left.pop(job, None)
 
     def orders(self, now: Now) -> Iterator[RanksAway]:
-        """What `aggd` does not know yet."""
+        """Orders that tell `aggd` of ranks which it does not know to have left."""
         for job in now.jobs:
             fact = self._left.get(job_of(job.job))
             if fact is not None and grant_of(job.epoch) == fact.epoch and fact.ranks.keys() - set(job.away):

@@ -1,14 +1,14 @@
-"""What the aggregator plugin of one host keeps on disk."""
+"""State of the aggregator plugin of one host, which is kept on disk."""
 
 import msgspec
 
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import Assigned
 
 
 class AggregatorState(msgspec.Struct, frozen=True):
-    """The file's content."""
+    """Content of the state file."""
 
     process: ProcessId | None = None
     held: list[ServedJob] = []

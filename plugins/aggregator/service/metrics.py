@@ -1,4 +1,4 @@
-"""What the plugin `aggregator` measures."""
+"""Metrics of the plugin `aggregator`."""
 
 from covey.core.metrics import MetricGroup
 

@@ -18,15 +18,15 @@ from plugins.facts import AggregatorNow, HostView
 
 
 class TableMove(msgspec.Struct, frozen=True):
-    """What a person asks for."""
+    """A person's order to move a table."""
 
     owner: HostId
-    """Who sums it now."""
+    """Host that sums it now."""
     order: MoveTensors
 
 
 def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> TableMove:
-    """`job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. Refused."""
+    """Parse the order: `job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. Refused."""
     try:
         order = msgspec.convert({name: given.get(name) for name in ("job", "epoch", "to")}, MoveTensors)
         owner = msgspec.convert(given.get("from"), HostId)

@@ -1,4 +1,4 @@
-"""How long iterations of the jobs that are summed here may take, as `aggd` has to know it to add what is due first."""
+"""How long iterations of the jobs that are summed here may take, as `aggd` needs it to add first what is due first."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from plugins.aggregator.policy.urgency import LAST, may_take
 
 
 def paces(owner: Owner, now: Now) -> Iterator[SetPace]:
-    """What `aggd` is to be told: of each job what it does not know yet."""
+    """Orders that tell `aggd` the pace of each job, where it does not know it yet."""
     for job in now.jobs:
         held = owner.jobs.get(job.job)
         if held is not None and held.epoch == job.epoch and job.may_take_us != UNKNOWN:
@@ -20,7 +20,7 @@ def paces(owner: Owner, now: Now) -> Iterator[SetPace]:
 
 
 def _may_take_us(held: ServedJob, unpromised: bool) -> int | None:
-    """As of `SetPace`. What it needs is known of a job that was promised it."""
+    """Microseconds that an iteration may take, as in `SetPace`. What a job needs is known if it was promised that."""
     if held.demand is None:
         return None if unpromised else 0
     allowed_us = may_take(held.demand.period_us, limit_of(held.demand))

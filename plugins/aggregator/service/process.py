@@ -1,9 +1,11 @@
-"""`aggd` found again or started, and connected."""
+"""The process `aggd`: found again or started, and connected."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from covey.ports import ByteStream, Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Process, ProcessId
+from covey.ports.streams import ByteStream
 from plugins.aggregator.datapath.aggd import AggdConfig
 from plugins.starting import LOOK_S, StartPatience, why_ended
 
@@ -12,25 +14,25 @@ CONTROL, NEAR = "aggd.sock", "aggd-ranks.sock"
 
 
 class AggdProcess:
-    """`keep` writes down which process it is; `ended` hears of its end."""
+    """The `aggd` of this host. `keep` records which process it is; `ended` is called at its end."""
 
     def __init__(self, env: Env, keep: Callable[[], Awaitable[None]], ended: Callable[[], None]) -> None:
         self.id: ProcessId | None = None
-        """The last one known."""
+        """Id of the last process known."""
         self.starts = 0
         self._started: Process | None = None
         self._env, self._keep, self._ended = env, keep, ended
 
     async def why_ended(self) -> str:
-        """What the last one died of, for people; empty: it may live."""
+        """The cause of the last process's death, for people; empty: it may live."""
         return await why_ended(self._env.processes, PROGRAM, self._started)
 
     def find(self) -> Process | None:
-        """The one that is known, if it lives."""
+        """The known process, if it lives."""
         return None if self.id is None else self._env.processes.find(self.id)
 
     async def reach(self, bind: str, memory_bytes_max: int, lanes: int = 1) -> ByteStream:
-        """Of the one that runs, or of one that is started. OSError, TimeoutError when neither works."""
+        """Connection to the `aggd` that runs, or to one that is started. OSError, TimeoutError when neither works."""
         found = self.find()
         try:
             stream = await (self.connect() if found is None else self._connect_in_time(found))
@@ -55,11 +57,12 @@ class AggdProcess:
         self._ended()
 
     async def connect(self) -> ByteStream:
-        """ConnectionError when none listens."""
+        """Connect to aggd. ConnectionError when none listens."""
         return await self._env.bytes.connect(f"unix:{self._env.run_dir}/{CONTROL}")
 
     async def _connect_in_time(self, process: Process) -> ByteStream:
-        """ConnectionError once it has ended; one that stays deaf is killed."""
+        """Connect to a process that lives. ConnectionError once it has ended; one that does not listen in time is
+        killed."""
         patience = StartPatience()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A job that this host sums, for people and for other plugins."""
+"""Views of a job that this host sums, for people and for other plugins."""
 
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
@@ -9,12 +9,12 @@ from plugins.views import AggregatorJobView
 
 
 def awaited(job: JobCounters) -> RanksAwaited:
-    """Whose part its round waits for, if any is under way."""
+    """The ranks for which the job's round waits, if any is under way."""
     return RanksAwaited(job_of(job.job), grant_of(job.epoch), tuple(job.missing), job.waits_s)
 
 
 def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
-    """What the process counts of it, `age_s` seconds ago, and what this host promised it."""
+    """View of a job: what the process counted `age_s` seconds ago, and what this host promised."""
     held = owner.jobs.get(job.job)
     demand = held.demand if held is not None else None
     here = owner.refused.get(job.job, "")

@@ -1,2 +1,2 @@
-"""What interleaving remembers: `groups`, which jobs share which hosts (at the coordinator); `turns`, which subtask runs
+"""The state of interleaving: `groups`, which jobs share which hosts (at the coordinator); `turns`, which subtask runs
 now (on each host)."""

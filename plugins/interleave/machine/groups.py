@@ -1,15 +1,15 @@
-"""Which jobs share which hosts: the coordinator's side (Harmony §4.3.2).
+"""Groups of jobs that share hosts: the coordinator's side (Harmony §4.3.2).
 
     submitted -> profiling -> running -> ended
                      `------> paused <-> running        (profiled, and waits for a place)
 
 Nothing is known of a job when it comes, so it runs first and is timed: its COMP and COMM subtasks are alone in their
 lanes, so their times are valid beside other jobs. With `timings_min` of each it is profiled. While jobs are
-profiled that were there at the start, nothing is arranged; then all of them are at once. Afterwards a new job joins
+profiled that were there at the start, nothing is arranged; then all are at once. Afterwards a new job joins
 where it helps, and an ended one is replaced (`policy/regroup`). All are arranged anew when that is worth it: for a new
-job that has no place where it helps, and from time to time, since what is left of each job changes whom a grouping
-should let go on (`policy/order`). The jobs of a group are named in the order of their turns, who should end first
-before others.
+job that has no place where it helps, and from time to time, since what is left of each job changes which jobs a
+grouping should let run (`policy/order`). The jobs of a group are named in the order of their turns, the one that
+should end first before others.
 
 Each group has an epoch that grows with every change of its jobs or hosts; `SetGroup` names it, so that a late order is
 known for what it is. A host is in at most one group.
@@ -30,48 +30,50 @@ from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, ordered,
 from plugins.interleave.policy.schedule import Grouping, schedule
 
 TIMINGS_MIN = 3
-"""Subtasks of each sort before a job counts as profiled. Ours; the paper takes "average execution times"."""
+"""Subtasks of each sort that are timed before a job counts as profiled. Ours; the paper takes "average execution
+times"."""
 LOOK = 32
 """Jobs that a decision looks at, the first ones (`policy/order`); with many hosts one for every three of them. Ours: 20
-leave hosts 2 % more idle, 40 end later in the mean."""
+leave hosts 2 % more idle, with 40 jobs end later in the mean."""
 REVIEW_S = 1800.0
 """Seconds between two `ReviewDue`. Ours: after 3,600 hosts are 1 % more idle, after 900 as busy, with more moves."""
 REVIEW_WORTH = 0.02
-"""Relative gain in score for which a review arranges all anew. Less than for what one job that comes or goes may change
-(`regroup.WORTH`): it lasts until the next."""
+"""Relative gain in score for which a review arranges all anew. It is less than the gain for which a job that comes or
+goes may change groups (`regroup.WORTH`), since it lasts until the next review."""
 WEIGHTS = Weights(0.9, 0.1)
-"""Of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts carries no
-more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up in one
-large group that keeps the network busy, one after another."""
+"""Weights of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts
+carries no more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up
+in one large group that keeps the network busy, one after another."""
 LEAN = 1.04
-"""Communication is planned with as if it took so many times as long as measured. Times change with the company, by 10 %
-and more where memory is short; of two groups planned to keep both resources just busy, one then lacks computing and
-idles processors. So plans have some to spare, and what they lack is rather the network."""
+"""Factor by which communication is planned to take longer than measured. Times change with the company, by 10 % and
+more where memory is short; of two groups planned to keep both resources just busy, one then lacks computing and idles
+processors. So plans have some to spare, and what they lack is rather the network."""
 PROFILING_HOSTS = 16
-"""Hosts of a group in which jobs are tried out. Ours: in turns on many hosts all are timed in minutes; each on the
-fewest, as the paper has it (§4.3.2), the longest iteration takes an hour."""
+"""Hosts of a group in which jobs are tried out. Ours: in turns on many hosts all are timed in minutes; with each on the
+fewest, as in the paper (§4.3.2), the longest iteration takes an hour."""
 PATIENCE_S = 6 * 3600.0
-"""Who has waited so long goes before all others, whatever it needs."""
+"""Seconds after which a waiting job goes before all others, whatever it needs."""
 
 
 class GroupRules(msgspec.Struct, frozen=True):
-    """By which rules jobs are chosen."""
+    """Rules by which jobs are chosen."""
 
     weights: Weights = WEIGHTS
     look: int | None = LOOK
-    """Jobs that a decision looks at; None: all."""
+    """Jobs that a decision looks at; None: all of them."""
     by_left: bool = True
-    """Who has least left first, each with its bonus, and reviews (`policy/order`); else as they came."""
+    """The job with the least left goes first, each has its bonus, and there are reviews (`policy/order`); else jobs go
+    as they came."""
     lean: float = LEAN
-    """Communication is planned with as if it took so many times as long."""
+    """Factor by which communication is planned to take longer than measured."""
     polish: bool = True
-    """Is a grouping polished, or that of few jobs searched for among all? (`policy/schedule`)"""
+    """Is a grouping polished, or for few jobs the best of all searched for? (`policy/schedule`)"""
 
 
 OURS = GroupRules()
 PRINTED = GroupRules(Weights(2 / 3, 1 / 3), None, by_left=False, lean=1.0, polish=False)
-"""As the paper prints it, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they came,
-nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
+"""Rules as the paper prints them, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they
+came, nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU coun
 class JobSubmitted(msgspec.Struct, frozen=True):
     job: JobId
     iterations: int | None = None
-    """How many it will do, when it says so: epochs times batches are in most scripts."""
+    """Iterations that it will do, when it says so: epochs times batches are in most scripts."""
 
 
 class JobEnded(msgspec.Struct, frozen=True):
@@ -91,24 +93,24 @@ class SubtaskReported(msgspec.Struct, frozen=True):
     need: Need
     took_s: float
     hosts: int
-    """Hosts of its group while it ran."""
+    """Number of hosts of its group while it ran."""
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """So many iterations of the job are done."""
+    """The job has done `done` iterations."""
 
     job: JobId
     done: int
 
 
 class GroupHostsChanged(msgspec.Struct, frozen=True):
-    """These hosts, and no others, are there."""
+    """These hosts, and no others, exist now."""
 
     hosts: tuple[HostId, ...]
 
 
 class ReviewDue(msgspec.Struct, frozen=True):
-    """`REVIEW_S` have passed since the last one."""
+    """`REVIEW_S` have passed since the last review."""
 
 
 GroupsEvent = JobSubmitted | JobEnded | SubtaskReported | Progressed | GroupHostsChanged | ReviewDue
@@ -117,7 +119,7 @@ GroupsEvent = JobSubmitted | JobEnded | SubtaskReported | Progressed | GroupHost
 
 
 class SetGroup(msgspec.Struct, frozen=True):
-    """These jobs share these hosts from this epoch on; no jobs: the group is over."""
+    """Action: these jobs share these hosts from this epoch on; no jobs: the group is over."""
 
     group: int
     epoch: int
@@ -129,7 +131,7 @@ GroupsAction = SetGroup | LogEvent
 
 
 class Shared(msgspec.Struct):
-    """One group."""
+    """One group of jobs and its hosts."""
 
     jobs: tuple[JobId, ...]
     hosts: tuple[HostId, ...]
@@ -137,7 +139,7 @@ class Shared(msgspec.Struct):
 
 
 class Groups:
-    """All groups of one set of hosts."""
+    """The groups of one set of hosts."""
 
     def __init__(
         self,
@@ -150,10 +152,10 @@ class Groups:
         self.manner, self.weights = manner, manner.weights
         self.timings_min, self.group_max = timings_min, group_max
         self.jobs: dict[JobId, JobTimings] = {}
-        """All that have not ended, in the order in which they came."""
+        """Jobs that have not ended, in the order in which they came."""
         self.groups: dict[int, Shared] = {}
         self.ran_s: list[float] = []
-        """How long the jobs that ended ran, alone on `ALONE_ON` hosts."""
+        """Seconds that each ended job would have run, alone on `ALONE_ON` hosts."""
         self.made = 0
         self.now_s = 0.0
         self.waits_from_s: dict[JobId, float] = {}
@@ -168,7 +170,7 @@ class Groups:
         return actions
 
     def _unplaced(self) -> list[GroupsAction]:
-        """Jobs of which nothing is known and that no grouping took go on being tried out."""
+        """Keep trying out jobs that are not profiled and that no grouping took."""
         actions: list[GroupsAction] = []
         for job in self._unprofiled() if self.hosts else []:
             if job not in self._placed():
@@ -211,18 +213,18 @@ class Groups:
         return self.jobs[job].profile(job, self.manner.lean)
 
     def waiting(self) -> list[JobId]:
-        """Profiled and in no group, in the order in which they should run."""
+        """Jobs that are profiled and in no group, in the order in which they should run."""
         placed = self._placed()
         return [job for job in self._ordered() if job not in placed]
 
     def _ordered(self) -> list[JobId]:
-        """All that are profiled: who has waited too long first, then as `policy/order` says."""
+        """All profiled jobs: those that have waited too long first, then as `policy/order` says."""
         if not self.manner.by_left:
             return [job for job in self.jobs if self.is_profiled(job)]
         return sorted(ordered(self._lefts(), len(self.hosts)), key=lambda job: not self._is_impatient(job))
 
     def _weighted(self) -> dict[JobId, JobProfile]:
-        """All that are profiled, each with its bonus, where our rules hold."""
+        """Profiles of all profiled jobs, with bonuses where our rules hold."""
         if self.manner.by_left:
             return weighted(self._lefts(), len(self.hosts))
         return {job: self.profile(job) for job in self.jobs if self.is_profiled(job)}
@@ -253,10 +255,10 @@ class Groups:
         return self._try_out(job)
 
     def _try_out(self, job: JobId) -> list[GroupsAction]:
-        """Before everything is arranged: all at once, in turns. Later, as printed: into the group that profiles
-        already, else the one with the fewest hosts (§4.3.2). Ours: where the fewest are tried out, and of those where
-        turns come soonest. As printed, 42 jobs that came went to one host, one after another, where an iteration took
-        four hours, and of all other hosts half idled."""
+        """Try out a job. Before everything is arranged all jobs run at once, in turns. Later, as printed: into the
+        group that profiles already, else the one with the fewest hosts (§4.3.2). Ours: where the fewest are tried out,
+        and of those where turns come soonest. As printed, 42 jobs that came went to one host, one after another, where
+        an iteration took four hours, and of all other hosts half idled."""
         if not self.hosts:
             return []
         if not self.arranged or not self.groups:
@@ -357,7 +359,7 @@ class Groups:
         return self._anew(self._weighted(), REVIEW_WORTH)
 
     def _after_loss(self, at: int) -> list[GroupsAction]:
-        """Group `at` goes on with the jobs that it has; without any the smallest other group gets its hosts."""
+        """Group `at` keeps the jobs that it has; without any the smallest other group gets its hosts."""
         group = self.groups[at]
         if group.jobs:
             return [self._set(at, group.jobs, group.hosts)]
@@ -374,7 +376,7 @@ class Groups:
         return over
 
     def _hosts(self, hosts: Sequence[HostId]) -> list[GroupsAction]:
-        """Hosts came or went: groups lose what is gone; then everything is arranged anew, since every balance is
+        """Hosts came or went: groups lose the lost hosts; then everything is arranged anew, since every balance is
         off."""
         self.hosts = tuple(sorted(set(hosts)))
         there = set(self.hosts)
@@ -392,14 +394,14 @@ class Groups:
     # ---- arranging ---------------------------------------------------------------------------------------------------
 
     def _naive(self) -> list[GroupsAction]:
-        """All jobs in groups of `PROFILING_HOSTS` hosts or a few more: what can be done while nothing is known
-        (§4.3.2)."""
+        """Put all jobs into groups of `PROFILING_HOSTS` hosts or a few more: all that can be done while nothing is
+        known (§4.3.2)."""
         jobs = list(self.jobs)
         count = min(len(jobs), max(1, len(self.hosts) // PROFILING_HOSTS))
         return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
 
     def _scheduled(self, bonuses: Mapping[JobId, JobProfile]) -> Grouping:
-        """What would be best if nothing ran yet."""
+        """The grouping that would be best if nothing ran yet."""
         return schedule(
             [bonuses[job] for job in self._ordered()[: self._look]],
             len(self.hosts),
@@ -409,7 +411,8 @@ class Groups:
         )
 
     def _anew(self, bonuses: Mapping[JobId, JobProfile], worth: float) -> list[GroupsAction]:
-        """Everything as it would be best, if that is better by so much; else nothing."""
+        """Replace all groups by the best grouping if its score is better by the relative gain `worth`; else do
+        nothing."""
         found = self._scheduled(bonuses)
         now = score_of(list(self._known(bonuses, set()).values()), len(self.hosts), self.weights)
         return self._replace(list(self.groups), found.groups, found.score) if found.score > (1 + worth) * now else []
@@ -430,8 +433,8 @@ class Groups:
         }
 
     def _replace(self, old: Sequence[int], new: Sequence[Group], score: float) -> list[GroupsAction]:
-        """Groups by numbers of hosts become groups of hosts: each new one keeps what its jobs have, as far as it
-        can."""
+        """Replace groups. Groups by numbers of hosts become groups of hosts: each new one keeps the hosts that its jobs
+        have, as far as it can."""
         free = set(self.hosts) - {host for at, group in self.groups.items() if at not in old for host in group.hosts}
         home = {job: self.groups[at].hosts for at in old for job in self.groups[at].jobs}
         wanted: list[tuple[tuple[JobId, ...], tuple[HostId, ...]]] = []
@@ -462,7 +465,7 @@ class Groups:
         return [*actions, *(self._new(jobs, hosts) for n, (jobs, hosts) in enumerate(wanted) if n not in same)]
 
     def _sorted(self, jobs: tuple[JobId, ...]) -> tuple[JobId, ...]:
-        """In the order of their turns: as they should run, what is not known yet before all."""
+        """Jobs in the order of their turns: as they should run, unprofiled ones before all."""
         rank = {job: at for at, job in enumerate(self._ordered())}
         return tuple(sorted(jobs, key=lambda job: (rank.get(job, -1), job)))
 
@@ -479,7 +482,7 @@ class Groups:
 
     @property
     def view(self) -> Mapping[int, Shared]:
-        """The groups as they are."""
+        """The groups as they are now."""
         return self.groups
 
 

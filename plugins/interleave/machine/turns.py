@@ -6,7 +6,7 @@ so a second one is *secondary* and yields to the first. When the primary is done
     asked ---> waiting ---> running (COMP)                       ---> finished
                        \\--> running (COMM, secondary) -> primary ---> finished
 
-Among those that wait, the plan's order decides: the first job of a group goes on as if it were alone, the others fill
+Among those that wait, the plan's order decides: the first job of a group runs as if it were alone, the others fill
 what it leaves, and it ends soonest. A job that `LAPS` others went before is next, so none waits for ever. All hosts of
 a group run the same order, whatever order the requests of one moment arrive in.
 """
@@ -45,7 +45,7 @@ class OrderChanged(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Begin, or go on, in this lane."""
+    """Action: let the job begin its subtask, or continue it, in this lane."""
 
     job: JobId
     lane: Lane
@@ -63,7 +63,7 @@ class Turns:
         self.waiting: dict[JobId, Need] = {}
         self.holds: dict[Lane, JobId] = {}
         self.passed: dict[JobId, int] = {}
-        """Of each that waits: turns of others in its lane since it asked."""
+        """Waiting job -> turns of others in its lane since it asked."""
 
     def handle(self, event: TurnsEvent, now_s: float) -> Sequence[Run]:
         match event:
@@ -97,7 +97,8 @@ class Turns:
         self.holds = {lane: holder for lane, holder in self.holds.items() if holder != job}
 
     def _place(self, job: JobId) -> tuple[int, int]:
-        """Least first: who was passed over too often, most often first; then the plan's order."""
+        """Sort key of a waiting job, least first: jobs that were passed over too often, most often first; then the
+        plan's order."""
         passed = self.passed[job]
         return -passed if passed >= self.laps else 0, self.order[job]
 

@@ -1,4 +1,4 @@
-"""Jobs into a given number of groups, and hosts to the groups (Harmony, Algorithm 2, and its text).
+"""Puts jobs into a given number of groups, and gives hosts to the groups (Harmony, Algorithm 2, and its text).
 
 As printed, line 6 fills a group with one job more than the text says (`<=` for `<`). Here: `<`. Every group is then
 begun with the longest job left, so none of those left over at the end is longer than all of a group: lines 15 to 21,
@@ -18,7 +18,7 @@ from plugins.interleave.policy.model import Weights
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int_]
 SWAPS_PER_GROUP = 4
-"""Exchanges tried while refining, per group. The paper goes on until none is left (§4.3.2); the first few do the
+"""Exchanges tried while refining, per group. The paper continues until none is left (§4.3.2); the first few do the
 work."""
 SWAP_LISTS = 64
 """Jobs of a group looked at in one exchange."""
@@ -45,8 +45,8 @@ def groups_best(work: Floats, net: Floats, hosts: int) -> int:
 
 
 def imbalance(work: Floats, net: Floats, hosts: int, count: int) -> float:
-    """Seconds by which computing and communicating differ in so many groups, summed over jobs, to nine digits: equal
-    ones compare as equal (Algorithm 1, line 6)."""
+    """Seconds by which computing and communicating differ in this many groups, summed over jobs, to nine digits, so
+    that equal ones compare as equal (Algorithm 1, line 6)."""
     return round(float(np.abs(work * count / hosts - net).sum()), 9)
 
 
@@ -125,7 +125,8 @@ def allocate(work: Floats, net: Floats, group: Ints, count: int, hosts: int) -> 
 
 
 def uses(work: Floats, net: Floats, group: Ints, given: Ints) -> tuple[Floats, Floats]:
-    """(CPU, network): the share of time that each group's resources are busy (equations 4.1, 4.3). Shape (groups,)."""
+    """(CPU, network): share of time in which each group's resources are busy (equations 4.1, 4.3). Shape (groups,)
+    each."""
     count = len(given)
     cpu = np.bincount(group, weights=work, minlength=count) / given
     talk = np.bincount(group, weights=net, minlength=count)
@@ -137,7 +138,7 @@ def uses(work: Floats, net: Floats, group: Ints, given: Ints) -> tuple[Floats, F
 
 
 def score_of(work: Floats, net: Floats, group: Ints, given: Ints, weights: Weights) -> float:
-    """One number, 0..1, for a whole grouping (equation 4.4)."""
+    """Score of a whole grouping, 0..1 (equation 4.4)."""
     cpu, talk = uses(work, net, group, given)
     return float(((weights.cpu * cpu + weights.net * talk) * given).sum() / given.sum())
 

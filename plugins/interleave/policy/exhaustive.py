@@ -15,7 +15,7 @@ from plugins.interleave.policy.model import Group, JobProfile, Weights
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int_]
 EQUAL = 1e-12
-"""Scores that differ by less are equal, and fewer jobs are preferred."""
+"""Difference in score below which scores are equal, and fewer jobs are preferred."""
 
 
 def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
@@ -50,7 +50,7 @@ def _worth(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> Floats:
 
 
 def _splits(members: int) -> tuple[Ints, Ints]:
-    """Every group of this set that holds its first job, and who is left beside it."""
+    """Every group of this set that holds its first job, and the jobs left beside it."""
     first = members & -members
     rest = members ^ first
     others, each = [rest], rest
@@ -62,7 +62,7 @@ def _splits(members: int) -> tuple[Ints, Ints]:
 
 
 def _groups(jobs: Sequence[JobProfile], hosts: int, members: int, worth: Floats, best: Floats) -> tuple[Group, ...]:
-    """How the best of this set on all hosts is made up."""
+    """The groups that make up the best of this set on all hosts."""
     found: list[Group] = []
     while members:
         first, others = _splits(members)

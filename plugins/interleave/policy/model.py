@@ -1,4 +1,4 @@
-"""What a group of jobs achieves on a number of hosts (Harmony §4.3.2, equations 4.1 to 4.4)."""
+"""The speed that a group of jobs reaches on a number of hosts (Harmony §4.3.2, equations 4.1 to 4.4)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from covey.core.ids import JobId
 
 
 class JobProfile(msgspec.Struct, frozen=True):
-    """One job, as measured, and how much it matters that it goes on."""
+    """One job, as measured, and how much it matters that it runs."""
 
     job: JobId
     work_s: float
@@ -16,34 +16,34 @@ class JobProfile(msgspec.Struct, frozen=True):
     net_s: float
     """Seconds of communication in one iteration, T_net; more hosts do not change it."""
     bonus: float = 0.0
-    """How much it matters that it goes on, ours: a grouping in which its group's iteration takes T seconds gains
+    """How much it matters that the job runs, ours: a grouping in which its group's iteration takes T seconds gains
     bonus/T (`policy/order.weighted`). 0: only busy hosts count, as in the paper."""
 
     def cpu_s(self, hosts: float) -> float:
-        """T_cpu on so many hosts (equation 4.2)."""
+        """T_cpu in seconds on this many hosts (equation 4.2)."""
         return self.work_s / hosts
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What one resource is worth against the other. The paper says only that CPU counts more (§4.3.2)."""
+    """Weight of each resource in the score. The paper says only that CPU counts more (§4.3.2)."""
 
     cpu: float = 0.6
     net: float = 0.4
 
 
 class Use(msgspec.Struct, frozen=True):
-    """Share of the time that each resource is busy, 0..1."""
+    """Share of the time in which each resource is busy, 0..1."""
 
     cpu: float
     net: float
 
     def score(self, weights: Weights) -> float:
-        """One number for both, 0..1."""
+        """Score of both resources together, 0..1."""
         return weights.cpu * self.cpu + weights.net * self.net
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Jobs that share hosts, and how many hosts."""
+    """Jobs that share hosts, and the number of these hosts."""
 
     jobs: tuple[JobProfile, ...]
     hosts: int
@@ -68,7 +68,7 @@ def use(jobs: Sequence[JobProfile], hosts: float) -> Use:
 
 
 def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
-    """The mean over groups, weighted by hosts (equation 4.4); over `hosts` in all when some are in no group."""
+    """Mean use over groups, weighted by hosts (equation 4.4); over `hosts` in all when some are in no group."""
     each = [(group.hosts, use(group.jobs, group.hosts)) for group in groups if group.hosts > 0]
     total = sum(count for count, _ in each) if hosts is None else hosts
     if total == 0:
@@ -77,7 +77,7 @@ def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
 
 
 def pushed(groups: Iterable[Group]) -> float:
-    """What a grouping gains by the jobs that it lets go on: bonus / T of each, T its group's iteration. Ours."""
+    """Gain of a grouping from the jobs that it lets run: bonus / T of each, T its group's iteration. Ours."""
     total = 0.0
     for group in groups:
         took = iteration_s(group.jobs, group.hosts) if group.hosts > 0 else 0.0
@@ -86,6 +86,5 @@ def pushed(groups: Iterable[Group]) -> float:
 
 
 def score_of(groups: Sequence[Group], hosts: int, weights: Weights) -> float:
-    """One number for all groups on `hosts` hosts, idle ones counted: how busy they are (equation 4.4), and who goes
-    on."""
+    """Score of all groups on `hosts` hosts, idle ones counted: how busy they are (equation 4.4), and which jobs run."""
     return use_of_all(groups, hosts).score(weights) + pushed(groups)

@@ -1,15 +1,15 @@
-"""Which jobs go first, and how much it matters that a job goes on. Ours.
+"""The jobs that go first, and how much it matters that a job runs. Ours.
 
 The paper takes jobs in the order of its lists (Algorithm 1, line 5), and of groupings asks only how busy they keep the
 hosts. Ours: the mean completion time is least when the job with the least left goes first, so jobs are looked at in
 that order. And since a job does one iteration while its group does one of each, a job of short iterations among long
-ones hardly goes on, though the hosts are busy: so each job has a *bonus*, which a grouping is paid for as it lets the
-job go on (`policy/model.Profile.bonus`). It has two parts:
+ones hardly advances, though the hosts are busy: so each job has a *bonus*, which a grouping is paid for as it lets the
+job run (`policy/model.Profile.bonus`). It has two parts:
 
     for the mean       more, the less the job has left
     for the end        hosts stay busy to the end only when no long job is left over for it. A job's *share* is what it
                        needs alone, of the time in which all hosts, busy, can do what all have left. Who has the largest
-                       shares is paid to go on, the more the nearer the largest comes to 1: its share falls behind
+                       shares is paid to go on, the more the nearer the largest is to 1: its share falls behind
                        those of others then, so that in the end all long jobs end together
 
 How much is left is known where a job says how many iterations it will do. Elsewhere it is what jobs that ended here ran
@@ -26,24 +26,24 @@ from covey.core.ids import JobId
 from plugins.interleave.policy.model import JobProfile
 
 PRIOR = 2.0
-"""Ended jobs that the rule "as long again" counts as."""
+"""Weight of the rule "as long again", in ended jobs."""
 TYPICAL_S = 600.0
 """Seconds expected of a job of which nothing is known; only their order matters, and it is the same for all."""
 ALONE_ON = 16
 """Hosts on which lengths of jobs are compared: those of the paper's profiles (§4.4.2)."""
 BONUS = 0.15
-"""What it is worth, against hosts that are all busy, if all jobs went on as if each were alone."""
+"""The worth, against hosts that are all busy, of all jobs running as if each were alone."""
 END = 0.2
-"""The same for those that may be left over at the end, all together."""
+"""The worth, against hosts that are all busy, of all jobs that may be left over at the end running as if alone."""
 FAR, NEAR = 0.4, 0.8
 """Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is."""
 STEEP = 6.0
-"""A job whose share is larger than another's by 1/6 has e times as much of `END`. With less, jobs that can wait are
+"""A job whose share is larger than another's by 1/6 has e times its part of `END`. With less, jobs that can wait are
 paid too; with more the largest alone is hurried, and idles hosts."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A job, and how many iterations it has still to do."""
+    """A job, and the iterations that it has still to do."""
 
     profile: JobProfile
     left: float
@@ -55,8 +55,8 @@ def alone_s(job: JobProfile, hosts: float) -> float:
 
 
 def left_of(declared: int | None, done: int, each_s: float, ended_s: Sequence[float]) -> float:
-    """Iterations, of `each_s` alone, that a job still has to do; at least 1. `ended_s`: how long the jobs that ended
-    here ran, alone, all their iterations together."""
+    """Iterations, of `each_s` alone, that a job still has to do; at least 1. `ended_s`: seconds that each ended job
+    would have run alone, all its iterations together."""
     if declared is not None:
         return float(max(1, declared - done))
     had_s = done * each_s
@@ -66,23 +66,24 @@ def left_of(declared: int | None, done: int, each_s: float, ended_s: Sequence[fl
 
 
 def ordered(jobs: Sequence[Waiting], hosts: int) -> tuple[JobId, ...]:
-    """The jobs, the one with the least left first: seconds alone on the hosts of a profile, or on `hosts` if these are
-    fewer."""
+    """The jobs, the one with the least left first, in seconds alone on the hosts of a profile, or on `hosts` if these
+    are fewer."""
     left_s = _left_s(jobs, hosts)
     return tuple(sorted(left_s, key=lambda job: (left_s[job], job)))
 
 
 def shares(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
-    """What each job needs alone, of the time in which `hosts` hosts, all computing, do all that these jobs have
-    left."""
+    """Share of each job: the time that it needs alone, of the time in which `hosts` hosts, all computing, do all that
+    these jobs have left."""
     span_s = max(1e-9, sum(job.left * job.profile.work_s for job in jobs) / max(1, hosts))
     return {job: took_s / span_s for job, took_s in _left_s(jobs, hosts).items()}
 
 
 def weighted(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, JobProfile]:
     """The profiles of these jobs, each with its bonus. All share `BONUS`, more of it the less a job has left: as the
-    root of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all
-    share as much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
+    root of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. They also
+    share the part of `END` that the largest share of a job demands, and nearly all of it goes to those that have the
+    largest."""
     left_s, share = _left_s(jobs, hosts), shares(jobs, hosts)
     soon = {job: took_s**-0.5 for job, took_s in left_s.items()}
     largest = max(share.values(), default=0.0)

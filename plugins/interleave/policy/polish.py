@@ -13,14 +13,14 @@ import msgspec
 from plugins.interleave.policy.model import Group, JobProfile, Weights
 
 BETTER = 1e-5
-"""Of score; a smaller gain is not worth another round."""
+"""Gain in score; a smaller one is not worth another round."""
 ROUNDS_MAX = 400
 EXHAUSTIVE_NEIGHBOURS = 20_000
 """Neighbours of one round above which exchanges between groups are left out."""
 
 
 class PolishLimits(msgspec.Struct, frozen=True):
-    """What a grouping must keep to."""
+    """Limits that a grouping must keep."""
 
     jobs_min: int = 1
     group_max: int | None = None
@@ -28,9 +28,9 @@ class PolishLimits(msgspec.Struct, frozen=True):
 
 Indices = tuple[int, ...]
 Cell = tuple[Indices, int]
-"""Jobs, ascending, and hosts."""
+"""Jobs by index, ascending, and number of hosts."""
 Change = tuple[tuple[int, ...], tuple[Cell, ...]]
-"""Groups that go, groups that come."""
+"""Indices of groups that go, and groups that come."""
 
 
 def polished(
@@ -67,7 +67,7 @@ class _Polish:
         return sum(map(self._worth, change[1])) - sum(self._worth(self.cells[at]) for at in change[0])
 
     def _make(self, found: Sequence[tuple[float, Change]]) -> None:
-        """The best change, and then each next one that touches neither its groups nor its jobs."""
+        """Make the best change, and then each next one that touches neither its groups nor its jobs."""
         running = sum(len(members) for members, _ in self.cells)
         touched: set[int] = set()
         new: list[Cell] = []
@@ -89,7 +89,7 @@ class _Polish:
         self.cells = [cell for at, cell in enumerate(self.cells) if at not in touched] + new
 
     def _worth(self, cell: Cell) -> float:
-        """hosts x score of one group, exactly equations 4.1 and 4.3, and what its jobs gain by going on."""
+        """Hosts x score of one group, exactly equations 4.1 and 4.3, and the gain from its jobs' bonuses."""
         known = self.known.get(cell)
         if known is not None:
             return known
@@ -166,7 +166,7 @@ class _Polish:
                 )
 
     def _new_groups(self, waiting: Sequence[int]) -> Iterator[Change]:
-        """Part of a group's hosts for a job of its own, or for half of its jobs."""
+        """Changes that give part of a group's hosts to a waiting or own job alone, or to half of its jobs."""
         for at, (members, hosts) in enumerate(self.cells):
             for given in {1, hosts // 4, hosts // 2}:
                 if not 0 < given < hosts:

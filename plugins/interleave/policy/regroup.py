@@ -1,4 +1,4 @@
-"""What to change when a job comes or goes: as little as possible (Harmony §4.3.2, dynamic job regrouping).
+"""The changes when a job comes or goes: as little as possible (Harmony §4.3.2, dynamic job regrouping).
 
 A change of groups pauses jobs and moves models, so it must be worth 5 %, and it touches the fewest groups:
 
@@ -22,24 +22,24 @@ ALIKE = 0.05
 WORTH = 0.05
 """Relative gain in score below which nothing is changed (§4.3.2: 5 %)."""
 STARTS = 2
-"""Groupings that are polished in one regrouping, of which there are as many as jobs that end."""
+"""Groupings that are polished in one regrouping; there are as many regroupings as jobs that end."""
 BUNCH_MAX = 3
-"""Jobs that may stand in for one. Ours: a larger bunch makes the group slower to end."""
+"""Most jobs that may stand in for one. Ours: a larger bunch makes the group slower to end."""
 BUNCH_OF = 40
 """Waiting jobs that are looked at for a bunch, the first ones."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Groups that are replaced, by their places, and what replaces them."""
+    """A change: groups that are replaced, by their indices, and the groups that replace them."""
 
     replaces: tuple[int, ...]
     groups: tuple[Group, ...]
     score: float
-    """Of all groups afterwards."""
+    """Score of all groups afterwards."""
 
 
 def are_alike(one: Sequence[JobProfile], other: Sequence[JobProfile], hosts: int, within: float = ALIKE) -> bool:
-    """Do these jobs together take as long and lean as those, on so many hosts? (§4.3.2)"""
+    """Do these jobs together take as long as those, and lean like them, on this many hosts? (§4.3.2)"""
     cpu, net = _sums(one, hosts)
     their_cpu, their_net = _sums(other, hosts)
     return _near(cpu + net, their_cpu + their_net, within) and _near(cpu * their_net, their_cpu * net, within)
@@ -61,7 +61,7 @@ def replacement(ended: JobProfile, waiting: Sequence[JobProfile], hosts: int) ->
 
 
 def arrival(groups: Sequence[Group], job: JobProfile, hosts: int, weights: Weights) -> Change | None:
-    """The group that the job raises most, with the job in it; None when it raises none (§4.3.2)."""
+    """The change that puts the job into the group that it raises most; None when it raises none (§4.3.2)."""
     best: Change | None = None
     now = score_of(groups, hosts, weights)
     for at, group in enumerate(groups):
@@ -82,9 +82,10 @@ def repaired(
     group_max: int | None = None,
     starts_max: int = STARTS,
 ) -> Change | None:
-    """What to do about group `broken`, from which `ended` has gone: None when nothing is worth it.
+    """The change after `ended` has gone from group `broken`; None when nothing is worth it.
 
-    `groups[broken]` no longer holds the job, and may be empty. Hosts in no group are given to the first plan."""
+    `groups[broken]` no longer holds the job, and may be empty. Hosts in no group are given to the first plan.
+    """
     now = score_of(groups, hosts, weights)
     if ended is not None:
         stand_in = replacement(ended, waiting, groups[broken].hosts)

@@ -1,4 +1,4 @@
-"""Which jobs run now, in which groups, on how many hosts (Harmony, Algorithm 1, repaired).
+"""The jobs that run now, their groups, and the number of hosts of each (Harmony, Algorithm 1, repaired).
 
 As printed the algorithm adds one job after another, stops at the first that does not raise the utilisation, and returns
 the last grouping, not the best. With two jobs on many hosts one resource or the other is always busy, U_cpu + U_net =
@@ -23,44 +23,44 @@ from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, JobProfile, Use, Weights, use_of_all
 
 FACTOR = 1.3
-"""Between one number of jobs tried and the next."""
+"""Ratio of one number of jobs tried to the next."""
 ENOUGH = 1e-3
-"""Of score: less is no reason to run more jobs at once."""
+"""Gain in score; a smaller one is no reason to run more jobs at once."""
 POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4
-"""Groupings polished, the best first; of few jobs eight times as many, since they have few good neighbours."""
+"""Groupings that are polished, the best first; with few jobs eight times that, since they have few good neighbours."""
 EXACT_JOBS, EXACT_STEPS = 11, 7_000_000
-"""Up to so many jobs, and 3^jobs hosts^2, the best of all groupings is found: 0.1 s."""
+"""Most jobs, and most steps (3^jobs hosts^2), for which the best of all groupings is found: 0.1 s."""
 FEW = 16
-"""Jobs."""
+"""Number of jobs up to which they count as few."""
 DEFAULT = Weights()
 
 
 class Grouping(msgspec.Struct, frozen=True):
-    """Groups with their hosts, and how busy the hosts are."""
+    """Groups with their hosts, and how busy these are."""
 
     groups: tuple[Group, ...]
     use: Use
     score: float
-    """How busy, and who goes on (`model.score_of`)."""
+    """Score: how busy hosts are, and which jobs run (`model.score_of`)."""
 
     @property
     def jobs(self) -> int:
-        """Jobs that run."""
+        """Number of jobs that run."""
         return sum(len(group.jobs) for group in self.groups)
 
 
 class _Found(msgspec.Struct, frozen=True):
     score: float
     jobs: int
-    """The first so many jobs."""
+    """Number of jobs in it, the first ones."""
     group: Ints
     given: Ints
 
 
 def grouping(groups: Sequence[Group], hosts: int, weights: Weights = DEFAULT) -> Grouping:
-    """Groups and what they achieve on `hosts` hosts, idle ones counted."""
+    """Groups and their score on `hosts` hosts, idle ones counted."""
     return Grouping(tuple(groups), use_of_all(groups, hosts), model.score_of(groups, hosts, weights))
 
 

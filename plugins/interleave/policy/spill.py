@@ -1,4 +1,4 @@
-"""How much of a job's input data lies on disk (Harmony §4.3.3).
+"""How much of a job's input data is on disk (Harmony §4.3.3).
 
 Of several jobs in memory only one computes. Its spilled blocks are loaded while the others of its blocks are processed,
 so spilling costs nothing as long as loading keeps up; beyond that the job waits. Too little spilled, and the hosts run
@@ -25,15 +25,15 @@ def spill_max(blocks: int, process_s: float, load_s: float) -> float:
 
 
 def spill_first(input_bytes: float, model_bytes: float, memory_bytes: float) -> float:
-    """Where to begin, 0..1: so much on disk that input and model fit into the memory the job may use, by estimate
-    (§4.3.3)."""
+    """Where to begin, 0..1: the fraction on disk with which input and model fit into the memory the job may use, by
+    estimate (§4.3.3)."""
     if input_bytes <= 0:
         return 0.0
     return min(1.0, max(0.0, 1 - (memory_bytes - model_bytes) / input_bytes))
 
 
 class Climb(msgspec.Struct, frozen=True):
-    """A walk towards the shortest iteration: where it stands, what was measured there, where it looks next."""
+    """A walk towards the shortest iteration: where it is, what was measured there, where it looks next."""
 
     blocks: int
     """Blocks of the job in all."""
@@ -42,19 +42,19 @@ class Climb(msgspec.Struct, frozen=True):
     best_s: float | None = None
     """Iteration time measured at `at`; None before the first."""
     step: int = 0
-    """Place in `STEPS`."""
+    """Index in `STEPS`."""
     towards: int = 1
     tried: int = 0
-    """Directions in which this step did not help."""
+    """Number of directions in which this step did not help."""
 
     @property
     def is_over(self) -> bool:
-        """Nothing nearby is better."""
+        """Is no ratio nearby better?"""
         return self.step >= len(STEPS)
 
     @property
     def next(self) -> int:
-        """How many blocks to spill for the next measurement."""
+        """Number of blocks to spill for the next measurement."""
         if self.best_s is None or self.is_over:
             return self.at
         return min(self.spilled_max, max(0, self.at + self.towards * STEPS[self.step]))
@@ -74,7 +74,7 @@ def measured(climb: Climb, took_s: float) -> Climb:
 
 
 def climbed(climb: Climb, measure: Callable[[int], float]) -> Climb:
-    """The whole walk: `measure(spilled)` gives the seconds of an iteration."""
+    """Do the whole walk: `measure(spilled)` gives the seconds of an iteration."""
     while not climb.is_over:
         climb = measured(climb, measure(climb.next))
     return climb
@@ -87,7 +87,7 @@ def _turned(climb: Climb) -> Climb:
 
 
 def _past_edges(climb: Climb) -> Climb:
-    """Directions that lead nowhere, at either end, are not measured."""
+    """Skip directions that lead nowhere, at either end: they are not measured."""
     while not climb.is_over and climb.next == climb.at:
         climb = _turned(climb)
     return climb

@@ -1,8 +1,8 @@
 """The volume process: one per volume. In front a unix socket for this host's processes, behind it the lenders.
 
-It outlives the agent and goes on without it; the agent's `Borrower` tells it on `vold-NAME.sock` which places to open
-and close. After its token a connection is driven by its bytes (`volume_session`); NBD clients have a door of their own
-(`exports`).
+It outlives the agent and keeps running without it; the agent's `Borrower` tells it on `vold-NAME.sock` which places to
+open and close. After its token a connection is driven by its bytes (`volume_session`); NBD clients have a door of their
+own (`exports`).
 """
 
 import asyncio
@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from covey.ports import ByteStream, Env, LoopStalls
+from covey.ports.env import Env
+from covey.ports.probes import LoopStalls
+from covey.ports.streams import ByteStream
 from covey.ports.verbs import SWITCHED_OFF
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
@@ -42,39 +44,39 @@ from plugins.memory.datapath.wire.control_ends import ControlServer
 from plugins.memory.datapath.wire.shape import Shape
 
 HELLO_S = 5.0
-"""How long a new connection may take to present its token."""
+"""Seconds that a new connection may take to present its token."""
 TELL_S = 60.0
-"""Pause between two reports to the agent about clients of another version, which connect again and again."""
+"""Seconds between two reports to the agent about clients of another version, which connect again and again."""
 OPEN_WAIT_S = 3.0
-"""How long a question waits for a volume that opens."""
+"""Seconds that a question waits for a volume that opens."""
 NOT_OPEN = "the volume is not open yet"
 FLUSH_S = 3.0
-"""How long an orderly end may take to bring the queue to the disk."""
+"""Seconds that an orderly end may take to bring the queue to the disk."""
 
 
 class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent gives a volume process at its start."""
+    """The settings that the agent gives a volume process at its start."""
 
     volume: str
     size_bytes: int
     page_bytes: int
     slab_bytes: int
     token: bytes
-    """What a process of this host must present."""
+    """Token that a process of this host must present."""
     secret: bytes
-    """What an agent must say on the control socket."""
+    """Secret that an agent must say on the control socket."""
     queue_pages: int
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
-    """For one request to a lender."""
+    """Seconds that one request to a lender may take."""
     sealed: bool = False
     """Pages are sealed before they leave this host."""
     uid: int = -1
-    """Whose processes may use it; -1: whoever has the token."""
+    """User whose processes may use the volume; -1: any process with the token."""
     members: int = 1
-    """Of each slab; with several it has no disk."""
+    """Members of each slab; a volume with several has no disk."""
     parity: bool = False
-    """One of them has the parity of the others' pages; otherwise each has all pages."""
+    """One member of each slab has the parity of the others' pages; otherwise each has all pages."""
     rdma: bool = True
     """May pages be read and written one-sided, where there is a device?"""
     maps: bool = False
@@ -90,13 +92,13 @@ def front_name(volume: str) -> str:
 
 
 def prefix(volume: str) -> str:
-    """Where a volume's files lie on `Disk`."""
+    """Path prefix of a volume's files on `Disk`."""
     return f"memory/volumes/{volume}"
 
 
 class Front:
-    """The unix socket that processes of this host read and write through. It is handed to the user to whom the volume
-    belongs, and whoever connects is known by what the kernel says of him, whatever he says himself."""
+    """The unix socket through which processes of this host read and write. It is owned by the user to whom the volume
+    belongs, and a client is identified by what the kernel says of it, not by what it says itself."""
 
     def __init__(
         self, env: Env, config: VoldConfig, volume: AnyVolume, tell: Callable[[control.ClientRefused], None]
@@ -132,7 +134,7 @@ class Front:
             self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
 
     async def _welcome(self, stream: ByteStream) -> bytes | None:
-        """What it came for, if it may."""
+        """Let a client in and return the protocol that it wants; None: it is refused."""
         data = bytearray(volumewire.HELLO_BYTES)
         try:
             async with asyncio.timeout(HELLO_S):
@@ -152,7 +154,8 @@ class Front:
         return hello.door if answer.status is Status.OK else None
 
     def _answer(self, token: bytes, uid: int) -> Welcome:
-        """The pager may, and who belongs to the volume's user; where it is nobody's, whoever has the token."""
+        """The answer to a client: the pager and processes of the volume's user may; if the volume has no user, any with
+        the token."""
         shape, owner = self._volume.shape, self._config.uid
         known = is_secret(token, self._config.token)
         if is_secret(token, self._pager_token) or (known and owner == -1):
@@ -172,13 +175,14 @@ class Front:
 
 
 class VolumeControl:
-    """What the agent asks of this process."""
+    """Answers the agent's questions to this process."""
 
     def __init__(self, volume: AnyVolume, exports: Exports, swap: SwapDoor, lacks: str, stalls: LoopStalls) -> None:
         self._volume, self._exports, self._swap = volume, exports, swap
         self._lacks, self._stalls = lacks, stalls
         self.opened = asyncio.Event()
-        """Questions wait for it, and are told why it takes long: before it, the volume does not know what it has."""
+        """Set once the volume is open. Questions wait for it, and are told why it takes long: before it the volume does
+        not know what it has."""
         self.stopped = asyncio.Event()
         self.forget = False
 
@@ -248,7 +252,7 @@ def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.
 
 
 async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], None] | None = None) -> None:
-    """The program. OSError when another process serves this volume already. Ends when the agent says `Stop`, or by
+    """The program. OSError when another process serves this volume already. It ends when the agent says `Stop`, or by
     SIGTERM; in good order it brings its queue to the disk first. `watch` is called with the volume that it serves."""
     shape = Shape(config.volume, config.size_bytes, config.page_bytes, config.slab_bytes)
     server: ControlServer | None = None

@@ -1,1 +1,1 @@
-"""What remote memory remembers: `borrower` (where the slabs of our volumes lie), `lender` (what we lend, to whom)."""
+"""The state of remote memory: `borrower` (where the slabs of our volumes are) and `lender` (what we lend, to whom)."""

@@ -11,7 +11,7 @@ from plugins.memory.messages import Renew, SlabRef
 from plugins.memory.policy import budgets, mirroring
 
 Key = tuple[HostId, str, int]
-"""Borrower, volume, index."""
+"""Key of a loan: borrower, volume, index."""
 
 
 class LoanedSlab(msgspec.Struct, frozen=True):
@@ -25,33 +25,33 @@ class LoanedSlab(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Lent:
-    """One slab lent."""
+    """A slab that is lent."""
 
     borrower: HostId
     slab: SlabRef
     size_bytes: int
     secret: bytes
     expires_s: float
-    """Not renewed by then: an orphan."""
+    """Time after which the slab is an orphan if it was not renewed."""
     state: Literal["registering", "lent", "evicting", "freeing"] = "registering"
     deadline_s: float = 0.0
-    """When `evicting`: the end of the grace."""
+    """End of the grace, while `evicting`."""
     members: int = 1
-    """Of the slab: with several its borrower has no disk, and this is one of them."""
+    """Members of the slab: with several its borrower has no disk, and this is one of them."""
     tenant: str = ""
-    """Whose volume it is; empty: nobody's."""
+    """Tenant whose volume it is; empty: none."""
     job: str = ""
     page_bytes: int = 0
-    """With its seal; 0: not known."""
+    """Bytes of a page with its seal; 0: not known."""
     payer_known: bool = True
     """False: this host began anew, and its borrower has not said yet whose volume it is."""
     since_s: float = float("-inf")
     """When it was asked for."""
     asked_s: float = float("-inf")
-    """When its borrower was asked whether it still uses it, since nobody renewed it."""
+    """When its borrower was asked whether it still uses the slab, since it had not been renewed."""
 
     def renewed(self, message: Renew) -> None:
-        """What its borrower says of it. Whose it is, it says once."""
+        """Take in what its borrower says of it. The tenant and job are taken once."""
         self.members = message.members
         if not self.payer_known or not (self.tenant or self.job):
             self.tenant, self.job = message.tenant, message.job
@@ -59,7 +59,7 @@ class Lent:
 
     @property
     def counted_bytes(self) -> int:
-        """Against budgets."""
+        """Bytes that count against budgets."""
         return budgets.plain_bytes(self.size_bytes, self.page_bytes)
 
     @property
@@ -68,8 +68,8 @@ class Lent:
 
 
 class Loans(dict[Key, Lent]):
-    """All that is lent, and how much that is: counted as slabs come and go, since each question for room asks. Only
-    assigned to and deleted from."""
+    """All loans, and their total size, counted as slabs come and go, since each question for room asks for it. Change
+    it only by assigning and deleting items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class Loans(dict[Key, Lent]):
 
 @dataclass
 class Batch:
-    """One eviction under way: the least active of these are to go, until so many bytes are."""
+    """One eviction under way: the least active of these slabs are to go, until `needed_bytes` are free."""
 
     round: int
     needed_bytes: int
     asked: list[Key]
     over: str = ""
-    """Which account is over its budget, in words; empty: this host needs memory back."""
+    """Account that is over its budget, in words; empty: this host needs memory back."""
     activities: dict[Key, float] = field(default_factory=dict)
     waiting: Counter[HostId] = field(default_factory=Counter)
-    """Answers that each borrower still owes: one for each message that it was asked in."""
+    """Answers that each borrower still owes: one for each message in which it was asked."""

@@ -1,5 +1,5 @@
-"""The members of one slab that has no disk, as the volume's process knows them: who may serve, and who must be called
-not whole before a write is acknowledged without him.
+"""The members of one slab that has no disk, as the volume's process knows them: which may serve, which must be called
+not whole before a write is acknowledged without them.
 
        the slab is opened there         every page is there, and this host's disk says so
      --------------------------> Filling -----------------------------------------------> Whole
@@ -11,8 +11,8 @@ not whole before a write is acknowledged without him.
 
 A slab *serves* while enough whole members have a link: one of a mirrored slab, all but one of a slab with parity.
 With fewer it *asks*: those that this host's disk calls whole say which versions they hold; what each page is follows
-from that, and is brought to all who answered before anything is read. So it begins after a crash of the process, and so
-it goes on when all links end at once. A member that does not answer meanwhile is out, unless it takes that one too.
+from that, and is brought to all that answered before anything is read. This happens after a crash of the process, and
+when all links end at once. A member that does not answer meanwhile is out, unless it takes that one too.
 
 Members are counted by their column: while one moves, two of them hold the same.
 
@@ -90,8 +90,9 @@ TRANSITIONS: StateTable[Member] = StateTable(
 
 
 class Mirror:
-    """By epoch. Of so many `members`, whose columns differ, `needed` whole ones are enough to serve, and to know what
-    was acknowledged. `lost`: fewer were left at once; what is not written again may not be readable."""
+    """The members of a slab, by epoch. Of `members` members with different columns, `needed` whole ones are enough to
+    serve, and to know what was acknowledged. `lost`: fewer were left at once; pages that are not written again may not
+    be readable."""
 
     def __init__(self, needed: int = 1, members: int = MEMBERS) -> None:
         self._needed, self._begins_with = needed, members
@@ -99,21 +100,22 @@ class Mirror:
         self._column: dict[int, int] = {}
         self.lost = False
         self.whole: list[int] = []
-        """Those that may be read from, and must have a write before it is acknowledged. Looked at for every request."""
+        """Members that may be read from, and must have a write before it is acknowledged. Looked at for every
+        request."""
         self.takes: list[int] = []
-        """Those to which a write goes."""
+        """Members to which a write is sent."""
         self.on_record: list[int] = []
-        """Those that this host's disk must call whole, and no others."""
+        """Members that this host's disk must call whole; it must call no others whole."""
         self._serves = False
 
     def _count(self) -> None:
-        """After every change."""
+        """Count again after every change."""
         self.whole, self.takes = self._those(Whole), self._those(Filling, Whole)
         self.on_record = self._those(Whole, Unlinked, Awaited)
         self._serves = self.enough(self.whole)
 
     def of(self, epoch: int) -> Member:
-        """`Out` also of one that is not known."""
+        """The member of this epoch; `Out` if there is none."""
         return self._members.get(epoch, Out())
 
     def _those(self, *kinds: type) -> list[int]:
@@ -124,7 +126,7 @@ class Mirror:
         return self._those(Awaited)
 
     def enough(self, epochs: Collection[int]) -> bool:
-        """To serve, and to know what was acknowledged."""
+        """Are these members enough to serve, and to know what was acknowledged?"""
         return len({self._column[epoch] for epoch in epochs}) >= self._needed
 
     @property
@@ -133,7 +135,7 @@ class Mirror:
 
     @property
     def asks(self) -> bool:
-        """Some may hold what was acknowledged, and none may be read."""
+        """Some members may hold what was acknowledged, and none may be read."""
         return bool(self.asked)
 
     def _become(self, epoch: int, member: Member) -> None:
@@ -147,7 +149,7 @@ class Mirror:
     # ---- coming ----
 
     def found(self, epoch: int, column: int | None = None) -> None:
-        """An earlier process left it whole. `column`: what it holds a part of; None: it holds all."""
+        """An earlier process left this member whole. `column`: the column that it holds; None: it holds all."""
         self._begin(epoch, Awaited(), column)
 
     def opened(self, epoch: int, column: int | None = None) -> None:
@@ -159,8 +161,8 @@ class Mirror:
         self._count()
 
     def filled(self, epoch: int) -> list[int]:
-        """It lacks nothing. Those that this host's disk must call whole now; `whole_now` follows. A slab begins with
-        all columns, so that its first write is at each."""
+        """A member lacks nothing now. Returns the members that this host's disk must call whole; `whole_now` follows. A
+        slab begins with all columns, so that its first write is at each."""
         if not isinstance(self.of(epoch), Filling):
             return []
         self._become(epoch, Filling(filled=True))
@@ -170,14 +172,14 @@ class Mirror:
         return ready if len({self._column[each] for each in ready}) >= self._begins_with else []
 
     def whole_now(self, epochs: Collection[int]) -> list[int]:
-        """The disk says so. Those of them that are still here."""
+        """The disk calls these members whole. Returns those of them that are still here."""
         found = [epoch for epoch in epochs if isinstance(self.of(epoch), Filling)]
         for epoch in found:
             self._become(epoch, Whole())
         return found
 
     def answered(self, epochs: Collection[int]) -> list[int]:
-        """All of these hold the same now, and serve; the others that were asked are out: they are returned."""
+        """All of these members hold the same now, and serve; the others that were asked are out, and are returned."""
         others = [epoch for epoch in self.asked if epoch not in epochs]
         for epoch in epochs:
             self._become(epoch, Whole())
@@ -186,18 +188,19 @@ class Mirror:
         return others
 
     def falls_behind(self, epoch: int) -> None:
-        """It lacks pages that are written while its link begins to work again."""
+        """The member lacks pages that were written while its link was being opened again."""
         if isinstance(self.of(epoch), Unlinked):
             self._become(epoch, Behind())
 
     def works_again(self, epoch: int) -> None:
-        """Its link does."""
+        """The member's link works again."""
         self._become(epoch, Whole() if isinstance(self.of(epoch), Unlinked) else Filling())
 
     # ---- going ----
 
     def link_ended(self, epoch: int) -> list[int]:
-        """Those that are out by that: when too few are left to serve, all but those on record."""
+        """A member's link ended. Returns the members that are out because of that: when too few are left to serve, all
+        but those on record."""
         member = self.of(epoch)
         if isinstance(member, Filling):
             self._become(epoch, Behind())
@@ -213,8 +216,8 @@ class Mirror:
         return out
 
     def written(self, has: Collection[int]) -> list[int] | None:
-        """A write is at these members. Who is called not whole by that, which the disk must say before the write is
-        acknowledged; None: it cannot be."""
+        """A write is at these members. Returns the members that are called not whole because of it, which the disk must
+        say before the write is acknowledged; None: it cannot be acknowledged."""
         if len(self.whole) == len(self.on_record) and set(has).issuperset(self.on_record):
             return [] if self._serves else None  # as nearly always
         if not self.enough([epoch for epoch in has if epoch in self.whole]):
@@ -227,19 +230,20 @@ class Mirror:
         return behind
 
     def may_leave(self, epoch: int, empty: bool) -> bool:
-        """`empty`: nothing was ever written to the slab."""
+        """May this member leave? `empty`: nothing was ever written to the slab."""
         if isinstance(self.of(epoch), Filling | Behind | Out):
             return True
         others = [each for each in self.whole if each != epoch]
         return not self.asks and (empty or epoch not in self.whole or self.enough(others))
 
     def leave(self, epoch: int) -> None:
-        """It is closed, its link does not work again, or its lender has lost it."""
+        """The member is closed, its link does not work again, or its lender has lost it."""
         if epoch in self._members:
             self._become(epoch, Out())
 
     def given_up(self, epoch: int) -> bool:
-        """Its lender has lost it, or a person does not want to wait. Whether too few are left by that."""
+        """The lender has lost the member, or a person does not want to wait for it. True: too few are left because of
+        that."""
         if not isinstance(self.of(epoch), Awaited):
             return False
         self._become(epoch, Out())

@@ -5,13 +5,13 @@ durable; a record's place in the ring is free once it is written, and keeps its 
 
     put -> [ring] -> append -> written -> sync -> synced
 
-A segment fills up, is sealed (a table of all its rows), and goes when what lives of it was copied. It goes only when
-everything that made its records dead is durable, and every copy.
+A segment fills up, is sealed (a table of all its rows), and is dropped when its living records were copied. It is
+dropped only when everything that made its records dead is durable, and every copy.
 
 A kernel that failed to sync may have dropped what was written, and says so only once. So after a failure the segments
-in doubt are not trusted: records that the ring still has are appended again to a new one, and what lives of the rest is
-read, checked and copied there. Nothing counts as synced before they are gone. What a process before left unsealed is
-not trusted either: nobody who lives knows whether a sync of that failed.
+in doubt are not trusted: records that the ring still has are appended again to a new one, and living records of the
+rest are read, checked and copied there. Nothing counts as synced before they are gone. Segments that an earlier process
+left unsealed are not trusted either: it is not known whether a sync of them failed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from plugins.memory.policy.log_records import ROW_BYTES
 from plugins.memory.policy.spilling import Fill
 
 LOOK_S = 1.0
-"""After a change it is looked for something to compact within this."""
+"""Seconds after a change within which the log looks for something to compact."""
 ASIDE_S = 10.0
 """Pause before a segment of which the disk cannot read something is tried again."""
 
@@ -34,42 +34,42 @@ class LogSegment:
 
     id: int
     slot: int
-    """Its number in places of pages, used again when it is gone."""
+    """Its number among slots of page places; it is used again when the segment is gone."""
     first: int
     """Number of its first batch."""
     last: int = 0
     used: int = 0
-    """Blocks."""
+    """Blocks in use."""
     sealed: bool = False
     unsynced: int = 0
     """Blocks written since the last sync."""
     doubted: bool = False
     """A sync of it failed."""
     doubted_from: int = 0
-    """Number of the first batch that may be gone then."""
+    """Number of the first batch that may be lost because of that."""
     found_durable: int = -1
-    """Up to this batch everything in it was durable when this process found it; -1: this process began it."""
+    """Batch up to which everything in it was durable when this process found it; -1: this process began it."""
     aside_s: float = 0.0
-    """The disk cannot read something that lives in it; it is not tried again before then."""
+    """Time before which it is not tried again, since the disk cannot read something that lives in it."""
     table_at: int = 0
     zeros: int = 0
     """Records of zeros that lived when they were copied here; they have no block of their own."""
     zeros_blocks: int = 0
-    """Blocks of tables that they take."""
+    """Blocks of tables that these records take."""
     zeros_died: int = 0
     """How many pages of zeros had died by then (`PageTable.zeros_died`)."""
     rows: list[bytes] = field(default_factory=list)
-    """Of its batches, until it is sealed."""
+    """Rows of its batches, until it is sealed."""
 
     def zeros_live(self, died: int) -> int:
         """Blocks of tables whose records of zeros live, as far as is known: those that were copied here, unless half of
-        them may have died since. Without it a segment of zeros would be copied again and again."""
+        them may have died since. Without this a segment of zeros would be copied again and again."""
         return self.zeros_blocks if 2 * (died - self.zeros_died) < self.zeros else 0
 
 
 class LeftSegment(NamedTuple):
-    """It may go once records before `number` are durable, and batches up to `batch`: what made its records dead, and
-    the copies."""
+    """A segment with no living record. It may be dropped once records before `number` and batches up to `batch` are
+    durable: those made its records dead, or are the copies."""
 
     segment: LogSegment
     number: int
@@ -77,7 +77,7 @@ class LeftSegment(NamedTuple):
 
 
 class StartSegment(NamedTuple):
-    """Take one of those in reserve, or list new ones."""
+    """Begin a segment from the reserve, or list new ones."""
 
 
 class AppendNext(NamedTuple):
@@ -99,13 +99,13 @@ class CompactNext(NamedTuple):
 
 
 class DropNext(NamedTuple):
-    """Nothing in them lives, and all that says so is durable: list the rest, then they may go."""
+    """Drop these segments: nothing in them lives, and all that says so is durable. List the rest first."""
 
     segments: tuple[LogSegment, ...]
 
 
 class RestUntil(NamedTuple):
-    """Nothing to do before, unless something happens."""
+    """There is nothing to do before `at_s`, unless something happens."""
 
     at_s: float
 
@@ -114,61 +114,62 @@ Next = StartSegment | AppendNext | SyncSegments | SealNext | CompactNext | DropN
 
 
 class SpillLog:
-    """`places`: of the ring. `segment_blocks`: length of a segment. `life` is above that of every process before."""
+    """`places`: places of the ring. `segment_blocks`: length of a segment. `life` is higher than that of every earlier
+    process."""
 
     def __init__(self, places: int, block_bytes: int, segment_blocks: int, life: int, life_bits: int) -> None:
         self.places, self.block_bytes, self.segment_blocks = places, block_bytes, segment_blocks
         self.put = self.written = self.synced = 0
         self.rewound = 0
-        """Appended again after a failed sync; for people."""
+        """Records appended again after a failed sync; for people."""
         self.batch = life << life_bits
-        """The last one written."""
+        """Number of the last batch written."""
         self.mark = self.batch
-        """The last one that is durable, of this life."""
+        """Number of the last batch of this life that is durable."""
         self.segments: list[LogSegment] = []
         self.active: LogSegment | None = None
         self.dropping: list[LeftSegment] = []
-        """Nothing that lives is in them any more."""
+        """Segments in which nothing lives any more."""
         self.last_id = 0
         self.reserved: list[tuple[int, int]] = []
         """Id and slot of segments that are listed and not begun."""
         self._waited = self._flush_to = 0
         self._oldest_s = self._unsynced_s = self._looked_s = 0.0
         self._since_look = 1
-        """Blocks written since it was looked for something to compact."""
+        """Blocks written since the log last looked for something to compact."""
         self._worst: LogSegment | None = None
         self.owed = False
-        """There was a segment in doubt, and not all that was in it is durable yet: no flush is true until then."""
+        """There was a segment in doubt, and not all of its content is durable yet: no flush is true until then."""
         self._slots: dict[int, LogSegment] = {}
-        """`segments` by their slot: there are tens of thousands."""
+        """Slot -> segment, for all of `segments`: there are tens of thousands."""
         self._open: list[LogSegment] = []
-        """Those of them that are not sealed."""
+        """Segments that are not sealed."""
         self._touched: dict[int, LogSegment] = {}
-        """Those on disk that a sync would be about, by their id."""
+        """Id -> segment on disk that a sync would cover."""
         self._crowded = self._full = self._doubt = False
-        """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
+        """The log is too large; the log is as large as it may ever be; a segment is in doubt."""
 
     # ---- what happens ----
 
     def has_put(self, records: int, now_s: float) -> None:
-        """`now_s` counts for the first one of which none is written."""
+        """Records were put into the ring; if none waited before, the oldest one dates from `now_s`."""
         if self.put == self.written:
             self._oldest_s = now_s
         self.put += records
 
     def free(self) -> int:
-        """Places of the ring."""
+        """Free places of the ring."""
         return self.places - (self.put - self.written)
 
     def wait_written(self, number: int) -> None:
-        """Somebody waits for the records before this number to be written."""
+        """Note that a request waits for the records before this number to be written."""
         self._waited = max(self._waited, number)
 
     def wait_synced(self, number: int) -> None:
         self._flush_to = max(self._flush_to, number, self.owed)
 
     def found(self, segments: Iterable[LogSegment]) -> None:
-        """What is on disk when the process begins. What is not sealed is not trusted."""
+        """Take over the segments on disk when the process begins. Unsealed ones are not trusted."""
         self.segments = list(segments)
         self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
         self._slots = {segment.slot: segment for segment in self.segments}
@@ -179,12 +180,12 @@ class SpillLog:
                 self._doubt = self.owed = True
 
     def reserve(self, more: Iterable[tuple[int, int]]) -> None:
-        """These are listed now, id and slot."""
+        """These segments (id and slot) are listed now."""
         self.reserved += more
         self.last_id = max([self.last_id, *(id for id, _ in self.reserved)])
 
     def started(self) -> None:
-        """The next one in reserve is begun."""
+        """The next segment in reserve is begun."""
         id, slot = self.reserved.pop(0)
         self.active = LogSegment(id, slot, self.batch + 1)
         self._put_back(self.active)
@@ -196,7 +197,7 @@ class SpillLog:
             self._open.append(segment)
 
     def has_slot(self, slot: int) -> bool:
-        """Is there a segment in this slot, that may be read?"""
+        """Is there a segment in this slot that may be read?"""
         return slot in self._slots
 
     def appended(self, stop: int, blocks: int, rows: bytes, now_s: float) -> None:
@@ -231,15 +232,15 @@ class SpillLog:
             self.active = None
 
     def did_sync(self) -> None:
-        """All that was written before is durable, unless a segment is in doubt."""
+        """Everything written before is durable, unless a segment is in doubt."""
         for segment in self.to_sync():
             segment.unsynced = 0
             del self._touched[segment.id]
         self._settle()
 
     def _settle(self) -> None:
-        """What made the records of a segment in doubt dead must be written before anything counts as synced: until then
-        they may be what a flush was about."""
+        """The records that made those of a segment in doubt dead must be written before anything counts as synced:
+        until then a flush may have been about them."""
         gone = all(self.written >= left.number for left in self.dropping if left.segment.doubted)
         if gone and not any(segment.doubted for segment in self.segments):
             self.synced = max(self.synced, self.written)
@@ -247,9 +248,9 @@ class SpillLog:
             self.owed = False
 
     def sync_refused(self) -> tuple[int, int]:
-        """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
-        first and last number (exclusive), the caller reads them from the ring from now on. Segments that were to go
-        once their copies are durable stay: the copies may be gone."""
+        """A sync failed: what was written since the last sync is in doubt. Records that the ring still has are appended
+        again: their first and last number (exclusive) are returned, and the caller reads them from the ring from now
+        on. Segments that were to be dropped once their copies are durable stay: the copies may be gone."""
         for segment in self.to_sync():
             known = self.mark if segment.found_durable < 0 else segment.found_durable
             segment.doubted, segment.doubted_from = True, known + 1
@@ -267,7 +268,7 @@ class SpillLog:
         return self.written, stop
 
     def sealed(self, segment: LogSegment, blocks: int) -> None:
-        """Its table of all rows is written behind its last batch."""
+        """The table of all its rows is written behind its last batch."""
         segment.sealed, segment.table_at = True, segment.used
         segment.used += blocks
         segment.unsynced += blocks
@@ -277,7 +278,7 @@ class SpillLog:
         self._since_look += self.segment_blocks
 
     def emptied(self, segment: LogSegment) -> None:
-        """All that lived in it is elsewhere."""
+        """All living records of the segment are elsewhere."""
         self.segments.remove(segment)
         del self._slots[segment.slot]
         if not segment.sealed:
@@ -289,16 +290,16 @@ class SpillLog:
             self._settle()
 
     def put_aside(self, segment: LogSegment, now_s: float) -> None:
-        """All that can be read of it is elsewhere. What cannot stays there: it may be readable again."""
+        """All readable records of the segment are elsewhere. Unreadable ones stay: they may be readable again."""
         segment.aside_s = now_s + ASIDE_S
         self._worst, self._since_look = None, self.segment_blocks
 
     def is_stuck(self, now_s: float) -> bool:
-        """A sync failed of what the disk cannot even read now: nothing can count as synced."""
+        """A sync failed of records that the disk cannot even read now: nothing can count as synced."""
         return self._doubt and any(each.doubted and each.aside_s > now_s for each in self.segments)
 
     def dropped(self, segments: Sequence[LogSegment]) -> None:
-        """They are not listed any more."""
+        """These segments are not listed any more."""
         self.dropping = [left for left in self.dropping if left.segment not in segments]
         for segment in segments:
             self._touched.pop(segment.id, None)
@@ -311,7 +312,8 @@ class SpillLog:
         return sum([segment.used for segment in self.on_disk()])
 
     def on_disk(self) -> list[LogSegment]:
-        """Also those that nobody needs any more: before they are gone a flush may be about what is in them."""
+        """All segments that are on disk, those being dropped included: until they are gone a flush may be about their
+        content."""
         return [*self.segments, *(left.segment for left in self.dropping)]
 
     @property
@@ -320,17 +322,18 @@ class SpillLog:
         return sum([segment.unsynced for segment in self.to_sync()])
 
     def to_sync(self) -> list[LogSegment]:
-        """What a sync would be about."""
+        """Segments that a sync would cover."""
         return [segment for segment in self._touched.values() if segment.unsynced and not segment.doubted]
 
     @property
     def rows_max(self) -> int:
-        """Records of one batch."""
+        """Most records of one batch."""
         return min(spilling.BATCH_ROWS, self.segment_blocks // 2)
 
     def next(self, now_s: float, live: Sequence[int], turn: int, zeros_died: int = 0) -> Next:
-        """`live[slot]`: blocks of a segment that live. `turn` counts: while the log takes too much, every second one is
-        a step of compaction, so that it does not grow for ever. `zeros_died`: as `PageTable` counts."""
+        """The next thing to do. `live[slot]`: blocks of a segment that live. `turn` counts steps: while the log takes
+        too much, every second one is a step of compaction, so that the log does not grow for ever. `zeros_died`: as
+        `PageTable` counts."""
         drop = self._to_drop()
         if len(drop) >= spilling.DROP_TOGETHER:
             return DropNext(drop)
@@ -380,7 +383,7 @@ class SpillLog:
         return tuple(left.segment for left in self.dropping if self.synced >= left.number and self.mark >= left.batch)
 
     def _to_compact(self, live: Sequence[int], now_s: float, zeros_died: int) -> LogSegment | None:
-        """One in doubt first. All are looked at now and then only: there may be a thousand."""
+        """The segment to compact, one in doubt first. All are looked at only now and then: there may be a thousand."""
         if self._doubt:
             doubted = next((each for each in self.segments if each.doubted and each.aside_s <= now_s), None)
             if doubted is not None:
@@ -400,7 +403,7 @@ class SpillLog:
         return self._worst
 
     def check(self) -> None:
-        """What must hold after every event. AssertionError."""
+        """Check what must hold after every event. AssertionError."""
         assert self.synced <= self.written <= self.put <= self.written + self.places, "a place is used twice"
         assert len({each.slot for each in self.segments}) == len(self.segments), "two segments in one slot"
         assert self.mark <= self.batch, "the mark is ahead of what was written"

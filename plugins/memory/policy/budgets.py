@@ -22,54 +22,54 @@ from covey.core.ids import HostId
 from covey.core.units import format_size
 
 FRESH_S = 5.0
-"""What was lent within so many seconds may not be known to the others yet: a second until it is told, and gossip."""
+"""Seconds within which other hosts may not know yet what was lent: a second until it is told, and gossip."""
 MEMBERS_MAX = 8
-"""Members that a slab can have."""
+"""Most members that a slab can have."""
 SETTLED_S = 15.0
-"""A tenant that is over its budget for so long is brought back. By then moves are over (the grace), and views agree."""
+"""Seconds after which slabs are taken back from a tenant that is over its budget. By then moves are over (the grace),
+and views agree."""
 PATIENT_ROUNDS = 3
-"""After so many rounds in which every lender takes back its share, each takes back a slab at least."""
+"""Rounds in which every lender takes back its share, after which each takes back at least one slab."""
 REPLACES_SHARE = 8
-"""A slab that takes the place of another may put a tenant over its budget by one part in so many: both are there for
-a moment."""
+"""A slab that replaces another may put a tenant over its budget by one part in this many: both exist for a moment."""
 ACCOUNTS_TOLD = 16
-"""Accounts that a lender tells of: 10 bytes each, of the 960 that all of a host's values have."""
+"""Most accounts of which a lender tells: 10 bytes each, of the 960 that all of a host's values have."""
 UNIT_BYTES = 1024
-"""In which they are told, rounded up."""
+"""Unit, in bytes, in which accounts are told, rounded up."""
 SEAL_BYTES = 32
-"""What sealing adds to a page at its lender (`datapath.sealing`)."""
+"""Bytes that sealing adds to a page at its lender (`datapath.sealing`)."""
 
 
 class BudgetAccount(NamedTuple):
-    """Against what a slab counts: its tenant, and its job."""
+    """The account against which a slab counts: its tenant, or its job."""
 
     kind: Literal["tenant", "job"]
     name: str
 
     @property
     def number(self) -> int:
-        """Under which hosts tell of it. Two that share one are counted as one."""
+        """Number under which hosts tell of the account. Two accounts that share a number are counted as one."""
         return zlib.crc32(f"{self.kind}/{self.name}".encode())
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The account's name for people."""
         return f"{self.kind} {self.name}" if self.name else "whoever names no tenant"
 
 
 class BudgetHeld(NamedTuple):
-    """What an account has of the rack's memory, bytes, as one host sees it."""
+    """The bytes that an account has of the rack's memory, as one host sees it."""
 
     account: BudgetAccount
     budget: int
     mine: int
-    """At this host, which knows it exactly."""
+    """Bytes at this host, which knows them exactly."""
     others: Mapping[HostId, int]
-    """At the others, as they told."""
+    """Bytes at each of the other hosts, as they told."""
     fresh: int = 0
-    """Of `mine`, younger than `FRESH_S`."""
+    """Bytes of `mine` that are younger than `FRESH_S`."""
     asked: int = 0
-    """Not lent yet as far as is known: asked for just now, or what volumes here may take."""
+    """Bytes not known to be lent yet: asked for just now, or what volumes here may take."""
 
     @property
     def total(self) -> int:
@@ -77,24 +77,25 @@ class BudgetHeld(NamedTuple):
 
 
 def budget_of(tenant: str, budgets: Mapping[str, int], default: int | None) -> int | None:
-    """Bytes; None: not limited, as is what belongs to no tenant, unless the name "" has a budget."""
+    """A tenant's budget in bytes; None: not limited. Volumes of no tenant are not limited unless the name "" has a
+    budget."""
     return budgets.get(tenant, default if tenant else None)
 
 
 def lent_bytes(size_bytes: int, page_bytes: int, sealed: bool) -> int:
-    """What whole pages take at a lender, with their seals."""
+    """Bytes that whole pages take at a lender, with their seals."""
     return size_bytes + size_bytes // page_bytes * SEAL_BYTES * sealed
 
 
 def plain_bytes(slab_bytes: int, page_bytes: int) -> int:
-    """What counts of a slab at its lender: its pages, a power of two each, without their seals. All of it where its
-    pages are not known (0) or of no such size."""
+    """Bytes that a slab counts at its lender: its pages, a power of two each, without their seals. The whole slab
+    counts where the page size is not known (0) or of another form."""
     page = 1 << max(0, page_bytes.bit_length() - 1)
     return slab_bytes // page_bytes * page if page_bytes == page + SEAL_BYTES else slab_bytes
 
 
 def over_budget(held: BudgetHeld, more: int) -> str:
-    """Why an account cannot have so many bytes more; empty: it can."""
+    """Why an account cannot have `more` bytes more; empty: it can."""
     if held.total + more <= held.budget:
         return ""
     hosts = sum(size > 0 for size in held.others.values()) + (held.mine > 0)
@@ -104,16 +105,16 @@ def over_budget(held: BudgetHeld, more: int) -> str:
 
 
 def widened(held: BudgetHeld, more: int, replaces: bool, members: int) -> BudgetHeld:
-    """The same under the budget that counts for one more slab. One that takes the place of another may go over it a
-    little, or every slab of a tenant that has all of its budget would lose its place instead of moving. But of slabs
-    with a disk none does while the tenant is over its budget already: they are to become fewer."""
+    """The memory of the account, under the budget for one more slab. A slab that replaces another may exceed
+    the budget a little, or every slab of a tenant that has used all of it would lose its place instead of moving. Slabs
+    with a disk may not while the tenant is over its budget: they are to become fewer."""
     if not replaces or (members == 1 and held.total > held.budget):
         return held
     return held._replace(budget=held.budget + max(more, held.budget // REPLACES_SHARE))
 
 
 def refused(held: BudgetHeld, more: int, me: HostId, lenders: Collection[HostId], members: int = 1) -> str:
-    """Why a lender does not lend so many bytes more, a slab of so many members, on this account now; empty: it does.
+    """Why a lender does not lend `more` bytes, a slab of `members` members, on this account now; empty: it does.
     `lenders`: hosts with room."""
     if why := over_budget(held, more):
         return why
@@ -128,8 +129,8 @@ def refused(held: BudgetHeld, more: int, me: HostId, lenders: Collection[HostId]
 
 
 def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int = 1) -> set[HostId]:
-    """Hosts that may lend so many bytes once more on this account: all of them while the share of each suffices, else
-    the first ones, in an order that is the same on every host and another one for each account."""
+    """Hosts that may lend `more` bytes once more on this account: all of them while the share of each suffices, else
+    the first ones in an order that is the same on every host and different for each account."""
     left = held.budget - held.total + held.fresh
     if not hosts or more <= 0 or left // len(hosts) >= more:
         return set(hosts)
@@ -138,14 +139,14 @@ def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int
 
 
 def ordered(account: BudgetAccount, hosts: Collection[HostId]) -> list[HostId]:
-    """The same on every host."""
+    """The hosts in an order that is the same on every host."""
     return sorted(hosts, key=lambda host: (zlib.crc32(f"{account.number}/{host}".encode()), host))
 
 
 def to_take_back(held: BudgetHeld, me: HostId, unit: int, rounds: int) -> int:
     """Bytes that this lender takes back of an account that is over its budget. All lenders cut the same excess, in
     units (slabs), by what each holds: with equal views the parts add up to it. `rounds`: how often that was done and
-    did not suffice; then each takes one unit at least, since some cannot take back what they should."""
+    did not suffice; then each takes at least one unit, since some cannot take back what they should."""
     excess = held.total - held.budget
     if excess <= 0 or held.mine <= 0:
         return 0
@@ -160,8 +161,8 @@ def to_take_back(held: BudgetHeld, me: HostId, unit: int, rounds: int) -> int:
 
 
 def told(held: Mapping[BudgetAccount, int], budgets: Mapping[BudgetAccount, int]) -> tuple[int, ...]:
-    """What a lender gossips: number and units of each account, one after the other. Of more than `ACCOUNTS_TOLD` those
-    that have most of their budgets here."""
+    """The numbers that a lender gossips: number and units of each account, one after the other. If there are more than
+    `ACCOUNTS_TOLD` accounts, those that have most of their budgets here."""
 
     def used(account: BudgetAccount) -> tuple[float, int, BudgetAccount]:
         budget = budgets.get(account)
@@ -173,5 +174,5 @@ def told(held: Mapping[BudgetAccount, int], budgets: Mapping[BudgetAccount, int]
 
 
 def as_told(said: Sequence[int]) -> dict[int, int]:
-    """Number -> bytes, of what a lender gossips."""
+    """Account number -> bytes, from what a lender gossips."""
     return {number: units * UNIT_BYTES for number, units in zip(said[::2], said[1::2], strict=False)}

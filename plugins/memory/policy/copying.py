@@ -5,15 +5,15 @@ one thread, so whatever it copies its requests wait for.
 """
 
 SHARE = 4
-"""While requests come, copies take one part in so many of the time."""
+"""While requests arrive, copies take one part in this many of the time."""
 DUE_S = 2.0
-"""All that waits to be copied is under way within so long, if it can be: a grace is ten seconds, and the more has to
-move the less copies make way."""
+"""Seconds within which all waiting copies are to be under way, if possible: a grace is ten seconds, and the more has to
+move, the less copies make way."""
 
 
 def pause_s(took_s: float, copied_bytes: int, waiting_bytes: int, busy: bool) -> float:
-    """Before the next piece, after one of `copied_bytes` that took so long. `waiting_bytes`: to be copied yet, of all
-    slabs of the volume; `busy`: requests came meanwhile."""
+    """Seconds to pause before the next piece, after one of `copied_bytes` that took `took_s`. `waiting_bytes`: bytes
+    still to be copied, of all slabs of the volume; `busy`: requests arrived meanwhile."""
     if not busy:
         return 0.0
     due_s = DUE_S * copied_bytes / max(copied_bytes, waiting_bytes)

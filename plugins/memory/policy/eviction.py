@@ -33,7 +33,7 @@ def chance_all_lightly_active(evict: int, extra: int, busy_share: float) -> floa
 
 def extra_for(evict: int, busy_share: float, wanted: float = CHANCE_WANTED) -> int:
     """The smallest E' with which the E evicted are all lightly active with the chance wanted; E, the most that §2.5.2
-    allows, when even that is not enough. Lenders always ask about E: a question more costs them next to nothing."""
+    allows, when even that is not enough. Lenders always ask about E: one more question costs them next to nothing."""
     return next((e for e in range(evict) if chance_all_lightly_active(evict, e, busy_share) >= wanted), evict)
 
 
@@ -46,8 +46,8 @@ def bytes_to_free(budget: Budget, pressure_max: float = PRESSURE_MAX) -> int:
 
 
 def bytes_lacking(budget: Budget) -> int:
-    """What headroom lacks, or what lies over the cap, bytes: that a host has to have back, whatever it costs. Tasks may
-    wait for memory because their own group may have no more, with much of the host's free."""
+    """Bytes that headroom lacks, or that lie over the cap: what a host has to have back, whatever it costs. Tasks may
+    wait for memory because their own group may have no more, while much of the host's memory is free."""
     missing = math.ceil(budget.headroom_bytes - budget.free_at_best_bytes)
     return max(0, missing, budget.lent_bytes - budget.lend_bytes)
 
@@ -66,9 +66,9 @@ def candidates_for(
 
 
 def slabs_to_evict(activities: Mapping[Slab, float], sizes: Mapping[Slab, int], needed_bytes: int) -> list[Slab]:
-    """The least active slabs that together hold the bytes needed, or all of them; the least active first, between
-    equals the one that was drawn first. Of slabs of one size these are the E least active of E + E' (Infiniswap
-    §2.5.2). Of several sizes none is taken that can be spared: the most active of those is spared first."""
+    """The least active slabs that together hold the bytes needed, or all of them; the least active first, and of equals
+    the one drawn first. For slabs of one size these are the E least active of E + E' (Infiniswap §2.5.2). With several
+    sizes no slab is taken that can be spared; the most active is spared first."""
     order = sorted(activities, key=lambda slab: activities[slab])
     held_bytes = sum(sizes[slab] for slab in order)
     spared: set[Slab] = set()
@@ -82,9 +82,9 @@ def slabs_to_evict(activities: Mapping[Slab, float], sizes: Mapping[Slab, int], 
 def slabs_at_once(
     leaving: Mapping[Slab, int], staying: Mapping[Slab, int], needed_bytes: int, rng: random.Random
 ) -> list[Slab]:
-    """What goes when tasks wait for memory now, until it holds the bytes needed: slabs whose borrowers were asked to
-    let go first, then any, since there is no time to ask who uses them (ours). Sizes in bytes; the order of `staying`
-    must not depend on chance."""
+    """Slabs to free when tasks wait for memory now, until they hold the bytes needed: slabs whose borrowers were asked
+    to let go first, then any, since there is no time to ask who uses them (ours). Sizes in bytes; the order of
+    `staying` must not depend on chance."""
     chosen: list[Slab] = []
     sizes = {**leaving, **staying}
     for slab in (*leaving, *rng.sample(list(staying), len(staying))):
@@ -96,10 +96,10 @@ def slabs_at_once(
 
 
 def movable_to(peers: Sequence[LenderPeer], leaving: HostId, me: HostId, slabs: int = 1) -> list[HostId]:
-    """Hosts that a slab leaving a lender may be moved to: alive, neither that lender nor its borrower, and with room
-    for two slabs for each of the `slabs` on the move, so that it is not evicted there in the next second; if there is
-    no such host, with room for one. Sorted. Whom of them to ask is decided as for any slab; the paper maps an evicted
-    slab anew, empty, and asks anybody (Infiniswap §2.4.4)."""
+    """Hosts that a slab leaving a lender may be moved to, sorted: alive, neither that lender nor its borrower, and with
+    room for two slabs for each of the `slabs` on the move, so that it is not evicted there in the next second; if there
+    is no such host, with room for one. Which of them to ask is decided as for any slab; the paper maps an evicted slab
+    anew, empty, and asks any host (Infiniswap §2.4.4)."""
     others = [peer for peer in peers if peer.state == "alive" and peer.host not in (leaving, me) and peer.slabs_free]
     roomy = [peer for peer in others if (peer.slabs_free or 0) >= 2 * slabs]
     return sorted(peer.host for peer in (roomy or others))

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 PER_OCTAVE = 4
 BUCKETS = 24 * PER_OCTAVE
-"""Up to 16.8 s."""
+"""Number of buckets; the last one ends at 16.8 s."""
 TOLD_EVERY = 2 * PER_OCTAVE
-"""Buckets that are one in what machines scrape: powers of four."""
+"""Buckets that are merged into one for scraped metrics: powers of four."""
 
 
 def counted(times_s: "NDArray[Any]") -> "NDArray[np.int64]":
-    """Counts of the buckets of these times, seconds; shape (BUCKETS,)."""
+    """Counts of these times (seconds) in each bucket; shape (BUCKETS,)."""
     at = np.log2(np.maximum(times_s, 1e-9) * 1e6) * PER_OCTAVE
     return np.bincount(np.clip(at.astype(np.int64), 0, BUCKETS - 1), minlength=BUCKETS)
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float:
-    """The time, seconds, below which this share of requests lies, in the middle of its bucket; 0.0 of none."""
+    """Time in seconds below which this share of requests lies, in the middle of its bucket; 0.0 if there are none."""
     total, passed = sum(counts), 0
     for bucket, count in enumerate(counts):
         passed += count
@@ -36,7 +36,7 @@ def quantile_s(counts: Sequence[int], share: float) -> float:
 
 
 def since(newer: Sequence[int], older: Sequence[int]) -> list[int]:
-    """Requests between two times at which they were counted. One that starts anew counts from nothing."""
+    """Requests in each bucket between two counts. A volume process that starts anew counts from nothing."""
     padded = [*older, *[0] * (len(newer) - len(older))]
     if len(padded) > len(newer) or any(one < two for one, two in zip(newer, padded, strict=True)):
         return list(newer)
@@ -44,7 +44,7 @@ def since(newer: Sequence[int], older: Sequence[int]) -> list[int]:
 
 
 def below(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Upper bounds, seconds, and how many requests took at most so long; the last bound is infinite."""
+    """Pairs of an upper bound in seconds and how many requests took at most that long; the last bound is infinite."""
     found: list[tuple[float, int]] = []
     total = 0
     for end in range(TOLD_EVERY, BUCKETS + 1, TOLD_EVERY):

@@ -12,7 +12,8 @@ at free memory only, which on Linux says little about need."""
 
 
 class Headroom(msgspec.Struct, frozen=True):
-    """Memory a host keeps for itself: `fixed_bytes`, or `fraction` of all it has (Infiniswap §2.5.1: 8 GB of 64 GB)."""
+    """Memory that a host keeps for itself: `fixed_bytes`, or `fraction` of all it has (Infiniswap §2.5.1: 8 GB of 64
+    GB)."""
 
     fixed_bytes: int = 0
     fraction: float = 0.0
@@ -26,27 +27,28 @@ class Budget(msgspec.Struct, frozen=True):
 
     total_bytes: int
     used_bytes: float
-    """In use by everything on the machine, the slabs' touched pages included; smoothed."""
+    """Bytes in use by everything on the machine, touched pages of slabs included; smoothed."""
     used_now_bytes: int
-    """The same, as just measured."""
+    """Bytes in use as just measured, not smoothed."""
     pressure: float
-    """PSI `some avg10`, percent."""
+    """Memory pressure: PSI `some avg10`, in percent."""
     headroom_bytes: int
     lend_bytes: int
-    """Never lend more than this."""
+    """Most bytes that are ever lent."""
     lent_bytes: int
-    """Full size of all slabs lent."""
+    """Bytes of all slabs lent, at full size."""
     touched_bytes: int
-    """What of them has been written, and so is already part of `used_bytes`."""
+    """Bytes of lent slabs that have been written, and so are part of `used_bytes` already."""
 
     @property
     def free_for_sure_bytes(self) -> float:
-        """What may be lent: free by both figures, so that a dip of a second is not given away."""
+        """Bytes that may be lent: free by both figures, so that a dip of a second is not given away."""
         return self.total_bytes - max(self.used_bytes, self.used_now_bytes)
 
     @property
     def free_at_best_bytes(self) -> float:
-        """Short is who is short by both figures: not for a spike of a second, and no more once slabs were freed."""
+        """Free bytes by the better figure: a host is short only if it is short by both, so a spike of a second does not
+        count, and slabs that were just freed do."""
         return self.total_bytes - min(self.used_bytes, self.used_now_bytes)
 
 
@@ -57,13 +59,13 @@ def memory_used(old_bytes: float | None, measured_bytes: float, beta: float = BE
 
 
 def lend_auto(available_bytes: int, headroom_bytes: int) -> int:
-    """What `lend = "auto"` means at start: half of what is free above headroom."""
+    """Bytes that `lend = "auto"` means at start: half of what is free above headroom."""
     return max(0, available_bytes - headroom_bytes) // 2
 
 
 def spare_bytes(budget: Budget) -> int:
-    """What could be lent on top of what is lent: free memory above headroom (Infiniswap §2.5.1), less what the
-    borrowers have been promised but not yet touched, within the cap; 0 under pressure."""
+    """Bytes that could be lent in addition: free memory above headroom (Infiniswap §2.5.1), less what borrowers have
+    been promised but not yet touched, within the cap; 0 under pressure."""
     if budget.pressure > PRESSURE_MAX:
         return 0
     promised = max(0, budget.lent_bytes - budget.touched_bytes)
@@ -72,7 +74,7 @@ def spare_bytes(budget: Budget) -> int:
 
 
 def shortage_told(budget: Budget | None) -> str:
-    """Why slabs must go, for people."""
+    """Why slabs must be taken back, for people."""
     assert budget is not None, "nothing goes before the first measurement"
     free, kept = format_size(budget.free_at_best_bytes), format_size(budget.headroom_bytes)
     waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s" if budget.pressure > PRESSURE_MAX else ""

@@ -1,15 +1,16 @@
-"""What a record of a volume's spill log says, and how it is told from anything else.
+"""The format of a record in a volume's spill log, and how it is recognised.
 
 A log is a list of segments, a file each. A segment is a list of batches, each written at once:
 
     [table][pages, one block each][the same table again]        a block is as large as a page
 
-A table has a head and a row for each record: which page, under which version, its checksum, in which block it lies; or
+A table has a head and a row for each record: which page, under which version, its checksum, in which block it is; or
 that so many pages from this one on are zeros, which takes no block. It is written twice, so that one damaged block
 costs a page and never the knowledge which page it was. A segment to which nothing is added any more gets one more table
-with all its rows, from which it is loaded without a look at the rest.
+with all its rows, from which it is loaded without reading the rest.
 
-The head carries a number drawn for the log (`salt`): a page whose content looks like a table is none.
+The head carries a number drawn for the log (`salt`), so that a page whose content looks like a table is not taken for
+one.
 """
 
 import struct
@@ -40,39 +41,39 @@ _HEAD = struct.Struct("<8sQQQQIIII")
 HEAD_BYTES = 64
 _CRC_AT = HEAD_BYTES - 4
 BATCH_BITS = 40
-"""Lower bits of a batch's number, which counts; those above are the life of the process that wrote it."""
+"""Lower bits of a batch's number, which count batches; the bits above are the life of the process that wrote it."""
 
 
 class TableKind(IntEnum):
-    """Where a table stands."""
+    """Position of a table in its segment."""
 
     HEAD = 1
     TRAILER = 2
     ALL = 3
-    """All rows of a segment to which nothing is added any more."""
+    """Table of all rows of a segment to which nothing is added any more."""
 
 
 _KINDS = {kind.value: kind for kind in TableKind}
 
 
 class RecordTable(NamedTuple):
-    """As it was read, or is to be written."""
+    """Table of a batch of records, as it was read or is to be written."""
 
     kind: TableKind
     segment: int
     batch: int
-    """The last one in it, for `ALL`."""
+    """Number of its batch; for `ALL` that of the last batch in the segment."""
     synced: int
     """Every batch up to this one of the same life was durable when this was written."""
     at: int
     """Block in which its batch begins."""
     blocks: int
-    """Of the batch: both tables and the pages between them."""
+    """Blocks of the batch: both tables and the pages between them."""
     rows: Rows
 
 
 def table_blocks(rows: int, block_bytes: int) -> int:
-    """Blocks that a table of so many rows takes."""
+    """Blocks that a table of this many rows takes."""
     return -(-(HEAD_BYTES + rows * ROW_BYTES) // block_bytes)
 
 
@@ -82,7 +83,7 @@ def batch_blocks(rows: int, pages: int, block_bytes: int) -> int:
 
 
 def place_rows(rows: Rows, at: int, block_bytes: int) -> int:
-    """Fill in `block` of the rows of a batch that begins in block `at`; how many have content."""
+    """Fill in `block` of the rows of a batch that begins in block `at`; return how many rows have content."""
     content = np.flatnonzero(rows["zeros"] == 0)
     rows["block"] = 0
     rows["block"][content] = at + table_blocks(len(rows), block_bytes) + np.arange(len(content), dtype=np.uint32)
@@ -90,7 +91,8 @@ def place_rows(rows: Rows, at: int, block_bytes: int) -> int:
 
 
 def pack_table(table: RecordTable, salt: int, into: memoryview) -> int:
-    """Write it, and zeros to the end of its last block; bytes written. `into` is long enough."""
+    """Write the table into `into`, which is long enough, and zeros to the end of its last block; return the bytes
+    written."""
     head = _HEAD.pack(
         MAGIC, salt, table.segment, table.batch, table.synced, table.at, table.blocks, len(table.rows), table.kind
     )
@@ -104,7 +106,8 @@ def pack_table(table: RecordTable, salt: int, into: memoryview) -> int:
 
 
 def table(data: memoryview, salt: int, segment: int) -> RecordTable | None:
-    """The table that begins here; None when there is none of this segment, or it is damaged. Any bytes may be given."""
+    """The table that begins here; None when there is none of this segment, or it is damaged. `data` may be any
+    bytes."""
     if len(data) < HEAD_BYTES:
         return None
     magic, salted, of, batch, synced, at, blocks, count, kind = _HEAD.unpack_from(data)
@@ -119,15 +122,15 @@ def table(data: memoryview, salt: int, segment: int) -> RecordTable | None:
 
 
 def table_size(data: memoryview) -> int:
-    """Bytes of the table that begins here, as its head says; 0 when it begins with no head of a table."""
+    """Bytes of the table that begins here, as its head says; 0 when `data` does not begin with the head of a table."""
     if len(data) < HEAD_BYTES or bytes(data[:8]) != MAGIC:
         return 0
     return HEAD_BYTES + int(_HEAD.unpack_from(data)[7]) * ROW_BYTES
 
 
 def tables_in(data: memoryview, salt: int, segment: int, block_bytes: int) -> list[RecordTable]:
-    """One table for each batch of which one is whole, in the order of batches; what lies between, and may be damaged or
-    torn, does not matter. `data`: a segment from its first block on."""
+    """One table for each batch of which one is whole, in the order of batches; the bytes between them, which may be
+    damaged or torn, do not matter. `data`: a segment from its first block on."""
     found: dict[int, RecordTable] = {}
     blocks = len(data) // block_bytes
     if blocks:
@@ -140,7 +143,7 @@ def tables_in(data: memoryview, salt: int, segment: int, block_bytes: int) -> li
 
 
 def checksum(version: int, page: int, data: memoryview | bytes) -> int:
-    """Of content, version and page number: content in the wrong place is wrong."""
+    """Checksum of content, version and page number: content in the wrong place counts as damaged."""
     return crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
 
 
@@ -158,12 +161,12 @@ _MARK_MAGIC = b"coveymk1"
 
 
 def pack_mark(batch: int, salt: int) -> bytes:
-    """That everything up to this batch is durable, `MARK_BYTES` long."""
+    """Mark, `MARK_BYTES` long, that everything up to this batch is durable."""
     return _MARK.pack(_MARK_MAGIC, batch, crc32(salt.to_bytes(8, "little"), crc32(batch.to_bytes(8, "little"))))
 
 
 def mark(data: bytes, salt: int) -> int:
-    """The batch; 0 when it is no mark of this log."""
+    """The batch up to which everything is durable; 0 when `data` is no mark of this log."""
     if len(data) < MARK_BYTES:
         return 0
     _, batch, _ = _MARK.unpack_from(data)

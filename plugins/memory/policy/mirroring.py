@@ -1,4 +1,4 @@
-"""A volume without a disk keeps each slab at several lenders: its members. What may be done with which of them.
+"""A volume without a disk keeps each slab at several lenders: its members. Decides what may be done with which of them.
 
 Members have numbers of their own, next to one another for each slab, so that everything that names a slab between hosts
 (`messages`) names one member: member m of slab s, of c members each, is number s * c + m.
@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MEMBERS = 2
-"""Of each slab of a mirrored volume (`--mirror 2`)."""
+"""Members of each slab of a mirrored volume (`--mirror 2`)."""
 ORPHAN_LEASES = 10
-"""Leases for which a member is kept that nobody renews: the agent that renews it may be away while programs use it, and
-there is no disk to fall back on. A lender that is short of memory does not wait for them."""
+"""Leases for which a member that is not renewed is kept: the agent that renews it may be away while programs use it,
+and there is no disk to fall back on. A lender that is short of memory does not wait for them."""
 SEARCHES_MAX = 256
-"""Searches of one volume that may be under way: a new volume looks for all of its places at once."""
+"""Most searches of one volume that may be under way: a new volume looks for all of its places at once."""
 REBUILD_BYTES_S = 64 << 20
-"""Most that one volume copies in a second to members that are being filled; requests share the links with it."""
+"""Bytes per second that one volume copies at most to members that are being filled; requests share the links with
+it."""
 HEDGE_S = (0.02, 0.5)
-"""Least and most that a read waits for one member before the other is asked as well."""
+"""Least and most seconds that a read waits for one member before the other is asked too."""
 HEDGE_TIMES = 8.0
-"""So many times its usual answer is late for a member."""
+"""A member is late after this many times its usual answer."""
 PACE_NEWEST = 0.1
 """Weight of the newest answer in a member's pace."""
 LOOK_AGAIN = 64
-"""Of so many reads one goes to the slower lender, or nobody would notice that it is the faster one by now."""
+"""One of this many reads is sent to the slower lender, to notice when it has become the faster one."""
 
 
 def member_number(slab: int, member: int, members: int) -> int:
-    """Under which number lenders know that member."""
+    """The number by which lenders know that member."""
     return slab * members + member
 
 
 def slab_of(number: int, members: int) -> int:
-    """Of which slab this number is a member."""
+    """The slab of which this number is a member."""
     return number // members
 
 
@@ -55,39 +56,40 @@ def siblings(number: int, members: int) -> list[int]:
 
 
 def apart(free: Mapping[HostId, int], others: Collection[HostId], rack_of: Mapping[HostId, str]) -> dict[HostId, int]:
-    """Of hosts with room, those where one more member may lie whose siblings lie, or are looked for, on `others`: on
-    none of these hosts, and in another rack as long as there is one with room (`placement.hosts_apart`)."""
+    """The hosts with room where one more member may be placed: none of `others`, where its siblings are or are looked
+    for, and in another rack as long as there is one with room (`placement.hosts_apart`)."""
     return {host: free[host] for host in placement.hosts_apart(list(free), others, rack_of)}
 
 
 def share_a_rack(lenders: Collection[HostId], rack_of: Mapping[HostId, str]) -> bool:
-    """Do two members of a slab that lies on these stand in one rack? A host without a label is a rack of its own."""
+    """Are two members of a slab that is on these hosts in one rack? A host without a label is a rack of its own."""
     labels = [label for host in lenders if (label := rack_of.get(host, ""))]
     return len(set(labels)) < len(labels)
 
 
 def newest(versions: Sequence["NDArray[np.uint64]"]) -> "NDArray[np.uint64]":
-    """What each page of a slab is, from what its whole members say; shape (pages,). A write that had reached some of
-    them was acknowledged to nobody, or had reached all: taking the newest is right either way, once all have it."""
+    """Version of each page of a slab, from what its whole members report; shape (pages,). A write that had reached only
+    some of them was not acknowledged: taking the newest is right either way, once all members have it."""
     found: NDArray[np.uint64] = np.maximum.reduce(list(versions))
     return found
 
 
 def unequal(found: "NDArray[np.uint64]", newest_: "NDArray[np.uint64]") -> "NDArray[np.int64]":
-    """Pages that a member must be given before any of them is read: read here and lost there, it would go back."""
+    """Pages that a member must be given before any of them is read: a page read here and lost there would go back in
+    time."""
     return np.flatnonzero(found < newest_)
 
 
 def acknowledged(whole: Collection[int], has: Collection[int]) -> list[int] | None:
-    """A write is at the members `has`. Which of the whole ones must be called not whole, on disk, before it is
-    acknowledged; None: it is at no whole member, so it cannot be."""
+    """The whole members that must be called not whole, on disk, before a write that is at the members `has` is
+    acknowledged; None: it is at no whole member, so it cannot be acknowledged."""
     if not set(whole) & set(has):
         return None
     return sorted(set(whole) - set(has))
 
 
 def orphan_after_s(lease_s: float, members: int) -> float:
-    """Without a word from its borrower's agent, after which a slab is an orphan."""
+    """Seconds without a renewal by its borrower's agent after which a slab is an orphan."""
     return lease_s if members == 1 else ORPHAN_LEASES * lease_s
 
 
@@ -97,18 +99,18 @@ def next_pace(old_s: float | None, answered_s: float) -> float:
 
 
 def nearest(paces: Iterable[tuple[int, float | None]], count: int) -> list[int]:
-    """Members by how soon they answer (epoch, pace in seconds; None: never asked), the one to be read from first.
-    `count`: of reads so far."""
+    """Members ordered by how soon they answer (epoch, pace in seconds; None: never asked), the one to read from first.
+    `count`: reads so far."""
     order = [epoch for epoch, _ in sorted(paces, key=lambda each: (each[1] is not None, each[1] or 0.0, each[0]))]
     return order[::-1] if count % LOOK_AGAIN == LOOK_AGAIN - 1 else order
 
 
 def hedge_after_s(pace_s: float | None) -> float:
-    """How long a read waits for its member before the other is asked too."""
+    """Seconds that a read waits for its member before the other is asked too."""
     least_s, most_s = HEDGE_S
     return least_s if pace_s is None else min(most_s, max(least_s, HEDGE_TIMES * pace_s))
 
 
 def rebuild_pause_s(copied_bytes: int) -> float:
-    """Before the next part is copied."""
+    """Seconds to pause before the next part is copied."""
     return copied_bytes / REBUILD_BYTES_S

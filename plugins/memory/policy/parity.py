@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DATA_MIN, DATA_MAX = 2, 7
-"""Columns with pages. One would be a mirrored volume; members of a slab are 8 at the most."""
+"""Least and most columns with pages. One would be a mirrored volume; a slab has at most 8 members."""
 KIND_BITS = 4
-"""Lower bits of the version of a slot; those of pages are 0."""
+"""Lower bits of a slot's version, which tell its kind; in versions of pages they are 0."""
 KINDS = 1 << KIND_BITS
 _KIND = np.uint64(KINDS - 1)
 
 
 def parsed(text: object) -> int:
-    """Data members of `K+1`. ValueError says what is wrong, for people."""
+    """Number of data members in text of the form `K+1`. ValueError says what is wrong, for people."""
     data, plus, one = str(text).replace(" ", "").partition("+")
     if not (data.isascii() and data.isdigit() and len(data) < 4 and plus and one == "1"):
         raise ValueError(f"{text!r} is not of the form K+1, such as 2+1 or 4+1")
@@ -42,51 +42,54 @@ def parsed(text: object) -> int:
 
 
 def rows_of(first: int, count: int, data: int) -> tuple[int, int]:
-    """The rows in which a run of pages of a slab lies: the first, and how many."""
+    """The first row of a run of pages of a slab, and how many rows it covers."""
     row = first // data
     return row, (first + count - 1) // data - row + 1
 
 
 def xor(parts: Iterable["NDArray[np.uint8]"]) -> "NDArray[np.uint8]":
-    """Of pages, all of one shape: the parity of a row's pages, or from that and the other pages the missing one."""
+    """Xor of pages of one shape: the parity of a row's pages, or the missing page from the parity and the other
+    pages."""
     found: NDArray[np.uint8] = np.bitwise_xor.reduce(list(parts))
     return found
 
 
 def slot_version(version: int, column: int | None) -> int:
-    """Of a slot that is written with version `version`. `column`: whose copy it is; None: it is parity."""
+    """Version of a slot that is written under version `version`. `column`: whose copy it is; None: it is parity."""
     return version if column is None else version | (column + 1)
 
 
 def is_parity(slots: "NDArray[np.uint64]", newest: "NDArray[np.uint64]") -> "NDArray[np.bool_]":
-    """In which rows the slot is the XOR of the pages. `slots`, shape (rows,); `newest` of the pages that are known,
-    shape (rows, columns): of one that is not known, the slot has whatever was acknowledged."""
+    """The rows in which the slot is the XOR of the pages. `slots`, shape (rows,); `newest`, shape (rows, columns):
+    versions of the pages that are known. For a page that is not known, the slot has whatever was acknowledged."""
     found: NDArray[np.bool_] = (slots > 0) & ((slots & _KIND) == 0) & (slots >= newest.max(axis=1))
     return found
 
 
 def is_copy(slots: "NDArray[np.uint64]", newest: "NDArray[np.uint64]", column: int) -> "NDArray[np.bool_]":
-    """In which rows the slot is the newest page of that column, of which `newest` are the versions, shape (rows,)."""
+    """The rows in which the slot is the newest page of that column; `newest`, shape (rows,), are the column's
+    versions."""
     found: NDArray[np.bool_] = ((slots & _KIND) == column + 1) & (slots >= newest)
     return found
 
 
 class SettledRows(NamedTuple):
-    """What a slab is, from what its members say."""
+    """The state of a slab, from what its members report."""
 
     newest: "NDArray[np.uint64]"
-    """Shape (rows, columns); 0: never written, or lost."""
+    """Newest version of each page, shape (rows, columns); 0: never written, or lost."""
     lost: bool
-    """A page may have been lost: what reads as never written may have been something."""
+    """A page may have been lost: one that reads as never written may have had content."""
     stale: "NDArray[np.int64]"
-    """Rows that get their parity before anything is read: a page is newer than the slot, so nobody heard that it was
-    written; read now and lost with its member afterwards, it would go back."""
+    """Rows whose parity is made before anything is read: a page is newer than the slot, so its write was not
+    acknowledged; read now and lost with its member afterwards, it would go back in time."""
 
 
 def settled(columns: Sequence["NDArray[np.uint64] | None"], slots: "NDArray[np.uint64] | None") -> SettledRows:
-    """`columns`: what members say of their pages, shape (rows,) each; None: nobody is left who knows. `slots` likewise.
-    A page without a member is what the slot of its row says, if that says it; or it is lost, if it was there. A copy
-    may be newer than what its member has: that missed the write, and the process ended before the disk knew."""
+    """The newest version of each page of these rows, and what is lost. `columns`: the versions that members report,
+    shape (rows,) each; None: no member is left that knows. `slots`: the same for slots. A page without a member is what
+    the slot of its row says, if that says it; or it is lost, if it was there. A copy may be newer than what its member
+    has: the member missed the write, and the process ended before the disk knew."""
     known = [found for found in columns if found is not None]
     rows = len(next(found for found in (*known, slots) if found is not None))
     newest = np.zeros((rows, len(columns)), np.uint64)

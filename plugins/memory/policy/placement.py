@@ -1,4 +1,4 @@
-"""Which slab deserves remote memory, and whose (Infiniswap §2.4.1, §2.4.2)."""
+"""The slabs that deserve remote memory, and the hosts that lend it (Infiniswap §2.4.1, §2.4.2)."""
 
 import random
 from bisect import bisect_left
@@ -18,11 +18,11 @@ HOT_SLAB = 20.0
 HOT_SLAB_BYTES = GIB
 """The size of the slabs that `HOT_SLAB` was chosen for (Infiniswap §2.7)."""
 CHOICES = 2
-"""How many hosts are asked for one slab (Infiniswap §2.4.2: the power of two choices)."""
+"""Hosts that are asked for one slab (Infiniswap §2.4.2: the power of two choices)."""
 DRAWN = 6
-"""How many hosts are drawn when gossip decides which `CHOICES` of them are asked. Ours, measured by `covey-sim memory`:
-in the paper's cluster six come within a tenth of full knowledge's balance, and with more,
-on views 10 s old, borrowers choose the same hosts."""
+"""Hosts that are drawn when gossip decides which `CHOICES` of them are asked. Ours, measured by `covey-sim memory`: in
+the paper's cluster six come within a tenth of full knowledge's balance, and with more, on views 10 s old, borrowers
+choose the same hosts."""
 
 
 class LenderPeer(msgspec.Struct, frozen=True):
@@ -31,17 +31,17 @@ class LenderPeer(msgspec.Struct, frozen=True):
     host: HostId
     state: HostState
     slabs_free: int | None
-    """What it says it could lend; None when it lends nothing or has not said so yet."""
+    """Slabs that it says it could lend; None when it lends nothing or has not said so yet."""
     slab_bytes: int = 0
-    """Size of the slabs it counts in; 0: of the one who asks."""
+    """Bytes of the slabs in which it counts; 0: the size of the host that asks."""
     rack: str = ""
-    """What it says it stands in; empty: it has no label."""
+    """Label of its rack, by its own word; empty: it has none."""
     lent: Mapping[int, int] | None = None
-    """What it says it lends on each account, bytes (`policy.budgets`); None: it does not say."""
+    """Bytes that it says it lends on each account (`policy.budgets`); None: it does not say."""
 
 
 class LenderPeers(tuple[LenderPeer, ...]):
-    """What is known of all hosts at one time. A volume with many slabs asks it again and again."""
+    """All known hosts at one time. A volume with many slabs asks it again and again."""
 
     def room(self, slab_bytes: int) -> dict[HostId, int]:
         """Hosts worth asking -> slabs of this size that they say they could lend; sorted. A copy."""
@@ -59,13 +59,13 @@ def activity(old: float, measured: float, alpha: float = ALPHA) -> float:
 
 
 def activities(old: Sequence[float], measured: Sequence[float], alpha: float = ALPHA) -> list[float]:
-    """`activity` of many slabs at once: a host has thousands, and hears of all of them each second."""
+    """The `activity` of many slabs at once: a host has thousands, and measures all of them each second."""
     kept = 1 - alpha
     return [alpha * now + kept * before for before, now in zip(old, measured, strict=True)]
 
 
 def hot_slabs(requests_per_s: Sequence[float], hot: float) -> list[int]:
-    """`is_hot` of many slabs at once: the numbers of those that are."""
+    """Numbers of the slabs that are hot: `is_hot` for many at once."""
     return [number for number, rate in enumerate(requests_per_s) if rate > hot]
 
 
@@ -75,22 +75,22 @@ def is_hot(requests_per_s: float, hot: float = HOT_SLAB) -> bool:
 
 
 def hot_for(slab_bytes: int, hot: float = HOT_SLAB) -> float:
-    """The threshold for slabs of another size: as many requests per second *and byte* as the paper's 20 per GiB. The
-    paper has one slab size and needs no such rule; 20 for a slab of 64 MiB leaves memory idle that its 1 GB slab
-    would have used, since one sixteenth of the pages gets one sixteenth of the requests."""
+    """The threshold for slabs of another size, in proportion to the paper's 20 requests per second per GiB. The paper
+    has one slab size and needs no such rule; 20 for a slab of 64 MiB leaves memory idle that its 1 GB slab would have
+    used, since one sixteenth of the pages gets one sixteenth of the requests."""
     if slab_bytes <= 0:
         raise ValueError(f"a slab of {slab_bytes} bytes: expected more than 0")
     return hot * slab_bytes / HOT_SLAB_BYTES
 
 
 EMPTY_SHARE = 0.5
-"""Of HotSlab: a slab of which everything was discarded is given back below it. Infiniswap cannot know which pages its
-swap area holds (§2.4.1), so it has no such rule."""
+"""Share of HotSlab below which a slab of which everything was discarded is given back. Infiniswap cannot know which
+pages its swap area holds (§2.4.1), so it has no such rule."""
 
 
 def is_cold(requests_per_s: float, cold: float | None = None, hot: float = HOT_SLAB) -> bool:
-    """Should a mapped slab be given back unasked? (Infiniswap §2.4.1, ColdSlab.) With None never, as in the paper's own
-    implementation. `cold` must lie below `hot`, or a slab would be mapped and given back every second."""
+    """Should a mapped slab be given back unasked? (Infiniswap §2.4.1, ColdSlab.) With `cold` None never, as in the
+    paper's own implementation. `cold` must be below `hot`, or a slab would be mapped and given back every second."""
     if cold is None:
         return False
     if not 0 <= cold < hot:
@@ -99,9 +99,9 @@ def is_cold(requests_per_s: float, cold: float | None = None, hot: float = HOT_S
 
 
 def hosts_apart(candidates: Sequence[HostId], group: Collection[HostId], rack_of: Mapping[HostId, str]) -> list[HostId]:
-    """Candidates for one more member of a mirror or parity group whose others lie (or are being asked for) on `group`:
-    none of its hosts, and of its racks only where the group has fewest members, which is none as long as there is a
-    candidate in another rack. Sorted. A host without a label is a rack of its own.
+    """Candidates for one more member of a mirror or parity group whose other members are (or are being asked for) on
+    the hosts `group`. No candidate is one of these hosts; racks with fewest members of the group come first, so another
+    rack is chosen as long as there is a candidate in one. Sorted. A host without a label is a rack of its own.
 
     Ours: the paper's second copy is the local disk; a volume without one must survive the loss of a rack.
     """
@@ -117,7 +117,7 @@ def _rack(host: HostId, rack_of: Mapping[HostId, str]) -> tuple[bool, str]:
 
 
 def in_slabs_of(peers: Sequence[LenderPeer], slab_bytes: int) -> list[LenderPeer]:
-    """The same hosts, with what each could lend counted in slabs of this size. Hosts count in their own."""
+    """These hosts, with the memory of each counted in slabs of this size. Hosts count in slabs of their own size."""
     return [
         peer
         if peer.slabs_free is None or peer.slab_bytes in (0, slab_bytes)
@@ -127,7 +127,7 @@ def in_slabs_of(peers: Sequence[LenderPeer], slab_bytes: int) -> list[LenderPeer
 
 
 def askable(peers: Sequence[LenderPeer]) -> list[HostId]:
-    """Hosts worth asking: alive, neither suspected nor gone, and not full by their own word. Sorted."""
+    """Hosts worth asking, sorted: alive, neither suspected nor gone, and not full by their own word."""
     return sorted(peer.host for peer in peers if peer.state == "alive" and peer.slabs_free)
 
 
@@ -146,7 +146,8 @@ def hosts_to_ask(
 
 
 def _drawn(hosts: list[HostId], known: Sequence[HostId], rng: random.Random, count: int) -> tuple[HostId, ...]:
-    """Of hosts, sorted, in a list that is used up; `known`, sorted, are those of them that are drawn last."""
+    """Draw `count` of these hosts, a sorted list that is used up; `known`, sorted hosts of the same list, are drawn
+    last."""
     for host in known:
         del hosts[bisect_left(hosts, host)]
     first = rng.sample(hosts, min(count, len(hosts)))
@@ -160,11 +161,11 @@ def hosts_to_ask_by_view(
     count: int = CHOICES,
     drawn: int = DRAWN,
 ) -> tuple[HostId, ...]:
-    """Draws `drawn` hosts as `hosts_to_ask` does and asks the `count` that are freest by gossip: nearly the balance of
+    """Draw `drawn` hosts as `hosts_to_ask` does and ask the `count` that are freest by gossip: nearly the balance of
     asking all of them for the messages of asking two. An old view does no harm: it only ranks a few hosts drawn at
     random, and a host that is asked answers what is true now. The freest of the *whole* view would be chosen by all
-    borrowers at once. Hosts without a slab of this volume stay first. `slabs_free`: what each
-    says it could lend. Ours."""
+    borrowers at once. Hosts without a slab of this volume stay first. `slabs_free`: slabs that each says it could lend.
+    Ours."""
     held = frozenset(holding)
     known = sorted(host for host in held if host in slabs_free)
     found = _drawn(sorted(slabs_free), known, rng, max(count, drawn))
@@ -174,8 +175,8 @@ def hosts_to_ask_by_view(
 def freest(
     asked: Sequence[HostId], offers: Mapping[HostId, int], ours: Mapping[HostId, int] | None = None
 ) -> HostId | None:
-    """The freer of the hosts that answered, or None when nobody has room (Infiniswap §2.4.2). Between equals the one
-    with the fewest slabs of this volume (`ours`), then the one that was drawn first."""
+    """The freest of the hosts that answered, or None when no host has room (Infiniswap §2.4.2). Of equals the one with
+    the fewest slabs of this volume (`ours`), then the one that was drawn first."""
     with_room = [host for host in asked if offers.get(host, 0) > 0]
     held = ours or {}
     return max(with_room, key=lambda host: (offers[host], -held.get(host, 0)), default=None)

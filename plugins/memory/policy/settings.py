@@ -16,16 +16,17 @@ from plugins.memory.policy.placement import CHOICES, DRAWN
 from plugins.memory.policy.spilling import volume_bytes_most
 
 SLABS_MAX = 1 << 14
-"""Slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes want larger
-slabs."""
+"""Most slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes need
+larger slabs."""
 REQUEST_PAGES_MAX: Final = 256
-"""Pages in one request on either byte path."""
+"""Most pages in one request on either byte path."""
 PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
 """Bytes of the largest page at a lender."""
 VOLUMES_MAX = 4096
-"""Of one host: more processes than that are no setting any more."""
+"""Volumes of one host: more processes than that are not a sensible setting."""
 DRAWN_MAX = 24
-"""From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
+"""Most hosts that may be drawn: from two dozen on all borrowers choose the same few hosts (measured by `covey-sim
+memory`)."""
 T = TypeVar("T")
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,63}")
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
@@ -143,7 +144,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lent_slab_bytes(self) -> int:
-        """Of a slab at its lender, with the seals of its pages."""
+        """Bytes of a slab at its lender, with the seals of its pages."""
         return lent_bytes(self.slab_bytes, self.page_bytes, self.seal)
 
     @property
@@ -156,22 +157,22 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def headroom_kept(self) -> Headroom | None:
-        """None for `auto`."""
+        """The memory to keep free; None for `auto`."""
         return None if self.headroom == "auto" else _headroom(self.headroom)
 
     @property
     def hot(self) -> float | None:
-        """None for `auto`."""
+        """Page requests per second above which a slab is placed; None for `auto`."""
         return None if self.hot_requests_per_s == "auto" else self.hot_requests_per_s
 
     def budget_bytes(self, tenant: str) -> int | None:
-        """None: not limited."""
+        """A tenant's budget in bytes; None: not limited."""
         most = parse_size(self.default_budget) if self.default_budget else None
         return budget_of(tenant, {each: parse_size(size) for each, size in self.budgets.items()}, most)
 
     @property
     def lend_max_bytes(self) -> int | None:
-        """None for `auto`."""
+        """Most bytes that are ever lent; None for `auto`."""
         return None if self.lend == "auto" else parse_size(self.lend)
 
     @property

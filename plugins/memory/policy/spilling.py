@@ -1,47 +1,47 @@
-"""When a volume's spill log is synced, when it is compacted, and how long its parts are. Pure."""
+"""Pure decisions about a volume's spill log: when it is synced, when it is compacted, and how long its parts are."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 SEGMENTS = 64
-"""Segments that a volume is cut into, so that a small one is compacted in small steps too."""
+"""Segments that a volume is cut into, so that a small one too is compacted in small steps."""
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 256 << 10, 32 << 20
 STRIDE = 2
-"""How many times its length a segment may become: a batch that begins within its length is written as a whole."""
+"""How many times its length a segment may become: a batch that begins within the length is written as a whole."""
 PLACES_MAX = (1 << 31) - 2
-"""Blocks of a log that are told apart, whether they are in use or not."""
+"""Blocks of a log that can be told apart, whether they are in use or not."""
 BATCH_ROWS = 1024
-"""Records of one batch, at most."""
+"""Most records of one batch."""
 COPY_ROWS = 256
 """Records that compaction copies in one step: new records wait for it."""
 UNSEALED_MAX = 2
-"""Segments that are full and not sealed, at most: what is not sealed cannot be compacted, and costs a row of memory a
-record."""
+"""Most segments that are full and not sealed: an unsealed segment cannot be compacted, and costs a row of memory for
+each record."""
 GATHER_S = 0.01
-"""How long records for which nobody waits are gathered."""
+"""Seconds for which records are gathered that nothing waits for."""
 SYNC_BYTES = 64 << 20
-"""Written without a sync, at most; what is not synced is read and checked after a crash."""
+"""Most bytes written without a sync; what is not synced is read and checked after a crash."""
 SYNC_S = 1.0
-"""For how long what is written may stay unsynced."""
+"""Most seconds for which written bytes may stay unsynced."""
 TAKES_MAX, TAKES_MOST = 1.3, 1.5
-"""How many times the bytes that live the log may take on disk, beside `SEGMENTS_SPARE` segments, those that
-wait to go, and those in reserve. Above the first every second step is one of compaction, above the second all are:
-whoever writes without a pause is held up."""
+"""Most bytes of the log on disk as multiples of the living bytes, beside `SEGMENTS_SPARE` segments, those that wait to
+be dropped, and those in reserve. Above the first every second step is one of compaction, above the second all are: a
+writer that does not pause is held up."""
 SEGMENTS_SPARE = 3
 RESERVED = 3
-"""Segments that are listed ahead: the list is replaced, which takes a disk long, once for so many."""
+"""Segments that are listed ahead: replacing the list takes a disk long, so it is done once for this many."""
 DROP_TOGETHER = 2
-"""Segments that go together, for the same reason; fewer when there is nothing else to do."""
+"""Segments that are dropped together, for the same reason; fewer when there is nothing else to do."""
 DEAD_MAX = 0.5
-"""Share of a segment that may be dead; above, it is compacted although there is room."""
+"""Share of a segment that may be dead; above it the segment is compacted although there is room."""
 
 
 class Fill(NamedTuple):
-    """One segment to which nothing is added any more."""
+    """Fill of one segment to which nothing is added any more."""
 
     slot: int
     used: int
-    """Blocks it takes on disk."""
+    """Blocks that it takes on disk."""
     live: int
     """Blocks of it whose record is the newest of its page."""
 
@@ -52,28 +52,30 @@ def segment_blocks(size_bytes: int, page_bytes: int) -> int:
 
 
 def sync_due(waited_for: bool, unsynced_bytes: int, age_s: float) -> bool:
-    """`age_s`: of the oldest record that is written and not synced."""
+    """Is a sync due? `age_s`: age of the oldest record that is written and not synced."""
     return unsynced_bytes > 0 and (waited_for or unsynced_bytes >= SYNC_BYTES or age_s >= SYNC_S)
 
 
 def append_due(rows: int, waited_for: bool, age_s: float) -> bool:
-    """`rows` wait, the oldest for `age_s`."""
+    """Is it time to append `rows` waiting records, the oldest of which has waited for `age_s`?"""
     return rows > 0 and (waited_for or rows >= BATCH_ROWS or age_s >= GATHER_S - 1e-6)
 
 
 def takes_too_much(used: int, live: int, segment: int, times: float = TAKES_MAX) -> bool:
-    """Blocks on disk, blocks that live, blocks of a segment."""
+    """Does the log take too much disk? `used`: blocks on disk; `live`: blocks that live; `segment`: blocks of a
+    segment."""
     return used > times * live + SEGMENTS_SPARE * segment
 
 
 def volume_bytes_most(page_bytes: int) -> int:
-    """The largest volume whose log can be written again and again."""
+    """Bytes of the largest volume whose log can be rewritten again and again."""
     return int(PLACES_MAX / (STRIDE * TAKES_MOST)) * page_bytes
 
 
 def to_compact(full: Iterable[Fill], used: int, live: int, segment: int) -> int | None:
-    """Slot of the segment to copy what lives from and to delete: the one with most dead blocks, when the log takes too
-    much or that one is more than half dead; None when all is in order. `used`, `live`: of the whole log."""
+    """Slot of the segment whose living records are to be copied so that it can be deleted: the one with most dead
+    blocks, when the log takes too much or that segment is more than half dead; None when all is in order. `used`,
+    `live`: blocks of the whole log."""
     worst = max(full, key=lambda fill: (fill.used - fill.live, -fill.slot), default=None)
     if worst is None or worst.live >= worst.used:
         return None

@@ -1,4 +1,4 @@
-"""May pages that were swapped out come back? Taken in without room they would have the kernel end programs."""
+"""May pages that were swapped out be taken back? Without room for them the kernel would end programs."""
 
 from collections.abc import Sequence
 
@@ -7,33 +7,33 @@ import msgspec
 from covey.core.units import format_size
 
 KEPT_FRACTION = 1 / 32
-"""Of this machine's memory, free when all pages are back."""
+"""Fraction of this machine's memory that is free when all pages are back."""
 GROUP_KEPT_FRACTION = 1 / 16
-"""Of a group's limit, likewise."""
+"""Fraction of a group's memory limit that is free when all its pages are back."""
 
 
 class GroupMemory(msgspec.Struct, frozen=True):
-    """A control group whose memory is limited; bytes."""
+    """A control group whose memory is limited; sizes in bytes."""
 
     name: str
     limit_bytes: int
     used_bytes: int
     cache_bytes: int
-    """Of it: contents of files, which the kernel gives up for pages."""
+    """Bytes of `used_bytes` that are contents of files, which the kernel gives up for pages."""
     swapped_bytes: int
-    """Of its pages, in any swap area."""
+    """Bytes of the group's pages in any swap area."""
 
 
 class RoomNow(msgspec.Struct, frozen=True):
-    """What a machine has for pages that come back; bytes."""
+    """Room that a machine has for pages that come back; bytes."""
 
     total_bytes: int
     available_bytes: int
-    """What can be had without swapping (`MemAvailable`)."""
+    """Bytes that can be had without swapping (`MemAvailable`)."""
     elsewhere_bytes: int
-    """Free in other swap areas."""
+    """Bytes free in other swap areas."""
     used_bytes: int
-    """Pages in the area that is to go."""
+    """Bytes of pages in the swap area that is to go."""
     groups: Sequence[GroupMemory] = ()
 
 
@@ -41,7 +41,8 @@ def lacks_room(now: RoomNow) -> str:
     """Why the pages of a swap area cannot be taken back, for people; empty: they can.
 
     A page that comes back is charged to its group, whatever is free elsewhere: in a group at its limit, without another
-    swap area, the kernel would end a program to make room for it."""
+    swap area, the kernel would end a program to make room for it.
+    """
     kept = int(now.total_bytes * KEPT_FRACTION)
     room = max(0, now.available_bytes - kept) + now.elsewhere_bytes
     if now.used_bytes > room:

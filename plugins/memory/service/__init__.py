@@ -43,9 +43,9 @@ from plugins.memory.service.views import account_views, swap_told
 from plugins.views import AccountView, SlabView, VolumeView
 
 ASK_S = 2.0
+"""Seconds that other hosts may take to list their slabs."""
 WHY_MAX = 400
-"""Characters of why a volume is not ready."""
-"""How long other hosts may take to list their slabs."""
+"""Most characters of the reason why a volume is not ready."""
 _NAME = re.compile(ID_PATTERN)
 
 
@@ -91,7 +91,8 @@ class MemoryService(PluginService):
                 pass
 
     async def _second(self) -> None:
-        """One at a time: a process that is slow to answer makes seconds longer, not more."""
+        """Pass one second to both halves, one at a time: a process that is slow to answer makes seconds longer, not
+        more."""
         try:
             self.accounts.heard(self.borrowing.peers(), self.env.clock.now_s())
             await self.lending.second()
@@ -119,7 +120,8 @@ class MemoryService(PluginService):
     # ---- processes of this host ----
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
-        """A process whose user is not known gets no volume and ends none: -1 stands for a person at agentctl."""
+        """Answer a frame of a process of this host. A process whose user is not known gets no volume and ends none: uid
+        -1 stands for a person at agentctl."""
         try:
             if isinstance(frame, Attach | Detach) and peer.uid < 0:
                 what = f"cannot {type(frame).__name__.lower()} volume {_volume_name(frame.volume)}"
@@ -137,7 +139,7 @@ class MemoryService(PluginService):
             peer.send(Refusal(refused.what, refused.why, refused.next))
 
     async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
-        """It counts against the budget of the job's tenant."""
+        """Attach a volume for a rank; it counts against the budget of the job's tenant."""
         job = self.accounts.jobs.get(peer.of_job) if peer.of_job is not None else None
         account = NOBODY if peer.of_job is None else Payer("" if job is None else job.tenant, peer.of_job)
         name = _volume_name(frame.volume)
@@ -151,7 +153,7 @@ class MemoryService(PluginService):
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
 
     def _say_coming(self, peer: JobPeer, name: str, why: str) -> None:
-        """Refused when the process that waits is gone."""
+        """Tell a waiting process why its volume is not ready. Refused when that process is gone."""
         if peer.gone:
             raise Refused(1, f"volume {name} is not waited for", "who asked for it hung up", "ask again")
         peer.send(VolumeComing(name, why[:WHY_MAX]))
@@ -171,8 +173,8 @@ class MemoryService(PluginService):
         }
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
-        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
-        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
+        """Arguments: `volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: its owner, if it is
+        new; `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
         `parity`: `K+1` for one on K + 1; `create`: true makes it anew, empty, whatever other hosts know of it."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
@@ -186,19 +188,20 @@ class MemoryService(PluginService):
         return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`volume`."""
+        """Arguments: `volume`."""
         name = _volume_name(arguments.get("volume"))
         await self.borrowing.detach(name, -1)
         return {"volume": name}
 
     async def _export(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`volume`, `socket` (absolute path), `end` (true: no more)."""
+        """Arguments: `volume`, `socket` (absolute path), `end` (true: stop serving it there)."""
         name, path = _volume_name(arguments.get("volume")), str(arguments.get("socket", ""))
         await self.borrowing.doors.export(name, path, arguments.get("end") is True)
         return {"volume": name, "socket": path}
 
     async def _swap(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`volume`, `end` (true: no more). `swap`: `on`, `ending` (it takes longer: see `volumes`) or `off`."""
+        """Arguments: `volume`, `end` (true: end it). Answer: `swap` is `on`, `ending` (it takes longer: see `volumes`)
+        or `off`."""
         name = _volume_name(arguments.get("volume"))
         if arguments.get("end") is True:
             return {"volume": name, "swap": await self.borrowing.doors.end_swap(name)}
@@ -206,7 +209,7 @@ class MemoryService(PluginService):
         return {"volume": name, "swap": "on"}
 
     async def _give_up(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`volume`."""
+        """Arguments: `volume`."""
         name = _volume_name(arguments.get("volume"))
         given_up = await self.borrowing.unsure.give_up(name)
         volume = self.borrowing.volumes.get(name)
@@ -221,11 +224,11 @@ class MemoryService(PluginService):
         return [measured.completed(view, self.borrowing.volumes[view.volume], self.accounts) for view in views]
 
     async def _accounts(self, arguments: Mapping[str, Any]) -> list[AccountView]:
-        """What tenants and jobs have of the rack's memory, as this host hears it."""
+        """The memory of the rack that tenants and jobs have, as this host hears it."""
         return account_views(self.accounts, self.borrowing.volumes.values(), self._settings.budgets)
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
-        """This host's; with `all` those of every host that answers."""
+        """This host's slabs; with `all` those of every host that answers."""
         mine = self.borrowing.slab_views()
         if not arguments.get("all"):
             return mine
@@ -234,7 +237,7 @@ class MemoryService(PluginService):
         return [*mine, *(slab for answer in answers for slab in answer)]
 
     async def _slabs_of(self, host: HostId) -> tuple[SlabView, ...]:
-        """None of a host that does not answer in time, or does not lend or borrow."""
+        """The slabs of another host's volumes; none if it does not answer in time, or does not lend or borrow."""
         try:
             answer = await self.host.ask(self.name, host, SlabsHere(), ASK_S)
         except (TimeoutError, Refused):

@@ -9,7 +9,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.metrics import MetricSeries
 from covey.core.units import format_size
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from covey.wire.job import Make
 from plugins.base import Host
 from plugins.memory.datapath import vold
@@ -46,20 +46,20 @@ from plugins.views import SlabView, VolumeView, WaitView
 
 ASK_S = 5.0
 READY_S = 10.0
-"""How long a person's command that attaches waits for the volume's process; it goes on starting."""
+"""Seconds that a person's attach command waits for the volume's process; the process keeps starting after that."""
 LOOK_S = 1.0
-"""Between two looks whether somebody still waits for a volume, and whether anybody still works on it."""
+"""Seconds between two checks whether a volume is still waited for, and whether it is still being worked on."""
 DEATHS_MAX = 3
-"""Starts of a volume's process in a row that failed: then whoever waits for it is told why."""
+"""Failed starts of a volume's process in a row after which a waiting client is told why."""
 CLOSE_S = 60.0
-"""How long one question to close a slab waits for the disk; then it is asked again."""
+"""Seconds that one question to close a slab waits for the disk; then it is asked again."""
 AGAIN_S = 1.0
-"""Pause before a process that could not close a slab is asked again."""
+"""Seconds to pause before a process that could not close a slab is asked again."""
 TOKEN_BYTES = 32
 
 
 class Borrowing:
-    """`perform` performs the actions that every plugin shares."""
+    """The volumes of this host. `perform` performs the actions that every plugin shares."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Borrowing:
         )
         self.accounts = accounts
         self.refused_for_budget = 0
-        """Volumes that were not attached since a tenant or a job would have been over its budget."""
+        """Count of volumes that were not attached because a tenant or a job would have been over its budget."""
         self.volumes: dict[str, OpenVolume] = {}
         self.earlier = EarlierElsewhere(host, record)
         self.unsure = UnsureLenders(host, self.volumes, self._slabs, self.earlier)
@@ -92,7 +92,7 @@ class Borrowing:
         self._former = Former(host, record, self.machine, self.volumes, self._changing, self._forget)
 
     async def start(self) -> None:
-        """Every volume's process is found again, or started again."""
+        """Find every volume's process again, or start it."""
         self.machine.awaited.update(known.volume for known in self._record.now.volumes)
         for known in self._record.now.volumes:
             self._keep(known)
@@ -110,9 +110,9 @@ class Borrowing:
         make: Make = "",
         waits: Waits | None = None,
     ) -> OpenVolume:
-        """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
-        `uid` -1: asked by agentctl. `waits` is told now and then what it waits for, and raises Refused when nobody does
-        any more; without it the answer comes within the time of a command, ready or not."""
+        """The volume of this name, made if there is none, for `owner` (default: the user who asks). Refused when it
+        cannot be. `uid` -1: asked by agentctl. `waits` is told now and then what the volume waits for, and raises
+        Refused when its client is gone; without it the answer comes within the time of a command, ready or not."""
         began_s, whose = self._env.clock.now_s(), uid if owner is None else owner
         if name not in self.volumes:
             self._volume_like(name, size_bytes, whose, kind, by)
@@ -135,9 +135,9 @@ class Borrowing:
         return found
 
     async def _who_has_files(self, name: str, uid: int, whose: int) -> int:
-        """The user to whom a volume belongs of which this agent has no record, but this host all files, which say what
-        its pages are and where they lie: a record that was lost is no volume lost. `whose`: as who asks says. Refused
-        to whom it is not known to belong."""
+        """The owner of a volume that this agent has no record of, while this host has its files, which say what its
+        pages are and where they are: a lost record is no lost volume. `whose`: the owner that the client names. Refused
+        to users to whom it is not known to belong."""
         owner = await self._record.owner(name)
         if owner is not None and (owner == -1 or uid in (owner, -1, 0)):
             return owner
@@ -149,7 +149,8 @@ class Borrowing:
         raise Refused(4, f"cannot attach volume {name}", why, step)
 
     async def _may_be_made(self, name: str, make: Make, waits: Waits | None) -> None:
-        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up."""
+        """Check that a volume may be made. Refused when it must exist, or when other hosts know of one whose record is
+        lost and that was not given up."""
         if make == "never":
             why = f"{self._host.id} has none of that name: it was detached, or is on another host"
             raise Refused(3, f"no volume {name}", why, "agentctl volumes shows all; RemoteMemory.open makes one")
@@ -159,7 +160,8 @@ class Borrowing:
             await self.earlier.check(name, waits)
 
     async def _until_ready(self, found: OpenVolume, began_s: float, waits: Waits | None) -> None:
-        """Until its process answers. Refused when that dies again and again, or takes longer than somebody waits."""
+        """Wait until the volume's process answers. Refused when it dies again and again, or takes longer than the
+        client waits."""
         name, process = found.known.volume, found.process
         what, logs = f"volume {name} is not ready", f"logs/{vold.control_name(name)}.log"
         while not process.ready.is_set():
@@ -179,7 +181,8 @@ class Borrowing:
                     raise Refused(1, what, f"{why}, after {READY_S:g} s", f"see {logs} and try again") from None
 
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
-        """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
+        """The record of the volume, or what it will be. Refused: it is another user's, of another size, or
+        impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
         count, parity = forming.checked_members(kind, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
@@ -212,7 +215,7 @@ class Borrowing:
         return known
 
     def _check_budgets(self, payer: Payer, more_bytes: int, what: str) -> None:
-        """Refused: its tenant or its job would be over."""
+        """Check budgets. Refused when the tenant or the job would be over its budget."""
         try:
             forming.refuse_over_budget(self.accounts, self.volumes.values(), self.machine, payer, more_bytes, what)
         except Refused:
@@ -220,7 +223,7 @@ class Borrowing:
             raise
 
     async def detach(self, name: str, uid: int) -> None:
-        """Forget it, on this host and at its lenders. Refused when there is none."""
+        """Forget the volume, on this host and at its lenders. Refused when there is none."""
         async with self._changing:
             found = self.volumes.get(name)
             if found is None:
@@ -318,7 +321,7 @@ class Borrowing:
             self._host.note(f"volume/{name}", "process gone", f"{why}; it is started again")
 
     def _is_told_again(self, name: str, why: str) -> bool:
-        """It died of the same as before, and was not there between."""
+        """Did the process die of the same cause as before, without having been up between?"""
         volume = self.volumes.get(name)
         told = volume is not None and volume.process.deaths > 1 and volume.died == why
         if volume is not None:
@@ -347,7 +350,7 @@ class Borrowing:
                     self._perform_shared(action, self.dispatch)
 
     async def second(self) -> None:
-        """Once a second: how busy is each slab, and who could be asked."""
+        """Once a second, measure how busy each slab is, and which hosts could be asked."""
         requests: dict[str, Sequence[int]] = {}
         links: dict[str, dict[int, Link]] = {}
         empty: dict[str, list[int]] = {}
@@ -364,7 +367,8 @@ class Borrowing:
         self.unsure.ask()
 
     async def _learn_payer(self, volume: OpenVolume) -> None:
-        """A rank may open a volume before the log's word of its job is here: it counts from when that comes."""
+        """Look up a volume's tenant. A rank may open a volume before the log's word of its job is here: its tenant
+        counts from when that word comes."""
         known = volume.known
         tenant = self.accounts.payer(known.tenant, known.job)
         if tenant == known.tenant or self.volumes.get(known.volume) is not volume:
@@ -388,7 +392,7 @@ class Borrowing:
         return answer if isinstance(answer, PageCounts) else None
 
     def _tell_trouble(self, volume: OpenVolume, counts: PageCounts) -> None:
-        """In its event log, when it begins, changes and ends."""
+        """Note trouble in the volume's event log when it begins, changes and ends."""
         if counts.trouble != volume.trouble:
             what = trouble_told(counts.trouble, volume.known.members)
             volume.trouble = counts.trouble
@@ -422,7 +426,8 @@ class Borrowing:
             self.dispatch(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
 
     async def _close(self, action: CloseSlab) -> None:
-        """Until it is certain. A process that died is asked what it has when it is back."""
+        """Ask the volume's process to close a place until it is certain. A process that died is asked what it has when
+        it is back."""
         while True:
             volume = self.volumes.get(action.volume)
             if volume is None:
@@ -464,7 +469,7 @@ class Borrowing:
         )
 
     def path(self, name: str) -> str:
-        """Of the unix socket that processes read and write through."""
+        """Path of the unix socket that processes read and write the volume through."""
         return f"{self._env.run_dir}/{vold.front_name(name)}.sock"
 
     def slab_views(self) -> list[SlabView]:

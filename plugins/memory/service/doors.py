@@ -1,4 +1,4 @@
-"""Doors of a volume for the kernel and for block device clients: what is open is remembered, and opened again when the
+"""Doors of a volume for the kernel and for block device clients. Open doors are remembered, and opened again when the
 volume's process begins anew."""
 
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from covey.core.errors import Refused
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.swap_wire import SwapCounts
 from plugins.base import Host
 from plugins.memory.datapath.wire import control
@@ -17,21 +17,21 @@ from plugins.memory.service.record import SlabRecord
 
 ASK_S = 5.0
 BEGIN_S = 18.0
-"""How long it may take to make a swap area; less than a command of `agentctl` may."""
+"""Seconds that making a swap area may take; less than a command of `agentctl` may."""
 BACKEND_BYTES = 8
-"""Of chance in the name of a device, so that none of before is taken for it."""
+"""Random bytes in the name of a device, so that it is not taken for an earlier one."""
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 
 
 class Doors:
-    """Of this host's volumes."""
+    """The doors of this host's volumes."""
 
     def __init__(self, host: Host, helper: str, record: SlabRecord, volumes: Mapping[str, OpenVolume]) -> None:
         self._host, self._record, self._volumes = host, record, volumes
         self._env: Env = host.env
         self._helper = helper
         self._lacks: str | None = None
-        """What this agent may not have; None: nobody asked yet."""
+        """The privileges that this agent lacks, in words; None: not asked yet."""
 
     def _volume(self, name: str) -> OpenVolume:
         volume = self._volumes.get(name)
@@ -51,7 +51,7 @@ class Doors:
         await self._record.set_volume(volume.known)
 
     async def open_again(self, name: str, process: ByteProcess) -> None:
-        """What was open when the process of before ended."""
+        """Open again what was open when the earlier process ended."""
         volume = self._volumes.get(name)
         if volume is None:
             return
@@ -69,7 +69,8 @@ class Doors:
     # ---- a block device at a unix socket ----
 
     async def export(self, name: str, path: str, end: bool) -> None:
-        """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
+        """Offer the volume as a block device at this unix socket, now and whenever its process starts; with `end` stop
+        that."""
         volume, what = self._volume(name), f"volume {name} is not exported at {path}"
         if not end:
             _must_be_formed(volume, what)
@@ -88,13 +89,15 @@ class Doors:
     # ---- swap of this host ----
 
     def _stay(self) -> str:
-        """An agent whose pages are in the volume could not start that volume's process again. What it lacks."""
+        """Keep this agent in memory: if its pages were in the volume it could not start that volume's process again.
+        Returns what it lacks for that."""
         if self._lacks is None:
             self._lacks = self._env.probes.stay_in_memory(flushes=False)
         return self._lacks
 
     async def begin_swap(self, name: str) -> None:
-        """It is swap of this host from now on, also when its process or this agent begins anew. Idempotent. Refused."""
+        """Make the volume swap of this host, also after its process or this agent begins anew. Idempotent. Refused when
+        it cannot."""
         volume, what = self._volume(name), f"volume {name} is not swap"
         if volume.known.swap:  # of a try that nobody heard the end of it may be off: then that is found, and said
             known = volume.known.swap
@@ -119,7 +122,8 @@ class Doors:
         self._host.note(f"volume/{name}", "swap", "of this host from now on")
 
     async def end_swap(self, name: str) -> str:
-        """`off`, or `ending`: it takes longer. Refused when there is no room for its pages: it stays swap."""
+        """End the swap: `off`, or `ending` when it takes longer. Refused when there is no room for its pages: it stays
+        swap."""
         volume, what = self._volume(name), f"volume {name} stays swap"
         if not volume.known.swap:
             return "off"
@@ -134,7 +138,7 @@ class Doors:
         return "off" if word == "off" else "ending"
 
     async def look(self, volume: OpenVolume, now: SwapCounts) -> None:
-        """Once a second: swap that was to end has ended, or the kernel has it no more."""
+        """Once a second, note swap that was to end and has ended, or that the kernel does not have any more."""
         if volume.known.swap and now.word == "lost":
             await self._ended(volume, f"{now.why}; pages that were in it are gone")
         elif volume.known.swap and volume.ending and now.word == "off":
@@ -147,7 +151,8 @@ class Doors:
 
 
 def _must_be_formed(volume: OpenVolume, what: str) -> None:
-    """Refused: it has no place for all of it yet, and may be given up for want of room, with all that is in it."""
+    """Refuse a volume that has no place for all of it yet: it may be given up for want of room, with all its
+    content."""
     if volume.known.members > 1 and not volume.known.formed:
         why = f"{volume.formed()} of its {volume.slabs} slabs have all their places so far"
         raise Refused(1, what, why, "try again in a few seconds")

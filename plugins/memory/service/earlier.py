@@ -1,7 +1,7 @@
 """Before a volume is made: does another host hold pages of one of this name, of which this host has lost its record?
 
 A host whose disk was replaced knows nothing of its volumes. Made anew, one of them would read zeros where pages were
-acknowledged, without an error; so every other host is asked, and a person says the word.
+acknowledged, without an error; so every other host is asked, and a person must confirm.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from plugins.memory.messages import VolumeHeld, VolumeIsHeld
 from plugins.memory.service.record import SlabRecord
 
 ASK_S = 2.0
-"""For one answer."""
+"""Seconds that one host may take to answer."""
 SILENT_S = 10.0
-"""How long a host that gossip calls alive may say nothing; then the volume is not made."""
+"""Seconds for which a host that gossip calls alive may be silent; after that the volume is not made."""
 PAUSE_S = 0.5
 MAY_ANSWER = ("alive", "suspect", "away")
 NAMED = 4
-"""Hosts in one line."""
+"""Most hosts that are named in one line."""
 Waits = Callable[[str], None]
-"""Hears why it takes so long. Raises Refused when nobody waits any more."""
+"""Called with the reason why it takes so long. Raises Refused when the client does not wait any more."""
 
 
 class KnownElsewhere(NamedTuple):
-    """What one host knows of a volume that this host has no record of, in slabs."""
+    """Slabs that one host knows of a volume that this host has no record of."""
 
     host: HostId
     held: int
@@ -36,13 +36,14 @@ class KnownElsewhere(NamedTuple):
 
 
 class EarlierElsewhere:
-    """Asks for one host."""
+    """Asks the other hosts on behalf of one host."""
 
     def __init__(self, host: Host, record: SlabRecord) -> None:
         self._host, self._record = host, record
 
     async def check(self, name: str, waits: Waits | None = None) -> None:
-        """Refused when another host knows of such a volume (4), or does not say whether it does (1)."""
+        """Check that no other host knows of such a volume. Refused when one does (4), or does not say whether it does
+        (1)."""
         clock = self._host.env.clock
         began_s = clock.now_s()
         silent, told = self._others(), list[KnownElsewhere]()
@@ -61,7 +62,7 @@ class EarlierElsewhere:
                 await asyncio.sleep(PAUSE_S)
 
     async def forget(self, name: str) -> list[HostId]:
-        """A person said that it is made anew. Who knew of one."""
+        """A person said that the volume is made anew: tell the other hosts. Returns those that knew of it."""
         others = self._others()
         told = await asyncio.gather(*(self._ask(host, name, forget=True) for host in others))
         found = [each.host for each in told if each is not None and (each.held or each.freed)]
@@ -70,15 +71,15 @@ class EarlierElsewhere:
         return found
 
     def _others(self) -> list[HostId]:
-        """Those that may still answer: a host that is suspected, or restarts its agent, is gone or alive soon."""
+        """Hosts that may still answer: one that is suspected, or restarts its agent, is gone or alive soon."""
         return [view.host for view in self._host.hosts() if view.host != self._host.id and view.state in MAY_ANSWER]
 
     def _lends(self, host: HostId) -> bool:
-        """Does it have this plugin, as far as it has said?"""
+        """Does the host have this plugin, as far as it has said?"""
         return any(view.host == host and view.value("spare", Spare) is not None for view in self._host.hosts())
 
     async def _ask(self, host: HostId, name: str, forget: bool) -> KnownElsewhere | None:
-        """None: it did not say."""
+        """Ask one host for all that it knows of the volume; None: it did not say."""
         since, boot = self._record.since, self._host.boot
         try:
             answer = await self._host.ask("memory", host, VolumeHeld(name, since, boot, forget), ASK_S)
@@ -102,7 +103,7 @@ class EarlierElsewhere:
 
 
 def word(name: str) -> str:
-    """How a person says that a volume is made anew."""
+    """Command by which a person says that a volume is made anew."""
     return f"agentctl volumes give-up {name}, or create=True in RemoteMemory.open"
 
 

@@ -1,5 +1,6 @@
-"""A volume without a disk begins with a place for everything: whoever attaches it waits until each slab has all of its
-members on hosts of their own, or is told that there is no room for them. And for whom a volume is made."""
+"""A volume without a disk begins with a place for everything: a client that attaches it waits until each slab has all
+of its members on hosts of their own, or is told that there is no room for them. This module also checks whose volume it
+is."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -27,30 +28,32 @@ from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownVolume, SlabRecord
 
 FORMED_S = 15.0
-"""How long whoever attaches waits at most, for the volume's process too (a command takes 20 s at most); it goes on."""
+"""Most seconds that a client waits, for the volume's process too (a command takes 20 s at most); forming continues
+after."""
 STUCK_S = 7.0
-"""Without one slab more for so long, while all lenders have declined, there is no room."""
+"""Seconds without one more slab, while all lenders have declined, after which there is no room."""
 LATE_S = 30.0
-"""Who did not answer in time may have room for so long, unless he says no."""
+"""Seconds for which a lender that did not answer in time may have room, unless it declines."""
 QUIET_S, LOOK_S = 1.0, 0.1
 LOOK_AT_S = 1.0
-"""Between two words to whoever waits, s."""
+"""Seconds between two messages to a waiting client."""
 
 
 class Payer(NamedTuple):
-    """For whom a volume is made; empty: nobody in particular."""
+    """Tenant and job for which a volume is made; empty: none in particular."""
 
     tenant: str = ""
     job: str = ""
 
 
 class Kind(NamedTuple):
-    """What somebody asks to stand behind the pages of a volume, unchecked; neither: as it is, or this host's disk."""
+    """The way in which a client asks to keep a volume's pages safe, unchecked. Neither field: as the volume is, or this
+    host's disk."""
 
     mirror: object = 0
     """Members of each slab."""
     parity: object = ""
-    """`K+1`."""
+    """Number of members as `K+1`, with parity."""
 
 
 NOBODY, AS_IS = Payer(), Kind()
@@ -59,8 +62,8 @@ NOBODY, AS_IS = Payer(), Kind()
 def refuse_over_budget(
     accounts: RackAccounts, volumes: Iterable[OpenVolume], borrower: Borrower, by: Payer, more: int, what: str
 ) -> None:
-    """Refused: the tenant or the job would have more than its budget, with all that its volumes on this host may take
-    and all that the rack lends to those of other hosts."""
+    """Refuse if the tenant or the job would have more than its budget, counting all that its volumes on this host may
+    take and all that the rack lends to those of other hosts."""
     mine = [volume.known for volume in volumes]
     for account, budget in accounts.limited(by.tenant, by.job):
         of = [known for known in mine if account.name == (known.tenant if account.kind == "tenant" else known.job)]
@@ -75,7 +78,7 @@ def refuse_over_budget(
 
 
 def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by: Payer, what: str) -> None:
-    """Refused: this host has as many volumes as it may, or as one job may have here. Each is a process."""
+    """Refuse if this host has as many volumes as it may, or as one job may have here. Each volume is a process."""
     mine = [volume.known for volume in volumes]
     of_job = sum(1 for known in mine if by.job and known.job == by.job)
     if by.job and of_job >= settings.volumes_per_job_max:
@@ -89,7 +92,7 @@ def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by:
 
 
 def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
-    """How many members somebody asks for, and whether one has parity. Refused when there is no such volume."""
+    """How many members the client asks for, and whether one has parity. Refused when there is no such volume."""
     members, parity_ = kind
     if parity_:
         if members:
@@ -108,9 +111,9 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
 
 
 class Former:
-    """Finds a place for everything of this host's volumes without a disk, or gives back what was found: one task for a
-    volume, whoever waits for it, and also when nobody does any more. `changing` is held while volumes come and go;
-    `forget` is called with it held."""
+    """Finds a place for everything of this host's volumes without a disk, or gives back what was found. There is one
+    task for each volume, however many clients wait, and also when none does any more. `changing` is held while volumes
+    come and go; `forget` is called with it held."""
 
     def __init__(
         self,
@@ -125,14 +128,14 @@ class Former:
         self._machine, self._volumes, self._changing, self._forget = machine, volumes, changing, forget
 
     def begin(self, volume: OpenVolume) -> None:
-        """Unless it has its places, or somebody is at it."""
+        """Begin to find places, unless the volume has them or a task looks for them already."""
         if volume.known.members > 1 and not volume.known.formed and volume.settled is None:
             volume.settled, volume.refused = asyncio.Event(), None
             self._env.spawn(f"memory forms {volume.known.volume}", self._form(volume))
 
     async def wait(self, volume: OpenVolume, began_s: float, waits: Waits | None = None) -> None:
-        """Refused: there is no room (4), not yet (1). `began_s`: when somebody began to wait for the volume. With
-        `waits` he waits for as long as somebody looks for places."""
+        """Wait for all places. Refused: there is no room (4), or not yet (1). `began_s`: when the client began to wait
+        for the volume. With `waits` it waits for as long as places are looked for."""
         self.begin(volume)
         what, settled = f"volume {volume.known.volume} is not ready", volume.settled
         assert settled is not None
@@ -178,7 +181,7 @@ class Former:
             self._host.note(f"volume/{volume.known.volume}", "racks shared", why)
 
     async def _give_up(self, volume: OpenVolume) -> None:
-        """Unless it may hold pages."""
+        """Give the volume up, unless it may hold pages."""
         name = volume.known.volume
         if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
             which = f"{volume.formed()} of {volume.slabs} slabs are whole"
@@ -191,14 +194,15 @@ class Former:
         await self._forget(volume)
 
     def _is_ours(self, volume: OpenVolume) -> bool:
-        """It was not detached; another one may have its name."""
+        """True unless the volume was detached; another one may have its name then."""
         return self._volumes.get(volume.known.volume) is volume
 
     def _placed(self, volume: OpenVolume) -> BorrowedVolume | None:
         return self._machine.volumes.get(volume.known.volume)
 
     async def _until_placed(self, volume: OpenVolume) -> bool:
-        """True once every slab has its members; False when there is no room for them, or it was detached."""
+        """Wait for places. True once every slab has its members; False when there is no room for them, or it was
+        detached."""
         clock = self._env.clock
         seen, began_s = -1, clock.now_s()
         seen_s = moved_s = looked_s = began_s
@@ -218,8 +222,8 @@ class Former:
 
 def _may_have_room(volume: BorrowedVolume | None, seen_s: float, now_s: float) -> bool:
     """Is a lender still asked for a member without a place, was one late when asked last, or was none asked since
-    another slab was formed (`seen_s`)? A lender's first slab is there when its process has started; until it has given
-    up what was not waited for, it tells of no room."""
+    another slab was formed (`seen_s`)? A lender's first slab is there when its process has started; until it has freed
+    slabs that were not waited for, it offers no room."""
     homeless = [slab for slab in volume.slabs if not slab.places] if volume is not None else []
     return any(
         slab.declined_s < seen_s or now_s < slab.late_s + LATE_S or isinstance(slab.search, Requesting | Opening)
@@ -228,7 +232,7 @@ def _may_have_room(volume: BorrowedVolume | None, seen_s: float, now_s: float) -
 
 
 def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
-    """Why it could not be made."""
+    """Why the volume could not be made."""
     found = sum(1 for slab in placed.slabs if slab.place is not None) if placed is not None else 0
     trouble = f" ({volume.trouble})" if volume.trouble else ""
     known = volume.known
@@ -242,7 +246,7 @@ def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
 
 
 def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> str:
-    """Which slabs have two members in one rack, for people; empty: none, as far as hosts are labelled."""
+    """Slabs that have two members in one rack, for people; empty: none, as far as hosts have labels."""
     rack_of = {peer.host: peer.rack for peer in peers}
     lenders: dict[int, list[HostId]] = {}
     for slab in volume.slabs if volume is not None else ():
@@ -257,19 +261,19 @@ def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> 
 
 
 def hosts(known: KnownVolume) -> str:
-    """How many each slab lies on, for people."""
+    """Number of hosts that hold each slab, for people."""
     return "two" if known.members == MEMBERS else str(known.members)
 
 
 def in_words(known: KnownVolume) -> str:
-    """What stands behind its pages, for people; empty: this host's disk."""
+    """The way in which the volume's pages are kept safe, for people; empty: on this host's disk."""
     if known.parity:
         return f", on {known.data} hosts and their parity on one more, and no disk"
     return "" if known.members == 1 else f", {known.members} members each and no disk"
 
 
 def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | None, what: str) -> None:
-    """Refused: it exists and is another one. `asked`: members, and whether with parity; None: as it is."""
+    """Refuse if the volume exists and differs. `asked`: members, and whether with parity; None: as it is."""
     if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
         why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
         raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
@@ -281,6 +285,6 @@ def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | No
 
 
 def check_owner(known: KnownVolume, uid: int, what: str) -> None:
-    """Refused: it belongs to another user. `uid` -1: a person asks, by agentctl."""
+    """Refuse if the volume belongs to another user. `uid` -1: a person asks, by agentctl."""
     if known.uid != -1 and uid not in (known.uid, -1, 0):
         raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")

@@ -8,8 +8,9 @@ import msgspec
 
 from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
-from covey.ports import MemoryNow, ProcessId
 from covey.ports.addresses import joined, reached_at
+from covey.ports.probes import MemoryNow
+from covey.ports.processes import ProcessId
 from plugins.base import Host
 from plugins.facts import LentNow, Spare, SpareChanged, is_drained
 from plugins.memory.datapath.lending import slab_keeper
@@ -35,7 +36,7 @@ SECRET_BYTES = 32
 
 
 class Lending:
-    """`perform` performs the actions that every plugin shares."""
+    """Lends this host's memory. `perform` performs the actions that every plugin shares."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Lending:
         self._awake = False
 
     async def start(self) -> None:
-        """A slab process that was lending before goes on until its slabs are back, even if nothing is lent any more."""
+        """Start lending. A slab process that lent before keeps running until its slabs are back, even if nothing is
+        lent any more."""
         if why := self._env.probes.watch_memory(self._stalls):
             self._env.log.info("memory is looked at once a second", why=why)
         self.machine.earlier = EarlierVolumes(self._record.now.earlier)
@@ -86,7 +88,7 @@ class Lending:
             self.dispatch(machine.StoreAsleep())
 
     async def _lent_before(self, known: KnownProcess) -> bool:
-        """A slab process lives, or a keeper that has what one lent."""
+        """Is there a slab process, or a keeper that has the slabs of one?"""
         if known.process is None:
             return False
         if self._env.processes.find(known.process) is not None:
@@ -98,7 +100,7 @@ class Lending:
         return True
 
     def wake(self, process: ByteProcess) -> None:
-        """The first loan starts the slab process: where nobody borrows there is none."""
+        """Start the slab process for the first loan: where nothing is borrowed there is none."""
         if not self._awake:
             self._awake = True
             self._env.spawn("memory slabd", process.keep())
@@ -140,7 +142,7 @@ class Lending:
     async def _list(
         self, process: ByteProcess, after: tuple[str, str, int] = ("", "", 0), most: int = SLABS_TOLD
     ) -> SlabList:
-        """ConnectionError when it is not there or answers something else."""
+        """Ask the slab process for its slabs. ConnectionError when it is not there or answers something else."""
         answer = await process.ask(lambda id: control.ListSlabs(id, after, most), ASK_S)
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
@@ -149,7 +151,7 @@ class Lending:
         return answer
 
     def _reached_at(self, address: str) -> str:
-        """Bound to all addresses, it is reached at the advertised one."""
+        """Address at which the slab process is reached: if it is bound to all addresses, the advertised one."""
         return reached_at(address, self._host.advertise)
 
     # ---- events and actions ----
@@ -180,7 +182,7 @@ class Lending:
         await self._remember_earlier()
 
     async def _remember_earlier(self) -> None:
-        """Volumes of others whose slabs were freed here without a word of theirs."""
+        """Record volumes of others whose slabs were freed here without their word."""
         earlier = self.machine.earlier
         if earlier.changed:
             earlier.changed = False
@@ -191,7 +193,7 @@ class Lending:
                 self._env.log.warning("cannot record which volumes had slabs here", why=str(error))
 
     def volume_held(self, borrower: HostId, question: VolumeHeld) -> VolumeIsHeld:
-        """What this host knows of a volume of which its borrower has no record."""
+        """Answer with all that this host knows of a volume of which its borrower has no record."""
         found = self.machine.earlier.of(borrower, question.volume, self.machine.lent.values())
         known = self.process is None or bool(self.machine.address)
         if question.forget:
@@ -199,7 +201,7 @@ class Lending:
         return VolumeIsHeld(known, found)
 
     def _stalls(self) -> None:
-        """Tasks of this host wait for memory."""
+        """Tasks of this host wait for memory: tell the machine at once."""
         self.dispatch(machine.MemoryStalls(self._env.probes.memory()))
 
     async def _register(self, action: RegisterSlab) -> None:
@@ -232,7 +234,7 @@ class Lending:
             self.dispatch(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
 
     async def _free(self, action: FreeSlab) -> None:
-        """Until it is certain: what a process that died did not free, the next one takes up."""
+        """Free a slab, asking until it is certain: what a process that died did not free, the next one takes up."""
         slab, process = action.slab, self.process
         assert process is not None
         while True:
@@ -260,7 +262,8 @@ class Lending:
         self._tell_accounts()
 
     def _tell_accounts(self) -> None:
-        """Once it is known whose everything is that is lent: until then the others count what this host told last."""
+        """Gossip what is lent once the tenant of every slab is known: until then the others count what this host told
+        last."""
         accounts = self.machine.told_accounts()
         if accounts is not None and accounts != self._told_accounts:
             untold, self._untold = self._untold, ""
@@ -273,7 +276,7 @@ class Lending:
                     self._env.log.warning("budgets are not told", why=self._untold)
 
     def notes(self) -> list[str]:
-        """What the slab process may not have, and what the others are not told."""
+        """Notes for people: privileges that the slab process lacks, and facts that other hosts are not told."""
         lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
         return [*lacks, f"others do not hear to whom it lends: {self._untold}"] if self._untold else lacks
 
@@ -299,14 +302,15 @@ class Lending:
 
 
 def _lend_bytes(memory: MemoryNow, settings: MemorySettings) -> int:
-    """Most that is ever lent, from now on until the agent starts again."""
+    """Most bytes that are ever lent, until the agent starts again."""
     if settings.lend_max_bytes is not None:
         return settings.lend_max_bytes
     return headroom.lent_at_most(memory, settings.headroom_kept, react_s(settings.grace_s))
 
 
 def _worth_telling(old: Spare, new: Spare) -> bool:
-    """Gossip carries a hint: a slab more or less among hundreds is not news, the first and the last one are."""
+    """Is the new offer worth gossiping? It is a hint: a slab more or less among hundreds is not news, the first and the
+    last one are."""
     lent_or_size = (old.slab_bytes, old.slabs_lent) != (new.slab_bytes, new.slabs_lent)
     edge = (old.slabs_free == 0) != (new.slabs_free == 0)
     return lent_or_size or edge or abs(new.slabs_free - old.slabs_free) > old.slabs_free // 10

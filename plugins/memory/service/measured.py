@@ -1,4 +1,4 @@
-"""What the volumes of a host were measured to do: how long requests took and who answered them, and how links are."""
+"""Measurements of a host's volumes: how long requests took, what answered them, and the state of links."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import AccountView, LatencyView, LinksView, VolumeView
 
 HISTOGRAMS = {"read": metrics.READ_SECONDS, "write": metrics.WRITE_SECONDS}
-"""By what was asked for."""
+"""Histogram for each kind of request."""
 LINK_STATES = ("open", "reopening", "recovering", "leaving")
 
 
@@ -30,7 +30,7 @@ def completed(view: VolumeView, volume: OpenVolume, accounts: RackAccounts) -> V
 
 
 def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[MetricSeries, float]:
-    """What each tenant has: of its volumes here, and of this host's memory."""
+    """Bytes of each tenant: those of its volumes here, and those of this host's memory lent to it."""
     found: Counter[tuple[str, str]] = Counter()
     for known in (volume.known for volume in volumes):
         found[known.tenant, "volumes"] += known.taken_bytes
@@ -40,7 +40,7 @@ def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[Metric
 
 
 def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[MetricSeries, float]:
-    """What accounts that this host can name have on the rack, and what they may have."""
+    """Bytes that accounts which this host can name have on the rack, and their budgets."""
     found: dict[MetricSeries, float] = {metrics.BUDGET_REFUSED.of("borrower"): refused}
     for row in rows:
         if row.kind:
@@ -52,7 +52,7 @@ def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[MetricSer
 
 
 def latency_views(volume: OpenVolume) -> tuple[LatencyView, ...]:
-    """Of the last minute; what there was none of is left out."""
+    """Latencies of the last minute; kinds of requests of which there were none are left out."""
     now = volume.counts.latencies if volume.counts is not None else ()
     before = {(each.op, each.answered): each.counts for each in (volume.older[0] if volume.older else ())}
     views: list[LatencyView] = []
@@ -70,7 +70,7 @@ def links_view(volume: OpenVolume) -> LinksView:
 
 
 def volume_metrics(volumes: Iterable[OpenVolume]) -> Measured:
-    """Histograms of requests by volume and by who answered, and links by state."""
+    """Histograms of requests by volume and by what answered, and links by state."""
     found: dict[MetricSeries, float | Distribution] = {}
     states = dict.fromkeys(LINK_STATES, 0)
     refused = 0

@@ -1,4 +1,4 @@
-"""What the plugin `memory` measures."""
+"""Metrics of the plugin `memory`."""
 
 from covey.core.metrics import MetricGroup
 

@@ -1,4 +1,4 @@
-"""Which way pages go between this host and others, in one line for people."""
+"""Tells, in one line for people, how pages travel between this host and others."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from plugins.memory.service.metrics import VOLUME_MAPPED_SLABS, VOLUME_ONE_SIDED
 
 
 def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
-    """For `agentctl status`. What byte processes met says more than what is there to be seen."""
+    """Line for `agentctl status`. What byte processes met says more than what can be seen from here."""
     return "; ".join([_between_hosts(found, volumes, lent), *_mapped(volumes)])
 
 

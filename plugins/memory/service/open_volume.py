@@ -1,4 +1,4 @@
-"""A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
+"""A volume of this host, put together from what its process reports once a second: only what changed."""
 
 import asyncio
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
 
 LATENCIES_EVERY, LATENCIES_KEPT = 10, 6
-"""How long requests took is told of the last minute: every tenth answer of so many is kept."""
+"""Latencies are shown for the last minute: every tenth answer is kept, six in all."""
 
 
 def slab_place(place: OpenPlace) -> SlabPlace:
@@ -30,30 +30,30 @@ class OpenVolume:
     known: KnownVolume
     process: ByteProcess
     counts: PageCounts | None = None
-    """The last answer; what did not change is not in it."""
+    """The last answer; it holds only what changed."""
     counted: dict[int, SlabCounts] = field(default_factory=dict)
-    """Slabs that were ever used."""
+    """Slab number -> counts, of slabs that were ever used."""
     places: dict[int, tuple[PlaceNow, ...]] = field(default_factory=dict)
-    """Slab -> its places, as its process said last."""
+    """Slab -> its places, as its process reported last."""
     links: dict[int, Link] = field(default_factory=dict)
-    """Epoch -> how the link to that place is."""
+    """Epoch -> state of the link to that place."""
     older: deque[tuple[LatencyCounts, ...]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
-    """How long requests took, as its process said up to a minute ago, the oldest first."""
+    """Latencies that its process reported up to a minute ago, the oldest first."""
     settled: asyncio.Event | None = None
-    """Set when it is known whether it has a place for everything; None: nobody looks."""
+    """Set when it is known whether it has a place for everything; None: no task looks for places."""
     refused: Refused | None = None
-    """Why it has none."""
+    """Why it has no place for everything."""
     ending: bool = False
     """It is swap, and was to end when its process was asked last."""
     _answers: int = 0
     _opening: bool = False
     trouble: str = ""
-    """What its event log says now about reading and writing it; empty: nothing is wrong."""
+    """Trouble with reading and writing it, as its event log says now; empty: none."""
     died: str = ""
-    """What its process died of last, as its event log says."""
+    """The cause of the last death of its process, as its event log says."""
 
     def opens(self, why: str) -> bool:
-        """Why its process does not answer yet; empty: it does. Whether that is news for people."""
+        """Take in why its process does not answer yet; empty: it does. True: that is news for people."""
         if not why:
             self._opening, self.trouble = False, "" if self._opening else self.trouble
             return False
@@ -66,11 +66,11 @@ class OpenVolume:
 
     @property
     def numbers(self) -> int:
-        """Of slabs, as lenders count: each member has its own."""
+        """Number of slabs as lenders count: each member is one."""
         return self.slabs * self.known.members
 
     def formed(self) -> int:
-        """Slabs whose members all hold everything, as its process said last."""
+        """Number of slabs whose members all hold everything, as its process reported last."""
         whole = Counter(
             mirroring.slab_of(number, self.known.members)
             for number, places in self.places.items()
@@ -79,11 +79,11 @@ class OpenVolume:
         return sum(count >= self.known.members for count in whole.values())
 
     def since(self) -> tuple[int, int]:
-        """What its process is asked to go on from."""
+        """Life and change from which its process is asked to continue."""
         return (0, 0) if self.counts is None else (self.counts.life, self.counts.upto)
 
     def take(self, counts: PageCounts) -> list[int]:
-        """Pages requested of each slab since the last answer. A process that started anew counts from 0."""
+        """Page requests to each slab since the last answer. A process that started anew counts from 0."""
         if self.counts is None or counts.life != self.counts.life:
             self.counted, self.places, self.links = {}, {}, {}
             self.older.clear()
@@ -109,7 +109,7 @@ class OpenVolume:
         return [index for index, counts in self.counted.items() if counts.empty]
 
     def recovering(self) -> list[PlaceNow]:
-        """Places of which its process does not know what they hold, since it began anew."""
+        """Places whose content its process does not know, since it began anew."""
         if "recovering" not in self.links.values():
             return []
         return [place for places in self.places.values() for place in places if place.state == "recovering"]
@@ -126,8 +126,8 @@ def stalls(counted: Sequence[PageCounts]) -> dict[MetricSeries, float]:
 
 
 def lacking(volumes: Iterable[OpenVolume]) -> list[str]:
-    """What volumes' processes may not have, for people; they all have the same privileges. Only one that is offered as
-    a block device can stand behind this host's own swap or file system."""
+    """The privileges that volumes' processes lack, for people; they are the same for all. Only a volume that is offered
+    as a block device can be behind this host's own swap or file system."""
     lacks: set[str] = set()
     for volume in volumes:
         for why in volume.counts.lacks.split("; ") if volume.counts is not None else ():

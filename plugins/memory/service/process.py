@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from covey.ports import Env, Process, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Process, ProcessId
 from plugins.memory.datapath.wire.control import (
     Answer,
     No,
@@ -31,7 +32,7 @@ SIGKILL = 9
 
 @dataclass(frozen=True)
 class ByteProgram:
-    """What to start, and where it will listen."""
+    """Program to start, and where it will listen."""
 
     kind: str
     """Name in the registry: `slabd`, `vold`."""
@@ -42,7 +43,8 @@ class ByteProgram:
 
 
 class ByteProcess:
-    """`remember` makes a new process id durable; `up` and `down` tell of its connection; `told` of what it says."""
+    """One byte process and the connection to it. `remember` makes a new process id durable; `up` and `down` are called
+    when the connection begins and ends; `told` with frames that the process sends by itself."""
 
     def __init__(
         self,
@@ -65,13 +67,14 @@ class ByteProcess:
         self._remember, self._up, self._down, self._told = remember, up, down, told
         self._client: ControlClient | None = None
         self._process: Process | None = None
-        """The one that was started here last."""
+        """The process that was started here last."""
         self._stopping = False
         self._lived_s = 0.0
-        """How long the last one was connected; 0 when it never was."""
+        """Seconds that the last process was connected; 0 when it never was."""
 
     async def ask(self, question: Callable[[int], Question], timeout_s: float) -> Answer:
-        """`question(id)` makes the frame. ConnectionError when it is not there, TimeoutError when it is silent."""
+        """Ask the process; `question(id)` makes the frame. ConnectionError when it is not there, TimeoutError when it
+        is silent."""
         client = self._client
         if client is None:
             raise ConnectionRefusedError(f"{self._program.name} is not running")
@@ -83,7 +86,7 @@ class ByteProcess:
             raise
 
     async def keep(self) -> None:
-        """Runs until `stop`."""
+        """Keep the process running until `stop`."""
         pauses = Pauses(self._env.rng)
         while not self._stopping:
             why = await self._live()
@@ -94,7 +97,7 @@ class ByteProcess:
             await asyncio.sleep(pauses.after(self._lived_s))
 
     async def _live(self) -> str:
-        """One life of the connection; why it ended."""
+        """One life of the connection; returns why it ended."""
         reached_s: float | None = None
         try:
             self._client = await self._connect() or await self._start()
@@ -117,7 +120,7 @@ class ByteProcess:
         return await why_ended(self._env.processes, self._program.name, self._process)
 
     async def _connect(self) -> ControlClient | None:
-        """To one that listens, or that lives and will; None when there is none."""
+        """Connect to a process that listens, or that lives and will listen; None when there is none."""
         patience = StartPatience()
         while True:
             try:
@@ -144,7 +147,7 @@ class ByteProcess:
         return client
 
     async def stop(self, forget: bool) -> None:
-        """End it, in good order if it listens; otherwise it is killed."""
+        """End the process, in good order if it listens; otherwise kill it."""
         self._stopping = True
         try:
             answer = await self.ask(lambda id: StopProgram(id, forget), STOP_S)

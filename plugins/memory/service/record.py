@@ -1,16 +1,20 @@
-"""What this plugin must find again after a restart of the agent: its processes and volumes. File `memory/agent`.
+"""Record of what this plugin must find again after a restart of the agent: its processes and volumes. File
+`memory/agent`.
 
-Which slab lies where is not in it: the volume's process knows that, and is asked. The same for slabs lent.
+Where each slab is placed is not in it: the volume's process knows that, and is asked; so is the slab process about
+slabs lent.
 
-The file is there twice. Without it the agent would not know the secrets of its own processes, which run on and refuse
-it, nor that a volume whose pages are all here is there; so one that is lost or damaged is read from its copy.
+The file is stored twice. Without it the agent would not know the secrets of its own processes, which keep running and
+refuse it, nor that a volume whose pages are all here exists; so a lost or damaged one is read from its copy.
 """
 
 import asyncio
 
 import msgspec
 
-from covey.ports import Disk, Logger, ProcessId
+from covey.ports.disk import Disk
+from covey.ports.log import Logger
+from covey.ports.processes import ProcessId
 from covey.wire import checked
 from plugins.memory.datapath import vold
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolume
@@ -20,12 +24,12 @@ FILE, COPY = "memory/agent", "memory/copy-of-agent"
 
 
 class KnownProcess(msgspec.Struct, frozen=True):
-    """One of our byte processes."""
+    """One byte process of this plugin."""
 
     secret: bytes
-    """What we say on its control socket."""
+    """Secret that the agent says on its control socket."""
     process: ProcessId | None = None
-    """None before the first start."""
+    """Its process id; None before the first start."""
 
 
 class KnownVolume(msgspec.Struct, frozen=True):
@@ -34,24 +38,24 @@ class KnownVolume(msgspec.Struct, frozen=True):
     page_bytes: int
     slab_bytes: int
     token: bytes
-    """What a process must present to read and write."""
+    """Token that a process must present to read and write."""
     uid: int
-    """Whose it is; -1: any user of this host."""
+    """User to whom it belongs; -1: any user of this host."""
     process: KnownProcess
     tenant: str = ""
-    """Against whose budget it counts; empty: nobody's."""
+    """Tenant against whose budget it counts; empty: none."""
     job: str = ""
-    """Whose rank made it; empty: nobody's."""
+    """Job whose rank made it; empty: none."""
     sealed: bool = False
     """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
     swap: str = ""
-    """The backend of the device as which it is swap of this host; empty: it is not."""
+    """Backend of the device as which it is swap of this host; empty: it is not."""
     members: int = 1
-    """Of each slab; with several it has no disk."""
+    """Members of each slab; with several the volume has no disk."""
     formed: bool = False
-    """Of one without a disk: every slab once had all of its members."""
+    """For a volume without a disk: every slab once had all of its members."""
     parity: bool = False
     """One member of each slab has the parity of the others' pages; otherwise each has all pages."""
 
@@ -66,12 +70,12 @@ class KnownVolume(msgspec.Struct, frozen=True):
 
     @property
     def taken_bytes(self) -> int:
-        """Of other hosts' memory, when all of it is there, in whole slabs."""
+        """Bytes of other hosts' memory, when all of it is there, in whole slabs."""
         return self.slabs * self.slab_bytes * self.members
 
     @property
     def lent_page_bytes(self) -> int:
-        """Of a page at its lender."""
+        """Bytes of a page at its lender."""
         return lent_bytes(self.page_bytes, self.page_bytes, self.sealed)
 
     @property
@@ -80,19 +84,19 @@ class KnownVolume(msgspec.Struct, frozen=True):
 
 
 class VolumeOwner(msgspec.Struct, frozen=True):
-    """Whose a volume is, beside the volume's own files: these outlive a record of the agent that is lost."""
+    """Owner of a volume, in a file beside the volume's own files: these outlive a lost record of the agent."""
 
     uid: int
-    """A user of this host; -1: any."""
+    """User of this host; -1: any."""
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):
     lending: KnownProcess | None = None
     volumes: tuple[KnownVolume, ...] = ()
     since: int = 0
-    """The boot of the agent that began this record: it knows of every volume of later ones."""
+    """Boot of the agent that began this record: it knows of every volume of this and later boots."""
     earlier: tuple[EarlierVolume, ...] = ()
-    """Of which other hosts had slabs here that were freed without their word."""
+    """Volumes of other hosts whose slabs here were freed without their borrower's word."""
 
 
 _remembered = msgspec.msgpack.Decoder(SlabsOnDisk)
@@ -116,7 +120,7 @@ class SlabRecord:
         return self.now.since
 
     async def load(self, boot: int) -> None:
-        """`boot`: of this agent, under which a record begins that is not there."""
+        """Load the record. `boot`: boot of this agent, under which a record begins if there is none."""
         found, why = await self._read(FILE)
         if found is None:
             found, why_no_copy = await self._read(COPY)
@@ -131,7 +135,7 @@ class SlabRecord:
         self.now = found or SlabsOnDisk(since=boot)
 
     async def _read(self, name: str) -> tuple[SlabsOnDisk | None, str]:
-        """The record, or why this file does not give it; neither when it is not there."""
+        """The record, or why this file does not give it; neither when the file is not there."""
         try:
             return await checked.load(self._disk, name, _remembered), ""
         except checked.Damaged as error:
@@ -141,16 +145,16 @@ class SlabRecord:
         await self._write(msgspec.structs.replace(self.now, lending=lending))
 
     async def make_volume(self, volume: KnownVolume) -> None:
-        """Whose it is stands there first."""
+        """Record a new volume, its owner first."""
         await checked.save(self._disk, owner_file(volume.volume), VolumeOwner(volume.uid))
         await self.set_volume(volume)
 
     async def has_files(self, volume: str) -> bool:
-        """Does this host have its pages, or what says where they lie?"""
+        """Does this host have the volume's pages, or the files that say where they are?"""
         return any(name != owner_file(volume) for name in await self._disk.names(f"{vold.prefix(volume)}/"))
 
     async def owner(self, volume: str) -> int | None:
-        """Whose it is by its own files; None: they do not say."""
+        """The owner of a volume by its own files; None: they do not say."""
         try:
             found = await checked.load(self._disk, owner_file(volume), _owner)
         except (checked.Damaged, checked.OtherFormat):
@@ -169,7 +173,7 @@ class SlabRecord:
         await self._write(msgspec.structs.replace(self.now, volumes=others))
 
     async def _write(self, new: SlabsOnDisk) -> None:
-        """Durable on return. The newest content is written, whoever comes first."""
+        """Write the record; it is durable on return. Concurrent calls all write the newest content."""
         self.now = new
         async with self._lock:
             await checked.save(self._disk, FILE, self.now)

@@ -18,7 +18,7 @@ ASK_S = 5.0
 
 
 class UnsureLenders:
-    """Of this host's volumes. `slabs_of`: of a volume, as the machine knows them."""
+    """The unsure lenders of this host's volumes. `slabs_of`: the slabs of a volume, as the machine knows them."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class UnsureLenders:
         self._host, self._env, self._volumes = host, host.env, volumes
         self._slabs_of, self._earlier = slabs_of, earlier
         self._asked: set[HostId] = set()
-        """Lenders who are being asked what they hold."""
+        """Lenders that are being asked what they hold."""
 
     def slabs(self) -> dict[HostId, list[SlabRef]]:
-        """By lender: places of which a volume's process does not know what they hold, since it began anew."""
+        """Lender -> places whose content a volume's process does not know, since it began anew."""
         found: dict[HostId, list[SlabRef]] = {}
         for name, volume in self._volumes.items():
             epochs = {now.epoch for now in volume.recovering()}
@@ -45,7 +45,8 @@ class UnsureLenders:
         return found
 
     def ask(self) -> None:
-        """Whoever has lost them for certain is not waited for. One question at a time to each lender."""
+        """Ask lenders what they hold, one question at a time to each: a lender that has lost a place is not waited
+        for."""
         for lender, slabs in sorted(self.slabs().items()):
             if lender not in self._asked:
                 self._asked.add(lender)
@@ -72,7 +73,7 @@ class UnsureLenders:
             await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
 
     async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
-        """Wait no longer for lenders of this volume that have not said what they hold; the places given up."""
+        """Stop waiting for lenders of this volume that have not said what they hold; returns the places given up."""
         volume = self._volumes.get(name)
         if volume is None:
             return await self._give_up_earlier(name)
@@ -91,7 +92,8 @@ class UnsureLenders:
         return given_up
 
     async def _give_up_earlier(self, name: str) -> tuple[OpenPlace, ...]:
-        """Of a volume whose record this host has lost: its pages at other hosts. Refused when none knows of one."""
+        """Give up a volume whose record this host has lost: other hosts drop its pages. Refused when none knows of
+        one."""
         found = await self._earlier.forget(name)
         if not found:
             raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")

@@ -1,4 +1,4 @@
-"""What people see of volumes and their slabs."""
+"""Views of volumes and their slabs for people."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,8 @@ from plugins.views import AccountView, SlabView, SwapView, VolumeView, WaitView
 
 
 def peers(hosts: Iterable[HostView], me: HostId) -> tuple[LenderPeer, ...]:
-    """The others, as a borrower sees them. What a host of another version says is as if it had not said it."""
+    """The other hosts, as a borrower sees them. A value gossiped by another version that cannot be read counts as not
+    said."""
     found: list[LenderPeer] = []
     for view in hosts:
         if view.host != me:
@@ -32,8 +33,8 @@ def peers(hosts: Iterable[HostView], me: HostId) -> tuple[LenderPeer, ...]:
 
 
 def account_views(accounts: RackAccounts, volumes: Iterable[OpenVolume], named: Iterable[str]) -> list[AccountView]:
-    """Every account that this host can name and that something is lent on, has volumes here, or has a budget of its own
-    (`named` tenants); and those of which it knows the number alone."""
+    """Views of every account that this host can name and that something is lent on, has volumes here, or has a budget
+    of its own (`named` tenants); and of accounts whose number alone it knows."""
     mine: Counter[BudgetAccount] = Counter()
     for known in (volume.known for volume in volumes):
         for account in (BudgetAccount("tenant", known.tenant), BudgetAccount("job", known.job)):
@@ -63,7 +64,7 @@ def account_views(accounts: RackAccounts, volumes: Iterable[OpenVolume], named: 
 def volume_view(
     volume: OpenVolume, host: HostId, slabs: Sequence[BorrowedSlab], path: str, waits_for: tuple[WaitView, ...]
 ) -> VolumeView:
-    """`slabs`: as the machine knows them, members of mirrored ones each."""
+    """The view of a volume. `slabs`: as the machine knows them, one for each member of a mirrored slab."""
     known, counts = volume.known, volume.counts
     return VolumeView(
         volume=known.volume,
@@ -99,7 +100,7 @@ def swap_view(volume: OpenVolume) -> SwapView:
 
 
 def swap_told(volumes: Iterable[OpenVolume], lacks: str) -> str:
-    """The line of `agentctl status`."""
+    """Line of `agentctl status` about swap."""
     said = [
         f"{view.device or volume.known.volume} {view.word}, {format_size(view.used_bytes)} used"
         for volume in volumes
@@ -109,13 +110,13 @@ def swap_told(volumes: Iterable[OpenVolume], lacks: str) -> str:
 
 
 def _served(slabs: Sequence[BorrowedSlab], members: int, data: int) -> int:
-    """Slabs that lenders serve: `data` of the members are enough, whichever they are."""
+    """Number of slabs that lenders serve: `data` of the members are enough, whichever they are."""
     served = Counter(mirroring.slab_of(slab.index, members) for slab in slabs if slab.is_served)
     return sum(count >= data for count in served.values())
 
 
 def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests_per_s: float) -> SlabView:
-    """Of one slab, or of one member."""
+    """The view of one slab, or of one member."""
     counts = volume.counted.get(slab.index) or SlabCounts(slab.index, 0, 0, 0)
     known, index = volume.known, mirroring.slab_of(slab.index, slab.members)
     return SlabView(
@@ -135,14 +136,14 @@ def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests
 
 
 def trouble_told(trouble: str, members: int) -> tuple[str, str]:
-    """What the event log of a volume says when its trouble begins, changes or ends: event and reason."""
+    """Event and reason for the event log of a volume when its trouble begins, changes or ends."""
     if members == 1:
         return ("disk refuses", trouble) if trouble else ("disk well again", "it takes pages")
     return ("not whole", trouble) if trouble else ("whole again", f"every slab in use has {members} whole members")
 
 
 def given_up_told(place: OpenPlace, members: int) -> str:
-    """What the event log of a volume says when a person does not want to wait for a lender."""
+    """Line for the event log of a volume when a person does not want to wait for a lender."""
     slab = mirroring.slab_of(place.index, members)
     cost = "pages written there last may read older" if members == 1 else "what no other member has is lost"
     return f"slab {slab} waits no longer for {place.lender}; {cost}"

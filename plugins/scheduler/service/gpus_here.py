@@ -7,7 +7,7 @@ changes is an event of the host and of the GPU (`agentctl why host/NAME`).
 from collections.abc import Mapping, Sequence
 
 from covey.core.metrics import MetricSeries
-from covey.ports import Condition, Gpu
+from covey.ports.devices import Condition, Gpu
 from plugins.base import Host
 from plugins.facts import GpusNow
 from plugins.scheduler.machine.host.reservations import Reservations

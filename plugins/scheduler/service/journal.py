@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.scheduler.machine.host.reservations import HeldReservations
 

@@ -5,7 +5,7 @@ counts on by its own monotonic clock. So people see one duration of a job on eve
 forward or back, changes it. It stands still while no agent of the rack runs.
 """
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 
 
 class RackClock:

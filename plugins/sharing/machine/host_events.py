@@ -7,7 +7,7 @@ import msgspec
 from covey.core.events import LogEvent
 from covey.core.ids import JobId
 from covey.kernel.pages import RankLimits, RankReport
-from covey.ports import Condition
+from covey.ports.devices import Condition
 from plugins.facts import JobKind
 from plugins.sharing.machine.events import HardLimited, Suspended
 

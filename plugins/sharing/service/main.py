@@ -9,7 +9,7 @@ from typing import Any, ClassVar, assert_never
 from covey.core.events import Fact, LogEvent
 from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
-from covey.ports import LetsGo
+from covey.ports.processes import LetsGo
 from plugins.base import Command, Host, PluginService, RankPages
 from plugins.facts import (
     GpusMeasured,

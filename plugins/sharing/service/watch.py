@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from covey.core.ids import JobId
-from covey.ports import Device, DeviceHealth, Devices, DeviceSample, Env
+from covey.ports.devices import Device, DeviceHealth, Devices, DeviceSample
+from covey.ports.env import Env
 from plugins.facts import GpuUse
 
 WINDOW_S = 10.0

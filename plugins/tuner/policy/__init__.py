@@ -1,2 +1,2 @@
-"""How long an epoch takes (`cost`), which hosts should work and which serve (`search`), who holds which whole blocks
-(`blocks`), and how to get there (`plan`)."""
+"""Decisions of the tuner: how long an epoch takes (`cost`), which hosts should work and which serve (`search`), which
+host holds which whole blocks (`blocks`), and how to get there (`plan`)."""

@@ -1,4 +1,4 @@
-"""Whole blocks from shares, and which blocks go where (Cruise §3.3.1)."""
+"""Whole blocks from shares, and their moves between hosts (Cruise §3.3.1)."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from covey.core.ids import HostId
 from plugins.tuner.messages import Kind, Move
 
 Owned = Mapping[HostId, Sequence[int]]
-"""Which blocks of one kind each host owns."""
+"""Host -> blocks of one kind that it owns."""
 
 
 def whole(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """`total` blocks by `shares` (>= 0, not all 0), by largest remainder; between equals the earlier one."""
+    """Split `total` blocks by `shares` (>= 0, not all 0), by largest remainder; of equals the earlier one gets more."""
     weight = sum(shares)
     if total < 0 or weight <= 0:
         raise ValueError("blocks are counted from 0 and shares are together more than 0")
@@ -25,9 +25,10 @@ def whole(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def moves(kind: Kind, owned: Owned, wanted: Mapping[HostId, int]) -> tuple[Move, ...]:
-    """What must move until every host has as many blocks as `wanted`: from the host with the most too many to the host
-    that lacks the most, again and again (Cruise §3.3.1: greedily, the largest change first). At most one move less than
-    the hosts that change; no block moves twice. The blocks with the highest ids go. ValueError when the sums differ."""
+    """Moves after which every host has as many blocks as `wanted`: from the host with the most too many to the host
+    that lacks the most, again and again (Cruise §3.3.1: greedily, the largest change first). There is at most one move
+    less than hosts that change; no block moves twice. The blocks with the highest ids go. ValueError when the sums
+    differ."""
     if sum(map(len, owned.values())) != sum(wanted.values()):
         raise ValueError(f"{kind}: {sum(map(len, owned.values()))} blocks owned, {sum(wanted.values())} wanted")
     left = {host: sorted(blocks) for host, blocks in owned.items()}

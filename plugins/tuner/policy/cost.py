@@ -31,7 +31,7 @@ class HostCosts(msgspec.Struct, frozen=True):
     sample_s: float
     """Seconds of computing for one sample, c_i (the paper's C_w.proc), > 0."""
     nic_bytes_per_s: float
-    """b_i, > 0."""
+    """b_i: bytes per second of its network card, > 0."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Load(msgspec.Struct, frozen=True):
     samples: float
     """D: samples in an epoch."""
     model_bytes: float
-    """M."""
+    """M: bytes of the model."""
     batch: float
     """B: samples in a mini-batch of one worker."""
 
@@ -116,8 +116,8 @@ def rates(load: Load, sample_s: Floats, nic: Floats, workers: npt.NDArray[np.boo
 
 
 def epochs(load: Load, sample_s: Floats, nic: Floats, workers: npt.NDArray[np.bool_]) -> Floats:
-    """Seconds of an epoch with the best shares, for each of many role assignments; inf where none works or none serves.
-    Shapes as in `rates` -> (assignments,)."""
+    """Seconds of an epoch with the best shares, for each of many role assignments; inf where no host works or none
+    serves. Shapes as in `rates` -> (assignments,)."""
     total = rates(load, sample_s, nic, workers).sum(axis=1)
     with np.errstate(divide="ignore"):
         epoch: Floats = load.samples / total

@@ -9,8 +9,8 @@ Everything else is independent and runs together; `switch` waits for nothing, si
 any instant, after any set of steps that the graph allows, every block has exactly one owner: a `move` hands over
 ownership in one instant, and no other step changes it.
 
-A host that dies ends the plan: what is under way between others is waited for, the rest is dropped, and what the dead
-host owned is given to those that are left, who `recover` it (`after_loss`). Then a new plan is made from where things
+A host that dies ends the plan: steps under way between others are waited for, the rest is dropped, and blocks of the
+dead host are given to the hosts left, which `recover` them (`after_loss`). Then a new plan is made from where things
 are. The paper has no words for this; its successor restarts from data that can be read again and from the newest model.
 """
 
@@ -26,11 +26,11 @@ from plugins.tuner.policy.search import Split
 Change = Add | Delete | Switch
 
 GAIN_MIN = 0.05
-"""Share of the epoch that a change must save; less, and the tuner would swing to and fro (Cruise §3.3.1: 5 %)."""
+"""Share of the epoch that a change must save; with less the tuner would swing to and fro (Cruise §3.3.1: 5 %)."""
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """Who has which role and owns which blocks."""
+    """Role of each host, and the blocks that it owns."""
 
     roles: Mapping[HostId, Role]
     data: Mapping[HostId, tuple[int, ...]]
@@ -38,7 +38,7 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Who should have which role, and how many blocks."""
+    """Role that each host should have, and its number of blocks."""
 
     roles: Mapping[HostId, Role]
     data: Mapping[HostId, int]
@@ -46,7 +46,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Steps, and which of them must be done before which: pairs of places in `steps`."""
+    """Steps, and which of them must be done before which: pairs of indices in `steps`."""
 
     steps: tuple[Step, ...]
     edges: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ def is_worth_it(now_s: float, then_s: float, gain_min: float = GAIN_MIN) -> bool
 
 
 def target(split: Split, data_blocks: int, model_blocks: int) -> Target:
-    """A split in whole blocks."""
+    """The target of a split, in whole blocks."""
     roles: dict[HostId, Role] = dict.fromkeys(split.workers, "worker")
     roles |= dict.fromkeys(split.servers, "server")
     data = dict(zip(split.workers, whole(data_blocks, split.data), strict=True))
@@ -67,7 +67,7 @@ def target(split: Split, data_blocks: int, model_blocks: int) -> Target:
 
 
 def operations(now: Configuration, wanted: Target) -> tuple[tuple[Change, ...], tuple[Move, ...]]:
-    """What happens to hosts, in the order of their names, and what moves, data first."""
+    """Changes of hosts, in the order of their names, and moves, data first."""
     changes: list[Change] = []
     for host in sorted({**now.roles, **wanted.roles}):
         before, after = now.roles.get(host), wanted.roles.get(host)
@@ -88,8 +88,8 @@ def plan(now: Configuration, wanted: Target) -> Plan:
 
 
 def compiled(now: Configuration, wanted: Target, computing: Collection[HostId]) -> Plan:
-    """The plan in full: who leaves the workers stops first, who joins them starts last. `computing` are the hosts that
-    compute now: all workers, or others after a plan that broke off."""
+    """The plan in full: a host that leaves the workers stops first, one that joins them starts last. `computing`: hosts
+    that compute now, which are all workers, or others after a plan that broke off."""
     changes, moving = operations(now, wanted)
     stops = [Stop(host) for host in sorted(computing) if wanted.roles.get(host) != "worker"]
     starts = [Start(host) for host in sorted(wanted.roles) if wanted.roles[host] == "worker" and host not in computing]
@@ -98,13 +98,13 @@ def compiled(now: Configuration, wanted: Target, computing: Collection[HostId]) 
 
 
 def ready(plan: Plan, begun: Collection[int], done: Collection[int]) -> list[int]:
-    """Places of the steps that may begin now: not begun, and all that must come before is done."""
+    """Indices of the steps that may begin now: not begun, and all steps before them are done."""
     waits = {after for before, after in plan.edges if before not in done}
     return [at for at in range(len(plan.steps)) if at not in begun and at not in waits]
 
 
 def owners(now: Configuration, done: Sequence[Step]) -> dict[tuple[Kind, int], HostId]:
-    """Who owns each block after these steps. ValueError when one moves a block that its source does not own."""
+    """Owner of each block after these steps. ValueError when one moves a block that its source does not own."""
     held: dict[tuple[Kind, int], HostId] = {}
     kinds: tuple[tuple[Kind, Mapping[HostId, tuple[int, ...]]], ...] = (("data", now.data), ("model", now.model))
     for kind, owned in kinds:
@@ -125,8 +125,8 @@ def owners(now: Configuration, done: Sequence[Step]) -> dict[tuple[Kind, int], H
 def after_loss(
     kind: Kind, lost: Sequence[int], under_way: Sequence[Move], heirs: Sequence[HostId]
 ) -> dict[HostId, tuple[int, ...]]:
-    """Who takes which of the blocks that a lost host owned: the host that was being sent a block takes it, the others
-    are spread evenly over `heirs`. Without heirs they have no owner."""
+    """Blocks of a lost host that each host takes: the host that was being sent a block takes it, the others are spread
+    evenly over `heirs`. Without heirs they have no owner."""
     taken: dict[HostId, list[int]] = {}
     rest = sorted(lost)
     for move in under_way:

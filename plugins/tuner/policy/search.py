@@ -1,4 +1,4 @@
-"""Which hosts should work and which serve (Cruise §3.2.3, without its solver).
+"""The hosts that should work and those that should serve (Cruise §3.2.3, without its solver).
 
 Equal hosts: try every number of workers. Hosts of few kinds: try every number of workers of each kind; hosts of a kind
 are interchangeable, so this is exact. Hosts that all differ: descent. Its starts are, for every number of workers, the
@@ -21,32 +21,33 @@ from covey.core.ids import HostId
 from plugins.tuner.policy.cost import Floats, HostCosts, Load, epoch_equal, epochs, rates
 
 COUNTS_MAX = 1 << 19
-"""Assignments that are tried one by one, at most; above it, descent. About 0.2 s."""
+"""Most assignments that are tried one by one; above it, descent. About 0.2 s."""
 CHUNK = 1 << 15
 STARTS = 12
-"""Descents, from the best starts."""
+"""Number of descents, from the best starts."""
 BETTER = 1e-12
-"""Relative; less is rounding."""
+"""Relative gain; a smaller one is rounding."""
 
 Roles = npt.NDArray[np.bool_]
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Who works and who serves, and how much of the data and of the model each should hold."""
+    """The hosts that work and those that serve, and the share of data and model that each should hold."""
 
     epoch_s: float
     workers: tuple[HostId, ...]
     servers: tuple[HostId, ...]
     data: tuple[float, ...]
-    """Share of the samples, one per worker, together 1."""
+    """Share of the samples of each worker, together 1."""
     model: tuple[float, ...]
-    """Share of the model, one per server, together 1."""
+    """Share of the model of each server, together 1."""
     exact: bool
     """Is it the optimum of the model, or the best that descent found?"""
 
 
 def equal_split(load: Load, sample_s: float, nic_bytes_per_s: float, n: int) -> tuple[int, float]:
-    """(workers, epoch in seconds) for `n` >= 2 equal hosts (Cruise, equation 3.5). Fewer workers between equals."""
+    """(workers, epoch in seconds) for `n` >= 2 equal hosts (Cruise, equation 3.5). Of equals the one with fewer
+    workers."""
     best = min(range(1, n), key=lambda w: (epoch_equal(load, sample_s, nic_bytes_per_s, n, w), w))
     return best, epoch_equal(load, sample_s, nic_bytes_per_s, n, best)
 
@@ -68,8 +69,8 @@ def best(
     counts_max: int = COUNTS_MAX,
     serving: Collection[HostId] = (),
 ) -> Split:
-    """The split with the shortest epoch. `working` work already: of equal hosts they are taken first, and those that
-    serve already last. ValueError for less than two hosts."""
+    """The split with the shortest epoch. `working`: hosts that work already, which are taken first among equals;
+    `serving`: hosts that serve already, which are taken last. ValueError for less than two hosts."""
     if len(hosts) < 2:
         raise ValueError("a split needs at least two hosts")
     of_equals = {h.host: (h.host not in working, h.host in serving, h.host) for h in hosts}
@@ -103,7 +104,7 @@ def split_of(load: Load, ordered: Sequence[HostCosts], workers: Roles, exact: bo
 
 def by_kinds(load: Load, kinds: Sequence[tuple[HostCosts, int]]) -> Roles:
     """Roles of all hosts, kind after kind, workers first within each: the optimum over all numbers of workers per kind.
-    Fewer workers between equals."""
+    Of equals the one with fewer workers."""
     sizes = np.array([count for _, count in kinds])
     sample_s = np.array([host.sample_s for host, _ in kinds])
     nic = np.array([host.nic_bytes_per_s for host, _ in kinds])
@@ -178,11 +179,12 @@ def descend(load: Load, sample_s: Floats, nic: Floats) -> Roles:
 
 
 def _starts(load: Load, sample_s: Floats, nic: Floats) -> Roles:
-    """For every number of workers, several orders of who works first. Shape (starts, hosts).
+    """Starts of descents: for every number of workers, several orders of which host works first. Shape (starts, hosts).
 
     With w workers a host that works gives 1/T samples per second and takes its card from the servers. So hosts are
     ordered by what they give minus a price for their card, for several prices, the time T taken at several levels of
-    waiting; a price of nothing is "fast processors work", a high price "slow cards work"."""
+    waiting; a price of nothing is "fast processors work", a high price "slow cards work".
+    """
     n = len(nic)
     mean = load.model_bytes / nic.mean() / load.batch
     orders = [np.arange(n)]
@@ -197,7 +199,7 @@ def _starts(load: Load, sample_s: Floats, nic: Floats) -> Roles:
 
 
 def _descent(load: Load, sample_s: Floats, nic: Floats, start: Roles) -> tuple[Roles, float]:
-    """The best of all flips and exchanges again and again, until none helps."""
+    """Make the best of all flips and exchanges again and again, until none helps."""
     roles = start.copy()
     cost = float(epochs(load, sample_s, nic, roles[None, :])[0])
     while True:
@@ -244,7 +246,7 @@ def _arrays(hosts: Sequence[HostCosts]) -> tuple[Floats, Floats]:
 
 
 def _kinds(ordered: Sequence[HostCosts]) -> list[tuple[HostCosts, int]]:
-    """(one of them, how many) of hosts with the same figures; hosts of a kind stand together."""
+    """(one of them, how many) of hosts with the same figures; hosts of a kind are next to one another."""
     kinds: list[tuple[HostCosts, int]] = []
     for host in ordered:
         last = kinds[-1][0] if kinds else None
@@ -256,7 +258,7 @@ def _kinds(ordered: Sequence[HostCosts]) -> list[tuple[HostCosts, int]]:
 
 
 def _tidied(ordered: Sequence[HostCosts], roles: Roles) -> Roles:
-    """The same numbers of workers of each kind, the first of each kind working."""
+    """Roles with the same number of workers of each kind, the first hosts of each kind working."""
     tidy, at = roles.copy(), 0
     for _, count in _kinds(ordered):
         working = int(roles[at : at + count].sum())

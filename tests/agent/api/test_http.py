@@ -26,7 +26,7 @@ from agent.api.http import HttpApi
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from covey.core.metrics import Measured
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Command
 from plugins.facts import HostState
 from plugins.memory.service.metrics import SLAB_EVICTIONS, SLABS

@@ -27,7 +27,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
-from covey.ports import UNKNOWN_USER, ByteStream
+from covey.ports.streams import UNKNOWN_USER, ByteStream
 from covey.wire.frames import FRAME_BYTES_MAX, pack, read_frame
 from covey.wire.job import (
     GRACE_KEPT,

@@ -35,7 +35,9 @@ from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports import Command, Disk, Env, ProcessId
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
 from covey.wire.checked import load, save, seal
 from plugins.base import LogRead, Program, RanksSpec
 from plugins.facts import RankEndedHere, RanksEnded, RanksStarted

@@ -28,7 +28,8 @@ from chaos.world.world import World
 from covey import hooks as attach
 from covey.core.ids import JobId
 from covey.hooks import warm
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.wire.frames import pack, read_frame
 from plugins.base import RanksSpec
 from plugins.facts import RankReplaced, RanksEnded, RanksStarted, SparesReady
@@ -203,7 +204,7 @@ def test_a_spare_that_may_have_become_a_rank_is_ended_before_another_process_is_
 
     async def become_and_lose_the_keeper(spare: SimSpare, command: Command) -> None:
         await become(spare, command)
-        spare.process.host.find("spares")[0].end(-9)
+        spare.process.host.find("spares")[0].end(-9)  # type: ignore[attr-defined]
 
     async def story(env: Env, spared: Spared) -> None:
         stream = await begin(env, spared)

@@ -32,7 +32,9 @@ from agent.jobs.supervisor import supervisor
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.ids import JobId
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
 from plugins.facts import RankReplaced, RanksEnded

@@ -36,7 +36,9 @@ from agent.jobs.supervisor.supervisor import NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core.ids import JobId
-from covey.ports import ByteStream, Command, Env, ProcessId
+from covey.ports.env import Env
+from covey.ports.processes import Command, ProcessId
+from covey.ports.streams import ByteStream
 from covey.wire.checked import seal
 from covey.wire.frames import FrameError, pack, read_frame, unpack
 

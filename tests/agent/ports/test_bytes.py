@@ -1,5 +1,5 @@
 """Streams over real sockets, on both event loops. (Promises that simulated streams share stand in
-chaos/conformance.py.)"""
+chaos/checks/conformance.py.)"""
 
 import asyncio
 import fcntl
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from agent.ports.network.bytes import SocketBytes, SocketListener
 from agent.ports.network.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
-from covey.ports import UNKNOWN_USER, ByteStream, Listener
+from covey.ports.streams import UNKNOWN_USER, ByteStream, Listener
 from tests.agent.here import LOOPS, Lines, both_loops, run_on, until
 
 LINES = Lines()

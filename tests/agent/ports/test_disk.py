@@ -1,5 +1,5 @@
 """A real directory as a disk: what is durable when, and what no name can reach. (Promises that the simulated disk
-shares stand in chaos/conformance.py.)"""
+shares stand in chaos/checks/conformance.py.)"""
 
 import asyncio
 import errno

@@ -8,7 +8,7 @@ import pytest
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.stream import FILLS_MAX
 from agent.program import JsonLog
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire.driven import driven
 from tests.agent.here import LOOPS, Lines, run_on, until
 

@@ -35,7 +35,7 @@ BAD_PARENT = """
 import asyncio, contextlib, ctypes, json, os, pty, signal, socket, struct, sys
 from agent.jobs.supervision import RankStart, SupervisorConfig
 from agent.ports.processes.processes import ProgramBase, RealProcesses
-from covey.ports import Command
+from covey.ports.processes import Command
 
 folder, mode = sys.argv[1:3]
 libc = ctypes.CDLL(None, use_errno=True)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.arrays.keeper import may_use
 from agent.ports.network.peers import OVERFLOW_UID, peer_of, stands_for_others
-from covey.ports import ANYBODY, UNKNOWN_USER
+from covey.ports.streams import ANYBODY, UNKNOWN_USER
 from tests.covey.test_volume_users import as_user
 
 ROOT = Path(__file__).parents[3]

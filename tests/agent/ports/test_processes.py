@@ -16,7 +16,7 @@ from agent.ports.processes import held_back, shim
 from agent.ports.processes import processes as processes_module
 from agent.ports.processes.processes import ProgramBase, RealProcesses, descendants, holding
 from agent.ports.processes.procfs import is_alive, start_ticks
-from covey.ports import Command, ProcessId
+from covey.ports.processes import Command, ProcessId
 from plugins.starting import why_ended
 from tests.agent.here import both_loops, until
 
@@ -164,7 +164,7 @@ def test_a_process_with_an_odd_name_is_read_right(tmp_path: Path) -> None:
 ADOPTING = """
 import asyncio, os, sys
 from agent.ports.processes.processes import ProgramBase, RealProcesses, descendants
-from covey.ports import Command
+from covey.ports.processes import Command
 async def main():
     port = RealProcesses(ProgramBase("h1", sys.argv[1], sys.argv[1], ""))
     port.adopt()
@@ -214,7 +214,7 @@ def test_what_runs_for_users_has_no_privilege_over_them(tmp_path: Path) -> None:
     code = textwrap.dedent(f"""
         import asyncio, os, sys
         from agent.ports.processes.processes import ProgramBase, RealProcesses
-        from covey.ports import Command
+        from covey.ports.processes import Command
         os.setpriority(os.PRIO_PROCESS, 0, -5)
         async def main():
             script = "sleep 0.2; nice"

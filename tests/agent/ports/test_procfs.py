@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.ports.processes import procfs
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 NOBODY = 2**22 + 1
 """A pid above the largest that Linux gives."""

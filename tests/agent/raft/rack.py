@@ -11,7 +11,7 @@ from agent.raft.service import Consensus, LeaderSettings
 from chaos.crowds.memory_disk import MemoryDisk
 from covey.core.errors import Refused
 from covey.core.ids import HostId
-from covey.ports import Env
+from covey.ports.env import Env
 from tests.virtual_time import play
 
 R = TypeVar("R")

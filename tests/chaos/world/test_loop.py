@@ -8,7 +8,7 @@ import pytest
 
 from chaos.world.host import SimProcess
 from chaos.world.world import Broken, World
-from covey.ports import Env
+from covey.ports.env import Env
 
 
 def played(main: Callable[[Env], Awaitable[Any]], seed: int = 1, until: float = 100.0) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.world.guard import Escape, escape_guard
 from chaos.world.world import Broken, World
-from covey.ports import Env
+from covey.ports.env import Env
 
 TALE = """
 import asyncio

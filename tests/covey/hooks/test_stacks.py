@@ -13,7 +13,7 @@ import pytest
 from agent.ports.processes import procfs
 from agent.ports.processes.shims import signal_catchers
 from covey.hooks.stacks import SIGNAL
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 STUCK = """
 import sys, subprocess, time

@@ -49,7 +49,7 @@ class Tensor:
 
 
 def contribution(tensor: Tensor, rank: int, round: int) -> Array:
-    """What a rank pushes: of very different sizes, so that another order of additions gives other bits."""
+    """The numbers that a rank pushes: of very different sizes, so that another order of additions gives other bits."""
     rng = np.random.default_rng([rank, round, len(tensor.name), *tensor.name.encode()])
     powers = (-2, 3) if tensor.type == "float16" else (-6, 7)  # which ends at 65,504
     values = rng.standard_normal(tensor.shape) * 10.0 ** rng.integers(*powers, tensor.shape)
@@ -57,12 +57,12 @@ def contribution(tensor: Tensor, rank: int, round: int) -> Array:
 
 
 def rounded(tensor: Tensor, numbers: Array) -> Array:
-    """As they lie in memory."""
+    """The numbers as they are stored in memory."""
     return np.ascontiguousarray(NUMBERS[tensor.type].narrow(numbers)).reshape(tensor.shape)
 
 
 def widened(tensor: Tensor, stored: Array) -> Array:
-    """As they are added."""
+    """The numbers in the type in which they are added."""
     return NUMBERS[tensor.type].widen(stored)
 
 
@@ -71,7 +71,7 @@ def initial(tensor: Tensor, rank: int) -> Array:
 
 
 def added(arrays: Sequence[Array], order: Order) -> Array:
-    """All of them, in one process: pair by pair and then the pairs, or one after the other."""
+    """Add all contributions in one process: pair by pair and then the pairs, or one after the other."""
     sums = list(arrays)
     while len(sums) > 1:
         if order == "rank":
@@ -83,13 +83,13 @@ def added(arrays: Sequence[Array], order: Order) -> Array:
 
 
 def rate_in(round: int) -> float:
-    """At which an optimizer learns."""
+    """The rate at which an optimizer learns."""
     return 0.1 / round
 
 
 def updated(update: Update, w: Array, g: Array, kept: list[Array], t: int, rate: float) -> tuple[Array, list[Array]]:
-    """One step, as `covey.tensors.numbers.update_steps` says it in lines of numpy: the parameters and their moments
-    after it."""
+    """Make one step, as `covey.tensors.numbers.update_steps` says it in lines of numpy: the parameters and their
+    moments after it."""
     if isinstance(update, SGD):
         if update.weight_decay:
             g = g + update.weight_decay * w
@@ -111,8 +111,8 @@ def updated(update: Update, w: Array, g: Array, kept: list[Array], t: int, rate:
 def reference(
     tensor: Tensor, workers: int, rounds: int, order: Order = "tree", rate: Callable[[int], float] = rate_in
 ) -> list[Array]:
-    """Results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model, or a step of its
-    optimizer."""
+    """Compute the results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model, or a step
+    of its optimizer."""
     results, parameters = [], widened(tensor, initial(tensor, 0))
     kept = [np.zeros(tensor.shape, np.float32)] * (tensor.update.moments if tensor.update is not None else 0)
     for round in range(1, rounds + 1):
@@ -134,15 +134,15 @@ class Owner:
         self.tensors: dict[int, TensorSum] = {}
         self.inboxes: dict[int, deque[Frame]] = {}
         self.outboxes: dict[int, deque[Frame | int]] = {}
-        """Frames, and keys of tensors whose result is owed."""
+        """The frames for each rank, and keys of tensors whose result is owed."""
         self.answered: list[tuple[int, int, int]] = []
-        """(key, round, rank) of every result given."""
+        """The key, round and rank of every result given."""
         self.asked: list[int] = []
-        """Keys of Blocks that a rank was asked for."""
+        """The keys of Blocks that a rank was asked for."""
         self.hash = job_hash(JOB)
         self.before: IncomingCopies | None = None
         self.is_ready, self.expects = True, 0
-        """What the owner before brings."""
+        """Whether its memory is ready, and the bytes of state that the owner before brings."""
 
     def expect(self, state_bytes: int) -> None:
         self.expects = state_bytes
@@ -213,7 +213,7 @@ class Owner:
             out.append(key)
 
     def pay(self, rank: int) -> None:
-        """A result that the rank was promised goes out when its turn comes, and is the newest one then."""
+        """Send a result that the rank was promised when its turn comes; it is the newest one then."""
         out = self.outboxes[rank]
         while out and isinstance(key := out[0], int):
             out.popleft()
@@ -236,17 +236,18 @@ class Owner:
 
 
 class Bringing:
-    """An owner brings its Blocks to the next one: frames in queues, and what each says when its turn comes."""
+    """An owner that brings its Blocks to the next one: frames in queues, and the answers of each when its turn
+    comes."""
 
     def __init__(self, old: Owner, new: Owner) -> None:
         self.new, self.over = new, False
         self.out = OutgoingCopies(new.hash, new.epoch, old.tensors)
         self.into = new.before = IncomingCopies(new)
         self.there = deque(self.out.announced())
-        """On its way to the new one."""
+        """The frames on their way to the new owner."""
         self.back: deque[Frame] = deque()
         self.heard = 0
-        """Frames that the new one has heard."""
+        """The number of frames that the new owner has heard."""
 
     @property
     def choices(self) -> list[tuple[str, int]]:
@@ -277,7 +278,7 @@ class Bringing:
             self.there.extend((head, bytes(payload)) for head, payload in state)
 
     def end(self) -> None:
-        """The connection ends: all was brought, or one of them died."""
+        """End the connection: all was brought, or one of the two died."""
         if not self.over:
             self.over, self.new.before = True, None
             self.into.ended()
@@ -285,8 +286,8 @@ class Bringing:
 
 @dataclass
 class Worker:
-    """A training script: every round it pushes each tensor in turn and waits for the result. Or those of one host, for
-    all of which one of them speaks."""
+    """A training script: every round it pushes each tensor in turn and waits for the result. It may stand for the
+    scripts of one host, for all of which one of them speaks."""
 
     rank: int
     ranks: Node
@@ -399,7 +400,7 @@ class Bench:
         order: Order = "tree",
         hosts: Sequence[int] = (),
     ) -> None:
-        """`hosts`: how many ranks each has, for all of which one speaks; none: each rank speaks for itself."""
+        """`hosts`: how many ranks each host has, for all of which one speaks; none: each rank speaks for itself."""
         self.rng = random.Random(seed)
         self.tensors, self.last, self.ranks = tensors, rounds, workers
         ends = list(itertools.accumulate(hosts or [1] * workers))
@@ -413,7 +414,7 @@ class Bench:
         self.owner = self.new_owner()
 
     def new_owner(self) -> Owner:
-        """Replace the owner; every worker is told at once. What the old one had is lost."""
+        """Replace the owner; every worker is told at once. The numbers that the old one had are lost."""
         epoch = getattr(self, "owner", Owner(1 << 32, 0)).epoch + 1
         self.owner, self.bringing = Owner(epoch, self.ranks), None
         for worker in self.workers:
@@ -421,13 +422,13 @@ class Bench:
         return self.owner
 
     def hand_over(self) -> Bringing:
-        """Likewise, and the old one, which lives, brings what it has."""
+        """Replace the owner; the old one stays alive and brings its Blocks to the new one."""
         old, new = self.owner, self.new_owner()
         self.bringing = Bringing(old, new)
         return self.bringing
 
     def choices(self) -> list[tuple[str, int]]:
-        """What could happen next."""
+        """The steps that could happen next."""
         found: list[tuple[str, int]] = [("work", key) for key in self.owner.busy()]
         found += self.bringing.choices if self.bringing is not None else []
         for worker in self.workers:
@@ -458,13 +459,13 @@ class Bench:
         return True
 
     def step(self, allowed: Callable[[str, int], bool] = lambda what, which: True) -> bool:
-        """One thing that changes something, at random; False when nothing can happen any more."""
+        """Do one step that changes something, at random; return False when nothing can happen any more."""
         found = [choice for choice in self.choices() if allowed(*choice)]
         self.rng.shuffle(found)
         return any(self.happen(*choice) for choice in found)
 
     def run(self, until: Callable[[], bool] | None = None, steps: int = 200_000) -> None:
-        """Until a condition, or until every script has ended."""
+        """Take steps until a condition holds, or until every script has ended."""
         for _ in range(steps):
             if until() if until is not None else all(worker.finished for worker in self.workers):
                 return
@@ -472,7 +473,8 @@ class Bench:
         raise AssertionError("did not end")
 
     def check_results(self) -> None:
-        """Bit for bit what one process would have computed, on every worker, for every round."""
+        """Check for every worker and every round that the results are, bit for bit, what one process would have
+        computed."""
         for tensor in self.tensors:
             for round, expected in enumerate(reference(tensor, self.ranks, self.last, self.order), 1):
                 for worker in self.workers:

@@ -13,7 +13,8 @@ from agent.ports.network.bytes import SocketBytes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.core.ids import HostId, JobId
-from covey.ports import Env, Logger
+from covey.ports.env import Env
+from covey.ports.log import Logger
 from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
 from plugins.aggregator.datapath.control import GetStatus, Now, Order, Serve
@@ -22,7 +23,7 @@ SECRET = b"sixteen bytes !!"
 
 
 class Quiet:
-    """A log that nobody reads, but errors."""
+    """A log that nobody reads, except for errors."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -38,7 +39,7 @@ class Quiet:
 
 
 def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
-    """Ports of a byte process: what it must not touch is absent."""
+    """The ports of a byte process: those that it must not touch are absent."""
     absent = cast(Any, None)
     return Env(
         host=HostId("h1"),
@@ -102,7 +103,7 @@ class AggdThread:
         return self.order(GetStatus())
 
     def kill(self) -> None:
-        """Every connection drops at once, and the address answers no more."""
+        """Drop every connection at once; the address answers no more."""
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(5)
         assert not self._thread.is_alive()

@@ -45,7 +45,7 @@ from plugins.facts import Place
 
 @dataclass
 class Script:
-    """A job as it really is."""
+    """The true figures of a job."""
 
     job: JobId
     period_us: int
@@ -55,7 +55,7 @@ class Script:
     step: int = 0
     left_us: float = 0.0
     slowed: Callable[[str], float] = lambda host: 1.0
-    """By how much an iteration is longer when its tensors are summed on this host."""
+    """The factor by which an iteration is longer when its tensors are summed on this host."""
 
 
 class Agent:
@@ -65,7 +65,7 @@ class Agent:
         self.owner = Owner(settings, me=self.name)
         self.directory = Directory(self.name)
         self.aggd: dict[JobId, tuple[int, int, int]] = {}
-        """Job -> epoch, microseconds worked, iterations."""
+        """The epoch, the microseconds worked and the iterations of each job."""
 
 
 class MiniRack:
@@ -82,7 +82,7 @@ class MiniRack:
         self.moves: list[tuple[JobId, HostId]] = []
         """Every assignment that ranks were told, in order."""
         self.gossip: tuple[Candidate, ...] | None = None
-        """What gossip says of aggregators, if it has stopped; None: how they were a second ago at most."""
+        """The view of aggregators to which gossip has stopped; None: how they were a second ago at most."""
         self._post: list[tuple[float, Callable[[], None]]] = []
         for name in self.agents:
             self.dispatch(name, "owner", ProcessUp(f"{name}:1", {}))
@@ -141,7 +141,7 @@ class MiniRack:
         self.check()
 
     def _complain(self, script: Script) -> None:
-        """A rank that cannot use its aggregator says so each second."""
+        """Let a rank that cannot use its aggregator say so, each second."""
         for place in script.places:
             known = self.agents[place.host].directory.current(script.job)
             if known is not None and self.agents[known.owner].aggd.get(script.job, (0, 0, 0))[0] != known.epoch:
@@ -174,7 +174,7 @@ class MiniRack:
     # ---- what is true ----
 
     def owner_of(self, job: JobId) -> HostId | None:
-        """Where the ranks push to, if it is summed there."""
+        """The host to which the ranks push, if the job is summed there."""
         told = [agent.directory.current(job) for agent in self.agents.values()]
         newest = max((one for one in told if one is not None), key=lambda one: one.epoch, default=None)
         if newest is None or self.agents[newest.owner].aggd.get(job, (0, 0, 0))[0] != newest.epoch:

@@ -1,4 +1,5 @@
-"""One machine of the plugin by story: events in, actions out. Its jobs' ranks run on a and b; c and d offer to sum."""
+"""One machine of the plugin by story: events in, actions out. The ranks of its jobs run on a and b; c and d offer to
+sum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def rack(*gone: HostId, sums: Sequence[HostId] = (C, D)) -> RackUpdated:
 
 
 class Play:
-    """A machine, its clock, and what it did."""
+    """A machine, its clock, and its actions."""
 
     def __init__(self, machine: Any) -> None:
         self.machine, self.now_s = machine, 100.0
@@ -45,7 +46,7 @@ def sends(actions: Sequence[Any]) -> list[tuple[HostId, Any]]:
 
 
 def promising(*jobs: str) -> Play:
-    """An aggregator that sums these jobs and has promised each what it needs, in this order."""
+    """Make an aggregator that sums these jobs and has promised each what it needs, in this order."""
     play = Play(Owner(AggregatorSettings(), me=C))
     play(ProcessUp("10.0.0.3:9", {}))
     for job in jobs:

@@ -1,14 +1,15 @@
-"""Ranks of a job on a simulated rack, and what the log and the runner would tell the agents of it."""
+"""Ranks of a job on a simulated rack, and the messages about them that the log and the runner would give the agents."""
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from chaos.actors.workload import SIZES
 from chaos.rackworld import SimRack
-from chaos.workload import SIZES
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.numbers.blocks import tables_of
 from covey.wire.job import AggregatorAt, AggregatorLost, Frame
@@ -59,7 +60,7 @@ class Rank:
         return 0
 
     def tell_step(self, round: int) -> None:
-        """As `job.step()` would."""
+        """Report the step, as `job.step()` would."""
         if not self.job_on_rack.steps:
             return
         now_s = self.job_on_rack.rack.world.now
@@ -145,7 +146,8 @@ class Job:
         return cast(AggregatorService | None, agent.plugins.get("aggregator")) if agent is not None else None
 
     def tell_agents(self) -> None:
-        """As the log and the joining ranks would: each agent learns of the job once it is up, also after a restart."""
+        """Tell agents of the job as the log and the joining ranks would: each agent learns of it once it is up, also
+        after a restart."""
         for host in self.rack.alive() if self.told else ():
             agent, plugin = self.rack.agents[host], self.plugin(host)
             if plugin is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:
@@ -172,7 +174,7 @@ class Job:
                 agent.bus.publish(facts.TableUsed(self.name, self.grant, table))
 
     def owner(self, table: int = 0) -> str:
-        """Who sums the table by the highest epoch that any rank was told; empty while none was."""
+        """The host that sums the table by the highest epoch that any rank was told; empty while none was."""
         told = [at for rank in self.ranks for at in rank.told if at.table == table]
         return max(told, key=lambda at: at.epoch).host if told else ""
 
@@ -183,7 +185,7 @@ class Job:
         return lambda: all(len(rank.results) >= round for rank in self.ranks)
 
     def finish(self, within_s: float = 200.0) -> None:
-        """All ranks end well, with the results that one process would have computed."""
+        """Wait until all ranks end well, with the results that one process would have computed."""
         self.rack.until(self.ended, within_s, "every rank has ended")
         expected = [array.tobytes() for array in reference(self.tensor, self.workers, self.rounds)]
         for rank in self.ranks:

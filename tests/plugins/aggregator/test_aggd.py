@@ -62,7 +62,7 @@ def say(op: TensorOp, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH
 
 
 class Raw:
-    """A worker that says whatever it likes."""
+    """A worker that sends whatever a test likes."""
 
     def __init__(self, at: AggregatorAt, hello: bytes | None = None, rank: int = 0) -> None:
         host, _, port = at.address.rpartition(":")
@@ -73,7 +73,7 @@ class Raw:
         self.prove(say(TensorOp.HELLO, bytes(16), epoch=at.epoch, rank=rank), at.secret, at.epoch)
 
     def prove(self, hello: bytes, secret: bytes, epoch: int = EPOCH) -> bytes:
-        """Say hello, hear the challenge and answer it; what was answered."""
+        """Say hello, hear the challenge and answer it; return the proof that was sent."""
         self.socket.sendall(hello)
         header, payload = self.hear()
         assert header.op is TensorOp.CHALLENGE
@@ -105,7 +105,7 @@ class Raw:
         return header, payload
 
     def dropped(self) -> bool:
-        """aggd closes the connection, perhaps after some last words."""
+        """Whether aggd closes the connection, perhaps after some last words."""
         try:
             while True:
                 self.hear()
@@ -114,7 +114,7 @@ class Raw:
 
 
 def served(aggd: AggdThread, epoch: int = EPOCH, workers: int = 2) -> AggregatorAt:
-    """The job, begun anew."""
+    """Drop the job and begin it anew."""
     aggd.order(DropJob(JOB, 1 << 60))
     return aggd.serve(JOB, epoch, workers)
 
@@ -257,7 +257,7 @@ def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> N
 
 
 def test_a_higher_epoch_ends_the_connections_of_the_lower_with_a_word(aggd: AggdThread) -> None:
-    """Also who is still proving that it may speak. Orders under the epoch of before come too late."""
+    """A peer that is still proving that it may speak is told too. Orders under the earlier epoch come too late."""
     at, hello = served(aggd), say(TensorOp.HELLO, bytes(16), rank=1)
     with Raw(at) as worker, Raw(at, hello) as slow:
         worker.hear()
@@ -291,7 +291,7 @@ def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> No
 
 
 def until_touched(tensor: TensorSum) -> None:
-    """Its memory is there."""
+    """Wait until the memory of the job is there."""
     ends = time.monotonic() + 5
     while not len(tensor._state):
         assert time.monotonic() < ends
@@ -302,8 +302,8 @@ def until_touched(tensor: TensorSum) -> None:
 def test_ranks_hear_where_to_go_before_memory_is_given_back(
     aggd: AggdThread, monkeypatch: pytest.MonkeyPatch, brings: bool
 ) -> None:
-    """A gigabyte takes up to seconds: so long a job stood that was handed over. `brings`: it stays until the next owner
-    has it, or cannot be brought it; that one does not answer here."""
+    """Giving back a gigabyte takes up to seconds: so long a job stood that was handed over. `brings`: the memory stays
+    until the next owner has it, or cannot be brought it; that owner does not answer here."""
     give_back_s = 0.0 if brings else 0.4
     monkeypatch.setattr(job_sums, "GIVE_BACK_S", give_back_s)
     let_go, given_back_s = TensorSum.let_go, list[float]()
@@ -337,7 +337,7 @@ def test_ranks_hear_where_to_go_before_memory_is_given_back(
 
 
 def bring(op: TensorOp, payload: bytes = b"", **fields: Any) -> bytes:
-    """What the owner before says."""
+    """The bytes of a frame of the earlier owner."""
     return say(op, payload, rank=OWNER, **fields)
 
 
@@ -350,13 +350,13 @@ GOOD: list[bytes] = [
     + bring(TensorOp.STATE, bytes(8), round=3, part=1),
 ]
 SPEAKERS = (0, OWNER)
-"""Of each of these."""
+"""The ranks that send each of these frames: a worker, and the earlier owner."""
 
 
 def test_the_owner_before_is_heard_once_at_a_time_and_under_this_epoch_alone(
     aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Late and repeated ones change nothing; one that falls silent is not waited for."""
+    """Late and repeated frames change nothing; an owner that falls silent is not waited for."""
     monkeypatch.setattr(owner_links, "COPY_SILENT_S", 0.2)
     at, before = served(aggd), aggd.now()
     with Raw(at, bring(TensorOp.HELLO, bytes(16), epoch=EPOCH - 1)) as late:
@@ -441,7 +441,8 @@ def test_it_ends_by_itself_when_neither_agent_nor_workers_are_there(tmp_path: Pa
 
 
 def test_it_has_been_alone_since_the_last_one_left() -> None:
-    """For twenty seconds in all it ends; fifteen before an agent that restarts, and fifteen after it, are not that."""
+    """After twenty seconds alone in all it ends; fifteen before an agent that restarts, and fifteen after it, are not
+    that."""
 
     async def ended_s() -> float:
         alone = SimpleNamespace(
@@ -476,7 +477,8 @@ def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
 
 
 def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:
-    """A job's e is the work for it in so many iterations; together they are nearly all that the process worked."""
+    """The e of a job is the work for it in so many iterations; together the jobs are nearly all that the process
+    worked."""
     for name in ("large", "small", "other", "j1"):
         aggd.order(DropJob(JobId(name), 1 << 60))
     before = aggd.now()

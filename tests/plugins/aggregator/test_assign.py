@@ -53,7 +53,7 @@ def play(jobs: list[AggregationProfile], empty: Cycle = Cycle()) -> list[Cycle]:
 def test_no_accepted_assignment_hurts_anyone_or_overfills_an_aggregator(
     jobs: list[AggregationProfile], lanes: int, times: int
 ) -> None:
-    """Reference: §4.3.3.2, IV.1 and IV.2."""
+    """The limits are the constraints of the integer program. Reference: §4.3.3.2, IV.1 and IV.2."""
     cycles: list[Cycle] = []
     for job in jobs:
         found = assign(job, cycles, None, Cycle({}, lanes, times))

@@ -1,5 +1,5 @@
-"""What a coordinator sent into a partition it sends again: a rank's host that was cut off while its job moved would
-never complain by itself, if the former aggregator still answers it."""
+"""Messages that a coordinator sent into a partition are sent again: a rank's host that was cut off while its job moved
+would never complain by itself, if the former aggregator still answers it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +18,12 @@ PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
 
 
 def rack(*gone: HostId) -> RackUpdated:
-    """Ranks on a and b; c and d offer to sum, c the less busy one."""
+    """A view in which c and d offer to sum, c the less busy one. Ranks run on a and b."""
     return RackUpdated(frozenset(gone), (Candidate(C, False, 0.1, 0, 0.0), Candidate(D, False, 0.5, 0, 0.0)))
 
 
 class Told:
-    """The coordinator on a, and what it sends."""
+    """The coordinator on a, and the messages that it sends."""
 
     def __init__(self, *gone: HostId) -> None:
         self.coordinator, self.now_s = JobCoordinator(A, lambda size: bytes(size)), 100.0
@@ -33,13 +33,13 @@ class Told:
         self.first = self.accept(offers)
 
     def __call__(self, event: Any) -> list[tuple[HostId, Any]]:
-        """(to, message) of everything that this event makes it send."""
+        """Give it this event; return (to, message) of everything that it sends."""
         actions: Sequence[Any] = self.coordinator.handle(event, self.now_s)
         self.coordinator.check()
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def accept(self, offers: list[tuple[HostId, Any]]) -> Assigned:
-        """The one asked says yes; what all hosts are told then."""
+        """Let the host that was asked say yes; return the assignment of which all hosts are told then."""
         ((to, offer),) = [(to, message) for to, message in offers if isinstance(message, Offer)]
         told = self(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
         first = next(message for _, message in told if isinstance(message, Assigned))

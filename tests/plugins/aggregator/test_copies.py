@@ -33,7 +33,7 @@ DECLARED = Declared("w", "model", (4,), 8)
 
 
 def between_rounds(bench: Bench, round: int) -> None:
-    """Every rank has its results of the round before, and has pushed nothing of this one."""
+    """Run until every rank has its results of the round before, and has pushed nothing of this one."""
 
     def allowed(what: str, which: int) -> bool:
         return what != "script" or bench.worker(which).round < round
@@ -69,7 +69,7 @@ def test_a_model_that_is_handed_over_is_asked_of_no_rank(seed: int) -> None:
 def test_whenever_it_is_handed_over_and_whoever_dies_the_bits_are_the_same(
     seed: int, hosts: list[int], part_bytes: int, moves: list[tuple[int, str, int]]
 ) -> None:
-    """Also in the middle of rounds, where ranks hold another version than what is brought."""
+    """A handover may happen in the middle of rounds, where ranks hold another version than the one that is brought."""
     bench = Bench(seed, sum(hosts), ALL, rounds=3, part_bytes=part_bytes, hosts=hosts)
     for steps, dies, after in moves:
         for _ in range(steps):
@@ -104,7 +104,7 @@ def test_either_side_dies_after_each_frame_in_turn(dies: str) -> None:
 
 
 class Next:
-    """The next owner of one Block, which three ranks have opened at this version but for those of `late`."""
+    """The next owner of one Block, which three ranks have opened at this version except for the ranks of `late`."""
 
     def __init__(self, version: int, late: tuple[int, ...] = ()) -> None:
         self.owner = Owner(1 << 32, 3)
@@ -115,7 +115,7 @@ class Next:
         self.asks = [self.tensor.open(rank, version, False) for rank in range(3) if rank not in late]
 
     def say(self, op: TensorOp, payload: bytes = b"", **of: Any) -> list[TensorOp]:
-        """What it answers."""
+        """Give it this frame; return its answer."""
         head, _ = frame(op, HASH, 1 << 32, rank=OWNER, payload=payload, key=of.pop("key", KEY), **of)
         header = parse(head)
         into = self.copies.destination(header)
@@ -145,7 +145,7 @@ def test_pushes_are_held_until_the_last_part_is_there_and_are_added_then() -> No
 
 
 def test_a_whole_copy_waits_for_the_word_of_every_rank() -> None:
-    """The missing one might hold a newer version."""
+    """The missing rank might hold a newer version."""
     for newest, asked in ((5, []), (6, [StateTransfer("ask", 1)])):
         next = Next(5, late=(1,))
         next.bring(5)
@@ -156,7 +156,7 @@ def test_a_whole_copy_waits_for_the_word_of_every_rank() -> None:
 
 @pytest.mark.parametrize("brought", [4, 6])
 def test_a_version_that_no_rank_holds_is_forgotten_wherever_it_is(brought: int) -> None:
-    """And what of it is on its way does not go over what a rank brings."""
+    """A part of that version that is on its way does not overwrite what a rank brings."""
     next = Next(5, late=(1,))
     next.say(TensorOp.OPEN, pack_declared(DECLARED), round=brought)
     next.say(TensorOp.COPIES)
@@ -233,7 +233,8 @@ DECLARATIONS = [pack_declared(DECLARED), pack_declared(Declared("w", "model", (5
 def test_whatever_an_owner_says_a_sum_stays_sound(
     said: list[tuple[TensorOp, int, int, int, int]], late: tuple[int, ...]
 ) -> None:
-    """Frames in any order, of any part and version: they are refused, or of no effect, or the state of a version."""
+    """The frames come in any order, of any part and version: they are refused, or of no effect, or the state of a
+    version."""
     next = Next(5, late)
     for op, key, part, version, which in said:
         payload = {TensorOp.OPEN: DECLARATIONS[which], TensorOp.STATE: bytes([version]) * 8}.get(op, b"")

@@ -65,7 +65,7 @@ def test_growing_share_by_share_comes_to_the_same_as_all_at_once(
 def test_a_cycle_that_is_found_hurts_nobody_and_is_at_most_so_many_iterations_long(
     shares: dict[JobId, Share], times: int, now: int
 ) -> None:
-    """Each job by its own limit. Reference: §4.6."""
+    """Each job is judged by its own limit. Reference: §4.6."""
     every, longest = list(shares.values()), max(share.period_us for share in shares.values())
     us = cycle_for(every, times, now)
     lengths = range(longest, times * longest + 1)

@@ -1,4 +1,4 @@
-"""Directory by story: what the ranks of a host are told of who sums their tensors."""
+"""The directory by story: the messages to the ranks of a host about the owner that sums their tensors."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ def test_a_rank_that_joins_is_told_or_the_coordinator_is_asked() -> None:
 
 
 def test_ranks_that_join_before_the_log_tells_of_their_run_are_told_when_it_does() -> None:
-    """An agent that starts again knows from its disk who sums; its ranks come back before its log does."""
+    """An agent that starts again knows from its disk which host sums; its ranks come back before its log does."""
     coordinator, other = Play(Directory(A, [LOW])), Play(Directory(B, [LOW]))
     for play in (coordinator, other):
         assert play(RankJoined(JOB)) == [], "which run they are of is not known yet"
@@ -46,7 +46,8 @@ def test_ranks_that_come_to_a_host_under_the_same_grant_are_told_who_sums() -> N
 
 
 def test_an_owner_that_another_host_names_is_made_known_to_the_coordinator() -> None:
-    """One that was cut off named it before it heard that it coordinates no more: the ranks would go to two owners."""
+    """A coordinator that was cut off named that owner before it heard that it coordinates no more: the ranks would go
+    to two owners."""
     play = directory(LOW)
     asks = Send(A, OwnerWanted(JOB, HIGH.epoch), ASK_S)
     assert play(Heard(C, HIGH)) == [Keep(), TellRanks(HIGH), asks]
@@ -54,7 +55,7 @@ def test_an_owner_that_another_host_names_is_made_known_to_the_coordinator() -> 
 
 
 def test_a_new_coordinator_is_asked_by_every_host_that_stays() -> None:
-    """It may have asked them before the one before it named another owner."""
+    """A host may have been asked by the new coordinator before the one before it named another owner."""
     play = directory(HIGH)
     moved = msgspec.structs.replace(PLACED, places=(Place(C, PLACES[0].ranks, (), since=1), *PLACES[1:]))
     assert sends(play(moved)) == [(C, OwnerWanted(JOB, HIGH.epoch))]

@@ -1,4 +1,4 @@
-"""An aggregator that empties itself, and those that hold room for its jobs: by event. (All machines: test_live.)"""
+"""An aggregator that empties itself, and the hosts that hold room for its jobs: by event. (All machines: test_live.)"""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ J1, J2, IDLE = JobId("j1"), JobId("j2"), JobId("idle")
 
 
 def begin(play: Play, *others: Candidate) -> list[HostId]:
-    """Seconds pass until it asks the others what they promised; whom it asks."""
+    """Let seconds pass until it asks the others what they promised; return the hosts that it asks."""
     for _ in range(200):
         play.now_s += 1
         asked = [action.to for action in play(RackUpdated(frozenset(), others)) if isinstance(action, AskQuestion)]
@@ -56,14 +56,14 @@ def begin(play: Play, *others: Candidate) -> list[HostId]:
 
 
 def reserving(play: Play, *others: HostId) -> dict[JobId, tuple[HostId, ReserveCycle]]:
-    """It has asked those with room to hold it; whom it asked for each job."""
+    """Bring it to ask the hosts with room to hold it; return for each job the host that is asked, and the message."""
     for host in begin(play, *(loaded(host, 45_000) for host in others or (D,))):
         found = play(QuestionAnswered(host, CycleHere(), ROOMY))
     return {message.job: (to, message) for to, message in sends(found)}
 
 
 def comes(play: Play, job: JobId, epoch: int = G1 + 1, demand: Demand | None = None) -> None:
-    """The job is summed here from now on."""
+    """Let the job be summed here from now on."""
     assert any(isinstance(action, ServeJob) for action in play(Heard(A, Offer(job, epoch, 2, SECRET, demand))))
     play(Served(job, epoch))
 
@@ -102,7 +102,7 @@ def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_it
 
 
 def until_asked(play: Play, *others: Candidate, step_s: float = 0.25) -> float:
-    """Seconds until it asks the others."""
+    """Let seconds pass until it asks the others."""
     began_s = play.now_s
     while not any(isinstance(action, AskQuestion) for action in play(RackUpdated(frozenset(), others))):
         play.now_s += step_s
@@ -157,7 +157,7 @@ def test_one_that_takes_no_jobs_now_gets_none() -> None:
 
 
 def test_why_nothing_moved_is_told_in_the_refusers_words_and_answers_count_once() -> None:
-    """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
+    """Nothing moves when any job does not fit. Reference: §4.3.3.3."""
     play = promising("j1", "j2")
     begin(play, loaded(B, 60_000), loaded(D, 45_000))
     said = {
@@ -195,7 +195,7 @@ def test_a_job_that_has_not_pushed_and_is_barred_everywhere_keeps_all_in_place()
 
 
 def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_in_place() -> None:
-    """What is not measured yet cannot be promised a place: a plan made a moment ago is looked at again."""
+    """A job that is not measured yet cannot be promised a place: a plan made a moment ago is looked at again."""
     play = promising("j1")
     begin(play, loaded(D, 45_000))
     comes(play, J2)
@@ -220,7 +220,7 @@ def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> No
 
 
 def test_jobs_that_change_while_room_is_asked_for_stay_and_the_room_is_given_back() -> None:
-    """What was reserved was for what they were. A job more, one less, another epoch, another demand.
+    """The room was reserved for the jobs as they were. A job more, one less, another epoch, another demand are tried.
     Reference: §4.3.3.3."""
     changes: list[list[Any]] = [
         [Heard(A, Offer(JobId("j3"), G1 + 1, 2, SECRET)), Served(JobId("j3"), G1 + 1)],
@@ -322,7 +322,7 @@ NEED = Demand(100_000, 60_000)
 
 
 def holder(epoch: int = G1 + 5, attempt: int = 50) -> Play:
-    """It holds room for j1, asked for by c."""
+    """A machine that holds room for j1, asked for by c."""
     play = Play(Owner(AggregatorSettings(), me=D))
     play(ProcessUp("10.0.0.4:9", {}))
     assert sends(play(Heard(C, ReserveCycle(J1, epoch, attempt, NEED)))) == [(C, CycleReserved(J1, attempt))]
@@ -335,7 +335,8 @@ def held(play: Play) -> tuple[HostId, int, int] | None:
 
 
 def test_room_is_held_for_the_latest_order_and_a_late_earlier_one_changes_nothing() -> None:
-    """By a former owner of the job (a lower epoch), or by an attempt of the same one that is over."""
+    """The late order comes from a former owner of the job (a lower epoch), or from an attempt of the same one that is
+    over."""
     for late in (Heard(B, ReserveCycle(J1, G1 + 4, 99, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 49, NEED))):
         play = holder()
         until_s = play.machine.ledger.reserved[J1].until_s
@@ -442,7 +443,7 @@ def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs(
 
 
 def answer(play: Play, job: JobId, attempt: int = 1) -> str:
-    """Why no room is held for a job that needs none; empty when it is."""
+    """Why no room is held for a job that needs none; empty when it is held."""
     ((_, message),) = sends(play(Heard(C, ReserveCycle(job, G1 + 1, attempt, None))))
     return message.reason if isinstance(message, CycleNotReserved) else ""
 

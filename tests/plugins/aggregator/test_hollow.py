@@ -31,7 +31,7 @@ def test_an_owner_without_state_waits_for_one_that_has_a_copy() -> None:
 
 
 def test_a_successor_that_pushes_a_round_again_gets_the_result_from_another_rank() -> None:
-    """All ranks said to hold it, so this owner never fetched it; then one of them was lost."""
+    """All ranks said to hold the result, so this owner never fetched it; then one of them was lost."""
     made = tensor()
     for rank in range(3):
         assert not made.open(rank, 4, False)
@@ -78,7 +78,7 @@ def test_who_has_a_copy_and_asks_again_for_what_all_hold_is_told_that_it_may_not
 
 def test_what_a_lost_process_pushed_does_not_bind_its_successor_in_a_later_step() -> None:
     """The first successor stood a step behind when it was lost too; the second got its state from a rank that is
-    further. Its owner is new, and waits for rank 2 to say what it holds."""
+    further. Its owner is new, and waits for rank 2 to say which round it holds."""
     made = tensor()
     made.open(1, 3, False, hollow=True)
     made.push(1, 4, 0, ONES)

@@ -1,4 +1,5 @@
-"""Lanes: processes that add for `aggd`, where it lies, to the same bits; they may die at any time."""
+"""Lanes: processes that add for `aggd`, in the memory where the numbers lie, to the same bits; they may die at any
+time."""
 
 import gc
 import os
@@ -48,7 +49,7 @@ LARGE = (Tensor("w", "model", (150_001,), UPDATES[4]), Tensor("g", "grad", (150_
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """Memory of this test goes before others count descriptors."""
+    """Free the memory of a test before others count descriptors."""
     yield
     gc.collect()
 
@@ -65,7 +66,7 @@ def until(is_so: Any, seconds: float = 20.0) -> None:
 
 
 def children(running: AggdThread) -> list[int]:
-    """Processes of its lanes."""
+    """The processes of its lanes."""
     return [
         pid for pid, child in cast(Any, running.aggd.env.processes)._children.items() if child._popen.poll() is None
     ]
@@ -87,7 +88,7 @@ def test_lanes_add_to_the_bits_of_one_process_and_end_with_it(tmp_path: Path) ->
 
 
 def test_a_lane_that_dies_loses_nothing_and_another_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it was adding is pushed again, as after an addition that failed."""
+    """The parts that it was adding are pushed again, as after an addition that failed."""
     monkeypatch.setattr(AggdThread, "finish", AggdThread.kill)  # it may log an error, as it should
     with gang(tmp_path, 1, 1, tables=1, lanes=2) as job:
         job.serve()
@@ -104,7 +105,7 @@ def test_a_lane_that_dies_loses_nothing_and_another_comes(tmp_path: Path, monkey
 
 
 def test_an_addition_that_a_lane_took_with_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands still with orders under way, and is killed then."""
+    """The lane stands still with orders under way, and is killed then."""
     monkeypatch.setattr(AggdThread, "finish", AggdThread.kill)
     with gang(tmp_path, 1, 1, tables=1, lanes=1 + 1) as job:
         (owner,) = job.serve()
@@ -168,7 +169,7 @@ def ports() -> Any:
 
 
 class PlayedLink:
-    """A lane that does what it is told when the test says so, with mappings of its own."""
+    """A lane that does its orders when the test says so, with mappings of its own."""
 
     def __init__(self, lanes: Lanes) -> None:
         self.lane = object.__new__(Lane)
@@ -185,7 +186,7 @@ class PlayedLink:
         self.orders.append(message)
 
     def work(self) -> None:
-        """The orders that it has, in turn."""
+        """Do the orders that it has, in turn."""
         orders, self.orders = self.orders, []
         for order in orders:
             self.lane.heard(order)
@@ -204,7 +205,7 @@ class PlayedLink:
 def test_lanes_in_any_order_of_work_give_the_bits_of_one(
     seed: int, ranks: int, type: Type, mean: bool, count: int
 ) -> None:
-    """Parts of a tensor, and sums within a part, at several lanes at once; whichever ends first."""
+    """The parts of a tensor, and sums within a part, are at several lanes at once; any of them may end first."""
     env = ports()
     here = Lanes(env, count)
     played = [PlayedLink(here) for _ in range(count)]
@@ -281,7 +282,7 @@ PLACES = st.tuples(st.integers(0, 2), st.integers(-10, 1 << 17), st.integers(-10
     )
 )
 def test_whatever_a_lane_is_told_it_answers(order: LaneOrder) -> None:
-    """And goes on: a wrong order has failed, in words."""
+    """A lane keeps running after a wrong order: it answers that the order failed, in words."""
     memory = LaneMemory(MemfdPages())
     held = memory.mapped(LEAST_BYTES)
     played = PlayedLink(Lanes(ports(), 1))
@@ -292,7 +293,7 @@ def test_whatever_a_lane_is_told_it_answers(order: LaneOrder) -> None:
 
 
 class Room:
-    """Lanes with so much room."""
+    """Lanes with room for `room` additions."""
 
     def __init__(self, up: int, room: int) -> None:
         self.up, self.room, self.given = up, room, list[str]()
@@ -371,7 +372,7 @@ def test_what_a_lane_makes_of_a_tensor_that_began_anew_is_given_to_nobody() -> N
 
 
 def test_a_lane_that_cannot_is_sent_away() -> None:
-    """One that cannot map memory would fail again and again, and its job would stand."""
+    """A lane that cannot map memory would fail again and again, and its job would stand."""
     here = Lanes(ports(), 1)
     played = PlayedLink(here)
     closed: list[int] = []
@@ -408,7 +409,7 @@ def test_a_lane_has_two_orders_at_most() -> None:
 
 
 def test_a_cycle_has_as_much_work_as_the_process_has_lanes() -> None:
-    """AutoPS 4.3.3.2 with lanes * C in the place of C; three quarters of it where several jobs meet."""
+    """The rule is AutoPS 4.3.3.2 with lanes * C in the place of C; three quarters of it where several jobs meet."""
     for lanes in (1, 2, 4):
         ledger = CycleLedger(lanes=lanes)
         assert not ledger.take(JOB, Demand(100_000, 100_000 * lanes))

@@ -44,14 +44,15 @@ class Yard:
         self.rng, self.now_s = random.Random(seed), 0.0
         self.owners = {HostId(name): Owner(AggregatorSettings(scale_s=3.0), me=HostId(name)) for name in "xyz"}
         self.ahead_s = {name: self.rng.choice([0.0, 1.0, 1e6]) for name in self.owners}
-        """No two clocks say the same."""
+        """The seconds by which the clock of each host is ahead."""
         self.epochs = dict.fromkeys(DEMANDS, G1)
         """The last epoch that the coordinator has used."""
         self.at: dict[JobId, tuple[HostId, int]] = {}
-        """Who accepted the job last, and its epoch."""
+        """The host that accepted the job last, and its epoch."""
         self.calm = False
         self.emptied = self.late = 0
-        """Attempts that came to their end; reservations, releases and offers that were too late."""
+        """The number of attempts that came to their end; and of reservations, releases and offers that were too
+        late."""
         self._due: list[tuple[float, Callable[[], None]]] = []
         for name in self.owners:
             self.dispatch(name, ProcessUp(f"{name}:1", {}))
@@ -130,7 +131,8 @@ class Yard:
             self.all_hold(name)
 
     def all_hold(self, name: HostId) -> None:
-        """All or nothing: whoever hands over has room for each of its jobs where it hands it, at that moment."""
+        """Check all or nothing: a host that hands over has room for each of its jobs at the new host, at that
+        moment."""
         emptier = self.owners[name].emptier
         assert emptier.holding.keys() == self.owners[name].jobs.keys()
         for job, to in emptier.holding.items():
@@ -158,7 +160,7 @@ class Yard:
                 pass
 
     def settle(self) -> None:
-        """Messages arrive as they should from now on, and those that are late have arrived."""
+        """Let messages arrive as they should from now on, and wait for those that are late."""
         self.calm = True
         self.run(20)
         for job in DEMANDS:
@@ -168,7 +170,7 @@ class Yard:
 
 
 def after(seeds: Sequence[int], seconds: int) -> tuple[int, int]:
-    """Attempts that ended well and messages that were late, over all seeds."""
+    """The number of attempts that ended well and of messages that were late, over all seeds."""
     emptied = late = 0
     for seed in seeds:
         yard = Yard(seed)

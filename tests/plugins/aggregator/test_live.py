@@ -16,7 +16,7 @@ from tests.plugins.aggregator.minirack import MiniRack
 
 
 def shared(rack: MiniRack, *jobs: str) -> bool:
-    """Whether one aggregator sums these and no other has any of them."""
+    """Whether one aggregator sums these jobs and no other has any of them."""
     owners = {tuple(rack.owners(job)) for job in jobs}
     return len(owners) == 1 and len(owners.pop()) == 1
 
@@ -130,7 +130,7 @@ def test_a_lost_aggregators_job_is_checked_before_it_is_taken_over() -> None:
 
 
 def test_stale_gossip_costs_a_retry_and_never_an_overload() -> None:
-    """Everybody believes that all hosts have nothing to do."""
+    """All hosts are believed to have nothing to do."""
     declined = 0
     for seed in range(8):
         rack = MiniRack(seed, 4, scale_s=1e6)
@@ -199,7 +199,8 @@ def test_after_any_sequence_of_offers_ends_and_kills_every_job_has_exactly_one_o
 @given(seed=st.integers(0, 1 << 16))
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_in_the_end_the_least_loaded_fits_nowhere_else(seed: int) -> None:
-    """The rack comes by itself to where the rule of §4.3.3.3, applied to all it knows, has nothing left to empty."""
+    """The rack comes by itself to a state where the rule of §4.3.3.3, applied to all it knows, has nothing left to
+    empty."""
     rack = MiniRack(seed, 5, scale_s=10.0)
     for at in range(1, 6):
         rack.start(f"j{at}", 400_000, rack.rng.randrange(5, 70) * 4000, (f"h{at}",))

@@ -23,7 +23,7 @@ def quick_rack(seed: int, hosts: int = 4, **changes: Any) -> SimRack:
 
 
 def rows(rack: SimRack) -> dict[str, Any]:
-    """What `agentctl tensors` shows, by job."""
+    """The rows that `agentctl tensors` shows, by job."""
     return {row.job: row for host in rack.alive() for row in rack.ask(host, "aggregator.tensors", {})}
 
 
@@ -35,7 +35,7 @@ def owner_now(job: Job) -> str:
 
 @pytest.mark.parametrize("steps", [True, False])
 def test_two_jobs_share_an_aggregator_and_a_third_is_refused_there(steps: bool) -> None:
-    """`steps`: the script says when it made one, or its rounds are counted."""
+    """With `steps` the script says when it made one, else its rounds are counted."""
     with quick_rack(31) as rack:
         one = Job(rack, ["h1", "h2"], rounds=400, step_s=0.2, name="j1", even=True, steps=steps)
         two = Job(rack, ["h2", "h3"], rounds=400, step_s=0.2, name="j2", even=True, steps=steps)

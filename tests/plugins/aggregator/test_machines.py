@@ -1,4 +1,4 @@
-"""Coordinator and owner by story: events in, actions out. (What ranks are told: test_directory.)"""
+"""Coordinator and owner by story: events in, actions out. (Messages to ranks: test_directory.)"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +67,7 @@ from tests.plugins.aggregator.play import (
 
 
 def coordinating(sums: Sequence[HostId] = (C, D)) -> Play:
-    """Host a is the coordinator of a job; everybody knows nothing yet; the first offer is out."""
+    """A machine on host a, which coordinates a job; everybody knows nothing yet; the first offer is out."""
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(rack(sums=sums))
     assert [(a.to, a.question) for a in play(PLACED)] == [(A, GetOwner(JOB)), (B, GetOwner(JOB))]
@@ -261,7 +261,7 @@ def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> Non
 
 
 def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_needs() -> None:
-    """A `AssignmentKept` may have been overtaken by what became of the next demand."""
+    """An `AssignmentKept` may have been overtaken by the answer to the next demand."""
     play, assigned = coordinating_assigned()
     demand, asked = Demand(100_000, 10_000), WorkOf(JOB, assigned.epoch)
     play(QuestionAnswered(C, asked, WorkCounters(True, demand=demand)))
@@ -320,7 +320,7 @@ def test_an_offer_is_declined_with_a_reason() -> None:
 
 
 def test_one_epoch_is_never_two_assignments() -> None:
-    """Not even when another coordinator or another secret comes with it."""
+    """An epoch stays one assignment even when another coordinator or another secret comes with it."""
     for other in (Heard(B, OFFER), Heard(A, msgspec.structs.replace(OFFER, secret=b"x" * 16))):
         assert declined(owner(HELD)(other)) == "it knows epoch 1.2"
 
@@ -378,7 +378,7 @@ def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
 
 
 def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
-    """What becomes of the same job when it is offered once more with its demand: why not, or that it is served."""
+    """Offer the same job once more with its demand; return why it is not served, or that it is."""
     (answer,) = play(Heard(A, Offer(JobId(job), epoch, 2, SECRET, Demand(100_000, 10_000))))
     if isinstance(answer, Send):
         assert isinstance(answer.message, Declined)
@@ -387,7 +387,7 @@ def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
 
 
 def test_who_hurt_another_may_come_back_only_once_one_that_was_there_has_left() -> None:
-    """The newest assignment is taken back. Reference: §4.5.2.3."""
+    """The assignment that is taken back is the newest one. Reference: §4.5.2.3."""
     play = promising("j1", "j2", "j3")
     asked = sends(play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 150, True))))
     assert [(to, message.job, message.to) for to, message in asked] == [(A, "j3", None)]
@@ -413,7 +413,8 @@ def test_one_job_at_a_time_is_asked_to_leave_and_none_for_a_loss_below_the_limit
 
 
 def test_a_job_that_outgrew_its_promise_goes_on_without_one_until_it_fits() -> None:
-    """The exact check of what is here already; what it was promised is not what it needs. Reference: §4.3.3.1."""
+    """The exact check is of the jobs here already; what a job was promised is not what it needs. Reference:
+    §4.3.3.1."""
     play, job = promising("j1", "j2"), JobId("j2")
 
     def profiled(work_us: int) -> list[Any]:
@@ -466,7 +467,7 @@ EVENTS = st.one_of(
 
 
 def heard_by(kind: type[JobCoordinator] | type[Owner] | type[Directory]) -> st.SearchStrategy[Any]:
-    """`EVENTS` without messages for the other machines, which the service does not hand to it."""
+    """The `EVENTS` without messages for the other machines, which the service does not hand to it."""
     return EVENTS.filter(lambda event: not isinstance(event, Heard) or isinstance(event.message, kind.takes))
 
 

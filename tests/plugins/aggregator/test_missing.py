@@ -1,4 +1,4 @@
-"""Who has not pushed what all others wait for is named: by `aggd`, and to people."""
+"""A rank that has not pushed what all others wait for is named: by `aggd`, and to people."""
 
 import io
 import time

@@ -40,7 +40,8 @@ DEMAND = Demand(100_000, 30_000)
 
 
 def seen(*gone: HostId, **used_us: int) -> RackUpdated:
-    """c, d and e sum, each with a cycle of 100 ms of which it uses so much; without a figure they are idle."""
+    """A view in which c, d and e sum, each with a cycle of 100 ms of which it uses `used_us` microseconds; those
+    without a figure are idle."""
     hosts = [host for host in (C, D, E) if host not in gone]
     return RackUpdated(
         frozenset(gone),
@@ -52,7 +53,7 @@ def seen(*gone: HostId, **used_us: int) -> RackUpdated:
 
 
 def summed(profiled: bool = True) -> tuple[Play, Assigned]:
-    """Host a is the coordinator of a job that c sums, and has promised what it needs."""
+    """A machine on host a, which coordinates a job that c sums, and has promised what it needs."""
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(RackUpdated(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
     play(PLACED)
@@ -125,7 +126,7 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
 
 
 def test_only_the_owner_that_goes_on_until_then_brings_what_it_has() -> None:
-    """Not one that was asked before and may have accepted."""
+    """Another owner that was asked before, and may have accepted, brings nothing."""
     play, assigned = summed()
     play(seen(c=60_000, d=10_000, e=20_000))
     first, offer = offered(given_away(None, play, assigned, "j2 lost 15 % of its speed"))
@@ -136,7 +137,7 @@ def test_only_the_owner_that_goes_on_until_then_brings_what_it_has() -> None:
 
 
 def test_where_a_person_wants_it_there_it_stays() -> None:
-    """Also a table that is to stay on another host; and a host that declines is asked again."""
+    """This holds also for a table that is to stay on another host; a host that declines is asked again."""
     owner = Play(Owner(AggregatorSettings(), me=C))
     owner(ProcessUp("10.0.0.3:9", {}))
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
@@ -239,7 +240,8 @@ def test_a_job_on_trial_goes_only_where_room_is_held_for_it() -> None:
 
 
 def test_an_owner_without_room_for_what_was_measured_is_left_for_one_with_room() -> None:
-    """Who has room is known by gossip. Best fit first; nobody is asked who has none. Reference: Pseudocode 3, 16-24."""
+    """The hosts with room are known by gossip. Best fit comes first; no host is asked that has none. Reference:
+    Pseudocode 3, 16-24."""
     play, assigned = summed()
     play(seen(c=90_000, d=80_000, e=40_000))
     refused = Declined(JOB, assigned.epoch, "30000 us of work and 10000 us free", assigned.epoch)

@@ -1,5 +1,5 @@
-"""Optimizers at the aggregator (AutoPS §4.3.1): the bits of the same lines in numpy, whatever arrives when and whoever
-dies, and moments that are never lost."""
+"""Optimizers at the aggregator (AutoPS §4.3.1): the bits of the same lines in numpy, in any order of arrivals and with
+any deaths, and moments that are never lost."""
 
 from collections.abc import Callable
 
@@ -47,8 +47,8 @@ def test_any_optimizer_any_arrival_and_any_deaths_give_the_bits_of_the_same_line
     breaks: list[tuple[int, int]],
     type: Type,
 ) -> None:
-    """The aggregator dies after any step, and connections break: also those of the keeper. Of 16 bits an odd number of
-    parameters, behind which moments of 32 lie."""
+    """The aggregator dies after any step, and connections break, the keeper's included. With 16 bits the number of
+    parameters is odd, and moments of 32 bits lie behind them."""
     tensors = (Tensor("w", "model", (7, 3), update, keeper, type), Tensor("g", "grad", (5,)))
     bench = Bench(seed, sum(hosts), tensors, rounds=3, part_bytes=part_bytes, hosts=hosts)
     for steps in kills:
@@ -67,7 +67,7 @@ def test_any_optimizer_any_arrival_and_any_deaths_give_the_bits_of_the_same_line
 @pytest.mark.parametrize("update", [MOMENTUM, ADAM])
 @pytest.mark.parametrize("keeper", [0, 1, 2])
 def test_nobody_has_a_result_before_the_keeper_has_its_moments(update: Update, keeper: int) -> None:
-    """Otherwise who dies after it told another rank leaves parameters whose moments nobody has."""
+    """Otherwise an owner that dies after it told another rank leaves parameters whose moments nobody has."""
     bench = Bench(keeper, 3, (Tensor("w", "model", (7, 3), update, keeper),), rounds=4)
     for _ in range(2000):
         if not bench.step():
@@ -81,7 +81,7 @@ def test_nobody_has_a_result_before_the_keeper_has_its_moments(update: Update, k
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("has", [False, True])
 def test_the_keepers_connection_breaks_while_all_wait_for_it(seed: int, has: bool) -> None:
-    """Before it has the moments of round 2, or before it could say so."""
+    """The connection breaks before the keeper has the moments of round 2, or before it could say so."""
     bench = Bench(seed, 3, (Tensor("w", "model", (7, 3), ADAM, 1),), rounds=3)
     key, keeper = key_of("w"), bench.workers[1]
     bench.run(until=lambda: (key, 2, 1) in bench.owner.answered)
@@ -95,7 +95,8 @@ def test_the_keepers_connection_breaks_while_all_wait_for_it(seed: int, has: boo
 
 
 def test_a_result_that_was_promised_twice_is_not_the_next_one() -> None:
-    """Rank 1 is owed a result, gets it, and pushes the next round before what it is owed once more goes out."""
+    """Rank 1 is owed a result, gets it, and pushes the next round before the result that it is owed once more goes
+    out."""
     tensor = learning()
     for rank in range(2):
         tensor.push(rank, 1, 0, np.float32(1).tobytes())
@@ -148,7 +149,7 @@ def test_a_keeper_that_is_behind_the_others_cannot_be() -> None:
 
 
 def learning(rates: bool = True) -> TensorSum:
-    """Of two ranks, at version 0, who say at which rate to learn."""
+    """A tensor of two ranks, at version 0, that say at which rate to learn."""
     tensor = TensorSum(Declared("w", "model", (1,), update=MOMENTUM), 2)
     tensor.open(0, 0, True)
     tensor.open(1, 0, True)

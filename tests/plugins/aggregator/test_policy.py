@@ -1,4 +1,4 @@
-"""Who sums a job and who decides it."""
+"""The host that sums a job and the host that decides it."""
 
 from typing import get_args
 
@@ -68,7 +68,8 @@ def test_no_two_coordinators_ever_use_the_same_epoch(grant: int, world: int, abo
 def test_a_rank_on_two_hosts_one_after_the_other_never_uses_one_epoch_twice(
     grant: int, world: int, turns: list[bool], data: st.DataObject
 ) -> None:
-    """The one that it was on knows of no later places, and hears only now and then what the other one chose."""
+    """The host on which the rank was first knows of no later places, and hears only now and then which epoch the other
+    one chose."""
     rank, used = data.draw(st.integers(0, world - 1)), (set[int](), set[int]())
     known = [grant << 32, grant << 32]
     places = [(Place(A, (rank,), ()),), (Place(B, (rank,), (), since=3),)]

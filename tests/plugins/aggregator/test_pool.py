@@ -78,7 +78,7 @@ def test_a_job_that_arrives_twice_or_that_nobody_can_sum_changes_nothing() -> No
 
 
 def test_when_a_job_leaves_the_least_loaded_aggregator_is_emptied_and_stops() -> None:
-    """It is emptied into the others."""
+    """The aggregator is emptied into the others."""
     play = Play()
     play.arrive("a", 10, 6)
     play.arrive("b", 10, 4, 2)
@@ -164,7 +164,7 @@ def test_who_was_barred_from_an_aggregator_that_stopped_may_use_its_host_again()
 
 @pytest.mark.parametrize(("work", "host"), [(4, "a1"), (5, "a3")])
 def test_what_hurts_goes_to_an_aggregator_up_to_a_third_full_and_else_to_a_new_one(work: int, host: str) -> None:
-    """The third is ours; a new aggregator is the thesis's. Reference: §4.5.2.3."""
+    """The third is our figure; a new aggregator is the thesis's. Reference: §4.5.2.3."""
     play = Play()
     play.arrive("beside", 12, work)
     play.arrive("old", 12, 9)

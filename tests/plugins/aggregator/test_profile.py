@@ -1,4 +1,4 @@
-"""What a job needs, from its trial iterations; and the windows that its coordinator measures afterwards."""
+"""The demand of a job, from its trial iterations; and the windows that its coordinator measures afterwards."""
 
 from fractions import Fraction
 
@@ -54,7 +54,7 @@ def test_nobody_needs_more_than_all_of_a_lane_and_no_iterations_tell_nothing() -
 
 
 def test_only_what_was_measured_alone_changes_the_pace_that_losses_are_judged_by() -> None:
-    """Reference: §4.3.3.1, calibrated while the job runs."""
+    """The pace is calibrated while the job runs. Reference: §4.3.3.1, calibrated while the job runs."""
     old, new = Demand(100_000, 1_000), Demand(140_000, 2_000)
     assert calibrated(old, new, alone=False) == Demand(100_000, 2_000)
     assert calibrated(old, new, alone=True) == Demand(120_000, 2_000)
@@ -104,7 +104,8 @@ DEMANDS = st.builds(Demand, st.integers(1_000, 20_000), st.integers(0, 20_000), 
 def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
     acts: list[tuple[str, int, Demand]], times: int
 ) -> None:
-    """`check` compares C, W and every loss; what was refused leaves all as it was. Reference: §4.3.3.2, IV.1-IV.3"""
+    """The ledger's `check` compares C, W and every loss; a refused job leaves all as it was. Reference: §4.3.3.2,
+    IV.1-IV.3"""
     ledger = CycleLedger(times)
     for at, (what, which, demand) in enumerate(acts):
         job = JobId(f"j{which}")
@@ -225,7 +226,7 @@ def test_an_owner_is_asked_soon_after_it_was_assigned_then_now_and_then() -> Non
 
 
 def test_within_a_window_counters_are_asked_for_at_its_end_only() -> None:
-    """After as many iterations as a trial has, and not before two seconds."""
+    """The end comes after as many iterations as a trial has, and not before two seconds."""
     for period_us, steps in ((1_000_000, 10), (62_500, 32)):
         watched = Watched()
         watched.run(1, 100_000_000)

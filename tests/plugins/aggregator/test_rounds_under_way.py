@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from covey.core.ids import JobId
-from covey.ports import Clock, Env
+from covey.ports.clock import Clock
+from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import Payload
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
@@ -77,7 +78,7 @@ def test_a_job_that_changes_its_ways_is_followed() -> None:
 
 
 class TrainingJob:
-    """Rounds of A and B, and then a pause."""
+    """A job with rounds of A and B, and then a pause."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -146,7 +147,7 @@ def test_it_goes_on_while_the_next_owner_gets_ready() -> None:
 
 @pytest.mark.parametrize(("ready_s", "ends_s"), [(2.2, 2.55), (2.7, 3.55), (1.9, 2.55)])
 def test_it_goes_on_until_the_next_owner_says_that_it_is_ready(ready_s: float, ends_s: float) -> None:
-    """But for as long as ranks take to hear of it in any case."""
+    """The owner waits at least for the time that ranks take to hear of the move."""
 
     async def story() -> float:
         job = TrainingJob()
@@ -249,7 +250,7 @@ def test_an_arena_gives_each_byte_once_and_the_rest_comes_from_elsewhere() -> No
 
 
 def test_memory_that_was_given_is_not_written_any_more() -> None:
-    """Ranks come before all of it is ready: what they brought stays, also in the middle of a piece."""
+    """Ranks come before all memory is ready: the numbers that they brought stay, also in the middle of a piece."""
     arena = Arena(5 * TOUCH_BYTES)
     arena.take(10, np.dtype("<f4"))
     pieces = arena.touch()
@@ -265,7 +266,7 @@ def test_a_host_that_has_not_so_much_memory_gets_none_ready() -> None:
 
 
 def test_an_arena_of_which_nothing_was_given_can_grow() -> None:
-    """All of it is written then, also what was before."""
+    """All of the arena is written then, the earlier part included."""
     arena = Arena(2 * TOUCH_BYTES)
     pieces = arena.touch()
     next(pieces)
@@ -280,7 +281,7 @@ def test_an_arena_of_which_nothing_was_given_can_grow() -> None:
 
 
 def test_large_memory_has_large_pages() -> None:
-    """Where the kernel has them: 4 MB of small ones are a thousand faults."""
+    """The test is skipped where the kernel has no large pages: 4 MB of small ones are a thousand faults."""
     offers = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not offers.exists() or "[never]" in offers.read_text():
         pytest.skip("this kernel has no large pages")
@@ -329,7 +330,7 @@ def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None
 
 
 def test_memory_in_advance_that_takes_long_takes_more_of_a_core() -> None:
-    """Ranks are waiting for it to be ready, for a while."""
+    """For a while ranks wait for the memory to be ready."""
 
     async def story() -> float:
         loop = asyncio.get_running_loop()
@@ -391,8 +392,8 @@ def test_buffers_are_made_ready_with_those_that_are_there_and_within_the_limit(
 
 
 def test_a_job_that_comes_has_memory_for_its_first_round() -> None:
-    """For sums and states with what its owner before says of moments, and for what may be pushed before the last rank
-    does; not more than there is."""
+    """There is memory for sums, for states with the moments that its owner before announces, and for pushes that may
+    come before the last rank does; not more than there is."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()

@@ -258,14 +258,15 @@ PLACES = (Place(H1, (0, 1), ()), Place(H2, (2,), ()))
 
 
 class PlayedAgent:
-    """What the plugin asks of it: whom it sends to is nobody's business here. `written`: set while its disk writes."""
+    """The parts of an agent that the plugin uses: where messages go is nobody's business here. `written`: set while its
+    disk writes."""
 
     id, advertise = H1, "10.0.0.1"
 
     def __init__(self) -> None:
         self.views = [HostView(host=H1, state="alive")]
         self.ranks = [SimpleNamespace(job=JOB, epoch=epoch, told=[]) for epoch in (1, 0)]
-        """Of the present run, and one that outlived the run before."""
+        """One rank of the present run, and one that outlived the run before."""
         for rank in self.ranks:
             rank.send = rank.told.append
         self.written = asyncio.Event()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, Header, TensorOp, frame, parse
 from covey.wire import handshake
 from plugins.aggregator.datapath.blocks.state_carrier import ASKS_S, HERE_S, StateCarrier
@@ -14,7 +14,7 @@ from plugins.aggregator.messages import NextOwner
 from tests.virtual_time import play
 
 BEGAN_S = 1000.0
-"""When the clock of a test begins."""
+"""The time at which the clock of a test begins."""
 JOB, EPOCH, SECRET = 77, (1 << 32) + 1, b"sixteen bytes !!"
 SIZE = (150 << 20) + 1
 
@@ -66,7 +66,7 @@ class PlayedOwner:
 
 
 class Bringing:
-    """Of a job of `SIZE` bytes, to this owner, until 10 s after it began."""
+    """A carrier that brings a job of `SIZE` bytes to this owner; the Blocks are ready 10 s after it began."""
 
     def __init__(self, to: Any) -> None:
         self.ready_s: list[float] = []
@@ -90,7 +90,7 @@ def _now_s() -> float:
 
 
 def test_ranks_stay_until_the_next_owner_says_that_it_has_memory() -> None:
-    """It is told how much it needs."""
+    """The next owner is told how much memory it needs."""
     to = PlayedOwner(ready_s=5.0)
     found = play(Bringing(to).run())
     assert 5.0 <= found.ready_s[0] < 5.0 + 2 * ASKS_S and found.said["whole"]

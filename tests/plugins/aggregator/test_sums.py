@@ -33,7 +33,7 @@ def answered(bench: Bench, name: str, round: int) -> list[int]:
 def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
     seed: int, hosts: list[int], part_bytes: int, kills: list[int], order: Order
 ) -> None:
-    """Of ranks that speak for themselves, and of hosts for which one speaks."""
+    """Some ranks speak for themselves; on other hosts one rank speaks for all."""
     bench = Bench(seed, sum(hosts), BOTH, rounds=3, part_bytes=part_bytes, order=order, hosts=hosts)
     for steps in kills:
         for _ in range(steps):
@@ -86,7 +86,7 @@ def test_owner_killed_after_answering_only_one_worker(seed: int, first: int) -> 
     others = [rank for rank in range(3) if rank != first]
 
     def news(what: str, which: int) -> bool:
-        """The others' results of round 2 stay on the way."""
+        """Whether a step may happen: the others' results of round 2 stay on the way."""
         holding = bench.workers[which].rounds.tensors.get("w") if what == "worker hears" else None
         return holding is None or which == first or holding.version < 1 or not holding.agreed
 
@@ -263,7 +263,7 @@ def test_an_array_that_two_workers_are_sent_stays_until_both_have_it() -> None:
 
 
 def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
-    """They hold checksums of the parts."""
+    """The headers hold checksums of the parts."""
     tensor = TensorSum(Declared("g", "grad", (1,)), 1)
     tensor.open(0, 0, False)
     for round in (1, 2):
@@ -276,7 +276,7 @@ def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
 
 
 def test_what_is_not_finite_is_added_as_numpy_does_and_counted() -> None:
-    """Also where an infinity comes of numbers that are none, and of the sum alone, not of parameters it is added to."""
+    """An infinity that results from finite numbers counts too; parameters to which the sum is added do not."""
     tensor = TensorSum(Declared("w", "model", (5,), 8), 2)
     for rank in range(2):
         tensor.open(rank, 0, True)

@@ -46,7 +46,7 @@ def test_only_table_0_is_open_until_somebody_needs_another() -> None:
 
 
 def test_ranks_that_join_others_leave_the_tables_of_their_job_as_they_are() -> None:
-    """All of it lies on one host in the end; what its ranks push is cut as before."""
+    """All of the tables lie on one host in the end; the pushes of its ranks are cut as before."""
     tables = JobTables()
     tables.place(placed())
     tables.open(JobId("j1/2"))
@@ -139,7 +139,7 @@ def test_a_table_that_began_elsewhere_comes_to_its_host() -> None:
 
 
 def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
-    """Its first owner was the least busy host, whoever that was."""
+    """The first owner was the least busy host, whichever that was."""
     with settled_rack(39) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=160)
         rack.until(job.reached(3), 60, "round 3")
@@ -159,7 +159,7 @@ def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
 
 @pytest.mark.parametrize("tensor", [TENSOR, ADAM])
 def test_a_person_moves_a_table_to_another_host_where_it_stays(tensor: Tensor) -> None:
-    """Asked of any agent; no sum is lost, and no moment of an optimizer."""
+    """Any agent may be asked to move it; no sum is lost, and no moment of an optimizer."""
     with settled_rack(42) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True, tensor=tensor)
         rack.until(lambda: [job.owner(table) for table in (1, 2)] == ["h2", "h3"], 60, "each has its table")
@@ -205,7 +205,7 @@ def test_what_cannot_be_moved_is_said_in_words(wish: dict[str, Any], code: int, 
 
 
 def test_a_table_is_found_for_who_asks_first() -> None:
-    """The coordinator's own rank has no Block in it yet."""
+    """The coordinator's own rank has no Block in the table yet."""
     with settled_rack(37) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=40)
         rack.until(job.reached(2), 60, "round 2")
@@ -217,7 +217,7 @@ def test_a_table_is_found_for_who_asks_first() -> None:
 
 @pytest.mark.parametrize(("seed", "tensor"), [(32, TENSOR), (33, TENSOR), (34, TENSOR), (32, ADAM), (33, ADAM)])
 def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int, tensor: Tensor) -> None:
-    """Nor a moment of an optimizer."""
+    """No moment of an optimizer is lost either."""
     with settled_rack(seed) as rack:
         job = Job(rack, ["h1", "h2", "h3"], cut=True, tensor=tensor)
         for round, table in ((5, 1), (14, 2), (23, 0)):
@@ -230,7 +230,7 @@ def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int, tensor: Te
 
 
 def test_the_host_that_finds_owners_is_lost_and_its_ranks_go_on() -> None:
-    """Its agent only: the coordinator is then the next host, which knows the tables by its own ranks."""
+    """Only its agent is lost: the coordinator is then the next host, which knows the tables by its own ranks."""
     with settled_rack(35) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=60, cut=True)
         rack.until(job.reached(4), 60, "round 4")
@@ -260,7 +260,7 @@ def test_a_job_that_ended_leaves_no_table_behind() -> None:
 
 
 def test_an_owner_that_was_away_when_the_job_ended_drops_its_table_too() -> None:
-    """It knows the table from its disk, and is told of the end alone."""
+    """The owner knows the table from its disk, and is told of the end alone."""
     with settled_rack(38) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=1000, cut=True)
         rack.until(lambda: job.owner(1) == "h2", 60, "h2 has its table")

@@ -1,4 +1,4 @@
-"""The states of a job at its coordinator: each keeps what is known in it and forgets what was known before."""
+"""The states of a job at its coordinator: each keeps the facts known in it and forgets those known before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ from tests.plugins.aggregator.play import G1, JOB, PLACED, SECRET, A, B, C, D, P
 E = HostId("e")
 DEMAND = Demand(100_000, 30_000)
 FIRST = Assigned(JOB, G1 + 1, C, "10.0.0.3:9", SECRET)
-"""Rank 1 has odd epochs of two."""
+"""The first assignment; rank 1 has odd epochs of two."""
 
 
 def state(play: Play) -> State:
@@ -49,7 +49,7 @@ def state(play: Play) -> State:
 
 
 def surveying() -> Play:
-    """b coordinates the job while a is gone; c and d offer to sum it."""
+    """A machine on host b, which coordinates the job while a is gone; c and d offer to sum it."""
     play = Play(JobCoordinator(B, lambda size: bytes(size)))
     play(rack(A))
     play(PLACED)
@@ -79,7 +79,8 @@ def promised() -> Play:
 
 
 def changing_owner() -> Play:
-    """c wants the job to leave; d and e have room, and e is asked: the fuller one."""
+    """A machine that looks for a new owner: c wants the job to leave; d and e have room, and e is asked, the fuller
+    one."""
     play = promised()
     play(RackUpdated(frozenset({A}), (loaded(C, 90_000), loaded(D, 10_000), loaded(E, 20_000))))
     play(Heard(C, Handover(JOB, FIRST.epoch, None, "it hurts j2")))
@@ -148,7 +149,7 @@ def test_an_owner_that_goes_when_no_host_can_be_asked_leaves_nobody(begin: Calla
 
 
 def test_complaints_about_an_owner_are_not_counted_against_the_next() -> None:
-    """Nor is the next one taken for one that was asked already whether it serves the job."""
+    """The next owner is asked anew whether it serves the job, also if the earlier one was being asked."""
     play = summed()
     assert len(play(Heard(B, Lost(JOB, FIRST.epoch, "reset")))) == 1
     assert state(play) == Summed(FIRST, promised=False, complaints=(play.now_s, play.now_s), checking=True)

@@ -1,5 +1,5 @@
-"""What is due first is summed first: the order, the queue of a process, and how it learns what each job was promised
-(AutoPS §4.3.3.2, for whose slots it stands)."""
+"""The sum that is due first is done first: the order, the queue of a process, and how it learns what each job was
+promised (AutoPS §4.3.3.2, for whose slots it stands)."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
@@ -48,7 +48,7 @@ def test_what_is_due_first_comes_first_and_of_equals_what_came_first(dues: list[
 
 @pytest.mark.parametrize(("limit", "allowed"), [(Fraction(1, 10), 1000), (Fraction(1, 2), 1800), (Fraction(1), LAST)])
 def test_an_iteration_may_take_what_its_limit_allows(limit: Fraction, allowed: float) -> None:
-    """Loss is (d - D) / d."""
+    """The loss is (d - D) / d."""
     assert may_take(900, limit) == pytest.approx(allowed)
 
 
@@ -78,7 +78,7 @@ class Parts:
 
 
 class Adds:
-    """A job whose sums are due at some time, and what was done for all of them."""
+    """A job whose sums are due at some time, and the additions done for all of them."""
 
     def __init__(self, name: str, due_s: float, done: list[str], count: int = 3) -> None:
         self.name, self.due_s, self.over, self._done = name, due_s, False, done
@@ -181,7 +181,7 @@ def test_an_addition_that_fails_is_nobody_elses_business() -> None:
 
 
 def test_an_iteration_begins_where_the_longest_pause_does() -> None:
-    """Of rounds a and b, which follow one another at once, and then a long pause."""
+    """Rounds a and b follow one another at once; then there is a long pause."""
     now = [0.0]
     rounds = RoundsUnderWay(cast(Any, SimpleNamespace(now_s=lambda: now[0])))
     began = []
@@ -222,7 +222,7 @@ def told_of(held: ServedJob, told: int | None) -> list[SetPace]:
 def test_a_process_is_told_once_how_long_an_iteration_may_take(
     demand: Demand | None, unpromised: bool, wanted: int | None
 ) -> None:
-    """On trial a job goes first, without a promise last; a job that is not held here is nobody's business."""
+    """On trial a job goes first, without a promise last; a job that is not held here is not told."""
     held = ServedJob(JOB, 7, 2, SECRET, HostId("h1"), demand, 1, "c: full", unpromised=unpromised)
     assert told_of(held, 5) == [SetPace(JOB, 7, wanted)]
     assert told_of(held, wanted) == []
@@ -262,7 +262,7 @@ def test_several_jobs_are_promised_three_quarters_and_one_alone_all() -> None:
 
 
 def test_a_burst_has_the_same_part_of_its_time_beside_others() -> None:
-    """100 us from the first push to the last: 75 of them where others push too."""
+    """The burst takes 100 us from the first push to the last: 75 of them where others push too."""
     share = Share(1000, 80, most_us=100)
     assert not refusal_of(Cycle(fill=FILL), JOB, share)
     beside = cycle_of({OTHER: Share(1000, 10)}, fill=FILL)
@@ -280,7 +280,8 @@ def job(name: str, period_us: int, work_us: int, tensors: int) -> Job:
 
 @pytest.mark.parametrize(("by_arrival", "slower"), [(False, 1.05), (True, 1.2)])
 def test_a_short_iteration_does_not_wait_behind_a_long_ones_tensors(by_arrival: bool, slower: float) -> None:
-    """One aggregator, half busy with both. Alone an iteration of the short one takes 100 ms and its last sum 2 ms."""
+    """One aggregator is half busy with both jobs. Alone an iteration of the short one takes 100 ms and its last sum 2
+    ms."""
     rounds = Rounds(lambda name, period_us: None, by_arrival)
     here = HostId("a")
     for one in (job("short", 100_000, 10_000, 5), job("long", 1_000_000, 400_000, 4)):

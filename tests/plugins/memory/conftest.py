@@ -1,4 +1,5 @@
-"""The same tests run on the byte path as machine code (`make compiled`), whose objects keep their methods."""
+"""Fixtures for running these tests with the byte path as machine code (`make compiled`), whose objects keep their
+methods."""
 
 import os
 from collections.abc import Generator

@@ -4,7 +4,7 @@ each lender."""
 from typing import Any, cast
 
 from agent.tasks import Tasks
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.lending.slab_store import HostedSlab
 from plugins.memory.datapath.volumes.members.mirror_volume import MirrorVolume
 from plugins.memory.datapath.volumes.members.parity_volume import ParityVolume
@@ -17,12 +17,12 @@ NAMES = {0: "h2", 1: "h3"}
 
 
 class Mirrored:
-    """The volume and its processes, one after another."""
+    """The volume and its processes, which run one after another."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.second: Any = None
-        """Where the lenders of the second members listen."""
+        """The server at whose address the lenders of the second members listen."""
         self.volume: MirrorVolume
         self._tasks: Tasks
 
@@ -45,7 +45,7 @@ class Mirrored:
         return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
 
     async def form(self) -> None:
-        """Slab 0 on h2 (epoch 1) and h3 (epoch 2)."""
+        """Open slab 0 on h2 (epoch 1) and on h3 (epoch 2)."""
         await self.volume.open_place(self.place(0, 1))
         await self.volume.open_place(self.place(1, 2))
         await soon(lambda: self.whole() == [1, 2])
@@ -54,26 +54,26 @@ class Mirrored:
         return self.volume.slab(0).mirror.whole
 
     def at(self, number: int) -> HostedSlab:
-        """What a lender holds."""
+        """The slab that the lender of this member holds."""
         return self.bench.store.slabs["h1", "data", number]
 
     def word(self, number: int, at: int) -> int:
         return int.from_bytes(self.at(number).has(at, 1)[:8], "little")
 
     def ignore(self, number: int) -> None:
-        """Requests about that member arrive, and nothing is done about them."""
+        """Let requests about that member arrive, and do nothing about them."""
         for user in self.at(number).users:
             session = cast(Any, user)
             do = session._do
             session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)
 
     def cut(self, number: int) -> None:
-        """The connections to that member break; its lender goes on."""
+        """Break the connections to that member, while its lender goes on."""
         for user in list(self.at(number).users):
             cast(Any, user)._stream.close()
 
     def free(self, number: int) -> None:
-        """Its lender takes it back at once."""
+        """Have the lender of this member take its slab back at once."""
         slab = self.at(number)
         self.bench.store.free("h1", "data", number, slab.epoch)
 
@@ -89,7 +89,8 @@ class Mirrored:
 
 
 class Striped:
-    """A volume with parity and its processes, one after another. Member m of a slab is at a lender of its own."""
+    """A volume with parity and its processes, which run one after another. Member m of a slab is at a lender of its
+    own."""
 
     def __init__(self, bench: Bench, data: int = 2) -> None:
         self.bench, self.data = bench, data
@@ -111,7 +112,7 @@ class Striped:
         await self._tasks.cancel_all()
 
     async def place(self, number: int, epoch: int) -> OpenPlace:
-        """At a lender that no other place has."""
+        """A place at a lender that no other place has."""
         found = self.bench.register(number, epoch)
         self.listening.append(await self.bench.env.bytes.listen("127.0.0.1:0", self.bench.server.serve))
         return OpenPlace(number, epoch, f"l{epoch}", self.listening[-1].address, found.secret)
@@ -120,7 +121,7 @@ class Striped:
         await self.volume.open_place(await self.place(number, epoch))
 
     async def form(self) -> None:
-        """Member m of slab 0 under epoch m + 1."""
+        """Open member m of slab 0 under epoch m + 1."""
         for number in range(self.data + 1):
             await self.open(number, number + 1)
         await soon(lambda: self.whole() == list(range(1, self.data + 2)))
@@ -129,21 +130,21 @@ class Striped:
         return self.volume.slab(0).mirror.whole
 
     def at(self, number: int) -> HostedSlab:
-        """What a lender holds."""
+        """The slab that the lender of this member holds."""
         return self.bench.store.slabs["h1", "data", number]
 
     def word(self, number: int, row: int) -> int:
         return int.from_bytes(self.at(number).has(row, 1)[:8], "little")
 
     def free(self, number: int) -> None:
-        """Its lender takes it back at once."""
+        """Have the lender of this member take its slab back at once."""
         self.bench.store.free("h1", "data", number, self.at(number).epoch)
 
     def sessions(self, number: int) -> list[Any]:
         return [cast(Any, user) for user in self.at(number).users]
 
     def ignore(self, number: int) -> None:
-        """Requests about that member arrive, and nothing is done about them."""
+        """Let requests about that member arrive, and do nothing about them."""
         for session in self.sessions(number):
             do = session._do
             session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)

@@ -4,7 +4,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from plugins.memory.datapath.doors.exports import Exports
 from plugins.memory.datapath.doors.nbdwire import NbdAnswer, NbdCommand, NbdOption
 from plugins.memory.datapath.volumes.volume import Volume
@@ -30,7 +30,7 @@ class Client:
         await self.stream.write(flags.to_bytes(4, "big"))
 
     async def option(self, number: int, data: bytes = b"") -> list[tuple[int, bytes]]:
-        """Replies up to the last one."""
+        """Send an option and read its replies up to the last one."""
         await self.stream.write(b"IHAVEOPT" + struct.pack(">II", number, len(data)) + data)
         found: list[tuple[int, bytes]] = []
         while not found or found[-1][0] in (NbdAnswer.SERVER, NbdAnswer.INFO, NbdAnswer.META_CONTEXT):
@@ -52,7 +52,7 @@ class Client:
         return self.cookie
 
     async def reply(self) -> tuple[int, int]:
-        """Error and cookie of a simple reply."""
+        """The error and the cookie of a simple reply."""
         magic, error, cookie = struct.unpack(">IIQ", await self.take(16))
         assert magic == 0x67446698
         return error, cookie

@@ -21,7 +21,13 @@ from agent.ports.network.verbs import PyVerbs
 from agent.tasks import Tasks
 from chaos.world.clock import SimLoopStalls
 from covey.core.ids import HostId
-from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
+from covey.ports.datagrams import Datagrams
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.links import Links
+from covey.ports.probes import Probes
+from covey.ports.processes import Processes, ProcessId
+from covey.ports.streams import ByteStream
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
 from plugins.memory.datapath.lending.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.lending.slab_session import SlabSession
@@ -38,11 +44,11 @@ from plugins.memory.datapath.wire.slabwire import SlabOp, Versions
 from plugins.memory.policy.settings import SEAL_BYTES
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
-"""Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
+"""Whether pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
 SLOW = 10 if RDMA else 1
-"""Every instruction of that guest is translated."""
+"""The factor by which time limits are longer in that guest, where every instruction is translated."""
 MAPPED = os.environ.get("COVEY_TEST_MAPPED") == "1"
-"""Slabs are mapped, as those of a lender on the same host are."""
+"""Whether slabs are mapped, as those of a lender on the same host are."""
 THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
@@ -59,7 +65,7 @@ class QuietLog:
 
 
 class QuietProbes:
-    """What programs ask of `covey.ports.Probes`: the process of the tests is not locked."""
+    """Answers to what programs ask of `covey.ports.probes.Probes`: the process of the tests is not locked."""
 
     def cores(self) -> int:
         return 1
@@ -84,7 +90,7 @@ class GateDisk:
         self.syncs = 0
         self.fail = self.sync_fail = self.replace_fail = False
         self.reads_failing = 0
-        """So many reads fail, then the disk reads again."""
+        """The number of reads that fail before the disk reads again."""
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self.gate.wait()
@@ -120,7 +126,7 @@ class GateDisk:
 
 
 class LocalProcess:
-    """A program of ours as a task of this process."""
+    """A Covey program as a task of this process."""
 
     loaded = True
 
@@ -140,7 +146,7 @@ class LocalProcess:
 
 
 class LocalProcesses:
-    """`start_program` of `covey.ports.Processes`: the writer of a spill log."""
+    """`start_program` of `covey.ports.processes.Processes`: the writer of a spill log."""
 
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench
@@ -174,7 +180,7 @@ class SentHere:
         return array("Q", [self.newest.get(page, 0) for page in range(first, first + count)])
 
     def watch(self, slab: RemoteSlab) -> None:
-        """What is written to it from now on."""
+        """Note from now on what is written to this borrower."""
         write, at = slab.write, slab.place.index * slab.pages
 
         async def written(first: int, versions: Versions, pages: memoryview | None) -> None:
@@ -186,7 +192,7 @@ class SentHere:
 
 
 def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA or MAPPED) -> LenderLinks:
-    """Of a volume whose slabs have 16 pages, without the volume. `always`: all goes one-sided."""
+    """Links of a volume whose slabs have 16 pages, without the volume. `always`: all requests go one-sided."""
     disk = SentHere()
     links = LenderLinks(env, "data", 16, PAGE, deadline_s, disk)
     links.may_map = MAPPED
@@ -215,7 +221,8 @@ def one_sided_first(links: LenderLinks, seen: Callable[[RemoteSlab], None] = lam
 
 
 def replaces_a_method() -> None:
-    """Of a compiled object, whose own calls would go on as before (`make compiled`)."""
+    """Skip a test that replaces a method of a compiled object: its own calls would use the original one (`make
+    compiled`)."""
     if os.environ.get("COVEY_COMPILED"):
         pytest.skip("it replaces a method")
 
@@ -260,7 +267,7 @@ class Bench:
         self.told: list[Told] = []
         self.mapped = MAPPED
         self.one_sided = False
-        """Volumes wait until a slab goes one-sided, or says why not."""
+        """Whether volumes wait until a slab goes one-sided, or says why not."""
         self._listener: Any = None
         self._volumes: list[tuple[Volume, Tasks]] = []
 
@@ -270,16 +277,16 @@ class Bench:
         self.address = self._listener.address
 
     async def cut_lender(self) -> None:
-        """Every connection breaks and nobody listens any more; the memory stays."""
+        """Break every connection and listen no more; the lender's memory stays."""
         await self._listener.close()
 
     def break_links(self) -> None:
-        """Every connection breaks; the lender goes on."""
+        """Break every connection, while the lender goes on."""
         for user in [user for slab in self.store.slabs.values() for user in slab.users]:
             cast(SlabSession, user)._stream.close()
 
     def ignore_requests(self) -> None:
-        """Over the connections there are now: their requests arrive and nothing is done about them."""
+        """Let requests over the present connections arrive, and do nothing about them."""
         for user in [user for slab in self.store.slabs.values() for user in slab.users]:
             cast(SlabSession, user)._do = lambda asked, slab: None  # type: ignore[method-assign]
             end = cast(SlabSession, user)._verbs._pair
@@ -287,7 +294,7 @@ class Bench:
                 end.pair.close()  # nobody is told
 
     def asked(self) -> list[SlabOp]:
-        """What the lender's process is asked from now on."""
+        """The requests that the lender's process gets from now on."""
         found: list[SlabOp] = []
         for user in [user for slab in self.store.slabs.values() for user in slab.users]:
             session = cast(Any, user)
@@ -300,7 +307,7 @@ class Bench:
         return found
 
     async def mute_lender(self) -> None:
-        """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""
+        """Break every connection; a client that connects anew is accepted and hears nothing: a stopped process."""
         await self.cut_lender()
 
         async def silence(stream: ByteStream) -> None:
@@ -319,7 +326,7 @@ class Bench:
         return OpenPlace(index, epoch, "h2", self.address, secret)
 
     async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:
-        """A process of its own as far as tasks go: `die` ends them without a word."""
+        """Make a volume that is a process of its own as far as tasks go: `die` ends them without a word."""
         tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
         volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append, self.sealed)
@@ -331,7 +338,8 @@ class Bench:
         return volume
 
     async def die(self, volume: Volume) -> None:
-        """As by kill -9 of its process and of the writer of its log: what was only in the ring is gone."""
+        """End the volume as by kill -9 of its process and of the writer of its log: records that were only in the ring
+        are gone."""
         for slab in volume.slabs:
             for link in slab.links():
                 link.fail("killed")
@@ -356,7 +364,7 @@ class Bench:
 
 @asynccontextmanager
 async def a_bench(verbs: Verbs = THIS_MACHINES) -> AsyncIterator[Bench]:
-    """Short directory names: a socket path has 107 bytes."""
+    """Make a bench with short directory names: a socket path has 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="cv") as directory:
         bench = Bench(str(Path(directory)), verbs)
         await bench.lend()
@@ -373,13 +381,13 @@ async def a_volume() -> AsyncIterator[tuple[Bench, Volume]]:
 
 
 async def placed(volume: Volume, place: OpenPlace) -> None:
-    """Open, on record, and where writes go from now on."""
+    """Wait until the slab is open and on record, so that writes go to it from now on."""
     await volume.open_place(place)
     await soon(lambda: not volume.slab(place.index).opening)
 
 
 async def copied(bench: Bench, epoch: int = 1, index: int = 0) -> None:
-    """That place has all that was written before it was used."""
+    """Wait until that place has all that was written before it was used."""
     found = SlabCopiedFrame(index, epoch)
     await soon(lambda: found in bench.told)
 
@@ -394,7 +402,7 @@ async def write(volume: Volume, first: int, *words: int) -> None:
 
 
 async def read(volume: Volume, first: int, count: int) -> list[int]:
-    """The word of each page; every page must be whole."""
+    """Read the word of each page; every page must be whole."""
     data = bytearray(count * PAGE)
     await volume.read(first, memoryview(data))
     words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
@@ -403,7 +411,7 @@ async def read(volume: Volume, first: int, count: int) -> list[int]:
 
 
 def submitted(volume: AnyVolume, first: int, *words: int) -> "tuple[memoryview, asyncio.Future[OSError | None]]":
-    """A write as a client over NBD has it: its memory, which is the volume's, and how it went."""
+    """Begin a write as a client over NBD has it; return its memory, which is the volume's, and how it went."""
     data = volume.buffers.take(len(words) * PAGE)
     data[:] = b"".join(page(word) for word in words)
     done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
@@ -412,7 +420,7 @@ def submitted(volume: AnyVolume, first: int, *words: int) -> "tuple[memoryview, 
 
 
 async def is_used_again(volume: AnyVolume, data: memoryview, done: "asyncio.Future[OSError | None]") -> bool:
-    """Is the memory of this write, once it is acknowledged, that of the next one of its size?"""
+    """Whether the memory of this write, once it is acknowledged, becomes that of the next write of its size."""
     assert await done is None
     volume.buffers.give(data)
     return volume.buffers.take(len(data)).obj is data.obj

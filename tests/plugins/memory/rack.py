@@ -15,7 +15,8 @@ from chaos.world.world import World
 from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.headers import Op, Request, Status
@@ -89,16 +90,16 @@ class MemoryRack:
     ) -> None:
         self.world, self.settings = world, settings
         self.racks: dict[str, str] = dict(racks or {})
-        """Host -> what it stands in."""
+        """The rack in which each host stands."""
         self.agents: dict[str, MemoryService] = {}
         self.processes: dict[str, SimProcess] = {}
         self.published: dict[str, dict[str, bytes]] = {}
         self.states: dict[str, HostState] = {}
         self.notes: list[tuple[str, str, str, str]] = []
-        """Host, subject, event, reason."""
+        """Host, subject, event and reason of each note."""
         self.told: list[tuple[str, Fact]] = []
         self.messages: list[tuple[str, str, Message]] = []
-        """Sender, receiver, message: everything that was heard."""
+        """Sender, receiver and message, for everything that was heard."""
         self._boots: dict[str, int] = {}
         world.programs = self.programs
         for n in range(1, hosts + 1):
@@ -135,7 +136,7 @@ class MemoryRack:
         call: Callable[[MemoryService, Any], Coroutine[Any, Any, Any]],
         message: Message,
     ) -> Any:
-        """What the call at the other host returns; never, when the message is lost."""
+        """Return what the call at the other host returns; never return when the message is lost."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         encoded = _encode(message)
 
@@ -159,7 +160,7 @@ class MemoryRack:
             self.world.at(self.world.now + network.delay_s(source, target), what)
 
     def declare(self, host: str, state: HostState) -> None:
-        """Gossip says so, everywhere."""
+        """Let gossip say so everywhere."""
         self.states[host] = state
         for name, service in self.agents.items():
             if state == "gone" and name != host and self.processes[name].alive:
@@ -178,7 +179,7 @@ class MemoryRack:
         assert self.world.run(deadline, stop=what), f"not within {within_s} s; repeat with seed {self.world.seed}"
 
     def do(self, host: str, work: Callable[[], Coroutine[Any, Any, Any]], within_s: float = 60.0) -> Any:
-        """Run a coroutine in the agent of this host; its result, or its refusal."""
+        """Run a coroutine in the agent of this host; return its result, or its refusal."""
         done: list[Any] = []
 
         async def run() -> None:
@@ -211,7 +212,7 @@ class MemoryRack:
         return self.agents[host].borrowing.machine.volumes[volume].slabs[index]
 
     def mapped(self, host: str, volume: str) -> list[int]:
-        """Slabs of this volume that have a place."""
+        """The slabs of this volume that have a place."""
         return [slab.index for slab in self.slabs(host) if slab.volume == volume and slab.state == "mapped"]
 
     def lender(self, host: str, volume: str, index: int) -> str:
@@ -226,15 +227,16 @@ class MemoryRack:
         return self.host(host).find("slabd")[-1]
 
     def lose_memory(self, host: str) -> None:
-        """Whatever this host lent is gone: its slab process and whoever keeps the memory, as when memory runs out."""
+        """Lose all that this host lent: its slab process and the process that keeps the memory die, as when memory runs
+        out."""
         kill([*self.host(host).find("slab-keeper"), self.slabd(host)])
 
     def story(self, subject: str) -> list[tuple[str, str]]:
-        """Event and reason, in order, on all hosts."""
+        """Event and reason of each note, in order, on all hosts."""
         return [(event, reason) for _, told, event, reason in self.notes if told == subject]
 
     def client(self, host: str, work: Callable[["SimClient"], Coroutine[Any, Any, None]], volume: str) -> "SimClient":
-        """A process of a user on this host that works on a volume."""
+        """Start a user's process on this host that works on a volume."""
         known = self.agents[host].borrowing.volumes[volume].known
         client = SimClient(self.agents[host].borrowing.path(volume), known.token, known.size_bytes)
 
@@ -253,7 +255,8 @@ class MemoryRack:
 
 
 class SimClient:
-    """What `covey.remote.RemoteMemory` does, on ports: requests are repeated until they are answered."""
+    """A client that does what `covey.remote.RemoteMemory` does, on ports: requests are repeated until they are
+    answered."""
 
     env: Env
     process: SimProcess
@@ -262,9 +265,9 @@ class SimClient:
         self.path, self.token, self.size_bytes = path, token, size_bytes
         self.done = False
         self.error = ""
-        """What it found wrong."""
+        """What was wrong in a page that the client read."""
         self.failed, self.why = 0, ""
-        """Requests that failed, and why the last one did."""
+        """How many requests failed, and why the last one did."""
         self._stream: Any = None
         self._tag = 0
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.base import Program
 from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.datapath.spill.spill_writer import SpillConfig, run_spill
@@ -22,7 +23,7 @@ def content(page: int, word: int) -> bytes:
 
 
 def word(data: bytes | memoryview, page: int) -> int:
-    """-1: it is not a page that was ever put there."""
+    """The word of a page; -1 if it is not a page that was ever put there."""
     data = bytes(data)
     found = int.from_bytes(data[:8], "little")
     if not any(data):
@@ -41,24 +42,24 @@ async def look(spill: Spill, pages: int = PAGES) -> list[int]:
 
 @dataclass
 class Told:
-    """What the process that puts pages was promised; each a word for each page."""
+    """Promises to the process that puts pages: each field has a word for each page."""
 
     put: list[int] = field(default_factory=lambda: [0] * PAGES)
-    """Begun: may be found."""
+    """The writes that were begun, so that a read may find them."""
     written: list[int] = field(default_factory=lambda: [0] * PAGES)
     synced: list[int] = field(default_factory=lambda: [0] * PAGES)
     found: list[int] | None = None
     most: list[int] = field(default_factory=lambda: [0] * PAGES)
-    """What had been put before it began anew."""
+    """The words that had been put before the process began anew."""
     life: int = 0
     spill: Spill | None = None
     refused: int = 0
     wrong: str = ""
-    """What a read found that it must not find."""
+    """A read that found what it must not find, in words."""
 
 
 class SpillWorld:
-    """One host with one volume's process. `busy` is what it does once it is open."""
+    """One host with one volume's process. `busy` is what the process does once it is open."""
 
     def __init__(self, world: World, seed: int, zeros: bool = True) -> None:
         self.world, self.rng, self.told, self._zeros = world, random.Random(seed), Told(), zeros
@@ -144,7 +145,7 @@ class SpillWorld:
         return found
 
     async def _read_one(self, spill: Spill, page: int) -> None:
-        """As long as the process lives it finds what was put last, or an error."""
+        """Check that a living process finds what was put last, or an error."""
         put, data = self.told.put[page], memoryview(bytearray(PAGE))
         try:
             await spill.read(page, data)
@@ -171,5 +172,5 @@ class SpillWorld:
         assert not wrong, f"(page, found, promised, put): {wrong}"
 
     def takes(self) -> int:
-        """Bytes of the log on disk."""
+        """The bytes of the log on disk."""
         return sum(len(file.data) for name, file in self.host.disk.files.items() if name.startswith("v/log/0"))

@@ -17,18 +17,18 @@ class StandInNetwork:
 
     def __init__(self) -> None:
         self.regions: dict[int, StandInRegion] = {}
-        """By key."""
+        """The regions of all devices, by key."""
         self.pairs: dict[int, StandInPair] = {}
         self.numbers = count(1)
         self.held = False
-        """Nothing that is posted is done, until `go_on`."""
+        """Whether posts wait until `go_on`."""
         self.steps_left = -1
-        """So many steps are done yet, then nothing ever; -1: all."""
+        """The number of steps that are still done before everything stops; -1: no end."""
         self.steps: list[VerbStep] = []
-        """That were done."""
+        """The steps that were done."""
         self.unreachable = False
         self.wire: list[tuple[int, int, VerbStep, bytes]] = []
-        """What a pair had sent when it was closed: from whom, to whom, a WRITE and its bytes."""
+        """WRITEs that a pair had sent when it was closed: from whom, to whom, the step and its bytes."""
 
     def go_on(self) -> None:
         self.held = False
@@ -43,7 +43,8 @@ class StandInNetwork:
 
 
 class StandInVerbs:
-    """One host's. `refuses`: what it says to whoever opens it, `locks` to whoever registers remote memory."""
+    """The stand-in device of one host. `refuses`: the error of opening it; `locks`: the error of registering remote
+    memory."""
 
     def __init__(self, network: StandInNetwork) -> None:
         self.network = network
@@ -78,7 +79,7 @@ class StandInDevice:
 
 
 class StandInRegion:
-    """Addresses are chosen so that no two regions touch."""
+    """Registered memory, with addresses so chosen that no two regions touch."""
 
     def __init__(self, device: StandInDevice, memory: memoryview, remote: bool) -> None:
         self.device, self.remote = device, remote
@@ -123,7 +124,8 @@ class StandInPair:
             self.device.open_things -= 1
 
     def work(self) -> None:
-        """Whoever is not connected to us, or not there, lets us wait, like a peer that does not answer."""
+        """Do the posted steps. A peer that is not connected to us, or not there, lets us wait, like one that does not
+        answer."""
         while self._posts and not self.network.held and not self.network.unreachable:
             other = self.network.pairs.get(self.peer)
             if self.failed:

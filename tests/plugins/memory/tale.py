@@ -1,4 +1,4 @@
-"""A borrower on its own, for stories: what it is told, and what it asks for."""
+"""A borrower on its own, for stories: the events that it gets, and the actions that it asks for."""
 
 import random
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Tale:
         return actions
 
     def second(self, *requests: int, peers: tuple[LenderPeer, ...] = PEERS) -> Sequence[Any]:
-        """Of the first slabs; nobody asks for the others."""
+        """A second passes with this many requests to each of the first slabs, and none to the others."""
         counted = (*requests, *[0] * (self.slabs - len(requests)))
         return self.tell(b.BorrowerTick({"v": counted}, peers), 1.0)
 
@@ -63,14 +63,15 @@ class Tale:
         return self.machine.volumes["v"].slabs[index].state
 
     def offers(self, asked: Sequence[tuple[HostId, QueryMem]], *slabs: int) -> Sequence[Any]:
-        """The first of the hosts asked offer so many slabs, the others none; what follows the last answer."""
+        """Let the first of the hosts asked offer so many slabs, the others none; return the actions that follow the
+        last answer."""
         actions: Sequence[Any] = ()
         for (host, query), offered in zip(asked, (*slabs, *[0] * len(asked)), strict=False):
             actions = self.hear(host, FreeMem(query.volume, query.index, query.epoch, offered))
         return actions
 
     def mapped(self) -> tuple[HostId, int]:
-        """Bring slab 0 to `mapped`; its lender and epoch."""
+        """Bring slab 0 to `mapped`; return its lender and epoch."""
         asked = sent(self.second(1000), QueryMem)
         epoch = asked[0][1].epoch
         ((lender, _),) = sent(self.offers(asked, 5, 4), Map)

@@ -1,4 +1,4 @@
-"""Requests that nobody awaits: what is answered at once because its pages are at hand, and what must not be."""
+"""Requests that nobody awaits: those answered at once because their pages are at hand, and those that must not be."""
 
 import asyncio
 from array import array
@@ -32,7 +32,7 @@ from tests.plugins.memory.ports import (
 
 
 async def found(volume: Volume, first: int, count: int) -> bytes:
-    """What a client that does not wait reads."""
+    """The pages that a client reads that does not wait."""
     into, answered = bytearray(count * PAGE), list[OSError | None]()
     volume.submit_read(first, memoryview(into), answered.append)
     await soon(lambda: answered)
@@ -45,7 +45,7 @@ def lent(bench: Bench) -> HostedSlab:
 
 
 def lost(bench: Bench) -> list[str]:
-    """Why slabs were given up."""
+    """The reasons for which slabs were given up."""
     return [told.why for told in bench.told if isinstance(told, SlabLost)]
 
 
@@ -64,7 +64,7 @@ def test_a_run_is_held_when_each_of_its_pages_is(held: list[bool], data: st.Data
 
 @pytest.mark.parametrize("mapped", [False, True])
 async def test_what_a_lender_does_not_have_yet_is_no_reason_to_give_it_up(mapped: bool) -> None:
-    """It would have answered with content that is older than what it is said to hold."""
+    """Given up, it would have answered with content that is older than what it is said to hold."""
     async with a_bench() as bench:
         bench.mapped = mapped
         volume = await bench.volume()
@@ -160,7 +160,7 @@ async def test_a_sealed_page_that_is_mapped_is_opened_for_who_does_not_wait() ->
 
 
 async def test_a_mapped_slab_that_was_taken_back_has_not_lied() -> None:
-    """The news is on its way, and its pages read as zeros."""
+    """The news of it is on its way, and the pages of the slab read as zeros."""
     async with a_bench() as bench:
         bench.mapped = True
         volume = await bench.volume()
@@ -177,7 +177,7 @@ async def test_a_mapped_slab_that_was_taken_back_has_not_lied() -> None:
 
 
 class Unanswered:
-    """`PagesThere` where writes stay under way."""
+    """A `PagesThere` where writes stay under way."""
 
     def __init__(self) -> None:
         self.writes: list[Answered] = []

@@ -1,5 +1,6 @@
-"""What is told to whoever attaches a volume: of an earlier one that its host forgot, of a process that dies, how long
-it takes, and how many there may be. Real services and byte programs on virtual time."""
+"""What a process is told that attaches a volume: about an earlier volume that its host forgot, about a volume's process
+that dies, how long it takes, and how many volumes there may be. Services and byte programs are the real ones, on
+virtual time."""
 
 import asyncio
 import dataclasses
@@ -32,14 +33,14 @@ def a_rack(hosts: int, settings: MemorySettings = SETTINGS) -> Iterator[MemoryRa
 
 
 def with_pages(rack: MemoryRack) -> None:
-    """A volume of h1 whose two slabs lie at h2 and h3, written and flushed."""
+    """Attach a volume of h1 whose two slabs lie at h2 and h3, written and flushed."""
     rack.attach("h1", "data", "128 KiB")
     kept_hot(rack, 2)
     rack.run(3)
 
 
 def kept_hot(rack: MemoryRack, slabs: int) -> None:
-    """Written now and then until every slab has a place, and flushed."""
+    """Write to the volume now and then until every slab has a place, and flush it."""
 
     async def work(client: SimClient) -> None:
         while len(rack.mapped("h1", "data")) < slabs:
@@ -52,7 +53,7 @@ def kept_hot(rack: MemoryRack, slabs: int) -> None:
 
 
 def loses_its_disk(rack: MemoryRack, host: str) -> None:
-    """It comes back with an empty one, under a later boot."""
+    """Kill this host; it comes back with an empty disk, under a later boot."""
     rack.host(host).power_off()
     rack.host(host).disk.files.clear()
     rack.run(1)
@@ -62,7 +63,7 @@ def loses_its_disk(rack: MemoryRack, host: str) -> None:
 
 @dataclass
 class Process:
-    """Of a script, on jobs.sock."""
+    """The process of a script, with its connection to jobs.sock."""
 
     of_job: JobId | None = None
     uid: int = 1000
@@ -74,7 +75,7 @@ class Process:
 
 
 def asks(rack: MemoryRack, host: str, process: Process, frame: Attach) -> None:
-    """Without waiting for the answer."""
+    """Send a request without waiting for the answer."""
     service = rack.agents[host]
     rack.processes[host].spawn("frame", service.frame(cast(JobPeer, process), frame))
 
@@ -101,7 +102,7 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
 
 
 def without_its_record(rack: MemoryRack, *also: str) -> None:
-    """The volume `data` of user 1000 on h1, whose agent forgets it; and these files besides."""
+    """Attach the volume `data` of user 1000 on h1, and let its agent forget it; put these files beside it."""
     rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
     kept_hot(rack, 2)
     rack.run(3)

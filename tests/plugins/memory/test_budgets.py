@@ -12,7 +12,8 @@ from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
-from covey.ports import UNKNOWN_USER, MemoryNow
+from covey.ports.probes import MemoryNow
+from covey.ports.streams import UNKNOWN_USER
 from covey.wire.job import Attach, Detach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
@@ -89,7 +90,7 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
 
 
 def test_a_process_whose_user_is_not_known_makes_no_volume_and_ends_none() -> None:
-    """-1 stands for a person at agentctl, who may; no process is that person, whatever its number."""
+    """User -1 stands for a person at agentctl, who may do so; no process is that person, whatever its number."""
     with a_rack(1) as rack:
         service = rack.agents["h1"]
         rack.command("h1", "attach", volume="ours", size="64 KiB", uid=1000)
@@ -121,7 +122,7 @@ def a_lender() -> Lender:
 
 
 def asked(lender: Lender, index: int, tenant: str, now_s: float = 0.0) -> str:
-    """Why not; empty: it is lent."""
+    """Why a slab is not lent; empty when it is."""
     ref = SlabRef("data", index, index + 1)
     actions = lender.handle(Heard(H1, Map("data", index, index + 1, MIB, 4096, tenant=tenant)), now_s)
     refused = [message.refused for _, message in sent(actions, MrInfo)]

@@ -90,7 +90,8 @@ def test_a_small_idle_slab_is_spared_when_the_large_one_is_needed_anyway() -> No
 
 
 def test_of_two_slabs_of_which_one_can_be_spared_the_more_active_is() -> None:
-    """Ours, where slabs differ in size; of one size nothing can be spared. Reference: §2.5.2, the E least active go."""
+    """The rule is ours, for slabs that differ in size; among slabs of one size none can be spared. Reference: §2.5.2,
+    the E least active go."""
     sizes = {"idle": 4 * SLAB, "busier": 4 * SLAB, "busiest": 12 * SLAB}
     activities = {"idle": 1.0, "busier": 2.0, "busiest": 3.0}
     assert eviction.slabs_to_evict(activities, sizes, 16 * SLAB) == ["idle", "busiest"]
@@ -119,7 +120,7 @@ def test_slabs_are_asked_about_that_hold_what_is_needed_and_at_most_as_many_agai
 def test_of_slabs_of_one_size_e_and_at_most_e_more_are_asked_about(
     lent: int, evict: int, extra: int, seed: int
 ) -> None:
-    """E' <= E. Reference: §2.5.2."""
+    """E' <= E: no more slabs are asked about beyond those that go. Reference: §2.5.2."""
     asked = eviction.candidates_for(dict.fromkeys(range(lent), SLAB), evict * SLAB, random.Random(seed), extra)
     assert len(asked) == min(lent, min(lent, evict) + min(extra, lent, evict))
 
@@ -153,7 +154,7 @@ def test_asking_one_more_never_makes_it_worse_and_the_answer_is_a_chance(evict: 
 
 @given(evict=st.integers(1, 20), busy=st.floats(0, 1), wanted=st.floats(0.01, 0.999))
 def test_no_more_are_asked_about_than_the_chance_wanted_needs(evict: int, busy: float, wanted: float) -> None:
-    """The formula turned round. Reference: §2.5.2, Figure 2.7."""
+    """The number asked is the paper's formula turned round. Reference: §2.5.2, Figure 2.7."""
     extra = eviction.extra_for(evict, busy, wanted)
     assert 0 <= extra <= evict
     assert extra == evict or eviction.chance_all_lightly_active(evict, extra, busy) >= wanted
@@ -161,7 +162,7 @@ def test_no_more_are_asked_about_than_the_chance_wanted_needs(evict: int, busy: 
 
 
 def test_with_a_tenth_of_slabs_busy_three_more_are_enough_19_times_in_20() -> None:
-    """The formula turned round. Reference: §2.5.2, Figure 2.7."""
+    """The number asked is the paper's formula turned round. Reference: §2.5.2, Figure 2.7."""
     assert eviction.extra_for(10, 0.1) == 3
     assert eviction.chance_all_lightly_active(10, 2, 0.1) < 0.95 < eviction.chance_all_lightly_active(10, 3, 0.1)
 
@@ -188,7 +189,7 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
 
 
 def test_who_has_room_for_slabs_of_this_size_or_is_fit_for_a_move_may_be_asked() -> None:
-    """Two choices among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
+    """Two choices are made among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
     known = [
         LenderPeer(H[3], "alive", 1, 4 * SLAB),
         LenderPeer(H[0], "alive", 9, SLAB),

@@ -13,7 +13,7 @@ PATH = "/run/of-a-test.sock"
 
 
 async def block_device(client: SimClient, size_bytes: int) -> Client:
-    """A client of the block device, as soon as somebody listens."""
+    """Connect a client of the block device as soon as a server listens."""
     while True:
         try:
             found = Client(await client.env.bytes.connect(f"unix:{PATH}"))
@@ -25,7 +25,8 @@ async def block_device(client: SimClient, size_bytes: int) -> Client:
 
 
 def rewrite(rack: MemoryRack, version: int, kill: bool) -> None:
-    """Every page of the volume as this version, over the block device; then read over it and over the other door."""
+    """Write every page of the volume as this version over the block device; then read it over the device and over the
+    other door."""
 
     async def work(client: SimClient) -> None:
         device = await block_device(client, client.size_bytes)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.volumes import flushed_regions
 from plugins.memory.datapath.volumes.flushed_regions import SINGLE_MAX, FlushedRegions
 from tests.plugins.memory.ports import a_bench, read, write
@@ -18,7 +18,7 @@ PAGES, SLAB = 64, 16
 
 
 class Disk:
-    """Slow by one turn of the loop, and what it is told to refuse it refuses."""
+    """A disk that is slow by one turn of the loop, and refuses what it is told to refuse."""
 
     def __init__(self) -> None:
         self.file: bytes | None = None
@@ -54,7 +54,7 @@ class Disk:
 
 
 class Volume:
-    """What is acknowledged, and what the disk has of it: page -> number of the write."""
+    """A volume's acknowledged writes, and what the disk has of them: page -> number of the write."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk, self.now_s = disk, 0.0

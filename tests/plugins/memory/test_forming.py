@@ -26,11 +26,11 @@ from .test_mirror import VOLUME, a_rack, slow
 from .test_service import read_all, until_done, write_all
 
 TOO_LARGE = "32 MiB"
-"""512 slabs; two lenders have room for some 60 each."""
+"""A size of 512 slabs; two lenders have room for some 60 each."""
 
 
 class Attaching:
-    """Somebody on the first host who attaches a volume, and what he is told."""
+    """A user on the first host who attaches a volume, and the answer that he gets."""
 
     def __init__(self, rack: MemoryRack, size: str, **kind: Any) -> None:
         self.said: VolumeView | Refused | None = None
@@ -65,7 +65,8 @@ def lent(rack: MemoryRack) -> int:
 @pytest.mark.parametrize("after_s", [5.0, 8.0])
 @pytest.mark.parametrize("mirror", [0, 2])
 def test_who_is_refused_does_not_detach_what_another_attached_since(after_s: float, mirror: int) -> None:
-    """Two wait for a volume for which there is no room; as soon as one is told, somebody has another of its name."""
+    """Two users wait for a volume for which there is no room; as soon as one is told so, another user has one of its
+    name."""
     with a_rack(3) as rack:
         first = Attaching(rack, TOO_LARGE, mirror=2)
         rack.run(after_s)
@@ -80,7 +81,7 @@ def test_who_is_refused_does_not_detach_what_another_attached_since(after_s: flo
 
 
 def test_what_was_detached_and_attached_anew_is_another_volume() -> None:
-    """Whoever looked for places of the first one leaves the second one alone."""
+    """The search for places of the first volume leaves the second one alone."""
     with a_rack(3) as rack:
         first = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
@@ -105,7 +106,7 @@ def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> Non
 
 
 def test_room_for_which_nobody_waits_any_more_is_given_back() -> None:
-    """Who asked is gone after a second, and nobody asks again."""
+    """The user who asked is gone after a second, and nobody asks again."""
     with a_rack(3) as rack:
         waiting = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
@@ -172,11 +173,11 @@ def test_lenders_that_offer_room_and_refuse_every_slab_have_none(monkeypatch: py
 
 
 TWELVE_SLABS = msgspec.structs.replace(SETTINGS, lend="780 KiB")
-"""Of 64 KiB and their seals."""
+"""Settings of a host that lends 12 slabs of 64 KiB and their seals."""
 
 
 def pairs(rack: MemoryRack) -> Counter[tuple[str, ...]]:
-    """Lenders of each slab."""
+    """The lenders of each slab."""
     found: dict[int, list[str]] = {}
     for view in rack.slabs("h1"):
         if view.lender is not None:
@@ -226,7 +227,7 @@ def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
 
 
 def lose(rack: MemoryRack, number: int, leaves: Sequence[str], to: Sequence[str]) -> None:
-    """A member's place; from now on these hosts are not heard of, and those are."""
+    """Lose a member's place; from now on the hosts of `leaves` are not heard of, and those of `to` are."""
     for host, state in [*((host, "suspect") for host in leaves), *((host, "alive") for host in to)]:
         rack.declare(host, state)  # type: ignore[arg-type]
     rack.until(lambda: all(slab.state == "mapped" for slab in rack.slabs("h1")))
@@ -236,7 +237,7 @@ def lose(rack: MemoryRack, number: int, leaves: Sequence[str], to: Sequence[str]
 
 
 def a_volume(*pairs: tuple[str, str]) -> BorrowedVolume:
-    """Members by the names of their lenders; `-`: none."""
+    """Make a volume with its members given by the names of their lenders; `-`: none."""
     found = members.new_volume(VolumeFound("v", len(pairs), 64, 4, (), 2), None, 0.0)
     for slab, lender in zip(found.slabs, [name for pair in pairs for name in pair], strict=True):
         if lender != "-":
@@ -277,7 +278,8 @@ def test_one_makes_way_at_a_time_and_none_that_is_not_whole() -> None:
 
 
 def test_room_for_the_last_slab_of_a_lender_is_heard_of() -> None:
-    """A slab takes more there than it holds, by the seals of its pages: counted without them, one too few is seen."""
+    """A slab takes more memory there than it holds, by the seals of its pages: counted without them, one too few is
+    seen."""
     with a_rack(3, settings=msgspec.structs.replace(SETTINGS, lend="65 KiB")) as rack:
         rack.attach("h1", VOLUME, "64 KiB", mirror=2)
         assert pairs(rack) == {("h2", "h3"): 1}
@@ -303,7 +305,7 @@ def test_a_disk_that_refuses_once_is_no_reason_to_be_refused_later(monkeypatch: 
 
 @pytest.mark.parametrize(("seed", "start_s"), [(1, 0.0), (3, 0.0), (3, 9.0), (8, 9.0)])
 def test_a_volume_that_takes_nearly_all_room_is_attached(seed: int, start_s: float) -> None:
-    """20 of 21 places, at three lenders, whose slab processes may start slowly."""
+    """The volume takes 20 of 21 places, at three lenders, whose slab processes may start slowly."""
     with a_rack(4, seed, msgspec.structs.replace(SETTINGS, lend="456 KiB")) as rack:
         programs = dict(rack.programs())
         rack.world.programs = lambda: programs | {"slabd": slow(programs["slabd"], start_s)}
@@ -328,7 +330,7 @@ def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
 
 
 def test_a_volume_that_may_hold_pages_is_kept_though_there_is_no_room_for_all_of_it() -> None:
-    """An agent of before let people read and write one that was not ready."""
+    """An earlier version of the agent let programs read and write a volume that was not ready."""
     with a_rack(3) as rack:
         waiting = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)

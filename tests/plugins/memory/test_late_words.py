@@ -1,5 +1,5 @@
-"""Words that come late, twice, about something else or from somebody else: each is about one epoch, one lender and one
-question, and changes nothing beside that."""
+"""Messages that come late, twice, about something else or from another host: each is about one epoch, one lender and
+one question, and changes nothing beside that."""
 
 import asyncio
 from array import array
@@ -46,7 +46,8 @@ HERE = "10.0.0.2:7"
 
 @pytest.mark.parametrize("age", [-4, 4], ids=["of an older mapping", "of a later one"])
 def test_what_the_slab_process_says_of_another_epoch_is_not_about_this_mapping(age: int) -> None:
-    """A late *freed* forgot the newer mapping: its borrower went on to write to memory that was lent again."""
+    """Once a late *freed* made the lender forget the newer mapping: its borrower went on to write to memory that was
+    lent again."""
     loan, other = Loan(), SlabRef("v", 0, 5 + age)
     ref = loan.lend(0, epoch=5)
     assert loan.tell(le.SlabFreed(ME, other)) == []
@@ -82,7 +83,7 @@ def test_a_renewal_of_another_epoch_or_host_does_not_keep_a_slab() -> None:
 
 
 def test_a_slab_process_that_has_another_epoch_does_not_have_this_mapping() -> None:
-    """It was killed after it had forgotten one and before it heard of the next."""
+    """The process was killed after it had forgotten one slab and before it heard of the next."""
     loan, older = Loan(), SlabRef("v", 0, 4)
     loan.lend(0, epoch=5)
     loan.tell(le.StoreFound(HERE, (LoanedSlab(ME, older, SLAB, SECRET),)))
@@ -90,7 +91,7 @@ def test_a_slab_process_that_has_another_epoch_does_not_have_this_mapping() -> N
 
 
 def asked(loan: Loan, hosts: Sequence[HostId]) -> CheckActivity:
-    """Memory is short by one slab, and these lend one each: the question that all of them get."""
+    """Make memory short by one slab, while these hosts borrow one each: the question that all of them get."""
     found = sent(loan.short(1), CheckActivity)
     assert sorted(host for host, _ in found) == sorted(hosts)
     check: CheckActivity = found[0][1]
@@ -140,7 +141,7 @@ def test_what_was_let_go_without_a_slab_process_is_that_mapping_and_none_later()
 
 
 def hot(tale: Tale) -> tuple[HostId, QueryMem]:
-    """Slab 0 asks; the host that is then asked for a slab, and the question."""
+    """Make slab 0 hot; return the host that is then asked for a slab, and the question."""
     questions = sent(tale.second(1000), QueryMem)
     ((lender, _),) = sent(tale.offers(questions, 5, 4), Map)
     return lender, questions[0][1]
@@ -269,7 +270,7 @@ def test_what_is_freed_under_another_epoch_or_of_another_host_is_not_this_slab(w
 
 
 def test_a_write_that_comes_twice_or_late_does_not_change_a_page() -> None:
-    """Also as one of a run, and when what comes under the same version is something else by then."""
+    """Late writes are also sent as one of a run, and with other content under the same version."""
     store, _ = held()
     slab = store.slabs["h1", "v", 0]
     slab.put_one(1, 7, filled(7))
@@ -282,7 +283,7 @@ def test_a_write_that_comes_twice_or_late_does_not_change_a_page() -> None:
 
 
 class SlowPlaces:
-    """A disk that takes its time, in which who is whole changes again."""
+    """A disk that takes its time, in which the set of whole members changes again."""
 
     def __init__(self, slab: MirrorSlab) -> None:
         self.slab, self.writes = slab, 0
@@ -294,7 +295,7 @@ class SlowPlaces:
 
 
 async def test_what_changes_while_the_disk_writes_is_not_on_record_by_that() -> None:
-    """A write would be acknowledged without a member that the disk still calls whole."""
+    """Otherwise a write would be acknowledged without a member that the disk still calls whole."""
     replaces_a_method()
     slab = MirrorSlab(0, 0, 16, lambda slab: None)
     slab.changes, places = 1, SlowPlaces(slab)
@@ -326,7 +327,7 @@ async def test_a_place_that_is_added_while_the_file_is_written_is_written_by_the
 
 
 async def test_whoever_asks_a_process_that_has_ended_waits_for_the_next_one() -> None:
-    """It would ask again and again without ever letting anybody notice."""
+    """Otherwise the client would ask again and again without ever letting the loop notice the end."""
     nobody: Any = None
     process = ByteProcess(nobody, ByteProgram("slabd", "slabd", SlabRef("v", 0, 1), "slab", b""), *[nobody] * 5)
     client = process._client = ControlClient(nobody, nobody, nobody)

@@ -1,4 +1,4 @@
-"""How long requests took: what is counted, by whom they were answered, and what people and machines are told."""
+"""How long requests took: which are counted, which place answered them, and what people and machines are told."""
 
 import math
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from covey.core.events import Heard, LogEvent, Message, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.place import Link, SlabPlace
@@ -66,7 +66,7 @@ def test_slabs_that_turn_hot_in_the_same_second_ask_different_hosts() -> None:
 
 
 def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
-    """The look at gossip is ours, the two that are asked the paper's. Reference: §2.4.2."""
+    """The look at gossip is ours; that two hosts are asked is the paper's. Reference: §2.4.2."""
     peers = tuple(LenderPeer(host, "alive", free) for host, free in zip(OTHERS, (3, 9, 1, 7), strict=True))
     asked = [host for host, _ in sent(Tale(drawn=4).second(1000, peers=peers), QueryMem)]
     assert asked == [OTHERS[1], OTHERS[3]]
@@ -103,7 +103,7 @@ def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
 
 
 def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> None:
-    """ColdSlab. Reference: §2.4.1."""
+    """The threshold is the paper's ColdSlab. Reference: §2.4.1."""
     tale = Tale(cold_share=0.25)
     lender, epoch = tale.mapped()
     seconds = 0
@@ -162,7 +162,7 @@ def test_a_refusal_leads_to_the_other_host_and_the_first_is_told_to_forget_it() 
 
 
 def test_a_lender_that_names_no_secret_lends_nothing() -> None:
-    """Whoever listens at that address could prove to be the lender, and would be brought pages."""
+    """A stranger that listens at that address could prove to be the lender, and would be brought pages."""
     tale = Tale()
     (one, query), (two, _), *others = sent(tale.second(1000), QueryMem)
     tale.offers([(one, query), (two, query), *others], 9, 5)
@@ -198,7 +198,7 @@ def test_a_slab_whose_link_ended_is_closed_first_and_looks_again_while_it_is_hot
 
 
 def looked(tale: Tale, links: Mapping[int, Link]) -> Sequence[Any]:
-    """A second in which the volume's process says how its links are, by epoch."""
+    """Let a second pass in which the volume's process says how its links are, by epoch."""
     return tale.tell(b.BorrowerTick({}, PEERS, {"v": links}), 1.0)
 
 
@@ -215,7 +215,7 @@ def test_mapped_is_only_what_has_a_working_link() -> None:
 
 
 def test_a_place_that_the_volumes_process_does_not_know_twice_in_a_row_is_lost() -> None:
-    """What the process tells by itself may be overtaken by its older answer to what it has."""
+    """A message that the process sends by itself may be overtaken by its older answer to what it has."""
     tale = Tale()
     lender, epoch = tale.mapped()
     assert only(tale.tell(b.SlabFailed("v", 0, epoch, "reset")), b.CloseSlab)
@@ -263,7 +263,7 @@ def test_an_evicted_slab_that_is_not_hot_goes_to_disk_and_done_follows_the_closi
 
 
 def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves() -> None:
-    """Remapped while hot; that its content moves along is ours. Reference: §2.4.4."""
+    """The slab is remapped while hot; that its content moves along is ours. Reference: §2.4.4."""
     tale = Tale()
     lender, epoch = tale.mapped()
     asked = sent(tale.hear(lender, Evict("v", 0, epoch, 10.0)), QueryMem)
@@ -280,7 +280,7 @@ def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves(
 
 
 def test_an_evicted_slab_asks_hosts_where_it_will_not_be_evicted_again_at_once() -> None:
-    """Two slabs leave one lender: who has room for four is asked, or else who has any. Reference: §2.4.4."""
+    """Two slabs leave one lender: a host with room for four is asked, or else one that has any. Reference: §2.4.4."""
     for free, asked in (((1, 3, 4), [2]), ((1, 3, 3), [0, 1, 2])):
         tale = Tale(slabs=2, drawn=3)
         places = [SlabPlace(epoch, OTHERS[3], "10.0.0.5:7", SECRET) for epoch in (5, 6)]
@@ -356,7 +356,7 @@ def test_a_slab_not_opened_before_a_restart_is_given_back_and_an_open_one_is_not
 
 
 def test_of_hosts_with_equal_room_the_one_with_fewer_slabs_of_the_volume_is_taken() -> None:
-    """Spread over as many hosts as there are. Reference: §2.4.2."""
+    """Slabs are spread over as many hosts as there are. Reference: §2.4.2."""
     many, few = OTHERS[0], OTHERS[1]
     places = [(at, SlabPlace(at + 1, host, "10.0.0.2:7", SECRET)) for at, host in enumerate((many, many, few))]
     for seed in range(6):
@@ -428,7 +428,7 @@ class Loan:
         return SlabRef("v", index, epoch)
 
     def short(self, slabs: int) -> Sequence[Any]:
-        """So many slabs below headroom, for long enough to be believed."""
+        """Make memory short by so many slabs below headroom, for long enough to be believed."""
         self.available_bytes = 8 * GIB - slabs * SLAB + MIB
         self.machine._used_bytes = float(64 * GIB - self.available_bytes)
         return self.second()
@@ -586,7 +586,7 @@ def test_leases_last_while_a_borrower_is_away_and_one_more_once_it_is_back() -> 
 
 
 def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -> None:
-    """One batch after another; the next measurement shows what the last one brought. Reference: §2.5.2."""
+    """Batches follow one after another; the next measurement shows what the last one brought. Reference: §2.5.2."""
     loan = Loan(spare=6)
     for index in range(6):
         loan.lend(index)
@@ -635,7 +635,7 @@ def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
 
 
 def test_while_tasks_wait_for_memory_an_eighth_of_loans_goes_with_headroom_intact() -> None:
-    """Ours, beside what restores headroom. Reference: §2.5.2."""
+    """The rule is ours, beside what restores headroom. Reference: §2.5.2."""
     loan = Loan(spare=40)
     for index in range(16):
         loan.lend(index)
@@ -692,7 +692,7 @@ def test_borrowers_that_do_not_answer_count_as_idle() -> None:
 
 
 def test_only_answers_of_those_asked_in_this_round_count() -> None:
-    """Least active of those asked, by what their borrowers say now. Reference: §2.5.2."""
+    """The least active of those asked go, by what their borrowers say now. Reference: §2.5.2."""
     loan = Loan(spare=6)
     for host in (ME, OTHERS[0]):
         loan.lend(0, 1, host)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.stream import is_same_host
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from covey.ports.verbs import VerbsFound
 from covey.wire.headers import WireError
 from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
@@ -57,7 +57,7 @@ async def a_mapped_bench(sealed: bool = False) -> AsyncIterator[tuple[Bench, Vol
 
 
 def test_all_that_is_true_of_a_volume_is_true_where_its_slabs_are_mapped() -> None:
-    """The same tests, once more."""
+    """The tests of `test_volume.py` are run once more with mapped slabs."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugins/memory/test_volume.py"),
@@ -89,7 +89,7 @@ def lent(bench: Bench, index: int = 0) -> HostedSlab:
 
 
 async def filled(bench: Bench) -> None:
-    """The slab has all that the volume had before it was mapped."""
+    """Wait until the slab has all that the volume had before it was mapped."""
     await soon(lambda: any(isinstance(told, SlabCopiedFrame) for told in bench.told))
 
 
@@ -119,7 +119,7 @@ async def test_a_slab_counts_as_touched_whole_and_once_when_it_is_mapped() -> No
 
 
 async def test_a_slab_taken_back_neither_has_nor_takes_pages_before_that_is_known() -> None:
-    """The news is on its way: pages come from the disk, and the lender has its memory."""
+    """The news of it is on its way: pages come from the disk, and the lender has its memory."""
     async with a_mapped_bench() as (bench, volume):
         await placed(volume, bench.register(0))
         await filled(bench)
@@ -140,7 +140,7 @@ async def test_a_slab_taken_back_neither_has_nor_takes_pages_before_that_is_know
 
 
 def mappings(slab: HostedSlab) -> int:
-    """How often this process, which is lender and borrower here, maps its memory."""
+    """The number of times this process, which is lender and borrower here, maps its memory."""
     inode = slab.kept.shared.name.rpartition(":")[2]
     return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
 
@@ -155,7 +155,7 @@ async def test_a_slab_that_is_left_is_unmapped_though_somebody_still_knows_its_l
 
 
 async def test_a_mapping_that_never_came_to_be_used_is_given_up() -> None:
-    """Its link ends while what was asked before over the socket is still under way."""
+    """The link ends while requests from before are still under way over the socket."""
     async with a_bench() as bench:
         links = borrowers_links(bench.env, always=False)
         links.may_map = True
@@ -171,7 +171,7 @@ async def test_a_mapping_that_never_came_to_be_used_is_given_up() -> None:
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ENOENT, errno.ENOMEM])
 async def test_memory_that_cannot_be_mapped_is_asked_for(error: int) -> None:
-    """Another user's process, another namespace of processes, and no room for the mapping."""
+    """The cases are another user's process, another namespace of processes, and no room for the mapping."""
 
     class Refusing(MemfdPages):
         def open_ring(self, name: str, size: int, sparse: bool = False) -> Any:
@@ -230,7 +230,7 @@ async def test_a_lender_of_before_is_asked_for_pages() -> None:
 
 
 def a_mapping() -> tuple[SlabPages, HostedSlab, list[str]]:
-    """One slab, as its borrower has it, and as its lender."""
+    """One slab, as its borrower has it, and as its lender has it."""
     store = SlabStore(1 << 30, MemfdPages())
     store.register(RegisterSlabFrame(1, "h1", "data", 0, 1, SHAPE.slab_bytes, PAGE, SECRET))
     slab = store.slabs["h1", "data", 0]
@@ -240,7 +240,7 @@ def a_mapping() -> tuple[SlabPages, HostedSlab, list[str]]:
 
 
 class Torn(Exception):
-    """The process is killed here."""
+    """The end of a process that is killed here."""
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -251,7 +251,7 @@ def test_a_page_that_is_cut_off_in_the_middle_has_no_version(count: int) -> None
     mapped.write(0, array("Q", [5] * count), memoryview(page(1) * count), lambda did, versions: None)
 
     class Half:
-        """What takes pages, up to the middle."""
+        """A memory that takes pages up to the middle."""
 
         def __setitem__(self, where: slice, pages: Any) -> None:
             kept.pages[where.start : where.stop - PAGE // 2] = pages[: len(pages) - PAGE // 2]
@@ -274,7 +274,7 @@ def test_what_is_freed_while_it_is_read_or_written_is_not_answered_as_done() -> 
             found.append(did)
 
         class Frees:
-            """The lender takes the slab back in the middle of it."""
+            """A memory whose lender takes the slab back in the middle of a request."""
 
             def __init__(self, memory: memoryview, slab: HostedSlab) -> None:
                 self.memory, self.slab = memory, slab

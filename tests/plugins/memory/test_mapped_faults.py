@@ -22,7 +22,7 @@ from tests.covey.one_sided_rig import (
 
 
 def shared_bytes(pid: int) -> int:
-    """Of memory shared with others that a process has in RAM."""
+    """The bytes of memory shared with others that a process has in RAM."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssShmem:")) * 1024
 

@@ -7,7 +7,7 @@ from typing import Any
 from covey.core.events import Heard
 from covey.core.ids import HostId
 from covey.core.units import GIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.events import CloseSlab
 from plugins.memory.machine.lending import events as le
@@ -28,7 +28,7 @@ ALL = peers("h2", "h3", "h4", "h5")
 
 
 class Members(Tale):
-    """Of one slab: numbers 0 and 1."""
+    """The two members of one slab: numbers 0 and 1."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(slabs=2, seed=seed)
@@ -36,7 +36,7 @@ class Members(Tale):
         self.tell(b.VolumeFound("v", 1, SLAB, PAGE, (), 2))
 
     def place(self, seconds: Sequence[Any]) -> tuple[HostId, int]:
-        """The member that is looked for in these actions, brought to its place: lender and epoch."""
+        """Bring the member that is looked for in these actions to its place; return lender and epoch."""
         asked = sent(seconds, QueryMem)
         number, epoch = asked[0][1].index, asked[0][1].epoch
         ((lender, _),) = sent(self.offers(asked, 5, 4), Map)
@@ -138,7 +138,8 @@ def test_a_short_lender_takes_a_member_back_after_grace_and_one_lease_like_any_o
 
 
 def test_a_member_is_not_taken_by_force_from_a_host_that_has_headroom() -> None:
-    """Tasks wait for memory there since their own group may have no more: that is no reason to lose the only copy."""
+    """Tasks of that host wait for memory since their own group may have no more: that is no reason to lose the only
+    copy."""
     pressed = MemoryNow(total_bytes=GIB, available_bytes=GIB, pressure_some_avg10=30.0)
     short = MemoryNow(total_bytes=GIB, available_bytes=0, pressure_some_avg10=30.0)
     found: dict[int, list[str]] = {1: [], 2: []}
@@ -190,7 +191,7 @@ def test_renewals_say_of_how_many_members_a_slab_is() -> None:
 
 
 def a_lender(members: int) -> Lender:
-    """That lends member 7 of v to the borrower, since 0 s, with a lease of 20 s and a grace of 5."""
+    """A lender that lends member 7 of v to the borrower, since 0 s, with a lease of 20 s and a grace of 5."""
     lender = Lender(random.Random(1), random.Random(2).randbytes, Headroom(fraction=0.1), GIB, 5.0, 20.0)
     lender.handle(le.StoreFound("10.0.0.2:7", ()), 0.0)
     lender.handle(le.LenderTick(MEMORY, 0), 0.0)

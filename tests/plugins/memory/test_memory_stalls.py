@@ -1,7 +1,7 @@
-"""What a lender does while tasks of its host wait for memory at this very moment."""
+"""The actions of a lender while tasks of its host wait for memory at this very moment."""
 
 from covey.core.units import GIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.lending import events as le
 from plugins.memory.messages import Activity, CheckActivity, Evict
 from tests.plugins.memory.tale import ME, SLAB, sent
@@ -9,7 +9,7 @@ from tests.plugins.memory.test_machines import Loan
 
 
 def stalls(loan: Loan, available_bytes: int) -> list[int]:
-    """Slabs that are freed at once."""
+    """The slabs that are freed at once."""
     actions = loan.tell(le.MemoryStalls(MemoryNow(64 * GIB, available_bytes, 0.0)))
     return [action.slab.index for action in actions if isinstance(action, le.FreeSlab)]
 

@@ -11,7 +11,7 @@ import pytest
 from chaos.faults import SIGCONT, SIGSTOP
 from chaos.world.world import World
 from covey.core.errors import Refused
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.base import Program
 from plugins.memory.policy.settings import MemorySettings
 from plugins.views import SlabView, VolumeView
@@ -41,7 +41,7 @@ def lenders(rack: MemoryRack, slab: int = 0) -> list[str]:
 
 
 def until_whole(rack: MemoryRack, slabs: int = 2, without: str = "") -> None:
-    """Every slab has two members that hold everything, and this host has none."""
+    """Wait until every slab has two members that hold everything, and this host has none."""
     memory = rack.agents["h1"].borrowing
 
     def is_whole() -> bool:
@@ -116,7 +116,7 @@ def test_a_silent_member_costs_reads_little_and_a_write_no_more_than_its_deadlin
 
 
 def assert_lost(rack: MemoryRack, ask: Callable[[SimClient], Coroutine[Any, Any, object]]) -> None:
-    """It fails, and says so; a client that repeats it for ever is ended."""
+    """Check that a request fails, and says so; a client that repeats it for ever is ended."""
 
     async def work(client: SimClient) -> None:
         await ask(client)
@@ -220,7 +220,7 @@ def test_lenders_whose_slab_processes_start_slowly_have_room_all_the_same(start_
 
 
 def test_lenders_that_are_silent_have_not_said_that_they_have_no_room() -> None:
-    """Asked again and again, longer and longer apart: between two times nobody has declined."""
+    """Hosts are asked again and again, longer and longer apart: between two times nobody has declined."""
     with a_rack(3) as rack:
         rack.attach("h1", "first", "64 KiB", mirror=2)
         for lender in ("h2", "h3"):
@@ -240,7 +240,7 @@ def until_attached(rack: MemoryRack) -> VolumeView:
 
 
 class NotYet(Exception):
-    """To be asked for again."""
+    """A read that failed for now and is to be asked for again."""
 
 
 def try_attach(rack: MemoryRack) -> VolumeView:

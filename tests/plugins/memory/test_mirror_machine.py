@@ -1,4 +1,4 @@
-"""Who of a slab's members may serve, and who must be called not whole first: the machine and what it decides by."""
+"""Which of a slab's members may serve, and which must be called not whole first: the machine and what it decides by."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from plugins.memory.policy import mirroring
 
 
 def a_mirror(*epochs: int) -> Mirror:
-    """With these whole members."""
+    """A machine with these whole members."""
     mirror = Mirror()
     for epoch in epochs:
         mirror.opened(epoch)

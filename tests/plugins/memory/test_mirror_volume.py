@@ -232,7 +232,7 @@ async def test_a_member_that_answers_older_than_it_acknowledged_is_not_believed(
 
 
 async def test_a_page_that_one_member_changed_is_read_from_the_other() -> None:
-    """Sealed: the member that changed it is not asked again."""
+    """The volume is sealed: the member that changed the page is not asked again."""
     async with a_bench() as bench:
         bench.sealed = True
         made = Mirrored(bench)
@@ -252,7 +252,8 @@ async def test_a_page_that_one_member_changed_is_read_from_the_other() -> None:
 
 @pytest.mark.parametrize("count", [8, 12])  # by the connection for short requests, and by the other one
 async def test_what_one_member_may_still_be_sent_is_not_used_again(count: int) -> None:
-    """Though the write is acknowledged, since the other one has it."""
+    """A buffer that one member may still be sent is not used again, though the write is acknowledged, since the other
+    member has it."""
     async with mirrored() as made:
         assert await is_used_again(made.volume, *submitted(made.volume, 0, *[7] * count)), "all went well"
         made.ignore(1)

@@ -26,7 +26,7 @@ class Move(Tale):
 
 
 def test_while_it_is_filled_both_places_are_known() -> None:
-    """The old one still serves reads. Reference: §2.4.4."""
+    """The old place still serves reads. Reference: §2.4.4."""
     tale = Move()
     assert tale.places == [tale.old, tale.new] and tale.state() == "moving"
     assert tale.tell(b.SlabCopied("v", 0, tale.epoch - 1)) == []
@@ -34,7 +34,7 @@ def test_while_it_is_filled_both_places_are_known() -> None:
 
 
 def test_the_leases_of_both_places_are_renewed_for_as_long_as_it_moves() -> None:
-    """A copy may take longer than a lease. The lender would free the place that is being filled."""
+    """A copy may take longer than a lease. Unrenewed, the lender would free the place that is being filled."""
     tale = Move()
     third_s = tale.machine.lease_s / 3
     both = {(tale.old, tale.old_epoch), (tale.new, tale.epoch)}
@@ -74,7 +74,7 @@ def test_when_the_old_place_fails_the_new_one_is_its_place() -> None:
 
 
 def test_when_the_new_host_is_gone_only_that_place_is_closed() -> None:
-    """Reference: §2.1, losing a lender touches its slabs only."""
+    """The slab keeps its old place. Reference: §2.1, losing a lender touches its slabs only."""
     tale = Move()
     assert only(tale.tell(b.LenderLost(tale.new)), b.CloseSlab).epoch == tale.epoch
     assert tale.places == [tale.old, tale.new], "until it is closed"
@@ -105,7 +105,7 @@ def test_a_new_place_that_wants_it_back_before_it_is_filled_is_given_up() -> Non
 
 
 def test_a_place_that_fails_before_it_is_known_open_is_closed_and_then_given_back() -> None:
-    """What the process tells by itself overtakes its answers."""
+    """A message that the process sends by itself overtakes its answers."""
     tale = Tale()
     asked = sent(tale.second(1000), QueryMem)
     epoch = asked[0][1].epoch

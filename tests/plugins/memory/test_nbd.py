@@ -1,4 +1,4 @@
-"""A volume as a block device: what clients ask and get, and what those that lie get."""
+"""A volume as a block device: what clients ask and get, and what clients get that lie."""
 
 import asyncio
 import gc
@@ -74,7 +74,8 @@ async def test_two_clients_write_to_different_bytes_of_one_page_and_neither_is_l
 
 @pytest.mark.parametrize("then", ["write", "zeroes", "no hole", "trim"])
 async def test_a_page_written_whole_while_a_part_of_it_is_written_keeps_its_other_bytes(then: str) -> None:
-    """Also when nobody waits for the part any more: its connection ended, and the next one wrote the page."""
+    """This also holds when no client waits for the part any more: its connection ended, and the next one wrote the
+    page."""
     replaces_a_method()
     async with exported() as (bench, volume, exports):
         first, second = [await connected(bench) for _ in range(2)]
@@ -156,8 +157,8 @@ async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> N
 
 
 async def test_a_request_leaves_nothing_that_a_search_for_cycles_has_to_free() -> None:
-    """Compiled, a nested function and what it knows hold one another: a search for 20,000 of them stopped a volume for
-    6 ms, twenty times a second. Such would keep what the request is known by."""
+    """Compiled, a nested function and the variables that it closes over hold one another: a search for 20,000 of them
+    stopped a volume for 6 ms, twenty times a second. Such cycles would keep the memory of the request."""
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         gc.collect()
@@ -175,7 +176,7 @@ async def test_a_request_leaves_nothing_that_a_search_for_cycles_has_to_free() -
 
 
 async def test_a_read_of_what_only_the_queue_has_newest_finds_it() -> None:
-    """Its lender holds the version before, and does not answer the overwrite."""
+    """The lender holds the version before, and does not answer the overwrite."""
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         assert await client.write(0, page(1)) == 0
@@ -313,7 +314,7 @@ async def test_connections_beyond_the_limit_are_closed_and_the_others_served() -
 
 
 async def test_its_socket_is_one_for_bulk_bytes() -> None:
-    """Long reads go at the pace of two processes that wake one another otherwise."""
+    """Otherwise long reads go at the pace of two processes that wake one another."""
     async with exported() as (bench, _, exports):
         client = await connected(bench)
         (listener,) = exports._open.values()

@@ -60,7 +60,7 @@ print("alike")
 
 
 async def run(*argv: str) -> str:
-    """Output of a program that must succeed; skipped when it is not installed."""
+    """Output of a program that must succeed; the test is skipped when the program is not installed."""
     if shutil.which(argv[0]) is None:
         pytest.skip(f"{argv[0]} is not installed: apt-get install nbdkit fio libnbd-bin qemu-utils")
     process = await asyncio.create_subprocess_exec(
@@ -108,7 +108,7 @@ async def test_fio_verifies_every_block_that_it_wrote() -> None:
 
 @pytest.mark.parametrize("lent", [True, False], ids=["at lenders", "on the disk"])
 async def test_libnbd_reads_what_it_wrote_at_any_offset(lent: bool) -> None:
-    """What it is told about is never called zero where there is content, also within a page."""
+    """No range is called zero where there is content, also within a page."""
     async with exported(lent) as (bench, _, _):
         if shutil.which("nbdsh") is None:
             pytest.skip("nbdsh is not installed: apt-get install libnbd-bin python3-libnbd")
@@ -132,7 +132,7 @@ async def test_nbdinfo_maps_what_is_allocated() -> None:
 
 
 async def test_nbdcopy_skips_what_is_not_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for 256 KiB at least, so the volume is larger than in other tests."""
+    """The program asks for 256 KiB at least, so the volume is larger than in other tests."""
     size = 4 << 20
     monkeypatch.setattr("tests.plugins.memory.ports.SHAPE", SHAPE._replace(size_bytes=size))
     async with exported(lent=False) as (bench, volume, _):

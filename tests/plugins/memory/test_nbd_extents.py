@@ -1,4 +1,4 @@
-"""What a volume tells a client of the block device about what is allocated (`base:allocation`)."""
+"""The answers of a volume to a client of the block device about allocated ranges (`base:allocation`)."""
 
 import random
 import struct
@@ -34,7 +34,7 @@ def queries(*wanted: str, export: str = "") -> bytes:
 
 
 async def agreed(bench: Bench, export: bytes = b"", context: str = ALLOCATION) -> Client:
-    """A client with structured replies that may ask what is allocated."""
+    """Connect a client with structured replies that may ask which ranges are allocated."""
     client = await connected(bench, go=False)
     await client.greet()
     await client.option(NbdOption.STRUCTURED_REPLY)
@@ -44,14 +44,14 @@ async def agreed(bench: Bench, export: bytes = b"", context: str = ALLOCATION) -
 
 
 async def chunk(client: Client) -> tuple[int, bytes]:
-    """Kind and body of the only chunk of an answer."""
+    """The kind and the body of the only chunk of an answer."""
     magic, flags, kind, cookie, length = struct.unpack(">IHHQI", await client.take(20))
     assert (magic, flags, cookie) == (0x668E33EF, 1, client.cookie)
     return kind, await client.take(length)
 
 
 async def done(client: Client, command: int, offset: int, length: int, data: bytes = b"", flags: int = 0) -> int:
-    """The error, 0 for none."""
+    """The error of an answer, 0 for none."""
     await client.send(command, offset, length, data, flags)
     kind, body = await chunk(client)
     return int.from_bytes(body[:4], "big") if kind == 32769 else 0

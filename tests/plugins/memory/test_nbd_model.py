@@ -14,18 +14,18 @@ from tests.plugins.memory.test_nbd_extents import EMPTY, STATUS, agreed, chunk, 
 
 READ, WRITE, TRIM, ZEROES = NbdCommand.READ, NbdCommand.WRITE, NbdCommand.TRIM, NbdCommand.WRITE_ZEROES
 DATA, HOLE = 1, 2
-"""Kinds of an answer to a read."""
+"""The kinds of an answer to a read."""
 
 
 class Model:
-    """What the device holds: its bytes, and which pages take room."""
+    """The content of the device: its bytes, and which pages take room."""
 
     def __init__(self) -> None:
         self.content, self.room = bytearray(SIZE), [False] * SHAPE.pages
 
     def change(self, command: NbdCommand, start: int, end: int, flags: int, data: bytes) -> None:
         inner, inner_end = -(-start // PAGE), end // PAGE
-        """Pages that are covered in full."""
+        """The pages that are covered in full."""
         if command is TRIM:
             if inner < inner_end:
                 self.content[inner * PAGE : inner_end * PAGE] = bytes((inner_end - inner) * PAGE)
@@ -38,7 +38,7 @@ class Model:
 
 
 async def zeros_told(client: Client, start: int, end: int, flags: int = 0) -> list[bool]:
-    """For each byte: is it said to be zero, and to take no room? At least one of them is told about."""
+    """Whether each byte is said to be zero, and to take no room. At least one of them is told about."""
     told = await extents(client, start, end - start, flags)
     assert told and all(length > 0 and state in (0, EMPTY) for length, state in told)
     assert all(one[1] != two[1] for one, two in pairwise(told)), "runs are cut needlessly"

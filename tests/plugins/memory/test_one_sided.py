@@ -68,7 +68,7 @@ class OneSidedBench:
         return self.bench.asked()
 
     async def open(self, index: int = 0) -> None:
-        """The slab is mapped, and all that it had is there."""
+        """Wait until the slab is mapped, and all that it had is there."""
         await placed(self.volume, self.bench.register(index))
         await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.index == index for told in self.bench.told))
 
@@ -119,7 +119,8 @@ async def test_pages_go_one_sided_sealed_or_not(sealed: bool) -> None:
 
 
 async def test_what_is_not_durable_is_overwritten_by_the_lenders_process_alone() -> None:
-    """It does so whole or not at all; a WRITE that stops half way would leave the acknowledged page nowhere."""
+    """The process overwrites a page whole or not at all; a WRITE that stops half way would leave the acknowledged page
+    nowhere."""
     async with a_one_sided_bench() as each:
         await each.open()
         asked = each.asked()
@@ -135,7 +136,7 @@ async def test_what_is_not_durable_is_overwritten_by_the_lenders_process_alone()
 
 
 async def test_a_page_written_before_it_was_mapped_is_durable_first_too() -> None:
-    """What came up in the background is at the lender, and may be in the ring alone."""
+    """A page that was copied in the background is at the lender, and may be in the ring alone."""
     async with a_one_sided_bench() as each:
         await write(each.volume, 3, 7)
         await each.open()
@@ -150,7 +151,7 @@ async def test_a_page_written_before_it_was_mapped_is_durable_first_too() -> Non
 
 
 async def test_a_write_that_stops_half_way_leaves_a_page_that_nobody_wrote() -> None:
-    """Whoever asks after a crash is not told of a page that is half there."""
+    """A client that asks after a crash is not told of a page that is half there."""
     async with a_one_sided_bench() as each:
         await each.open()
         await write(each.volume, 3, 7)
@@ -222,7 +223,7 @@ async def test_memory_is_given_back_once_its_borrower_has_nothing_under_way(monk
 
 
 async def test_an_agent_hears_that_a_slab_is_free_when_no_device_reaches_it() -> None:
-    """Until then its memory is locked, and nobody else's."""
+    """Until then the slab's memory is locked, and nobody else's."""
     network = StandInNetwork()
     async with a_bench(StandInVerbs(network)) as bench:
         config = SlabdConfig(bind="127.0.0.1:0", secret=b"c", lend_bytes=1 << 20)
@@ -263,7 +264,7 @@ async def test_what_a_lender_held_when_its_link_was_opened_again_is_durable_firs
 
 
 async def test_what_a_dead_process_left_on_its_way_cannot_land_one_sided() -> None:
-    """Its successor asked what is there, and would never know."""
+    """The successor of that process asked which pages are there, and would never know of one that came later."""
     async with a_one_sided_bench() as each:
         place = each.bench.register(0)
         links = borrowers_links(each.bench.env, always=True)
@@ -314,7 +315,7 @@ async def test_a_failed_queue_pair_costs_its_link_and_no_page() -> None:
 
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_again() -> None:
-    """A peer that says nothing, neither over its queue pair nor over its connections: no page is lost, and the pages of
+    """The peer says nothing, neither over its queue pair nor over its connections: no page is lost, and the pages of
     the next link go one-sided from the first on."""
     async with a_one_sided_bench(deadline_s=0.05) as each:
         await each.open()
@@ -333,7 +334,7 @@ async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_agai
 
 
 async def failed_twice(each: OneSidedBench) -> None:
-    """Its queue pair, and the one that was made at once after that. The link is open again."""
+    """Let a queue pair fail, and the one that was made at once after that. The link is open again."""
     await each.open()
     for failed in (1, 2):
         await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
@@ -381,7 +382,7 @@ async def test_a_port_that_went_down_is_used_once_it_is_up(monkeypatch: pytest.M
 
 
 async def test_a_network_that_is_reached_after_a_while_is_used_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all slabs of the link, after as many tries as it takes."""
+    """All slabs of the link use it, after as many tries as it takes."""
     monkeypatch.setattr(volume_verbs, "AGAIN_S", 0.05)
     async with a_one_sided_bench() as each:
         lender = each.bench.server.verbs
@@ -420,7 +421,7 @@ async def test_without_a_device_at_the_lender_it_says_so_and_pages_go_over_tcp()
 
 
 async def test_a_lender_of_before_is_used_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the connection that asks for what it does not know, and no other."""
+    """Such a lender ends the connection that asks for what it does not know, and no other."""
 
     def unknown(session: SlabSession, asked: object) -> None:
         raise WireError("no operation here has the number 8")
@@ -446,7 +447,7 @@ async def test_memory_that_may_not_be_locked_leaves_that_slab_to_tcp() -> None:
 
 
 async def test_a_network_that_the_device_does_not_reach_leaves_all_to_tcp() -> None:
-    """It shows with the first READ, before a page depends on it."""
+    """The first READ shows it, before a page depends on it."""
     async with a_one_sided_bench() as each:
         each.network.unreachable = True
         links = borrowers_links(each.bench.env, 0.1)
@@ -476,7 +477,7 @@ async def test_a_read_that_a_write_overtakes_is_not_answered_with_what_it_got() 
 
 
 async def test_what_is_about_a_page_being_written_waits_for_that_write() -> None:
-    """The second goes over TCP, which has no order with the first, and must not come before it."""
+    """The second request goes over TCP, which has no order with the first, and must not come before it."""
     async with a_one_sided_bench() as each:
         await each.open()
         asked = each.asked()

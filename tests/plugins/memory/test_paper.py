@@ -32,7 +32,7 @@ HOSTS = [HostId(f"h{n}") for n in range(32)]
 
 
 def placed(rng: random.Random, slabs: int, choices: int) -> list[int]:
-    """Slabs per host after placing so many one by one, always on the freest of `choices` hosts."""
+    """Slabs per host after so many were placed one by one, always on the freest of `choices` hosts."""
     free = dict.fromkeys(HOSTS, 1000)
     for _ in range(slabs):
         asked = placement.hosts_to_ask(HOSTS, [], rng, choices)
@@ -43,13 +43,13 @@ def placed(rng: random.Random, slabs: int, choices: int) -> list[int]:
 
 
 def test_there_are_eight_control_messages() -> None:
-    """Four for placement, four for eviction. Reference: §2.6.1"""
+    """Four messages are for placement, four for eviction. Reference: §2.6.1"""
     eight = (QueryMem, FreeMem, Map, MrInfo, CheckActivity, Activity, Evict, Done)
     assert [kind.__struct_config__.tag for kind in eight] == [kind.__name__ for kind in eight]
 
 
 def test_activity_is_a_moving_average_of_page_requests_that_starts_at_zero() -> None:
-    """alpha = 0.2 over periods of one second. Reference: §2.4.1"""
+    """The weight alpha is 0.2, over periods of one second. Reference: §2.4.1"""
     rate = 0.0
     for _ in range(30):
         rate = placement.activity(rate, 100)
@@ -70,7 +70,7 @@ def test_a_slab_is_bound_late_and_stays_unmapped_while_it_is_not_hot() -> None:
 
 
 def test_two_choices_balance_memory_far_better_than_one() -> None:
-    """The freer of two random hosts, without coordination. Reference: §2.4.2"""
+    """The freer of two random hosts is taken, without coordination. Reference: §2.4.2"""
     rng = random.Random(7)
     one = statistics.mean(max(placed(rng, 32 * 16, 1)) for _ in range(10))
     two = statistics.mean(max(placed(rng, 32 * 16, 2)) for _ in range(10))
@@ -116,12 +116,12 @@ def test_the_loss_of_one_lender_touches_its_slabs_only() -> None:
 
 
 def test_headroom_is_an_eighth_of_the_machine() -> None:
-    """8 GB of 64 GB. Reference: §2.5.1"""
+    """Headroom is 8 GB of 64 GB. Reference: §2.5.1"""
     assert MemorySettings().headroom_kept == Headroom(fraction=0.125)
 
 
 def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs() -> None:
-    """With a share p_b of busy slabs, E + E' asked for E to evict. Reference: §2.5.2, Figure 2.7"""
+    """With a share p_b of busy slabs, E + E' are asked for E to evict. Reference: §2.5.2, Figure 2.7"""
     rng, evict, busy_share = random.Random(5), 10, 0.4
 
     def chance(extra: int) -> float:
@@ -135,7 +135,7 @@ def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs()
         return light / 400
 
     def expected(extra: int) -> float:
-        """At least E of E + E' are light."""
+        """The chance that at least E of E + E' are light."""
         n = evict + extra
         return sum(math.comb(n, i) * (1 - busy_share) ** i * busy_share ** (n - i) for i in range(evict, n + 1))
 
@@ -145,7 +145,7 @@ def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs()
 
 
 def test_a_slab_is_released_only_after_done() -> None:
-    """EVICT, then DONE, then the memory. Reference: §2.5.2"""
+    """First comes EVICT, then DONE, then the memory is released. Reference: §2.5.2"""
     with a_rack(2) as rack:
         rack.attach("h1", "data", "64 KiB")
         keep_hot(rack, "h1", "data", slabs=1)

@@ -24,7 +24,7 @@ NONE = Strategy("no remote memory", choices=0)
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[Outcome]]:
-    """The paper's rack twice over, without remote memory, as published, ours, and two that ask by lot."""
+    """Outcomes of the paper's rack: without remote memory, as published, with ours, and with two that ask by lot."""
     ways = (NONE, published(), ours("covey", SLAB), by_lot("power of two", SLAB, 2), by_lot("random", SLAB, 1))
     found: dict[str, list[Outcome]] = {way.label: [] for way in ways}
     for seed in range(1, 1 + SETTING.runs):
@@ -43,7 +43,7 @@ def spread(outcomes: list[Outcome]) -> float:
 
 
 def test_the_mix_of_containers_is_half_full_a_third_three_quarters_the_rest_half() -> None:
-    """90 containers, equally many of each application, placed at random. Reference: §2.7.5"""
+    """There are 90 containers, equally many of each application, placed at random. Reference: §2.7.5"""
     held = memory_workload.containers_by_seed(32, 90, 64 * GIB, random.Random(1))
     shares = [round(one.limit_bytes / one.working_set_bytes, 2) for one in held]
     assert [shares.count(share) for share in (1.0, 0.75, 0.5)] == [45, 27, 18]
@@ -53,21 +53,21 @@ def test_the_mix_of_containers_is_half_full_a_third_three_quarters_the_rest_half
 
 
 def test_without_remote_memory_two_fifths_are_used_and_very_unevenly(runs: dict[str, list[Outcome]]) -> None:
-    """40.8 % in use, maximum over median 2.36, over minimum 22.5. Reference: §2.7.5.1"""
+    """The thesis has 40.8 % in use, maximum over median 2.36, over minimum 22.5. Reference: §2.7.5.1"""
     assert mean(runs["no remote memory"], "utilization") == pytest.approx(0.408, abs=0.02)
     assert mean(runs["no remote memory"], "max_to_median") == pytest.approx(2.36, abs=0.3)
     assert 10 < mean(runs["no remote memory"], "max_to_min") < 35
 
 
 def test_remote_memory_as_published_uses_three_fifths(runs: dict[str, list[Outcome]]) -> None:
-    """60 % in use (fitted), max/median 1.6 and max/min 2.7 (not fitted). Reference: §2.7.5.1"""
+    """The thesis has 60 % in use (fitted), max/median 1.6 and max/min 2.7 (not fitted). Reference: §2.7.5.1"""
     assert mean(runs["as published"], "utilization") == pytest.approx(0.60, abs=0.01)
     assert mean(runs["as published"], "max_to_median") == pytest.approx(1.6, abs=0.15)
     assert mean(runs["as published"], "max_to_min") == pytest.approx(2.7, abs=0.8)
 
 
 def test_utilisation_rises_by_two_fifths_and_evenness_with_it(runs: dict[str, list[Outcome]]) -> None:
-    """1.47 times there. Reference: §2.7.5.1"""
+    """Utilisation rises by 1.47 times in the thesis. Reference: §2.7.5.1"""
     before, after = runs["no remote memory"], runs["covey"]
     assert mean(after, "utilization") > 1.38 * mean(before, "utilization")
     assert mean(after, "max_to_median") < 0.8 * mean(before, "max_to_median")
@@ -88,7 +88,7 @@ def test_of_the_memory_taken_nearly_all_holds_pages_and_as_published_five_sixths
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_with_all_six_applications_of_the_workloads_it_is_more_than_three_fifths(seed: int) -> None:
-    """Spark too, which the text does not exclude. Reference: §2.7.3, §2.7.5"""
+    """Spark runs too, which the text does not exclude. Reference: §2.7.3, §2.7.5"""
     setting = replace(SETTING, apps=(*memory_workload.APPS, memory_workload.SPARK))
     outcome = setting.outcome(ours("covey", SLAB), setting.load(seed), seed)
     assert outcome.utilization > 0.6
@@ -104,14 +104,15 @@ def test_two_choices_even_out_better_than_one_and_fewer_slabs_are_evicted(runs: 
 
 
 def test_gossip_that_picks_two_of_six_evens_out_further_for_the_same_messages(runs: dict[str, list[Outcome]]) -> None:
-    """Ours, on top of the power of two choices. Reference: §2.4.2"""
+    """The rule is ours, on top of the power of two choices. Reference: §2.4.2"""
     assert spread(runs["covey"]) < 0.85 * spread(runs["power of two"])
     asked, mapped = (sum(each.counts[of] for each in runs["covey"]) for of in ("asked", "mapped"))
     assert asked <= 2.01 * mapped
 
 
 def test_a_slab_that_moves_or_is_filled_spares_the_disk(runs: dict[str, list[Outcome]]) -> None:
-    """Published: pages reach a lender by later page-outs only, and an evicted slab starts empty. Reference: §2.4.1"""
+    """In the published design pages reach a lender by later page-outs only, and an evicted slab starts empty.
+    Reference: §2.4.1"""
     assert mean(runs["as published"], "disk_share") > 0.1
     assert mean(runs["covey"], "disk_share") < 0.01
     moved, hot = (sum(each.counts[of] for each in runs["covey"]) for of in ("moved", "busy_evicted"))
@@ -132,7 +133,7 @@ def test_no_lender_is_left_short_of_memory_and_none_dips_into_its_headroom_for_l
 
 
 def test_a_rack_holds_a_third_more_containers_before_paging_reaches_the_disk() -> None:
-    """Beyond the paper: 120 containers where it had 90. Reference: §2.7.5"""
+    """The test goes beyond the paper: 120 containers where it had 90. Reference: §2.7.5"""
     crowded = replace(SETTING, containers=120)
     outcome = crowded.outcome(ours("covey", SLAB), crowded.load(1), 1)
     assert outcome.utilization > 0.75
@@ -141,7 +142,7 @@ def test_a_rack_holds_a_third_more_containers_before_paging_reaches_the_disk() -
 
 
 def test_batch_eviction_finds_idle_slabs_as_often_as_the_formula_says() -> None:
-    """E = 10, E' = 0, 5 and 10, over the share of busy slabs. Reference: §2.5.2, Figure 2.7"""
+    """The cases are E = 10, E' = 0, 5 and 10, over the share of busy slabs. Reference: §2.5.2, Figure 2.7"""
     report = batch_eviction(10, 500, 400, 3, lambda share, text: None)
     assert report.data["difference"] < 0.09, "three and a half deviations of 400 trials"
     at = {(point["busy_share"], point["extra"]): point["formula"] for point in report.data["points"]}
@@ -149,7 +150,7 @@ def test_batch_eviction_finds_idle_slabs_as_often_as_the_formula_says() -> None:
 
 
 def test_communication_is_bounded_by_twice_what_must_go() -> None:
-    """E' <= E. Reference: §2.5.2"""
+    """E' <= E: at most as many more are asked about. Reference: §2.5.2"""
     rng = random.Random(2)
     for evict in (1, 3, 10):
         sizes = dict.fromkeys(range(100), SLAB)
@@ -159,7 +160,8 @@ def test_communication_is_bounded_by_twice_what_must_go() -> None:
 
 @pytest.mark.parametrize("age_s", [0.0, 10.0])
 def test_asking_two_does_not_herd_on_old_views_and_the_best_of_the_view_does(age_s: float) -> None:
-    """Decentralised, and yet current: whoever is asked answers with what is true now. Reference: §2.4.2"""
+    """Placement is decentralised, and yet current: a host that is asked answers with what is true now. Reference:
+    §2.4.2"""
     two, hint, best = (herd(way, 300, age_s, 4) for way in ("power of two", "covey", "best of view"))
     assert two.burst_max <= 6
     assert hint.burst_max <= 8

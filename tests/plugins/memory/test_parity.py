@@ -1,4 +1,4 @@
-"""What a slot says, who has a row when, and volumes with parity on a simulated rack."""
+"""The content of a slot, the moments at which a row is in use, and volumes with parity on a simulated rack."""
 
 import asyncio
 
@@ -83,7 +83,7 @@ class Row:
 
     def __init__(self) -> None:
         self.pages: list[tuple[int, int] | None] = [(0, 0), (0, 0)]
-        """Version and content; None: no member."""
+        """The version and content of each page; None: no member."""
         self.slot = (0, 0)
         self.now = [0, 0]
         self.version = 0
@@ -97,7 +97,7 @@ class Row:
         return self.slot[1] if is_copy else self.slot[1] ^ (self.pages[1 - column] or (0, 0))[1]
 
     def steps(self, column: int, value: int) -> list[str]:
-        """Of a write: what is done, in order."""
+        """The steps of a write, in order."""
         return ["page", "slot"] if None not in self.pages else ["slot", "page"]
 
     def do(self, step: str, column: int, value: int) -> None:

@@ -22,7 +22,7 @@ GIVEN_UP_S = 0.5
 
 @pytest.fixture(autouse=True)
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that is silent after a crash."""
+    """Let a member that is silent after a crash be given up soon."""
     monkeypatch.setattr(member_lenders, "REOPEN_S", GIVEN_UP_S)
 
 
@@ -116,7 +116,7 @@ async def test_a_crash_while_a_member_is_missing_costs_nothing(step: str, monkey
 
 
 async def dies_in_a_row(made: Striped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Page 1 is at its member and the parity of its row is not: 1, 5, 3, 4 are there."""
+    """Let the process die when page 1 is at its member and the parity of its row is not: 1, 5, 3, 4 are there."""
     await made.write(0, 1, 2, 3, 4)
     replaces_a_method()
     monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
@@ -152,8 +152,9 @@ async def test_the_write_hole_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_member_that_is_cut_off_is_waited_for_when_it_alone_has_a_page(
     monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    """The process dies while a row is written, and one more member cannot be reached when the next one begins. Four
-    seconds later it was given up, and the page that it alone had was lost; its host came back a second after that."""
+    """The process dies while a row is written, and one more member cannot be reached when the next process begins. Once
+    that member was given up four seconds later, and the page that it alone had was lost; its host came back a second
+    after that."""
     monkeypatch.setattr(member_lenders, "TORN_S", 30.0 if comes_back else 2.0)
     monkeypatch.setattr(member_lenders, "UNSURE_S", 0.3)
     ask, asked_s = member_lenders.MemberLenders._ask, list[float]()
@@ -313,7 +314,7 @@ async def test_a_member_does_not_leave_while_a_row_has_a_copy_in_place_of_its_pa
 
 
 async def test_what_is_lost_with_a_second_member_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one dies while the slots are copies yet: the page that no slot gives is lost, and no other."""
+    """The second member dies while the slots are copies yet: the page that no slot gives is lost, and no other."""
     monkeypatch.setattr(member_lenders, "REOPEN_S", 0.2)
     async with striped() as made:
         await made.write(0, 1, 2, 3, 4)
@@ -364,8 +365,8 @@ async def test_a_read_does_not_wait_for_a_member_that_is_late() -> None:
 async def test_a_page_that_is_written_while_it_is_read_makes_no_liar_of_its_lender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A read without a lock was compared with the version that the page got meanwhile: its lender, which had answered
-    what it was asked, was called a liar, and every slab that it lends was left."""
+    """Once a read without a lock was compared with the version that the page got meanwhile: its lender, which had
+    answered the request rightly, was called a liar, and every slab that it lends was left."""
     monkeypatch.setattr(mirroring, "hedge_after_s", lambda pace_s: 60.0)
     async with striped() as made:
         await made.write(0, 1, 2)

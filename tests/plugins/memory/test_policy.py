@@ -134,7 +134,7 @@ def test_headroom_is_a_size_or_a_share() -> None:
 
 
 def test_memory_in_use_starts_at_the_first_measurement_and_is_smoothed_after() -> None:
-    """EWMA, beta 0.2; the start is ours. Reference: §2.5.1."""
+    """The average is an EWMA with beta 0.2; its start is ours. Reference: §2.5.1."""
     assert lending.memory_used(None, 100.0) == 100.0
     assert lending.memory_used(100.0, 200.0) == pytest.approx(120.0)
 

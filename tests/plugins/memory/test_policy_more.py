@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.policy import copying, headroom, lending, placement, spilling
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
@@ -56,7 +56,7 @@ def test_no_slab_is_hot_and_cold_at_once(rate: float, hot: float, share: float) 
 
 
 def grouped(size: int, candidates: list[HostId], rack_of: dict[HostId, str], rng: random.Random) -> list[HostId]:
-    """One member after another, each asked for and chosen as any slab is."""
+    """Place one member after another, each asked for and chosen as any slab is."""
     group: list[HostId] = []
     for _ in range(size):
         asked = placement.hosts_to_ask(placement.hosts_apart(candidates, group, rack_of), [], rng)
@@ -130,7 +130,7 @@ def test_with_two_drawn_by_view_the_same_two_are_asked_as_by_lot(free: dict[Host
 
 @given(candidates=st.lists(st.sampled_from(H)), holding=hosts, seed=st.integers(0, 1 << 30), count=st.integers(0, 30))
 def test_the_fast_draw_is_the_plain_one(candidates: list[HostId], holding: list[HostId], seed: int, count: int) -> None:
-    """The plain one: two sorted sets, as the paper says it."""
+    """The plain draw uses two sorted sets, as the paper says it."""
     rng = random.Random(seed)
     fresh, known = sorted(set(candidates) - set(holding)), sorted(set(candidates) & set(holding))
     first = rng.sample(fresh, min(count, len(fresh)))
@@ -164,7 +164,7 @@ def test_the_order_in_which_hosts_are_known_changes_nothing(
 
 @given(seed=st.integers(0, 1 << 30), shift=st.integers(1, 23), holding=st.integers(0, 12))
 def test_equal_hosts_that_change_names_change_only_names(seed: int, shift: int, holding: int) -> None:
-    """Who is asked is decided by place among the sorted names, never by a name itself."""
+    """The hosts asked are decided by place among the sorted names, never by a name itself."""
     other = [HostId(f"x{host}") for host in H]
     one = placement.hosts_to_ask(H, H[:holding], random.Random(seed))
     two = placement.hosts_to_ask(other, other[:holding], random.Random(seed))
@@ -266,7 +266,8 @@ def test_headroom_may_be_a_size_or_a_share_in_the_settings() -> None:
 
 @pytest.mark.parametrize("page", ["512 B", "1 KiB", "4 KiB", "64 KiB"])
 def test_no_volume_is_larger_than_its_log_can_become(page: str) -> None:
-    """Written again and again it takes 1.5 times its size, and segments are told apart by twice their length."""
+    """A log that is written again and again takes 1.5 times the volume's size, and segments are told apart by twice
+    their length."""
     settings = MemorySettings(page=page, slab="1 GiB")
     pages = settings.volume_max_bytes // settings.page_bytes
     length = spilling.segment_blocks(settings.volume_max_bytes, settings.page_bytes)

@@ -1,4 +1,4 @@
-"""Which chunks of an array come before they are touched, and which go: decisions on traces of accesses."""
+"""The chunks of an array that come before they are touched, and those that go: decisions on traces of accesses."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -97,8 +97,8 @@ def test_room_is_made_before_there_is_none(budget: int, held: int, leaving: int)
 
 
 class Played:
-    """Performs what the machine asks for: fetches and writes take `delay` accesses. It keeps what the volume and the
-    array's memory hold as version numbers, so a lost write shows."""
+    """A player of what the machine asks for: fetches and writes take `delay` accesses. It keeps the contents of the
+    volume and of the array's memory as version numbers, so a lost write shows."""
 
     def __init__(self, chunks: int, budget: int, staging: int = 16, delay: int = 3) -> None:
         self.machine = Paging(chunks, budget, staging)
@@ -163,7 +163,7 @@ class Played:
             self.tell(event)
 
     def touch(self, chunk: int, write: bool = False) -> bool | None:
-        """Whether it had been fetched ahead; None when it was no fault."""
+        """Whether the chunk had been fetched ahead; None when it was no fault."""
         self.pass_time()
         if chunk in self.memory and (not write or chunk in self.writable):
             return None
@@ -198,7 +198,7 @@ def a_stream(
 @pytest.mark.parametrize("stride", [1, 3, -2])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_with_30_percent_random_accesses_hits_at_least_80_percent(stride: int, seed: int) -> None:
-    """Of the accesses of the stream; the random ones cannot be foreseen. And what is fetched ahead is of use.
+    """Only accesses of the stream count; the random ones cannot be foreseen. Most chunks fetched ahead are of use.
     Reference: Leap, ATC'20, section 3.2.
     """
     chunks = 2000

@@ -1,4 +1,5 @@
-"""Budgets over the whole rack: what lenders tell, who is refused and why, what is taken back, and who is believed."""
+"""Budgets over the whole rack: what lenders tell, which volumes are refused and why, what is taken back, and which
+hosts are believed."""
 
 import random
 from collections import Counter
@@ -16,7 +17,7 @@ from covey.core.errors import Refused
 from covey.core.events import Heard, LogEvent
 from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from covey.wire.job import Attach
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer
@@ -57,7 +58,7 @@ MEMORY = MemoryNow(64 * GIB, 60 * GIB, 0.0)
 
 
 def peer(host: HostId, free: int | None = 9, state: str = "alive", **lent: int) -> LenderPeer:
-    """One that lends so many MiB to each tenant; `old`: it does not tell."""
+    """A host that lends so many MiB to each tenant; `old`: it does not tell."""
     told_ = None if "old" in lent else {BudgetAccount("tenant", who).number: size * MIB for who, size in lent.items()}
     return LenderPeer(host, state, free, lent=told_)  # type: ignore[arg-type]
 
@@ -81,7 +82,7 @@ class LenderTale:
         return self.machine.handle(LenderTick(MEMORY, 0), self.now_s)
 
     def map(self, index: int, tenant: str = "ann", borrower: HostId = H1, **more: Any) -> str:
-        """Why not; empty: it is lent."""
+        """Ask for a slab; return why it is not mapped, or an empty text when it is lent."""
         asked = Map("v", index, 1, more.pop("slab_bytes", MIB), more.pop("page_bytes", 4096), tenant=tenant, **more)
         for _, message in sent(self.machine.handle(Heard(borrower, asked), self.now_s), MrInfo):
             return str(message.refused)
@@ -261,7 +262,7 @@ def test_lenders_take_back_what_is_over_and_no_more(held: list[int], budget: int
 
 
 def over(tale: LenderTale, seconds: float) -> list[Any]:
-    """What it does in so many seconds."""
+    """Let so many seconds pass; return the lender's actions."""
     return [action for _ in range(round(seconds)) for action in tale.second()]
 
 
@@ -357,7 +358,7 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
 
 
 def test_a_volume_that_was_opened_before_its_job_was_known_counts_once_it_is() -> None:
-    """Here, at its lender, and after a restart of the agent, to whom nobody says it again."""
+    """The volume counts here, at its lender, and after a restart of the agent, which is not told of the job again."""
     with a_rack(2) as rack:
         job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=list[Any]().append))
         rack.do("h1", partial(rack.agents["h1"].frame, job, Attach("early", 128 << 10)))
@@ -417,7 +418,7 @@ class BorrowerTale:
         return self.tell(b.BorrowerTick({"v": [rate] * self.slabs}, self.peers))
 
     def granted(self, actions: Sequence[Any]) -> list[tuple[HostId, Map]]:
-        """Every question is answered with room; who is asked for a slab."""
+        """Answer every question with room; return the host that is asked for a slab."""
         found: list[tuple[HostId, Map]] = []
         for host, query in sent(actions, QueryMem):
             found += sent(self.tell(Heard(host, FreeMem("v", query.index, query.epoch, 3))), Map)

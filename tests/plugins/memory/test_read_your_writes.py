@@ -1,5 +1,4 @@
-"""What was acknowledged is what is read, whatever dies: one fault after another against a shadow copy, by seed.
-
+"""Every acknowledged write is what is read, whatever dies: one fault after another against a shadow copy, by seed.
 Each fault strikes right after a write was acknowledged, with the disk far behind. They come one at a time, with
 a pause in which the plugin recovers: promised is that no *single* failure loses a byte. The volume's process is
 killed, the lender's slab process killed, a lender without power, any agent killed, a lender short of memory, a lender
@@ -32,7 +31,7 @@ class Shadow:
         self.checked = 0
         self.stop = False
         self.trap: Callable[[], None] | None = None
-        """Sprung right after the next write is acknowledged."""
+        """A fault that is sprung right after the next write is acknowledged."""
 
     async def work(self, client: SimClient) -> None:
         while not self.stop:

@@ -35,7 +35,7 @@ def opened(seal: PageSeal, first: int, versions: list[int], data: bytes) -> tupl
 
 @asynccontextmanager
 async def sealed_volume() -> AsyncIterator[tuple[Bench, Volume]]:
-    """Slab 0 at a lender, everything on disk as well."""
+    """Open a volume with slab 0 at a lender and everything on disk as well."""
     async with a_bench() as bench:
         bench.sealed = True
         volume = await bench.volume()
@@ -78,7 +78,7 @@ def test_any_bit_that_is_changed_is_noticed(at: int, flip: int) -> None:
 
 
 def nonces(data: bytes) -> list[bytes]:
-    """Salt and number of each page: the key is derived from the one, the nonce from the other."""
+    """The salt and the number of each page: the key is derived from the one, the nonce from the other."""
     return [data[at + SEALED - 16 : at + SEALED] for at in range(0, len(data), SEALED)]
 
 
@@ -137,7 +137,7 @@ async def test_what_nobody_awaits_is_checked_too() -> None:
 
 
 async def test_a_later_process_reads_what_an_earlier_one_sealed_and_repeats_no_nonce() -> None:
-    """Also when the file that counts its starts was put back from a copy, so that versions are used again."""
+    """This holds even if the file that counts its starts was restored from a copy, so that versions are used again."""
     async with sealed_volume() as (bench, volume):
         copy = await load(bench.disk, "memory/volumes/data/volume", record_decoder)
         assert copy is not None and len(copy.key) == KEY_BYTES
@@ -155,7 +155,7 @@ async def test_a_later_process_reads_what_an_earlier_one_sealed_and_repeats_no_n
 
 
 async def test_after_a_crash_a_page_that_a_lender_made_up_is_not_taken() -> None:
-    """It says that it holds a newer version, of zeros or of another page's content: what this host has counts."""
+    """The lender says that it holds a newer version, of zeros or of another page's content: this host's copy counts."""
     async with sealed_volume() as (bench, volume):
         await write(volume, 0, 1, 2, 3)
         await volume.flush()

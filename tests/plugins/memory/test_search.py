@@ -1,4 +1,4 @@
-"""A slab looking for a place: who is asked, taken and opened, and what comes too late."""
+"""A slab that looks for a place: which hosts are asked, taken and opened, and which messages come too late."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, o
 
 
 class Search(Tale):
-    """Slab 0 turned hot: it `asked` some hosts under `epoch`."""
+    """A search after slab 0 turned hot: it `asked` some hosts under `epoch`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Search(Tale):
         return self.tell(b.SearchOver("v", 0, self.epoch if epoch is None else epoch, step))
 
     def taken(self) -> HostId:
-        """The first is taken, the second has less room."""
+        """Let all hosts answer: the first is taken, the second has less room."""
         ((host, _),) = sent(self.offers(self.queries, 9, 5), Map)
         return host
 
@@ -161,7 +161,7 @@ def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again(
 
 
 def test_the_story_names_the_hosts_without_a_slab_of_this_volume() -> None:
-    """They are asked first. Reference: §2.4.2."""
+    """Such hosts are asked first. Reference: §2.4.2."""
     tale = Search()
     assert only(tale.actions, LogEvent).reason.endswith(f"no slab of v: {names(tale.asked)}")
     other = Tale(slabs=2)

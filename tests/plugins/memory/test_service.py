@@ -344,7 +344,7 @@ def test_acknowledged_pages_are_waited_for_while_their_lenders_are_stopped() -> 
 
 
 def test_a_lender_that_is_only_gossiped_gone_is_waited_for() -> None:
-    """Cut off from us it still has the pages."""
+    """A lender that is cut off from us still has the pages."""
     with a_rack(3) as rack:
         killed_with_stopped_lenders(rack)
         reader = rack.client("h1", read_new, "data")
@@ -498,7 +498,7 @@ def test_a_volume_starts_on_a_disk_that_takes_nothing_and_serves_what_it_can(how
 
 
 def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a task of it raises: the process goes on, and the slab is tried again."""
+    """Whatever error a task of the slab raises, the process goes on, and the slab is tried again."""
     with a_rack(3) as rack:
         rack.attach("h1", "data", "128 KiB")
         keep_hot(rack, "h1", "data", slabs=2)

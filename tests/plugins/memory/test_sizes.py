@@ -1,4 +1,4 @@
-"""Many slabs and large volumes: nothing is refused for its length, and what is not used costs nothing."""
+"""Many slabs and large volumes: nothing is refused for its length, and parts that are not used cost nothing."""
 
 import random
 import tracemalloc
@@ -12,7 +12,7 @@ from chaos.world.clock import SimLoopStalls
 from covey.core.events import Heard, Send
 from covey.core.ids import HostId
 from covey.core.units import MIB, TIB
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from covey.wire import frames
 from plugins.memory.datapath.doors.exports import Exports
 from plugins.memory.datapath.doors.swap_door import SwapDoor
@@ -40,7 +40,7 @@ _messages: msgspec.msgpack.Decoder[Messages] = msgspec.msgpack.Decoder(Messages)
 
 
 def heard(message: msgspec.Struct) -> Any:
-    """As the other host decodes it; msgspec.ValidationError when it refuses."""
+    """The message as the other host decodes it; msgspec.ValidationError when it refuses."""
     return _messages.decode(msgspec.msgpack.encode(message))
 
 
@@ -75,7 +75,7 @@ def test_a_lender_asks_a_borrower_of_more_slabs_than_one_message_holds_in_severa
 
 
 def framed(answer: msgspec.Struct) -> Any:
-    """As it comes out at the other end; ValueError when it is too long for a frame."""
+    """The answer as the other end reads it; ValueError when it is too long for a frame."""
     return control.answer_decoder.decode(frames.pack(answer)[4:])
 
 

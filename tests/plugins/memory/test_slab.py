@@ -1,4 +1,4 @@
-"""What a borrower remembers of one slab and of one volume, and which of its states may follow which."""
+"""The facts that a borrower remembers of one slab and of one volume, and which of its states may follow which."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def test_the_story_of_a_search_says_what_each_offered_and_who_was_silent() -> No
 
 
 def test_hosts_that_hold_a_slab_or_are_asked_for_it_count_as_holding() -> None:
-    """Slabs that turn hot together spread. Reference: §2.4.2."""
+    """Slabs that turn hot together are spread. Reference: §2.4.2."""
     assert BorrowedSlab("v", 0).hosts() == []
     assert held(place(A), place(B, 2)).hosts() == [A, B]
     assert searching(held(place(A)), B, C).hosts() == [A, B, C]
@@ -131,7 +131,7 @@ def phase(tale: Tale) -> type:
 
 
 def test_a_place_found_while_others_are_asked_is_used_and_the_search_goes_on() -> None:
-    """It was closed, and the answer of the process is older than that."""
+    """The place was closed, and the answer of the process is older than that."""
     tale = Tale()
     (first, query), *_ = asked(tale)
     assert found(tale, place(OTHERS[3], 5)) == ["found again"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.ports.memory.pages import MemfdPages, MemfdRing
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.wire.control import RegisterSlabFrame
 from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages
@@ -29,7 +29,7 @@ def a_store() -> SlabStore:
 
 
 def again(slab: SlabPages) -> SharedRing:
-    """As another process opens it."""
+    """Open the slab's memory as another process does."""
     return MemfdPages().open_ring(slab.shared.name, slab.size, sparse=True)
 
 
@@ -41,7 +41,7 @@ def content(version: int) -> bytes:
 
 
 def writes_for_ever(slab: HostedSlab, seed: int) -> None:
-    """Each page gets one version after the other, one at a time and in runs, each with its own content."""
+    """Write to each page one version after the other, one at a time and in runs, each with its own content."""
     rng = random.Random(seed)
     for version in range(1, 1 << 40):
         page = rng.randrange(PAGES - 2)
@@ -139,7 +139,7 @@ def test_a_slab_takes_memory_for_what_is_written_and_one_descriptor() -> None:
 
 @contextmanager
 def a_lent_volume(seed: int = 1) -> Iterator[MemoryRack]:
-    """Two slabs of h1, lent by h2 and h3, idle, and held by their keepers."""
+    """Attach two slabs of h1, lent by h2 and h3, idle, and held by their keepers."""
     with a_rack(3, seed) as rack:
         rack.attach("h1", "data", "128 KiB")
         keep_hot(rack, "h1", "data", slabs=2)
@@ -150,7 +150,7 @@ def a_lent_volume(seed: int = 1) -> Iterator[MemoryRack]:
 
 
 def kept(rack: MemoryRack) -> dict[str, int]:
-    """Slabs in the keepers of hosts that have one."""
+    """The slabs in the keepers of hosts that have one."""
     found = {name: host.find("slab-keeper") for name, host in rack.world.hosts.items()}
     return {name: len(keepers[-1].rings) for name, keepers in found.items() if keepers}
 

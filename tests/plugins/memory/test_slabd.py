@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from agent.ports.memory.pages import MemfdPages
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire import handshake, headers
 from covey.wire.handshake import CHALLENGE_BYTES, Challenge
 from covey.wire.headers import Status
@@ -40,12 +40,12 @@ def a_volumes_links(bench: Bench) -> LenderLinks:
 
 
 async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
-    """As another process of the volume."""
+    """Open a link to the place as another process of the volume would."""
     return await a_volumes_links(bench).open(place)
 
 
 def asks(op: SlabOp, page: int, pages: int, size: int = 0, version: int = 0, epoch: int = 1) -> bytes:
-    """A request about slab 0."""
+    """The bytes of a request about slab 0."""
     return slabwire.pack_request(SlabRequest(op, pages, 0, page, size, epoch, 1, version))
 
 
@@ -56,7 +56,7 @@ async def hears(stream: ByteStream) -> slabwire.SlabReply:
 
 
 async def knocked(bench: Bench, place: OpenPlace, nonce: bytes = b"n" * 16) -> tuple[ByteStream, bytes, Challenge]:
-    """A raw connection that has said hello and was challenged; what it said."""
+    """Open a raw connection that has said hello and was challenged; return it and the challenge."""
     stream = await bench.env.bytes.connect(bench.address)
     hello = slabwire.pack_hello(SlabHello("h1", "data", place.index, place.epoch, b"session of tests", nonce))
     await stream.write(hello)
@@ -73,7 +73,7 @@ async def welcome(stream: ByteStream, proof: bytes) -> Status:
 
 
 async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
-    """A raw connection that has proven whose it is."""
+    """Open a raw connection that has proven whose it is."""
     stream, hello, challenge = await knocked(bench, place)
     assert await welcome(stream, handshake.proof_of_client(place.secret, hello, challenge.nonce)) is Status.OK
     return stream
@@ -358,7 +358,8 @@ async def test_a_further_slab_needs_its_own_secret() -> None:
 
 
 async def test_what_an_earlier_process_left_under_way_cannot_land_any_more() -> None:
-    """It was asked what it holds: whatever comes later from before would be there without anybody knowing."""
+    """The lender was asked which pages it holds: a write from before that comes later would be there without anybody
+    knowing."""
     async with a_bench() as bench:
         place = bench.register(0)
         old = await greeted(bench, place)
@@ -386,7 +387,8 @@ async def test_a_slab_that_is_let_go_is_not_served_over_that_connection_any_more
 
 
 async def test_a_slab_given_up_with_requests_under_way_takes_its_link_along() -> None:
-    """Bytes of theirs may be half way in either direction, and whoever asked uses his buffer for something else now."""
+    """Bytes of those requests may be half way in either direction, and the client that asked uses the buffer for
+    something else now."""
     asks_the_lender()
     async with a_bench() as bench:
         links = a_volumes_links(bench)

@@ -29,7 +29,7 @@ async def opened(bench: Bench, life: int, pages: int = PAGES, places: int = PLAC
 
 
 async def die(spill: Spill, writer: bool = True) -> None:
-    """kill -9 of the volume's process; of the writer too, or it brings home what the ring has."""
+    """End the volume's process as by kill -9; end the writer too, or it brings home what the ring has."""
     RUNNING[id(spill)].cancel()
     await asyncio.sleep(0)
     process = spill.writer._process
@@ -42,7 +42,7 @@ async def die(spill: Spill, writer: bool = True) -> None:
 
 
 def put(spill: Spill, version: int, **words: int) -> None:
-    """`p3=7`: page 3 with this word."""
+    """Put pages: `p3=7` is page 3 with word 7."""
     for name, number in words.items():
         page = int(name[1:])
         spill.put(page, 1, version, memoryview(content(page, number)))
@@ -121,7 +121,8 @@ async def damaged(bench: Bench, name: str, at: int, how: bytes = b"rot") -> None
 
 
 async def two_versions(bench: Bench, synced: bool) -> None:
-    """Page 3 in two batches of one process: blocks 0 to 2, and 3 to 5. The first is durable, the second if `synced`."""
+    """Write page 3 in two batches of one process: blocks 0 to 2, and 3 to 5. The first is durable, the second if
+    `synced`."""
     spill = await opened(bench, 1)
     put(spill, 1, p3=1)
     await spill.flush()
@@ -161,7 +162,7 @@ async def test_one_table_of_a_batch_may_be_damaged(block: int) -> None:
 
 
 async def test_a_durable_batch_that_is_gone_is_refused_in_words() -> None:
-    """Nobody knows which pages were in it, so every page might be older than what was promised."""
+    """Nobody knows which pages were in the lost batch, so every page might be older than what was promised."""
     async with a_bench() as bench:
         await two_versions(bench, synced=True)
         for block in (0, 2):
@@ -325,9 +326,9 @@ async def test_what_lives_survives_any_number_of_compactions() -> None:
 def test_deaths_at_any_moment_lose_nothing_that_was_promised(
     seed: int, deaths: list[Death], slow: float, sick: float, drops: bool
 ) -> None:
-    """After any kill everything that is written is there, and after one of the volume's process alone what stood in the
-    ring too, if there was room; after a loss of power, or of what a sync that failed took along, everything that was
-    flushed."""
+    """After any kill every written page is there. After one of the volume's process alone the records in the ring are
+    there too, if there was room. After a loss of power, or of pages that a failed sync took along, everything flushed
+    is there."""
     with World(seed) as world:
         spilled = SpillWorld(world, seed)
         told = spilled.told
@@ -366,7 +367,7 @@ def test_deaths_at_any_moment_lose_nothing_that_was_promised(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_log_takes_little_more_than_what_lives(seed: int) -> None:
-    """Whatever is written again and again: 1.3 times that, and a few segments."""
+    """For pages that are written again and again, the log takes 1.3 times what lives, and a few segments."""
     with World(seed) as world:
         spilled = SpillWorld(world, seed)
         spilled.opened()

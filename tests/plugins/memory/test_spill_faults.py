@@ -107,8 +107,8 @@ class Saturated:
 
 
 def test_without_a_pause_between_writes_the_log_is_synced_and_stays_short() -> None:
-    """A second of writing, or 64 MiB, is the most that a loss of power takes; 1.5 times what lives is the most that the
-    log takes, and the segments in hand."""
+    """A loss of power takes at most a second of writing, or 64 MiB; the log takes at most 1.5 times what lives, and the
+    segments in hand."""
     played = Saturated(8192, 1024, 1)
     played.run(1500)
     batch = 1100 * 4096 * 2
@@ -182,7 +182,7 @@ async def test_a_writer_that_was_reached_stays_though_the_machine_stood_still(mo
 
 
 async def test_a_list_longer_than_a_message_is_saved() -> None:
-    """That of a volume of 1 TiB, written from end to end."""
+    """The list is that of a volume of 1 TiB, written from end to end."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p3=1)
@@ -214,7 +214,7 @@ async def spill_list(bench: Bench) -> Any:
 
 
 async def filled(bench: Bench) -> Spill:
-    """Page 50 was durable in a segment that is compacted by now, and its content has rotted."""
+    """Make a log in which page 50 was durable in a segment that is compacted by now, and its content has rotted."""
     spill = await opened(bench, 1, pages=64)
     put(spill, 1, p50=46)
     await spill.flush()
@@ -316,7 +316,7 @@ async def test_tables_that_cannot_be_read_do_not_stop_compaction() -> None:
 
 
 async def dropped(bench: Bench, spill: Spill, *pages: int) -> None:
-    """A sync fails, and these pages are not what was written any more; nor are they in the ring."""
+    """Let a sync fail, after which these pages are not what was written any more; nor are they in the ring."""
     places = [spill.table.segment_of(spill.table.places[each]) for each in pages]
     sync = bench.disk.sync
 
@@ -334,7 +334,7 @@ async def dropped(bench: Bench, spill: Spill, *pages: int) -> None:
 
 
 async def written_out(bench: Bench, places: int = 16) -> Spill:
-    """Pages 5 and 6 are written and not synced, and the ring has other records by now."""
+    """Write pages 5 and 6 without a sync, and fill the ring with other records."""
     spill = await opened(bench, 1, places=places)
     put(spill, 1, p5=5, p6=6)
     await spill.written(2)
@@ -391,7 +391,7 @@ async def test_what_a_lender_holds_of_it_is_written_anew_by_the_next_flush(monke
 
 
 async def test_a_start_whose_syncs_fail_takes_nothing_torn_for_whole() -> None:
-    """After a loss of power: what the process before had not synced is torn, and the next one's first sync fails."""
+    """Power was lost: what the process before had not synced is torn, and the next one's first sync fails."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p3=1)
@@ -422,7 +422,8 @@ async def test_a_start_whose_syncs_fail_takes_nothing_torn_for_whole() -> None:
 
 
 async def test_copies_that_a_failed_sync_dropped_are_made_again() -> None:
-    """What they are copies of was durable, and is still there: a segment goes only once its copies are durable."""
+    """The pages that they are copies of were durable, and are still there: a segment goes only once its copies are
+    durable."""
     async with a_bench() as bench:
         spill = await opened(bench, 1, pages=64)
         put(spill, 1, p50=46, p51=47)
@@ -458,7 +459,8 @@ async def test_copies_that_a_failed_sync_dropped_are_made_again() -> None:
 
 
 async def test_what_a_process_left_unsynced_is_written_anew_before_a_flush_is_true() -> None:
-    """Its kernel may have failed to sync that, and will not say so again: it reads well until the power is gone."""
+    """The kernel may have failed to sync those records, and will not say so again: they read well until the power is
+    gone."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p3=1)
@@ -473,7 +475,7 @@ async def test_what_a_process_left_unsynced_is_written_anew_before_a_flush_is_tr
 
 
 async def test_the_writer_is_told_to_sync_a_segment_that_is_about_to_go() -> None:
-    """A flush was about what is in it; what is newer stands in the ring alone."""
+    """A flush was about the records in it; newer ones stand in the ring alone."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p3=1)
@@ -504,7 +506,8 @@ async def test_a_file_that_is_no_segment_is_left_alone() -> None:
 async def test_a_new_file_whose_entry_could_not_be_made_durable_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next one finds it, and a sync of it would promise what a loss of power takes: the whole file."""
+    """Otherwise the next process finds it, and a sync of it would promise what a loss of power takes: the whole
+    file."""
     disk, synced = DirectoryDisk(str(tmp_path)), list[str]()
     await disk.replace("v/there", b"1")
 
@@ -548,14 +551,14 @@ async def test_space_comes_back_after_discards_without_another_write() -> None:
 
 
 def rests_for_ever(spill: Spill) -> bool:
-    """Whether nothing is left to do in its log, now and later, unless somebody writes."""
+    """Whether nothing is left to do in the log, now and later, unless a client writes."""
     log, table, now_s = spill.log, spill.table, spill._now_s()
     dues = [log.next(now_s + s, table.live, turn, table.zeros_died) for s in (0.0, 3.0, 60.0) for turn in (0, 1)]
     return all(isinstance(due, RestUntil) for due in dues)
 
 
 async def test_zeros_that_live_are_not_copied_for_ever() -> None:
-    """A volume of which every page was discarded by itself: nothing else lives in its segments."""
+    """Every page of the volume was discarded by itself: nothing else lives in its segments."""
     async with a_bench() as bench:
         pages = 16_384
         spill = await opened(bench, 1, pages, 1024)

@@ -1,4 +1,4 @@
-"""What the spill log's process decides and remembers, without a disk; and its decoders on bytes that are anything."""
+"""Decisions and memory of the spill log's process, without a disk; and its decoders on bytes that are anything."""
 
 import random
 from array import array
@@ -113,7 +113,8 @@ def test_a_segment_goes_only_when_the_copies_are_durable() -> None:
 
 
 def test_a_sync_covers_a_segment_that_is_about_to_go() -> None:
-    """A page in it was flushed; what was written over it since stands in the ring alone, and no flush is about that."""
+    """A page in it was flushed; the record written over it since stands in the ring alone, and no flush is about
+    that."""
     log = a_log()
     segment = filled(log)
     log.has_put(10, 1.0)
@@ -216,7 +217,7 @@ def test_whatever_happens_no_place_of_the_ring_is_used_twice(steps: list[tuple[i
 
 
 def rows_of(*records: tuple[int, int, int, int]) -> Rows:
-    """(version, page, zeros, block)"""
+    """Rows of (version, page, zeros, block)."""
     return np.array([(version, page, zeros, version * 7, block) for version, page, zeros, block in records], ROW)
 
 

@@ -90,7 +90,7 @@ def test_more_room_never_keeps_pages_out(used: int, available: int, elsewhere: i
 
 
 class StandIn:
-    """A helper, and the kernel behind it: what the kernel has is the socket that it was given last."""
+    """A helper, and the kernel behind it: the kernel has the socket that it was given last."""
 
     def __init__(self, bench: Bench) -> None:
         self.path = f"{bench.env.run_dir}/swapd.sock"
@@ -100,7 +100,7 @@ class StandIn:
         self.has_device = self.is_on = False
         self.refuses: dict[type, SwapRefused] = {}
         self.ends_after_s = 0.0
-        """Between the end of the device and the answer."""
+        """The seconds between the end of the device and the answer."""
         self._tasks: list[asyncio.Task[None]] = []
         self._listener = socket.socket(socket.AF_UNIX)
 
@@ -199,7 +199,7 @@ async def test_a_volume_becomes_swap_and_the_kernel_reads_what_it_wrote() -> Non
 
 
 async def test_a_socket_that_ends_is_followed_by_another_one() -> None:
-    """And each gives the volume twice the time: one that is slow would never be done otherwise."""
+    """Each socket gives the volume twice the time of the last: a slow volume would never be done otherwise."""
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
         assert await helper.device.write(0, b"y" * PAGE) == 0
@@ -231,7 +231,7 @@ async def test_swap_that_the_kernel_does_not_have_is_lost_and_is_not_made_anew()
 
 
 async def test_what_an_ended_socket_began_is_over_before_there_is_another() -> None:
-    """A write that was held up would come after a newer one of the same page."""
+    """A write that was held up would otherwise come after a newer one of the same page."""
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
         front = door._front
@@ -245,7 +245,7 @@ async def test_what_an_ended_socket_began_is_over_before_there_is_another() -> N
 
 
 async def test_a_read_that_a_lender_keeps_waiting_is_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel would end the program that wants the page."""
+    """Otherwise the kernel would end the program that wants the page."""
     monkeypatch.setattr(nbd_front, "AGAIN_S", 0.01)
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
@@ -282,7 +282,7 @@ async def test_swap_that_has_no_room_for_its_pages_stays_on_and_says_so() -> Non
 
 @pytest.mark.parametrize("ends_after_s", [0.0, 0.3])
 async def test_swap_that_ended_as_it_should_is_not_lost(ends_after_s: float) -> None:
-    """Its socket ends before the helper says so."""
+    """The socket of the swap ends before the helper says so."""
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
         helper.ends_after_s = ends_after_s
@@ -297,7 +297,7 @@ async def test_swap_that_ended_as_it_should_is_not_lost(ends_after_s: float) -> 
 
 
 async def test_the_writer_of_a_volumes_log_is_locked_as_the_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes wait for it when the ring is full: swapped out to the volume it would wait for itself."""
+    """Writes wait for the writer when the ring is full: swapped out to the volume it would wait for itself."""
     asked: list[bool] = []
 
     def note(probes: QuietProbes, flushes: bool) -> str:

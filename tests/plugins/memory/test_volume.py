@@ -51,7 +51,7 @@ async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
 
 
 async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follows() -> None:
-    """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
+    """Writes go to remote memory at once, and to disk later. Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.gate.clear()
@@ -165,7 +165,7 @@ async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_
 
 
 async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_queue() -> None:
-    """Read-after-write goes through the same queue. Reference: §2.4.5"""
+    """A read after a write goes through the same queue. Reference: §2.4.5"""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.gate.clear()
@@ -229,7 +229,7 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
 
 
 async def test_while_a_slab_moves_its_old_place_does_not_hold_what_is_overwritten() -> None:
-    """And is not given up for what it was never sent, once it is the only place again."""
+    """The old place is not given up for pages it was never sent, once it is the only place again."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 5, 1, 2)
@@ -250,7 +250,7 @@ async def test_while_a_slab_moves_its_old_place_does_not_hold_what_is_overwritte
 
 
 async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
-    """Else a slab that moves would keep its old place for ever, and its lender wait for it."""
+    """Otherwise a slab that moves would keep its old place for ever, and its lender wait for it."""
     async with a_volume() as (bench, volume):
         await write(volume, 0, *range(1, 17))
         await volume.flush()
@@ -335,13 +335,13 @@ async def test_a_place_of_a_newer_epoch_ends_the_search_for_the_older_one() -> N
 
 
 async def lenders_on_record(bench: Bench) -> list[int]:
-    """Epochs of the places that a process would ask after a crash now."""
+    """The epochs of the places that a process would ask after a crash now."""
     record = await load(bench.directory, "memory/volumes/data/places", msgspec.msgpack.Decoder(PlacesRecord))
     return [] if record is None else [place.epoch for place in record.places]
 
 
 async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
-    """Or the process that comes after a crash between the two would not ask whoever still has them."""
+    """Otherwise the process that comes after a crash between the two would not ask the lender that still has them."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.gate.clear()
@@ -357,7 +357,7 @@ async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk(
 
 
 async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None:
-    """Its lender forgets them, so what only the cache of a kernel holds would be gone with one failure."""
+    """The lender forgets the pages, so those in only the cache of a kernel would be gone with one failure."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 0, 7)
@@ -386,7 +386,7 @@ async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> No
 
 
 async def test_no_page_goes_to_a_lender_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is open at once; a process that starts after a crash would not find it yet."""
+    """The place is open at once; a process that starts after a crash would not find it yet."""
     async with a_volume() as (bench, volume):
         write_record, may = volume.places.write, asyncio.Event()
 
@@ -456,7 +456,7 @@ async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
 
 
 async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_word_is() -> None:
-    """Anybody may listen at that port by now."""
+    """A stranger may listen at that port by now."""
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 0, 1)
@@ -477,7 +477,7 @@ async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_wo
 
 
 async def crashed_with_a_silent_lender(bench: Bench) -> Volume:
-    """Page 1 is newest at the lender alone, page 2 everywhere; the process was killed and the lender is stopped."""
+    """Crash when page 1 is newest at the lender alone, page 2 everywhere: a killed process and a stopped lender."""
     volume = await bench.volume()
     await placed(volume, bench.register(0))
     await write(volume, 0, 1, 1, 1)
@@ -549,7 +549,7 @@ async def test_a_read_that_waited_long_enough_fails_and_says_for_whom(monkeypatc
 
 
 async def test_a_refused_connection_is_no_proof_that_the_lender_lost_it() -> None:
-    """A firewall refuses too; its own agent knows."""
+    """A firewall refuses too; the lender's own agent knows."""
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         await bench.cut_lender()
@@ -604,7 +604,7 @@ async def test_versions_of_a_later_process_are_higher_than_any_before() -> None:
 
 
 async def test_a_volume_that_could_not_be_opened_leaves_its_files_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process ends in good order all the same: that marked torn pages as durable, and forgot where pages lie."""
+    """The process ends in good order: once that marked torn pages as durable, and forgot where pages lie."""
 
     async def sick(name: str, offset: int, size: int) -> bytes:
         raise OSError(5, "sick in this test")
@@ -634,7 +634,7 @@ async def test_a_volume_of_another_size_on_disk_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["volume", "places"])
 async def test_a_volume_whose_records_are_damaged_is_refused_and_they_stay(name: str) -> None:
-    """Taken for empty, they would leave pages behind that only lenders hold."""
+    """If they were taken for empty, they would leave pages behind that only lenders hold."""
     async with a_bench() as bench:
         await bench.die(await bench.volume())
         path = f"memory/volumes/data/{name}"
@@ -700,7 +700,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
 async def test_a_slab_whose_opening_failed_unforeseen_is_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No link of the try that failed stays behind: its lender would call the place open."""
+    """No link of the try that failed stays behind: the lender would call the place open."""
     monkeypatch.setattr("plugins.memory.datapath.volumes.lender_tasks.PAUSE_MAX_S", 0.02)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))

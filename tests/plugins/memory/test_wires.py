@@ -1,4 +1,5 @@
-"""Every decoder of the plugin on what is right, random and mutated: an answer or its own error, never anything else."""
+"""Every decoder of the plugin on bytes that are right, random and mutated: a decoder returns an answer or its own
+error, never anything else."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

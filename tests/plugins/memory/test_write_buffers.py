@@ -30,7 +30,7 @@ def test_short_ones_come_back_only_where_that_is_said() -> None:
 
 
 def test_what_somebody_may_still_send_does_not_come_back() -> None:
-    """Also when only a part of it is known to be spoiled."""
+    """This holds also when only a part of the buffer is known to be spoiled."""
     for size in (PAGE, LONG_BYTES):
         buffers = WriteBuffers(PAGE)
         taken = buffers.take(size)
@@ -84,7 +84,7 @@ def test_memory_of_somebody_else_is_neither_kept_nor_remembered() -> None:
 
 @pytest.mark.parametrize("first", [0, 12])
 async def test_what_a_broken_connection_may_still_send_does_not_come_back(first: int) -> None:
-    """Also of a write that lies in two slabs."""
+    """A write that spans two slabs is tried too."""
     asks_the_lender()
     async with a_volume() as (bench, volume):
         for index in (0, 1):

@@ -7,7 +7,8 @@ from typing import Any
 from chaos.world.clock import SimLoopStalls
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports import Gpu, MemoryNow
+from covey.ports.devices import Gpu
+from covey.ports.probes import MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 

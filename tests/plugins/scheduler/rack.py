@@ -14,7 +14,7 @@ import structlog
 from covey.core.errors import NoLeader, Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId, JobId
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import SchedulerSettings

@@ -12,7 +12,8 @@ import pytest
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 

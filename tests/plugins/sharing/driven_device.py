@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.program import JsonLog
 from covey.core.units import GIB
-from covey.ports import Device, DeviceHealth, DeviceSample
+from covey.ports.devices import Device, DeviceHealth, DeviceSample
 from tests.agent.here import Lines
 from tests.agent.ports.devices.stand_in import StandIn
 from tests.plugins.sharing.live_host import CoreDevice

@@ -21,7 +21,7 @@ from covey import hooks as attach
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.core.units import GIB
-from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
+from covey.ports.devices import Device, DeviceHealth, DeviceProcess, DeviceSample
 from covey.wire.job import Frame, Stopping
 from plugins.base import JobPeer, RankSpec, RanksSpec
 from plugins.facts import (
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class CoreDevice:
-    """One device, a core: the ranks here are its processes. It is the `covey.ports.Devices` of a harness."""
+    """One device, a core: the ranks here are its processes. It is the `covey.ports.devices.Devices` of a harness."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.device = Device("CPU-h1-0", "a core", memory_bytes, "cpu", can=frozenset({"suspend"}))

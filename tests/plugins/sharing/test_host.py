@@ -9,7 +9,7 @@ import pytest
 from covey.core.ids import JobId
 from covey.core.units import GIB
 from covey.kernel.pages import MiniBatch, RankLimits, RankReport, rates_at
-from covey.ports import Condition
+from covey.ports.devices import Condition
 from plugins.facts import JobKind
 from plugins.sharing.machine.events import HardLimited, Suspended
 from plugins.sharing.machine.host import FOUND_S, HostSharing

@@ -12,7 +12,7 @@ from covey.core.ids import JobId
 from covey.core.units import GIB, MIB
 from covey.job.client import JobClient
 from covey.kernel.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
-from covey.ports import DeviceHealth, DeviceSample
+from covey.ports.devices import DeviceHealth, DeviceSample
 from covey.wire.job import AskPages
 from plugins.base import PluginService
 from plugins.sharing.plugin import PLUGIN

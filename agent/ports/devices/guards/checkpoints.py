@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from agent.ports.devices.guards import checkpoint_guard
 from agent.ports.devices.guards.guard_process import GuardProcess, guard_command, listed
 from agent.ports.processes.procfs import is_alive
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 LEASE_S = 10.0
 ANSWER_S = 60.0

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from agent.ports.processes.shims import DetachedProcess
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 
 class GuardProcess(DetachedProcess):

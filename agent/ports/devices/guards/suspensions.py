@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from agent.ports.devices.guards import suspend_guard
 from agent.ports.devices.guards.guard_process import GuardProcess, listed
 from agent.ports.processes.procfs import is_alive, stat
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 
 LEASE_S = 10.0
 GUARD_S = 2.0

@@ -26,7 +26,9 @@ from agent.ports.devices.nvidia import nvml_reads
 from agent.ports.devices.nvidia.nvml_driver import NONSENSE, DriverSaid, NvmlDriver
 from agent.ports.devices.nvidia.nvml_reads import NvmlDevice
 from agent.ports.devices.rank_trees import RankTrees
-from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger, ProcessId
+from covey.ports.devices import Device, DeviceHealth, DeviceSample, Gpu
+from covey.ports.log import Logger
+from covey.ports.processes import ProcessId
 
 T = TypeVar("T")
 REFRESH_S = 1.0

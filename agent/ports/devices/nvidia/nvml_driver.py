@@ -15,7 +15,7 @@ from agent.ports.devices.inventory import Inventory
 from agent.ports.devices.nvidia import nvml_reads
 from agent.ports.devices.nvidia.nvml_reads import Listing, NvmlDevice
 from agent.ports.devices.nvidia.xid_events import XidEvents
-from covey.ports import Logger
+from covey.ports.log import Logger
 
 AGAIN_S = 1.0
 """Seconds until a driver that failed is begun again."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agent.ports.devices import bounds, health
 from agent.ports.devices.inventory import KnownDevice, Listed, Unread
-from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
+from covey.ports.devices import Device, DeviceHealth, DeviceProcess, DeviceSample
 
 T = TypeVar("T")
 WHOLE_CAN = frozenset({"process memory", "process utilization", "events"})

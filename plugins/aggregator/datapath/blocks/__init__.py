@@ -1,1 +1,1 @@
-"""Blocks on their way from one owner to the next."""
+"""The copying of Blocks from one owner to the next."""

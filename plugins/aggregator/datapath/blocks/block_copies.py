@@ -1,7 +1,7 @@
-"""Blocks go from the owner that hands them over to the next one: what both say, without sockets (AutoPS §4.5.2.2).
+"""Copies Blocks from the owner that hands them over to the next one: the protocol, without sockets (AutoPS §4.5.2.2).
 
     owner before            next owner                                  ranks
-      PING, bytes       -->  is there memory for so much?
+      PING, bytes       -->  is there memory for them?
                         <--  PONG: not yet, yes
       no round is under way: it sends ranks away                          | --OPEN--> the version that they hold
       OPEN of each Block  -->  all ranks hold this version?               |
@@ -12,7 +12,7 @@
 The owner before sends nothing that may still change: its Blocks rest from when it sends ranks away, so what goes is
 the version that they hold. At most `COPIES_MAX` Blocks are on their way; the first that it learnt of, which are mostly
 those that ranks push first, go first. A Block that cannot be brought so (either side dies, a rank holds another
-version, there is no room, somebody is silent) is asked of ranks, as after a crash: the copy is one more that holds it.
+version, there is no room, a side is silent) is asked of ranks, as after a crash: the copy is one more that holds it.
 """
 
 from collections import deque
@@ -37,13 +37,13 @@ from covey.tensors.numbers.tensor_wire import (
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 COPIES_MAX = 4
-"""Blocks that one owner has on their way to another at once."""
+"""Most Blocks that one owner has on their way to another at once."""
 MEGABYTE = 20
-"""Bits: PING has in `round` how many of these the tensors have."""
+"""Bits of a megabyte: PING has in `round` how many of these the tensors have."""
 
 
 class TakesCopies(Protocol):
-    """A job at its next owner (`job_sums`)."""
+    """A job at its next owner, as far as these copies see it (`job_sums`)."""
 
     hash: int
     epoch: int
@@ -57,26 +57,26 @@ class TakesCopies(Protocol):
 
 
 class OutgoingCopies:
-    """Of one job, at the owner before. Its Blocks must not change any more."""
+    """The copies of one job's Blocks at the earlier owner. The Blocks must not change any more."""
 
     def __init__(self, job: int, epoch: int, tensors: Mapping[int, TensorSum]) -> None:
-        """`epoch`: of the next owner."""
+        """`epoch`: the epoch of the next owner."""
         self._job, self._epoch = job, epoch
         self._tensors = {key: tensor for key, tensor in tensors.items() if tensor.may_be_copied}
         self._waiting = deque(self._tensors)
         self._on_way: set[int] = set()
         self.copied = self.refused = 0
-        """Blocks that the next owner has, and does not take."""
+        """Number of Blocks that the next owner has, and of those that it refused."""
         self.sent_bytes = 0
 
     def announced(self) -> Iterator[Frame]:
-        """What is said first."""
+        """Frames that are sent first."""
         for key, tensor in self._tensors.items():
             yield self._frame(TensorOp.OPEN, key, tensor, pack_declared(tensor.declared))
         yield frame(TensorOp.COPIES, self._job, self._epoch, rank=OWNER)
 
     def next(self) -> Iterator[Frame] | None:
-        """The state of the next Block; None: an answer comes first, or all have gone."""
+        """Frames of the next Block's state; None: an answer comes first, or all have gone."""
         if not self._waiting or len(self._on_way) >= COPIES_MAX:
             return None
         key = self._waiting.popleft()
@@ -84,7 +84,7 @@ class OutgoingCopies:
         return self._state(key, self._tensors[key])
 
     def heard(self, header: Header) -> None:
-        """TensorWireError when it is no answer to what was sent."""
+        """Take in an answer. TensorWireError when it is no answer to what was sent."""
         if header.key not in self._on_way and header.key not in self._waiting:
             raise TensorWireError(f"{header.op.name} about a Block that is not on its way")
         match header.op:
@@ -122,17 +122,17 @@ class OutgoingCopies:
 
 
 class IncomingCopies:
-    """Of one job, at its next owner: of one connection of the owner before."""
+    """The copies of one job's Blocks at its next owner, over one connection of the earlier owner."""
 
     def __init__(self, job: TakesCopies) -> None:
         self._job = job
         self._versions: dict[int, int] = {}
-        """Of Blocks that are to come, or have come."""
+        """Version of each Block that is to come, or has come."""
         self._next: dict[int, int] = {}
-        """Of Blocks that are to come: the part that comes next."""
+        """Number of the part that comes next, of each Block that is to come."""
         self._refused: set[int] = set()
         self.announces = True
-        """It has not said yet which Blocks it brings."""
+        """The earlier owner has not said yet which Blocks it brings."""
         self.copied, self.received_bytes = 0, 0
         self._scratch = bytearray()
         for tensor in job.tensors.values():
@@ -140,11 +140,11 @@ class IncomingCopies:
 
     @property
     def awaited(self) -> int:
-        """Blocks that were said to come, and are not there."""
+        """Number of Blocks that were announced, and are not complete."""
         return len(self._next)
 
     def destination(self, header: Header) -> memoryview:
-        """Where the payload of this frame belongs. TensorWireError when it may not come now."""
+        """Memory for the payload of this frame. TensorWireError when it may not come now."""
         match header.op:
             case TensorOp.STATE if header.key in self._refused:
                 return self._aside(header.length)
@@ -160,7 +160,7 @@ class IncomingCopies:
                 raise TensorWireError(f"an owner does not say {header.op.name} here")
 
     def heard(self, header: Header, payload: Payload) -> Sequence[Frame]:
-        """What to answer. TensorWireError, Violation."""
+        """Frames that answer this one. TensorWireError, Violation."""
         match header.op:
             case TensorOp.OPEN:
                 return self._opened(header, unpack_declared(payload))
@@ -176,7 +176,7 @@ class IncomingCopies:
         return ()
 
     def ended(self) -> None:
-        """Nothing more comes: what is not whole is asked of ranks. Violation."""
+        """Nothing more comes: ask ranks for Blocks that are not complete. Violation."""
         self.announces = False
         for key in list(self._job.tensors):
             self._give_up(key)
@@ -199,7 +199,7 @@ class IncomingCopies:
             self._give_up(key)
 
     def _give_up(self, key: int) -> None:
-        """What is not whole of this Block never will be."""
+        """Give up the copy of this Block unless it is complete."""
         tensor = self._job.tensors[key]
         if tensor.copy is not None and not tensor.copy.is_whole:
             tensor.copy = None
@@ -235,7 +235,7 @@ class IncomingCopies:
         return frame(op, job.hash, job.epoch, key=header.key, rank=OWNER, round=round, payload=payload)
 
     def _aside(self, size: int) -> memoryview:
-        """For bytes that nobody needs."""
+        """Memory for bytes that are not needed."""
         if len(self._scratch) < size:
             self._scratch = bytearray(size)
         return memoryview(self._scratch)[:size]

@@ -1,6 +1,6 @@
-"""Brings the Blocks of a job that was handed over to its next owner (`block_copies`): the connection, at who begins it.
+"""Brings the Blocks of a job that was handed over to its next owner (`block_copies`): the earlier owner's connection.
 
-It connects before ranks are sent away, so that the next owner knows that somebody brings what it would else ask ranks
+It connects before ranks are sent away, so that the next owner knows that it is brought what it would else ask ranks
 for, and says every second that it is there. Before, it asks whether there is memory for the job: ranks stay until then,
 since they would wait for it there.
 """
@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,
@@ -29,17 +30,17 @@ from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.messages import NextOwner
 
 COPY_SILENT_S = 3.0
-"""Either end gives up when the other one says, or takes, nothing for so long; ranks have the state too."""
+"""Seconds after which either end gives up when the other one says, or takes, nothing; ranks have the state too."""
 TOGETHER_BYTES = 1 << 16
-"""Small frames are written together."""
+"""Bytes of small frames that are written together."""
 HERE_S, ASKS_S = 1.0, 0.1
-"""How often it says that it is there; and until the next owner is ready."""
+"""Seconds between two messages that it is there, and between two questions until the next owner is ready."""
 READY_BYTES_S = 50 << 20
-"""The next owner makes memory ready at least as fast, bytes/s."""
+"""Bytes per second at which the next owner prepares memory at least."""
 
 
 class StateCarrier:
-    """Of one job. Runs as a task until all was brought, or cannot be."""
+    """Carries the state of one job. Runs as a task until everything was brought, or cannot be."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class StateCarrier:
         state_bytes: int,
         ready: Callable[[], None],
     ) -> None:
-        """`job`, as in headers; `epoch` of the next owner. `ready` is called once that has memory for so many bytes of
-        tensors, or when it will never say so."""
+        """`job`: number of the job in headers; `epoch`: the epoch of the next owner. `ready` is called once the next
+        owner has memory for `state_bytes` bytes of tensors, or when it will never say so."""
         self._env, self._job, self._epoch, self._to = env, job, epoch, to
         self._state_bytes, self._ready = state_bytes, ready
         self._tensors: Mapping[int, TensorSum] = {}
@@ -60,7 +61,7 @@ class StateCarrier:
         """Set once nothing of the job is read any more."""
 
     def begin(self, tensors: Mapping[int, TensorSum]) -> None:
-        """They do not change any more. None: there is nothing to bring."""
+        """Bring these tensors, which do not change any more; an empty mapping: there is nothing to bring."""
         self._tensors = tensors
         self._begun.set()
 
@@ -88,7 +89,7 @@ class StateCarrier:
         self._env.log.info("state brought", to=self._to.address, why=why, whole=whole, took_s=took_s, **said)
 
     async def _enter(self, stream: ByteStream) -> None:
-        """Both prove that they know the secret of the next owner's assignment."""
+        """Connect: both ends prove that they know the secret of the next owner's assignment."""
         head, nonce = self._frame(TensorOp.HELLO, self._env.entropy(NONCE_BYTES))
         hello, secret = bytes(head) + bytes(nonce), self._to.secret
         await stream.write(hello)
@@ -100,7 +101,7 @@ class StateCarrier:
         await self._hear(stream, TensorOp.WELCOME)
 
     async def _wait(self, stream: ByteStream) -> None:
-        """Until there is something to bring."""
+        """Wait until there is something to bring."""
         pause_s = ASKS_S
         while not self._begun.is_set():
             await self._say(stream, self._frame(TensorOp.PING, round=-(-self._state_bytes >> MEGABYTE)))
@@ -136,7 +137,7 @@ class StateCarrier:
             await stream.write(*said)
 
     async def _hear(self, stream: ByteStream, op: TensorOp | None = None) -> tuple[Header, bytes]:
-        """One frame; `op`: of this operation."""
+        """Read one frame; `op`: the operation that it must have."""
         head = bytearray(HEADER_BYTES)
         await stream.read_into(memoryview(head))
         header = parse(head)

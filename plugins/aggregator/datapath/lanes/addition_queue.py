@@ -9,43 +9,43 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.aggregator.datapath.lanes.lanes import Lanes
 from plugins.aggregator.policy.urgency import MostUrgent
 
 TURN_S = 0.002
-"""So long it adds before others may read and write; one addition takes a tenth of that."""
+"""Seconds that it adds before other work may read and write; one addition takes a tenth of that."""
 
 
 class Adding(Protocol):
-    """A tensor of a job."""
+    """A tensor of a job, as far as the queue sees it."""
 
     @property
     def busy(self) -> bool:
-        """There is an addition to do."""
+        """Is there an addition to do?"""
 
     @property
     def is_large(self) -> bool:
-        """An addition takes so long that another process may do it."""
+        """Does an addition take so long that another process may do it?"""
 
 
 class AddsFor(Protocol):
-    """A job."""
+    """A job, as far as the queue sees it."""
 
     over: bool
 
     @property
     def due_s(self) -> float:
-        """When its sums of this iteration are due."""
+        """Time at which its sums of this iteration are due."""
 
     def add_part(self, key: int) -> None:
-        """One addition of this tensor."""
+        """Do one addition of this tensor."""
 
     def hand_part(self, key: int, lanes: Lanes) -> None:
-        """Likewise, for a lane, if one can do it."""
+        """Give one addition of this tensor to a lane, if one can do it."""
 
     def broken(self, key: int, error: Exception) -> None:
-        """An addition of this tensor failed, which is nobody else's business."""
+        """An addition of this tensor failed, which concerns this job only."""
 
 
 class _Waiting(NamedTuple):
@@ -60,11 +60,11 @@ class AdditionQueue:
         self._waiting: MostUrgent[_Waiting] = MostUrgent()
         self._for_lanes: MostUrgent[_Waiting] = MostUrgent()
         self._queued: set[tuple[int, int]] = set()
-        """The tensors that wait, by job and key."""
+        """Job and key of the tensors that wait."""
         self._running = False
 
     def put(self, job: AddsFor, key: int, tensor: Adding) -> None:
-        """Whatever can be added of this tensor is added, when its turn comes; at once where nothing else waits."""
+        """Add whatever can be added of this tensor, when its turn comes; at once where nothing else waits."""
         if self._lanes is not None and self._lanes.up and tensor.is_large:
             self._queue(self._for_lanes, job, key, tensor)
             self.deal()
@@ -75,7 +75,7 @@ class AdditionQueue:
         self._begin()
 
     def deal(self) -> None:
-        """Give lanes what they have room for."""
+        """Give lanes the additions for which they have room."""
         waiting, lanes = self._for_lanes, self._lanes
         while lanes is not None and waiting and (lanes.has_room or not lanes.up):
             job, key, tensor = waiting.first
@@ -98,7 +98,7 @@ class AdditionQueue:
             self._env.spawn("aggd adds", self._add())
 
     async def _add(self) -> None:
-        """Until nothing waits, letting others in between."""
+        """Add until nothing waits, letting other work run in between."""
         clock = self._env.clock
         try:
             while self._waiting:
@@ -117,11 +117,11 @@ class AdditionQueue:
         self._queued.discard((id(job), key))
 
     def _add_part(self, job: AddsFor, key: int) -> bool:
-        """Whether it did not fail."""
+        """Do one addition of this tensor. True: it did not fail."""
         return self._unbroken(job, key, partial(job.add_part, key))
 
     def _hand_part(self, job: AddsFor, key: int, lanes: Lanes) -> bool:
-        """Likewise."""
+        """Give one addition of this tensor to a lane. True: it did not fail."""
         return self._unbroken(job, key, partial(job.hand_part, key, lanes))
 
     def _unbroken(self, job: AddsFor, key: int, adds: Callable[[], None]) -> bool:

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from covey.ports import ByteStream
+from covey.ports.streams import ByteStream
 from covey.wire.driven import DrivenStream, driven
 from covey.wire.frames import FrameError, body_size, pack, unpack
 
@@ -15,7 +15,7 @@ _HEADER_BYTES = 4
 
 
 class FrameEnd(ABC, Generic[T]):
-    """One end. `heard` is for who derives from it."""
+    """One end of a driven connection. Subclasses define `heard`."""
 
     def __init__(self, stream: ByteStream, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._stream: DrivenStream = driven(stream)
@@ -54,7 +54,7 @@ class FrameEnd(ABC, Generic[T]):
             self._stream.close()
 
     def turn(self) -> None:
-        """Whatever there is to say was said."""
+        """Called at the end of a turn; everything was sent already."""
 
     def ended(self, error: ConnectionError) -> None:
         if not self.over.done():

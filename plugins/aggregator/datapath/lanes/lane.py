@@ -1,4 +1,4 @@
-"""`aggd-lane`: adds what `aggd` tells it to, where it lies, in a process and so on a core of its own.
+"""`aggd-lane`: adds what `aggd` tells it to, in shared memory, in a process and so on a core of its own.
 
 It holds nothing: whatever it has written is in memory that `aggd` has mapped too. It ends with its connection, and so
 with `aggd`, however that ends.
@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.tensors.numbers.types import NUMBERS
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
 from plugins.aggregator.datapath.lanes.part_additions import add_part
@@ -45,7 +46,7 @@ class Lane(FrameEnd[LaneOrder | LaneMaps]):
         self.say(LaneDone(message.number, count, self._cpu_s - before_s, why))
 
     def _map(self, maps: LaneMaps) -> None:
-        """What cannot be had is missing when an order speaks of it, which then fails."""
+        """Map memory. Memory that cannot be had is missing when an order speaks of it, which then fails."""
         for number in maps.closes:
             self._memory.pop(number, None)
         for at in maps.opens:
@@ -67,7 +68,7 @@ class Lane(FrameEnd[LaneOrder | LaneMaps]):
         return self._memory[number][first:end]
 
     def _numbers(self, order: LaneOrder, places: tuple[Place, ...]) -> list[npt.NDArray[Any]]:
-        """Parameters, and behind them their moments."""
+        """The parameters, and after them their moments."""
         numbers = NUMBERS[order.of]
         return [self._bytes(place).view(numbers.wide if at else numbers.stored) for at, place in enumerate(places)]
 

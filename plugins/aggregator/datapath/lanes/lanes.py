@@ -1,4 +1,4 @@
-"""`aggd`'s lanes: processes that add, each one part of one tensor at a time, where it lies (AutoPS: an aggregator with
+"""`aggd`'s lanes: processes that add, each one part of a tensor at a time, in place (AutoPS: an aggregator with
 several cores; capacity is lanes * C in `policy.cycle`).
 
     aggd's loop    reads and writes ............. begins an addition ......... ends it, begins the next one
@@ -6,14 +6,15 @@ several cores; capacity is lanes * C in `policy.cycle`).
     lane 2                                        adds part 7 of "w", or of another job's tensor
 
 A thread would do as well if the interpreter did not have one lock: with two threads a step of Adam in numpy was slower
-than with one. What is added first is decided by `addition_queue` as before; of a part the order of additions is fixed,
-and no two of them touch the same bytes. What a lane was doing when it ended is lost, as by an addition that fails.
+than with one. `addition_queue` decides what is added first; the order of additions of a part is fixed, and no two of
+them touch the same bytes. What a lane was doing when it ended is lost, as by an addition that fails.
 """
 
 import asyncio
 from collections.abc import Callable
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
 from plugins.aggregator.datapath.lanes.lane import LaneConfig
 from plugins.aggregator.datapath.lanes.memory import LaneMemory
@@ -22,7 +23,7 @@ from plugins.aggregator.datapath.lanes.wire import SOCKET, LaneDone, LaneMaps, L
 from plugins.starting import Pauses
 
 DEPTH = 2
-"""Orders that one lane may have: it begins the second one without waiting for this process."""
+"""Most orders that one lane may have: it begins the second one without waiting for this process."""
 FORGET_S = 0.5
 
 Ended = Callable[[LaneDone], None]
@@ -35,9 +36,9 @@ class LaneLink(FrameEnd[LaneDone]):
         super().__init__(stream, answers)
         self._lanes = lanes
         self.under_way: dict[int, tuple[PartAddition, Ended]] = {}
-        """By the number of the order; what it is about stays as long as it is here."""
+        """Number of an order -> its addition and callback; the addition's arrays stay as long as it is here."""
         self.knows: set[int] = set()
-        """Memory that it has mapped."""
+        """Numbers of the memory that it has mapped."""
 
     def heard(self, message: LaneDone) -> None:
         found = self.under_way.pop(message.number, None)
@@ -52,7 +53,7 @@ class LaneLink(FrameEnd[LaneDone]):
 
 
 class Lanes:
-    """Of one process; `freed` is called when one may have room again, or is gone."""
+    """The lanes of one process; `freed` is called when one may have room again, or is gone."""
 
     def __init__(self, env: Env, count: int) -> None:
         self.env, self.count = env, count
@@ -65,7 +66,7 @@ class Lanes:
 
     @property
     def up(self) -> int:
-        """How many there are now."""
+        """Number of lanes that are up."""
         return len(self._links)
 
     @property
@@ -73,7 +74,7 @@ class Lanes:
         return any(len(link.under_way) < DEPTH for link in self._links)
 
     async def start(self) -> Listener:
-        """They come when they have started; until then the caller adds by itself."""
+        """Start the lanes, which connect when they are ready; until then the caller adds by itself."""
         listener = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{SOCKET}", self._accept)
         for number in range(1, self.count + 1):
             self.env.spawn(f"aggd keeps lane {number}", self._keep(f"aggd-lane-{number}"))
@@ -81,7 +82,8 @@ class Lanes:
         return listener
 
     def take(self, addition: PartAddition, ended: Ended) -> bool:
-        """Have it done; `ended` hears of it. False: there is no lane with room, or it lies where none can see it."""
+        """Let a lane do an addition; `ended` is called after it. False: there is no lane with room, or no lane can see
+        the memory."""
         link = min(self._links, key=lambda each: len(each.under_way), default=None)
         if link is None or len(link.under_way) >= DEPTH:
             return False
@@ -153,7 +155,7 @@ class Lanes:
         )
 
     def _map(self, link: LaneLink, order: LaneOrder) -> None:
-        """What this order speaks of."""
+        """Tell the lane of memory that this order speaks of."""
         used = {place[0] for place in (*order.sides, *order.old, *order.new)}
         used |= {order.into[0]} if order.into is not None else set()
         if new := used - link.knows:
@@ -161,7 +163,7 @@ class Lanes:
             link.say(LaneMaps([self.memory.by_number[number] for number in sorted(new)]))
 
     async def _forget(self) -> None:
-        """Memory that is given back is there until no lane has it either."""
+        """Tell lanes to unmap memory that is given back: it exists until no lane has it either."""
         while True:
             await asyncio.sleep(FORGET_S)
             for link in self._links:

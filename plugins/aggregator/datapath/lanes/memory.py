@@ -1,4 +1,4 @@
-"""Memory that `aggd` shares with its lanes: each piece is there for as long as some array of it is."""
+"""Memory that `aggd` shares with its lanes: each piece exists for as long as some array of it does."""
 
 import weakref
 from bisect import bisect_right, insort
@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.lanes.wire import LaneMemoryAt, Place
 
 
 class LaneMemory:
-    """All pieces of this process, and where an array of one lies."""
+    """All shared pieces of this process, and where an array is in one."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
         self._there: dict[int, LaneMemoryAt] = {}
-        """By the address of its first byte."""
+        """Address of its first byte -> piece."""
         self._addresses: list[int] = []
         self._pieces = 0
         self.by_number: dict[int, LaneMemoryAt] = {}
 
     def mapped(self, size: int) -> npt.NDArray[np.uint8]:
-        """As `memory.mapped`. MemoryError."""
+        """New memory of `size` bytes that lanes can see, as `memory.mapped` returns it. MemoryError."""
         if size < LEAST_BYTES:
             return np.empty(size, np.uint8)
         try:
@@ -41,7 +41,7 @@ class LaneMemory:
         return found
 
     def place(self, data: Any) -> Place | None:
-        """Of an array or a buffer; None: no lane can see it."""
+        """Where an array or a buffer is, for lanes; None: no lane can see it."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         address = _address(array)
         index = bisect_right(self._addresses, address)

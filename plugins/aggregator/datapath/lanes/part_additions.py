@@ -1,4 +1,4 @@
-"""One addition of one part of a tensor: whoever does it, this process or a lane (`lane`), it is these lines.
+"""One addition of one part of a tensor: this process or a lane (`lane`) does it with the same lines.
 
 Two sums of neighbouring ranks become one, or the last of them a part of the result: divided, counted, added to the
 parameters or made a step of their optimizer, and rounded once. Nothing here knows of rounds or ranks.
@@ -22,38 +22,40 @@ Array = npt.NDArray[Any]
 
 
 class LastAddition(msgspec.Struct, frozen=True, array_like=True):
-    """What becomes of the sum of all ranks."""
+    """The last step of a part: the use of the sum of all ranks."""
 
     workers: int = 0
-    """By so many it is divided; 0: it is not."""
+    """Number by which the sum is divided; 0: it is not."""
     is_model: bool = False
-    """It is added to the parameters, or makes a step of their optimizer."""
+    """The sum is added to the parameters, or makes a step of their optimizer."""
     update: Update | None = None
     step: int = 0
     rate: float = 0.0
 
 
 class PartAddition(NamedTuple):
-    """An addition that `sums.TensorSum` has begun: nobody else uses these arrays until it is ended."""
+    """An addition that `sums.TensorSum` has begun: nothing else uses these arrays until it is ended."""
 
     part: int
     node: Node
-    """Whose sum it makes."""
+    """Ranks whose sum it makes."""
     type: Type
     single: tuple[bool, ...]
-    """Of each side: it is one rank's contribution, in the tensor's type; else a sum, in that in which it is added."""
+    """For each side: True for one rank's contribution, in the tensor's type; False for a sum, in the type used for
+    additions."""
     sides: Sequence[Payload]
     into: Payload | None
-    """Where the sum goes, in the type in which it is added; None: it is the last one, and makes `new`."""
+    """Array for the sum, in the type in which it is added; None: it is the last addition, and makes `new`."""
     last: LastAddition | None
     old: Sequence[Array]
     """The parameters of this part and their moments, before this round."""
     new: Sequence[Array]
     used: Sequence[Payload]
-    """What is not needed any more afterwards."""
+    """Buffers that are not needed any more afterwards."""
 
     def run(self) -> int:
-        """Numbers of the result that are not finite; of the last addition alone."""
+        """Do the addition; returns the count of numbers in the result that are not finite, for the last addition
+        alone."""
         return add_part(self.type, self.single, self.sides, self.into, self.last, self.old, self.new)
 
 
@@ -66,7 +68,8 @@ def add_part(
     old: Sequence[Array],
     new: Sequence[Array],
 ) -> int:
-    """As of `PartAddition`. ArithmeticError, MemoryError, ValueError: some of `into` or `new` may be written."""
+    """Add one part; arguments as in `PartAddition`. ArithmeticError, MemoryError, ValueError: some of `into` or `new`
+    may be written."""
     numbers = NUMBERS[type]
     wide: list[Wide] = [
         numbers.widen(np.frombuffer(each, numbers.stored)) if alone else np.frombuffer(each, numbers.wide)
@@ -82,7 +85,7 @@ def add_part(
 
 
 def _finish(type: Type, sides: Sequence[Wide], last: LastAddition, old: Sequence[Array], new: Sequence[Array]) -> int:
-    """The last addition of a part; a single rank's contribution is all there is."""
+    """Do the last addition of a part; if there is one rank, its contribution is the sum."""
     numbers, whole = NUMBERS[type], new[0]
     into = np.empty(len(whole), numbers.wide) if numbers.rounds else whole
     if len(sides) == 1:

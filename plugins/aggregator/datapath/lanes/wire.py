@@ -1,10 +1,10 @@
-"""What `aggd` and its lanes say to one another on a unix socket of their own, in frames of `covey.wire.frames`.
+"""The protocol between `aggd` and its lanes on a unix socket of their own, in frames of `covey.wire.frames`.
 
     aggd     LaneMaps(what an order may speak of from now on, and what none will) ->     lane
              LaneOrder(number, which arrays, what becomes of their sum) ->
                                                     <- LaneDone(number, why it failed)
 
-Numbers of tensors never travel there: both have mapped the memory in which they lie.
+Numbers of tensors never travel there: both have mapped the memory in which they are.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from plugins.aggregator.datapath.lanes.part_additions import LastAddition
 
 SOCKET = "aggd-lanes.sock"
 Place = tuple[int, int, int]
-"""Which memory, the first byte there, and the byte after the last."""
+"""Place in shared memory: number of the memory, the first byte there, and the byte after the last."""
 
 
 class LaneMemoryAt(msgspec.Struct, frozen=True, array_like=True):
@@ -24,12 +24,12 @@ class LaneMemoryAt(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     name: str
-    """As of `covey.ports.SharedRing`."""
+    """Name of the memory, as in `covey.ports.pages.SharedRing`."""
     size: int
 
 
 class LaneOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One addition, as of `part_additions.PartAddition`."""
+    """Order for one addition, with fields as in `part_additions.PartAddition`."""
 
     number: int
     of: Type
@@ -42,11 +42,11 @@ class LaneOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LaneMaps(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """There is no answer to it."""
+    """Memory to map and to unmap. There is no answer to it."""
 
     opens: Sequence[LaneMemoryAt] = ()
     closes: Sequence[int] = ()
-    """Memory of which no order speaks any more."""
+    """Numbers of memory of which no order speaks any more."""
 
 
 class LaneDone(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +55,7 @@ class LaneDone(msgspec.Struct, frozen=True, array_like=True):
     cpu_s: float = 0.0
     """Seconds of a core that it took, with what the lane does between two orders."""
     why: str = ""
-    """It failed."""
+    """Why it failed; empty: it did not."""
 
 
 orders: msgspec.msgpack.Decoder[LaneOrder | LaneMaps] = msgspec.msgpack.Decoder(LaneOrder | LaneMaps)

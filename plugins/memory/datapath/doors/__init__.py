@@ -1,1 +1,1 @@
-"""The ways into a volume: its own protocol, NBD, swap and arrays."""
+"""The interfaces to a volume: its own protocol, NBD, swap and arrays."""

@@ -1,4 +1,4 @@
-"""How a process of this host comes to the pager that answers faults of its arrays (`covey.remote.RemoteArray`).
+"""Starts the pager, which answers page faults of this host's arrays (`covey.remote.RemoteArray`).
 
 The pager is a process beside the volume's, since numpy touches memory with its interpreter's lock held, and since the
 descriptors that a job hands over could hold up whoever uses them. It is started when somebody asks for it, outlives
@@ -11,27 +11,28 @@ import hmac
 
 import msgspec
 
-from covey.ports import Env, Process
+from covey.ports.env import Env
+from covey.ports.processes import Process
 
 START_S = 10.0
-"""How long a pager may take to be loaded."""
+"""Seconds that a pager may take to be loaded."""
 PAUSE_S = 1.0
-"""Between two starts: one that ends at once is not started again and again."""
+"""Seconds between two starts: a pager that ends at once is not started again and again."""
 LOOK_S = 0.02
 
 
 class PagerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a volume's process gives its pager at its start."""
+    """The settings that a volume's process gives its pager at its start."""
 
     volume: str
     path: str
-    """Of the volume's socket."""
+    """Path of the volume's socket."""
     token: bytes
-    """What the volume knows its pager by."""
+    """The secret by which the volume knows its pager."""
     size_bytes: int
     page_bytes: int
     uid: int
-    """Whose the volume is; -1: of no user in particular."""
+    """Unix user to whom the volume belongs; -1: no user in particular."""
 
 
 def array_socket(run_dir: str, volume: str) -> str:
@@ -39,12 +40,13 @@ def array_socket(run_dir: str, volume: str) -> str:
 
 
 def pager_token(secret: bytes) -> bytes:
-    """It stays the same when the volume's process begins anew, since its pager does not; jobs are not told it."""
+    """Token of the pager. It stays the same when the volume's process begins anew, since its pager lives on; jobs are
+    not told it."""
     return hmac.digest(secret, b"the pager of this volume", hashlib.sha256)
 
 
 class ArrayDoor:
-    """Of one volume."""
+    """Starts and finds the pager of one volume."""
 
     def __init__(self, env: Env, config: PagerConfig) -> None:
         self._env, self._config = env, config
@@ -53,7 +55,7 @@ class ArrayDoor:
         self._starting = asyncio.Lock()
 
     async def open(self) -> None:
-        """Returns when the pager listens, or a moment before. OSError: it cannot be started."""
+        """Start the pager if needed. Returns when it listens, or a moment before. OSError: it cannot be started."""
         async with self._starting:
             if self._process is None:
                 now_s = self._env.clock.now_s()

@@ -1,19 +1,20 @@
-"""Where a volume is offered as a block device: unix sockets that NBD clients of this host connect to."""
+"""A volume offered as a block device: unix sockets that NBD clients of this host connect to."""
 
 import asyncio
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from plugins.memory.datapath.doors.nbd_front import NbdFront, ServedClients
 from plugins.memory.datapath.doors.nbd_pages import NbdPages
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 
 CLIENTS_MAX = 64
-"""Connections of one export; what comes beyond is closed at once. A client opens a handful."""
+"""Most connections of one export; further ones are closed at once. A client opens a handful."""
 EXPORTS_MAX = 16
 
 
 class Exports:
-    """Of one volume, by path."""
+    """The block devices (NBD exports) of one volume, by the path of their unix socket."""
 
     def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
@@ -23,7 +24,7 @@ class Exports:
         self.clients = ServedClients()
 
     async def open(self, path: str) -> None:
-        """Idempotent. ValueError or OSError says why not."""
+        """Start to serve the volume at this path. Idempotent. ValueError or OSError says why not."""
         async with self._changing:
             if path in self._open:
                 return
@@ -33,7 +34,7 @@ class Exports:
             self._env.log.info("volume exported", path=path)
 
     async def close(self, path: str) -> None:
-        """Its connections end. Idempotent."""
+        """Stop serving the volume at this path, and end its connections. Idempotent."""
         async with self._changing:
             listener = self._open.pop(path, None)
             if listener is not None:

@@ -4,7 +4,7 @@ Any number of connections may be open, and each may have many requests under way
 What a client may have under way is bounded; then nothing more of it is read. A client that lies about lengths, asks for
 what lies outside or stops half way loses its connection and nothing else.
 
-What is answered means: a write is at a lender, or on the disk, as any write of the volume. FLUSH: everything answered
+An answer means: a write is at a lender, or on the disk, as any write of the volume. FLUSH: everything answered
 before, on any connection, is on this host's disk and synced. FUA: the same, before that write is answered. TRIM
 and WRITE_ZEROES: the bytes read as zeros; of a TRIM pages at both ends that are covered in part are left. Zeros take
 room nowhere, unless WRITE_ZEROES forbids a hole: then they are written like any content.
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.driven import Part, driven
 from covey.wire.headers import WireError
 from plugins.memory.datapath.doors import nbdwire
@@ -48,30 +49,30 @@ from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 from plugins.memory.datapath.wire.shape import Undecided
 
 UNDER_WAY_MAX: Final = 256
-"""Requests of one connection."""
+"""Most requests under way of one connection."""
 UNDER_WAY_BYTES_MAX: Final = 64 << 20
-"""Bytes of them, of one connection."""
+"""Most bytes of requests under way, of one connection."""
 GATHERED_MAX: Final = 1 << 20
-"""Bytes that are gathered before they are sent: a client that does not take its answers is noticed by that."""
+"""Bytes that are gathered before they are sent: this shows when a client does not take its answers."""
 AGAIN_S = 1.0
-"""Between two tries of a read."""
+"""Seconds between two tries of a read."""
 GREETING_S = 10.0
-"""How long a client may take until it has chosen an export."""
+"""Seconds that a client may take until it has chosen an export."""
 _ERRORS = {errno.EROFS: NbdError.EPERM, errno.ENOSPC: NbdError.ENOSPC}
 Answer = Callable[[OSError | None], None]
 
 
 @dataclass
 class ServedClients:
-    """Of one export."""
+    """Counts of the NBD clients of one export."""
 
     connections: int = 0
     refused: int = 0
-    """Connections that broke the protocol."""
+    """Connections that broke the protocol or exceeded `CLIENTS_MAX`."""
 
 
 class NbdWaiting:
-    """A request under way, and where its bytes are."""
+    """A request under way, and the buffer of its bytes."""
 
     __slots__ = ("_front", "data", "request")
 
@@ -86,7 +87,7 @@ class NbdWaiting:
 
 
 class NbdFront:
-    """`Driven`."""
+    """One connection of an NBD client (`Driven`)."""
 
     def __init__(
         self, env: Env, volume: AnyVolume, stream: ByteStream, pages: NbdPages, clients: ServedClients
@@ -96,7 +97,7 @@ class NbdFront:
         self._stream = driven(stream)
         self._size = volume.shape.size_bytes
         self._next: Callable[[memoryview], None] = self._flags
-        """What is done with the bytes that are waited for."""
+        """Called with the bytes that are waited for."""
         self._target = memoryview(bytearray(FLAGS_BYTES))
         self._option = 0
         self._zeroes = True
@@ -104,7 +105,7 @@ class NbdFront:
         self._context: str | None = None
         """The export for which the client wants to know what is allocated; None: it does not."""
         self._allocation = False
-        """It may ask what is allocated."""
+        """The client may ask what is allocated."""
         self._request: NbdRequest | None = None
         self._header = memoryview(bytearray(REQUEST_BYTES))
         self._under_way = self._under_way_bytes = 0
@@ -113,7 +114,7 @@ class NbdFront:
         self._held = False
         self._out: list[Part] = []
         self._gathered = 0
-        """Bytes of it that were read, about."""
+        """Bytes read that are in `_out`, about."""
         self._flushing = False
 
     def begin(self) -> None:
@@ -122,21 +123,21 @@ class NbdFront:
         asyncio.get_running_loop().call_later(GREETING_S, self._too_slow)
 
     def begin_agreed(self) -> None:
-        """Both ends know what is served: the first bytes are a request. Answers are simple ones, and a read whose
-        content is undecided is tried again until the connection is over."""
+        """Begin without a greeting: both ends know what is served, and the first bytes are a request. Answers are
+        simple ones, and a read whose content is undecided is tried again until the connection is over."""
         self._patient = True
         self._begin_requests("")
         self._stream.drive(self, polite=True)
 
     def close(self) -> None:
-        """Idempotent. What is under way is finished without an answer."""
+        """Close the connection. Idempotent. Requests under way are finished without an answer."""
         if not self.over.done():
             self.over.set_result(None)
         self._stream.close()
 
     async def settled(self) -> None:
-        """Returns once no request of a connection that is over is under way. Until then what it wrote last may still
-        come after what another connection writes."""
+        """Wait until no request of a connection that is over is under way. Until then its last writes may still come
+        after those of another connection."""
         if self._under_way:
             self._settled = asyncio.get_running_loop().create_future()
             await self._settled
@@ -160,7 +161,7 @@ class NbdFront:
         self._flush()
 
     def ended(self, error: ConnectionError) -> None:
-        """What is under way is finished without an answer."""
+        """The connection ended. Requests under way are finished without an answer."""
         if not self.over.done():
             self.over.set_result(None)
 
@@ -247,7 +248,7 @@ class NbdFront:
             self._begin_requests(name)
 
     def _contexts(self, number: int, said: bytes) -> None:
-        """What can be told of extents; with SET, what will be asked."""
+        """Answer which contexts there are; with SET, note which will be asked for."""
         wanted = nbdwire.wanted_contexts(said)
         if wanted is None or not self._structured:
             self._say(nbdwire.option_reply(number, NbdAnswer.ERR_INVALID))
@@ -266,7 +267,7 @@ class NbdFront:
         self._say(nbdwire.option_reply(number, NbdAnswer.ACK))
 
     def _begin_requests(self, name: str) -> None:
-        """What was agreed about another export does not hold for this one."""
+        """Begin with requests for this export. What was agreed about another export does not hold for it."""
         self._chosen = True
         self._allocation = self._structured and self._context == name
         self._target, self._next = self._header, self._requested
@@ -288,7 +289,7 @@ class NbdFront:
         self._do(request, None)
 
     def _write_data(self, data: memoryview) -> None:
-        """The buffer is the volume's from now on."""
+        """The data of a write are complete. The buffer is the volume's from now on."""
         request, self._request = self._request, None
         self._target, self._next = self._header, self._requested
         assert request is not None
@@ -333,7 +334,7 @@ class NbdFront:
             pages.zero(offset, length, bool(request.flags & NO_HOLE), done)
 
     def _status(self, request: NbdRequest) -> None:
-        """What is known at this moment, without a look at the disk."""
+        """Answer what is allocated, as known at this moment without reading the disk."""
         if not self._allocation:
             self._answer_error(request, NbdError.EINVAL, "ask for base:allocation before choosing an export")
             return
@@ -366,7 +367,7 @@ class NbdFront:
             self._stream.go_on()
 
     def was_read(self, waiting: NbdWaiting, error: OSError | None) -> None:
-        """By the volume, or it says why not."""
+        """The volume has read, or refused, a request: answer the client."""
         request, into = waiting.request, waiting.data
         assert into is not None
         if self._patient and isinstance(error, Undecided) and not self.over.done():
@@ -384,7 +385,7 @@ class NbdFront:
             self._flush()
 
     def was_done(self, waiting: NbdWaiting, error: OSError | None) -> None:
-        """As `was_read`, of any other command."""
+        """The volume has done, or refused, a request that is not a read: answer the client."""
         request = waiting.request
         if request.command is WRITE:
             if waiting.data is not None:

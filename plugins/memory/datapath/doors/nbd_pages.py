@@ -1,15 +1,15 @@
 """Bytes at any offset on a volume that knows pages: requests cut at slabs and at the longest request, edges completed.
 
 Whole pages, as file systems and swap use them, go to the volume as they are. A write that covers a page in part reads
-it first, and such writes take turns: two of them to different bytes of one page would lose one another otherwise. What
-covers such a page whole meanwhile waits for its turn too: the page that was read does not have it.
+it first, and such writes take turns: two of them to different bytes of one page would lose one another otherwise. A
+write that covers such a page whole waits for its turn too: the page that was read does not have it.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.doors import nbdwire
 from plugins.memory.datapath.doors.nbdwire import Extents
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
@@ -17,19 +17,20 @@ from plugins.memory.datapath.volumes.paged_volume import Done, settle
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 STATUS_PAGES_MAX = 1 << 19
-"""Pages looked at for one question about what is allocated: some 2 ms."""
+"""Most pages looked at for one question about what is allocated: some 2 ms."""
 _EMPTY = nbdwire.HOLE | nbdwire.ZERO
 
 
 class NbdPages:
-    """Of one volume, for all connections. `done` of every method is called once, with None or why not."""
+    """Reads and writes bytes of one volume, for all connections. `done` of every method is called once, with None or
+    why not."""
 
     def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
         self._page, self._slab_pages = volume.shape.page_bytes, volume.shape.slab_pages
         self._edges = asyncio.Lock()
         self._completing = range(0)
-        """Pages of the write in part whose turn it is."""
+        """Pages of the partial write whose turn it is."""
 
     def read(self, offset: int, into: memoryview, done: Done) -> None:
         page = self._page
@@ -62,27 +63,27 @@ class NbdPages:
             self._volume.submit_write(start, run, data[at : at + run * page], all_done.one)
 
     def trim(self, offset: int, length: int, done: Done) -> None:
-        """Pages covered in part are left as they are."""
+        """Discard whole pages. Pages covered in part are left as they are."""
         first, end = -(-offset // self._page), (offset + length) // self._page
         self._spawn(self._zero_pages(first, max(0, end - first)), done)
 
     def zero(self, offset: int, length: int, no_hole: bool, done: Done) -> None:
-        """`no_hole`: they take the room that content would."""
+        """Write zeros. `no_hole`: they take the room that content would."""
         self._spawn(self._fill(offset, length) if no_hole else self._zero(offset, length), done)
 
     # ---- what is known at once ----
 
     def is_quick(self, offset: int, length: int) -> bool:
-        """Are whole pages all that would have to be zeros? Then that costs a record for many of them."""
+        """Are only whole pages to be zeroed? Then one record does for many of them."""
         return not offset % self._page and not length % self._page
 
     def is_zero(self, offset: int, length: int) -> bool:
-        """Is it known, without a look at the disk or a lender, that all of these bytes are zeros?"""
+        """Is it known, without asking the disk or a lender, that all of these bytes are zeros?"""
         first, end = offset // self._page, -(-(offset + length) // self._page)
         return self._volume.are_zeros(first, end - first)
 
     def status(self, offset: int, length: int, most: int) -> Extents:
-        """What is allocated from `offset` on, at most `length` bytes and `most` extents, at least one."""
+        """Allocated and empty extents from `offset` on, at most `length` bytes and `most` extents, at least one."""
         page, extents = self._page, list[tuple[int, int]]()
         first, end = offset // page, -(-(offset + length) // page)
         at, upto = offset, min(offset + length, (first + STATUS_PAGES_MAX) * page)
@@ -102,11 +103,11 @@ class NbdPages:
         return pages.start < first + count and first < pages.stop
 
     def _is_one(self, first: int, count: int) -> bool:
-        """Is it one part?"""
+        """Do these pages make one request to the volume?"""
         return 0 < count <= REQUEST_PAGES_MAX and first % self._slab_pages + count <= self._slab_pages
 
     def _parts(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Cut at slab boundaries and at the longest request: first page, pages."""
+        """Pages cut at slab boundaries and at the longest request: first page, pages."""
         parts: list[tuple[int, int]] = []
         while count:
             run = min(count, REQUEST_PAGES_MAX, self._slab_pages - first % self._slab_pages)
@@ -163,7 +164,7 @@ class NbdPages:
             offset += run
 
     async def _zero_pages(self, first: int, count: int) -> None:
-        """Those that were never written are zeros."""
+        """Zero pages, except those that were never written, which are zeros."""
         for start, run in self._parts(first, count):
             async with self._edges:
                 if await self._volume.ever_written(start, run):
@@ -171,7 +172,7 @@ class NbdPages:
 
 
 class _Together:
-    """Calls `done` when the last of several parts is, with the first error."""
+    """Calls `done` when the last of several parts is done, with the first error."""
 
     __slots__ = ("_done", "_error", "_left")
 

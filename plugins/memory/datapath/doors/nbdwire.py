@@ -1,4 +1,4 @@
-"""What an NBD client and a volume's process say to one another (the protocol page of the NBD project): fixed newstyle.
+"""The protocol of NBD clients and a volume's process (the protocol page of the NBD project): fixed newstyle.
 
     server -> client   GREETING           client -> server   flags
     client -> server   OPTION, its data   server -> client   OPTION_REPLY, its data; until GO or EXPORT_NAME is accepted
@@ -31,16 +31,16 @@ _SIMPLE_MAGIC: Final = 0x67446698
 _CHUNK_MAGIC: Final = 0x668E33EF
 FLAGS_BYTES, OPTION_BYTES, REQUEST_BYTES = 4, _OPTION.size, _REQUEST.size
 OPTION_DATA_MAX = 8192
-"""Longest that an option may bring along."""
+"""Most bytes that an option may bring along."""
 QUERIES_MAX = 64
-"""Contexts that one option may ask for."""
+"""Most contexts that one option may ask for."""
 EXTENTS_MAX = 8192
-"""Of one answer about what is allocated; what is more is asked for again."""
+"""Extents in one answer about what is allocated; the client asks again for the rest."""
 ALLOCATION = "base:allocation"
-"""The one context there is; its number is `ALLOCATION_ID`."""
+"""The only context; its number is `ALLOCATION_ID`."""
 ALLOCATION_ID = 1
 LENGTH_MAX: Final = 32 << 20
-"""Longest read or write, bytes: what the protocol lets a client expect."""
+"""Bytes of the longest read or write: what the protocol lets a client expect."""
 FIXED_NEWSTYLE, NO_ZEROES = 1, 2
 
 
@@ -81,7 +81,7 @@ EXPORT_FLAGS = (
     | NbdExportFlag.SEND_TRIM | NbdExportFlag.SEND_WRITE_ZEROES | NbdExportFlag.MULTI_CONN
     | NbdExportFlag.SEND_FAST_ZERO
 )  # fmt: skip
-"""`SEND_DF` is added for who agreed on structured replies."""
+"""Flags of an export; `SEND_DF` is added for clients that agreed on structured replies."""
 
 
 class NbdCommand(IntEnum):
@@ -113,9 +113,9 @@ FLAGS = {
     NbdCommand.WRITE_ZEROES: FUA | NO_HOLE | FAST_ZERO,
     NbdCommand.BLOCK_STATUS: FUA | REQ_ONE,
 }
-"""What a request may carry; others FUA alone."""
+"""Command -> flags that its request may carry; other commands may carry FUA alone."""
 HOLE, ZERO = 1, 2
-"""What is said of an extent: it takes no room; it reads as zeros."""
+"""Flags of an extent: it takes no room; it reads as zeros."""
 _COMMANDS: Final = {command.value: command for command in NbdCommand}
 READ: Final = NbdCommand.READ
 WRITE: Final = NbdCommand.WRITE
@@ -123,7 +123,8 @@ DISCONNECT: Final = NbdCommand.DISCONNECT
 FLUSH: Final = NbdCommand.FLUSH
 TRIM: Final = NbdCommand.TRIM
 BLOCK_STATUS: Final = NbdCommand.BLOCK_STATUS
-"""As those of `slabwire`."""
+"""Members of `NbdCommand` as plain names: in Python 3.11 a look-up in the enumeration is a call of a Python
+function."""
 _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
 _CHUNK_NONE: Final = 0
 _CHUNK_OFFSET_DATA: Final = 1
@@ -132,11 +133,11 @@ _CHUNK_STATUS: Final = 5
 _CHUNK_ERROR: Final = (1 << 15) + 1
 _CHUNK_DONE: Final = 1
 Extents = list[tuple[int, int]]
-"""Length, bytes, and what is said of it, one after another."""
+"""Extents one after another: length in bytes, and flags (`HOLE`, `ZERO`)."""
 
 
 class NbdRequest:
-    """`command` None: one that we do not know; it brings nothing along. A class for the reason that
+    """A request. `command` None: one that we do not know, which brings nothing along. A plain class for the reason that
     `slabwire.SlabRequest` has."""
 
     __slots__ = ("command", "cookie", "flags", "length", "offset")
@@ -151,7 +152,7 @@ def greeting() -> bytes:
 
 
 def client_flags(data: bytes) -> int:
-    """WireError for flags that we do not know, and for a client of before fixed newstyle."""
+    """WireError for flags that we do not know, and for a client older than fixed newstyle."""
     flags = int.from_bytes(data, "big")
     if flags & ~(FIXED_NEWSTYLE | NO_ZEROES) or not flags & FIXED_NEWSTYLE:
         raise WireError(f"an NBD client with flags {flags:#x}")
@@ -159,7 +160,7 @@ def client_flags(data: bytes) -> int:
 
 
 def option(data: bytes) -> tuple[int, int]:
-    """Its number and how many bytes follow. WireError when it is none, or they are too many."""
+    """An option's number and how many bytes follow. WireError when it is none, or they are too many."""
     magic, number, length = _OPTION.unpack(data)
     if magic != _I_HAVE_OPTIONS or length > OPTION_DATA_MAX:
         raise WireError(f"no option, or one with {length} bytes")
@@ -218,17 +219,17 @@ def export_info(size_bytes: int, structured: bool) -> bytes:
 
 
 def block_sizes(preferred: int) -> bytes:
-    """Any byte may be read or written; whole pages are what costs least."""
+    """Block sizes for INFO: any byte may be read or written; whole pages cost least."""
     return _SIZES.pack(_INFO_BLOCK_SIZE, 1, preferred, LENGTH_MAX)
 
 
 def old_export(size_bytes: int, zeroes: bool, structured: bool) -> bytes:
-    """The answer to EXPORT_NAME."""
+    """Answer to EXPORT_NAME."""
     return _OLD_EXPORT.pack(size_bytes, export_flags(structured)) + bytes(124 if zeroes else 0)
 
 
 def request(data: bytes | memoryview) -> NbdRequest:
-    """WireError when it is none."""
+    """Parse a request. WireError when it is none."""
     magic, flags, number, cookie, offset, length = _REQUEST.unpack(data)
     if magic != _REQUEST_MAGIC:
         raise WireError("no NBD request")
@@ -240,19 +241,19 @@ def simple(cookie: int, error: int) -> bytes:
 
 
 def data_chunk(cookie: int, offset: int, length: int) -> bytes:
-    """The only chunk of a read; the data follow."""
+    """Header of the only chunk of a read; the data follow."""
     head = _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_OFFSET_DATA, cookie, length + 8)
     return head + offset.to_bytes(8, "big")
 
 
 def hole_chunk(cookie: int, offset: int, length: int) -> bytes:
-    """The only chunk of a read of nothing but zeros."""
+    """The only chunk of a read of zeros alone."""
     head = _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_HOLE, cookie, 12)
     return head + offset.to_bytes(8, "big") + length.to_bytes(4, "big")
 
 
 def status_chunk(cookie: int, extents: Extents) -> bytes:
-    """What is allocated, from the start of the request on."""
+    """A chunk that says which bytes are allocated, from the start of the request on."""
     body = ALLOCATION_ID.to_bytes(4, "big") + b"".join([_EXTENT.pack(*extent) for extent in extents])
     return _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_STATUS, cookie, len(body)) + body
 

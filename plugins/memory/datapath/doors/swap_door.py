@@ -5,7 +5,7 @@
 
 The host's helper (`covey.wire.swap_wire`) gives the kernel its end, and switches swap on and off; this process has no
 right to either. Requests that were under way when a socket ended are sent again over the next one, by the kernel, after
-5 s. What this process did not finish of an ended socket is finished first: an old write must not come after a newer
+5 s. Requests of an ended socket are finished by this process first: an old write must not come after a newer
 one. A read that a lender keeps waiting is tried until it is there, since the kernel would end the program that wants
 it.
 """
@@ -14,7 +14,9 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from covey.ports import ByteStream, Env, Handed
+from covey.ports.env import Env
+from covey.ports.pages import Handed
+from covey.ports.streams import ByteStream
 from covey.wire import frames
 from covey.wire import swap_wire as swapwire
 from covey.wire.swap_wire import (
@@ -32,31 +34,33 @@ from plugins.memory.datapath.doors.nbd_pages import NbdPages
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 
 BLOCK_BYTES = 4096
-"""What the kernel reads and writes at least: a page of its own, whatever a page of the volume is."""
+"""Bytes of the kernel's smallest read or write: a page of its own, whatever a page of the volume is."""
 HEAP_BYTES = 48 << 20
-"""For what may be under way: the kernel has 128 requests of a device, of 128 KiB each where it swaps, their answers and
-writes to lenders beside them."""
+"""Bytes of heap for requests under way: the kernel has 128 requests of a device, of 128 KiB each where it swaps, their
+answers and writes to lenders beside them."""
 ANSWER_S = 20.0
-"""How long the helper may take, but for swapping off."""
+"""Seconds that the helper may take, except for switching swap off."""
 ENDING_S = 1.5
-"""How long whoever asks for an end waits; it goes on then."""
+"""Seconds that a client which asks for the end waits; the end continues after that."""
 AGAIN_S = 1.0
 TIMEOUT_S, TIMEOUT_S_MAX = 5, 80
-"""How long the kernel waits for an answer before it sends the request again. It looks for what a dead socket left only
-then, so the first is how long programs wait when this process was killed. Each socket that ends while this process
-lives says that the volume is slower than that, and doubles it: nothing would ever be done otherwise."""
+"""First and longest time in seconds that the kernel waits for an answer before it sends the request again. It looks for
+requests of a dead socket only then, so the first is how long programs wait when this process was killed. Each socket
+that ends while this process lives shows that the volume is slower than that, and doubles it: nothing would ever be done
+otherwise."""
 LOOK_S = 2.0
-"""Between two looks at how much is in it."""
+"""Seconds between two looks at how much is swapped out."""
 SwapWord = Literal["off", "on", "waits", "ending", "lost"]
 Answered = SwapConnected | SwapNow
 
 
 class SwapImpossible(ValueError):
-    """The helper, or this process, refuses."""
+    """The helper, or this process, refuses to swap."""
 
 
 class SwapDoor:
-    """Of one volume. `lacks`: what this process may not have, so that it could wait for itself; empty: nothing."""
+    """Makes one volume swap of this host. `lacks`: why this process might wait for its own swap, in words; empty: it
+    cannot."""
 
     def __init__(self, env: Env, volume: AnyVolume, lacks: str) -> None:
         self._env, self._volume, self._lacks = env, volume, lacks
@@ -69,11 +73,11 @@ class SwapDoor:
         self.word: SwapWord = "off"
         self.device, self.used_bytes, self.why = "", 0, ""
         self.sockets = 0
-        """That the kernel was given."""
+        """Number of sockets that the kernel was given."""
 
     async def begin(self, backend: str, helper: str, resume: bool) -> None:
-        """Idempotent. `resume`: the kernel has it already, as far as anybody knows; it gets its socket as soon as the
-        helper takes it. SwapImpossible or OSError says why not."""
+        """Begin to be swap. Idempotent. `resume`: the kernel has the device already, as far as is known; it gets its
+        socket as soon as the helper takes it. SwapImpossible or OSError says why not."""
         async with self._changing:
             if self._backend:
                 if self._backend != backend:
@@ -98,7 +102,7 @@ class SwapDoor:
             raise SwapImpossible(f"the volume's process could wait for itself: {lacks}")
 
     async def _begin_swap(self) -> None:
-        """Without swap there is to be no device."""
+        """Switch swap on; if that fails there must be no device either."""
         begun = False
         try:
             await self._ask(BeginSwap(self._backend))
@@ -109,8 +113,8 @@ class SwapDoor:
                     await self._ask(EndSwap(self._backend))
 
     async def end(self) -> None:
-        """Pages go back to memory, which may take minutes: `word` is `ending`, then `off`, or `on` again and `why`.
-        SwapImpossible when that is known soon."""
+        """End the swap. Pages go back to memory, which may take minutes: `word` is `ending`, then `off`, or `on` again
+        and `why`. SwapImpossible when that is known soon."""
         if not self._backend:
             return
         if self._ending is None:
@@ -142,7 +146,7 @@ class SwapDoor:
     # ---- while it is on ----
 
     async def _keep(self, backend: str) -> None:
-        """The kernel always has a socket, or is given one as soon as that can be."""
+        """Give the kernel a new socket whenever one ends, as soon as that is possible."""
         while self._backend == backend:
             front = self._front
             if front is not None:
@@ -183,7 +187,7 @@ class SwapDoor:
             await asyncio.sleep(LOOK_S)
 
     async def _connect(self, backend: str, resume: bool) -> None:
-        """The kernel has a socket, whose other end is served from before it has it: it reads at once."""
+        """Give the kernel a socket. Its other end is served before the kernel has it, since it reads at once."""
         stream, other = await self._env.bytes.pair()
         front = NbdFront(self._env, self._volume, stream, self._pages, ServedClients())
         front.begin_agreed()
@@ -209,7 +213,7 @@ class SwapDoor:
     async def _ask(
         self, frame: SwapFrame, timeout_s: float | None = ANSWER_S, handed: Handed | None = None
     ) -> Answered:
-        """SwapImpossible: it refuses. OSError or TimeoutError: it is not there."""
+        """Ask the helper. SwapImpossible: it refuses. OSError or TimeoutError: it is not there."""
         async with asyncio.timeout(timeout_s):
             stream = await self._reach()
             try:

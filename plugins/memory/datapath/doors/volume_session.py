@@ -6,7 +6,8 @@ is bounded; then nothing more of it is read.
 
 import asyncio
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.driven import Part, driven
@@ -14,7 +15,7 @@ from covey.wire.headers import Op, Reply, Request, Status, WireError
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 
 UNDER_WAY_MAX = 64
-"""Requests of one connection; each is at most 256 pages."""
+"""Most requests under way of one connection; each is at most 256 pages."""
 
 
 GATHERED_MAX = 1 << 20
@@ -22,7 +23,8 @@ GATHERED_MAX = 1 << 20
 
 
 class VolumeSession:
-    """`Driven`. `over` is set when it ends, with what the client did wrong, if anything."""
+    """One connection of a client (`Driven`). `over` is set when it ends, with what the client did wrong, if
+    anything."""
 
     def __init__(self, env: Env, volume: AnyVolume, stream: ByteStream) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -64,7 +66,7 @@ class VolumeSession:
         self._flush()
 
     def ended(self, error: ConnectionError) -> None:
-        """What is under way is finished without an answer."""
+        """The connection ended. Requests under way are finished without an answer."""
         if not self.over.done():
             self.over.set_result("")
 

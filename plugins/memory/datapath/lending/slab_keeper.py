@@ -8,8 +8,8 @@ It opens what it holds as /proc/PID/fd/N of the slab process and maps none of it
 here in the same way. When no slab process has come for `ALONE_S` it frees everything and ends: a borrower has other
 copies, and gives its place up long before.
 
-Why a process: systemd keeps descriptors for a service's main process alone and hands them back only when that starts
-(`sd_pid_notify_with_fds(3)`), which is the agent, and is not there without systemd. The agent itself ends at an
+It is a process because systemd keeps descriptors for a service's main process alone and hands them back only when that
+starts (`sd_pid_notify_with_fds(3)`), which is the agent, and is not there without systemd. The agent itself ends at an
 upgrade, just when others may end too. And memory must be free once the kernel has killed for it: the keeper is killed
 before the slab process (`Program.goes_first`), so what is killed second takes its memory along.
 """
@@ -20,18 +20,21 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.ports import ByteStream, Env, HeldMemory
+from covey.ports.env import Env
+from covey.ports.pages import HeldMemory
+from covey.ports.streams import ByteStream
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import is_secret
 from plugins.base import Program
 
 ALONE_S = 60.0
-"""As a lease: a lender's slabs are orphans after that."""
+"""Seconds for which the keeper waits for a slab process, as long as a lease: after that a lender's slabs are
+orphans."""
 HELLO_S = 5.0
 KEPT_TOLD = 2048
-"""Memories in one frame."""
+"""Most memories in one frame."""
 KEEPER_GOES_FIRST = 1000
-"""oom_score_adj, the highest there is: before the slab process (800)."""
+"""oom_score_adj of the keeper, the highest there is: it is killed before the slab process (800)."""
 SOCKET = "slab-keeper"
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -41,10 +44,10 @@ AddressText = Annotated[str, Meta(max_length=100)]
 
 
 class KeeperConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the slab process gives a keeper at its start."""
+    """The settings that the slab process gives a keeper at its start."""
 
     secret: bytes
-    """What a slab process must say."""
+    """Secret that a slab process must say."""
 
 
 class KeeperFrame(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +59,7 @@ class KeeperHello(KeeperFrame, frozen=True):
 
 
 class KeepMemory(KeeperFrame, frozen=True):
-    """Hold it from now on; it is there already under the same name: nothing new."""
+    """Hold this memory from now on. If it is held already under the same name, nothing changes."""
 
     number: Number
     name: MemoryName
@@ -68,7 +71,7 @@ class DropMemory(KeeperFrame, frozen=True):
 
 
 class KeptAddress(KeeperFrame, frozen=True):
-    """Where the slab process listens: the next one does so there again."""
+    """Address at which the slab process listens: the next one listens there again."""
 
     address: AddressText
 
@@ -87,14 +90,14 @@ class KeptNow(KeeperFrame, frozen=True):
     address: AddressText
     memories: tuple[KeptMemory, ...]
     more: bool = False
-    """Another one follows."""
+    """Another frame follows."""
 
 
 class KeeperDone(KeeperFrame, frozen=True):
-    """To the oldest question that was not answered yet."""
+    """Answer to the oldest question that was not answered yet."""
 
     why: Annotated[str, Meta(max_length=400)] = ""
-    """Why not; empty: done."""
+    """Why it was not done; empty: it was."""
 
 
 Told = KeeperHello | KeepMemory | DropMemory | KeptAddress | EndKeeper
@@ -103,13 +106,13 @@ said_decoder: msgspec.msgpack.Decoder[KeptNow | KeeperDone] = msgspec.msgpack.De
 
 
 class SlabKeeper:
-    """What is held, and for whom. One slab process at a time: the newest."""
+    """The memories that are held, and the slab process for which: only the newest has them."""
 
     def __init__(self, env: Env, secret: bytes) -> None:
         self.over = asyncio.Event()
         self._env, self._secret = env, secret
         self._held: dict[int, tuple[HeldMemory, int]] = {}
-        """By number: memory, bytes."""
+        """Number -> memory, and its size in bytes."""
         self._address = ""
         self._owner: ByteStream | None = None
         self._alone: asyncio.TimerHandle | None = None
@@ -119,7 +122,7 @@ class SlabKeeper:
         self._alone = asyncio.get_running_loop().call_later(ALONE_S, self.end)
 
     def end(self) -> None:
-        """Everything is free. Idempotent."""
+        """Free everything. Idempotent."""
         for memory, _ in self._held.values():
             memory.close()
         self._held.clear()

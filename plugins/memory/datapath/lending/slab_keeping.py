@@ -9,7 +9,8 @@ does not count (`slab_memory`).
 import asyncio
 from collections import deque
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.frames import read_frame, write_frame
 from plugins.memory.datapath.lending.slab_keeper import (
     SOCKET,
@@ -29,16 +30,16 @@ from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.datapath.wire.slab_memory import SlabPages
 
 PAUSE_S = 2.0
-"""Before another keeper is started: when memory runs out the kernel kills the keeper first, and the slab process
-next."""
+"""Seconds before another keeper is started: when memory runs out the kernel kills the keeper first, and the slab
+process next."""
 LOOK_S = 0.02
 ANSWER_S = 5.0
 LOOK_AGAIN_S = 1.0
-"""A keeper that ended while nothing was told it is missed within this time."""
+"""Seconds within which the end of a keeper is noticed while nothing is sent to it."""
 
 
 class SlabKeeping:
-    """Of one slab process. `take_up` first, then `run` as a task."""
+    """The link of one slab process to its keeper. Call `take_up` first, then run `run` as a task."""
 
     def __init__(self, env: Env, secret: bytes, store: SlabStore) -> None:
         self.why = "its keeper starts"
@@ -53,8 +54,8 @@ class SlabKeeping:
         store.on_kept, store.on_freed = self._lent, self._freed
 
     async def take_up(self) -> str:
-        """Whatever an earlier process of this host lent goes into the store; where that one listened. Without a keeper
-        there is nothing, and no address."""
+        """Put the slabs that an earlier process of this host lent into the store; returns where that one listened.
+        Without a keeper there are no slabs, and no address."""
         try:
             address, memories = await self._connect()
         except (OSError, TimeoutError):
@@ -81,7 +82,7 @@ class SlabKeeping:
         return True
 
     def listens(self, address: str) -> None:
-        """There the next process of this host will try to listen too."""
+        """Remember where this process listens: the next process of this host will try to listen there too."""
         self._address = address
         self._tell(KeptAddress(address))
 
@@ -101,7 +102,7 @@ class SlabKeeping:
             self._tell(DropMemory(number))
 
     def _tell(self, what: Told) -> None:
-        """In order; nothing while there is no keeper, since the next one is told everything."""
+        """Send to the keeper, in order; nothing while there is none, since the next one is told everything."""
         if self._stream is not None:
             self._todo.append(what)
             self._wake.set()
@@ -109,7 +110,7 @@ class SlabKeeping:
     # ---- the keeper ----
 
     async def run(self) -> None:
-        """Runs for as long as the slab process does."""
+        """Keep a keeper running for as long as the slab process runs."""
         while True:
             try:
                 if self._stream is None:
@@ -149,8 +150,8 @@ class SlabKeeping:
         raise ConnectionRefusedError(f"the keeper ended; see logs/{SOCKET}.log")
 
     async def _connect(self) -> tuple[str, list[KeptMemory]]:
-        """Where the slab process before listened, and what is held. ConnectionError when there is no keeper,
-        TimeoutError when it is silent."""
+        """Connect; returns where the earlier slab process listened, and what is held. ConnectionError when there is no
+        keeper, TimeoutError when it is silent."""
         stream = await self._env.bytes.connect(f"unix:{self._env.run_dir}/{SOCKET}.sock")
         memories: list[KeptMemory] = []
         try:
@@ -169,7 +170,8 @@ class SlabKeeping:
                 stream.close()
 
     async def _go_on(self) -> None:
-        """ConnectionError when it ends; that is seen when something is told, or within `LOOK_AGAIN_S`."""
+        """Send what is to be told. ConnectionError when the keeper ends, noticed at the next message or within
+        `LOOK_AGAIN_S`."""
         stream = self._stream
         assert stream is not None
         while True:
@@ -197,7 +199,7 @@ class SlabKeeping:
             stream.close()
 
     async def end(self) -> None:
-        """In good order, and for good: the keeper frees what it holds, and ends."""
+        """End for good and in good order: the keeper frees what it holds, and ends."""
         if self._stream is not None:
             try:
                 await self._ask(self._stream, EndKeeper())

@@ -1,7 +1,7 @@
 """A slab process's end of slabs that a volume's process on the same host maps (`mapped_slab`).
 
-Such a slab is in RAM as a whole, and counted so, before its borrower may map it: pages that he touches first would be
-charged to him, and nobody would have looked whether there is room.
+Such a slab is in RAM as a whole, and counted so, before its borrower may map it: pages that the borrower touches first
+would be charged to it, without a check whether there is room.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ import mmap
 from plugins.memory.datapath.lending.slab_store import HostedSlab
 
 POPULATE_BYTES = 4 << 20
-"""Brought into RAM in one go, so that others get their turn."""
+"""Bytes brought into RAM in one go, so that other work gets its turn."""
 _MADV_POPULATE_WRITE = 23
 
 
 async def lend(slab: HostedSlab) -> str:
-    """The name by which it is mapped. ValueError: it was freed meanwhile."""
+    """Lend the slab's memory; returns the name by which it is mapped. ValueError: it was freed meanwhile."""
     if not slab.mapped:
         await populate(slab)
     if not slab.live:
@@ -26,7 +26,8 @@ async def lend(slab: HostedSlab) -> str:
 
 
 async def populate(slab: HostedSlab) -> None:
-    """The kernel does it in one go when memory is registered with a device, and holds everybody up meanwhile."""
+    """Bring the slab into RAM piece by piece. Without this the kernel does it in one go when memory is registered with
+    a device, and holds up everything meanwhile."""
     memory, size = slab.memory.obj, len(slab.memory)
     assert isinstance(memory, mmap.mmap)
     first = len(memory) - size

@@ -1,4 +1,4 @@
-"""A slab process's end of one connection, once its borrower has proven who it is: a machine that bytes drive.
+"""A slab process's end of one connection, once its borrower has proven its identity: a machine that bytes drive.
 
 A page arrives in a buffer of the connection first and is moved into the slab only when it is there whole: a borrower
 that dies in the middle of a write leaves the older page, complete, under its older version. What is read is copied out
@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs
 from covey.wire import handshake
 from covey.wire.driven import DrivenStream, Part
@@ -43,39 +43,39 @@ from plugins.memory.datapath.wire.slabwire import (
 GATHERED_MAX: Final = 256 << 10
 """Bytes of answers that are sent before the turn is over."""
 SCRATCH_BYTES: Final = 64 << 10
-"""What nobody wants is read in parts of this size."""
+"""Size in bytes of the parts in which unwanted payload is read."""
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What both ends said first: proofs for further slabs hold for this connection alone."""
+    """The hello and nonce of a connection: proofs for further slabs hold for this connection alone."""
 
     hello: SlabHello
     packed: bytes
     nonce: bytes
-    """The lender's."""
+    """Nonce of the lender."""
 
 
 class SlabSession:
-    """`Driven`, and `SlabUser` of the slabs that are attached over it."""
+    """One connection: `Driven`, and `SlabUser` of the slabs that are attached over it."""
 
     def __init__(
         self, env: Env, store: SlabStore, verbs: SessionVerbs, stream: DrivenStream, greeting: Greeting
     ) -> None:
         self.session = greeting.hello.session
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why it ended."""
+        """Set at its end, with the reason."""
         self._env, self._store, self._verbs = env, store, verbs
         self._stream, self._greeting = stream, greeting
         self._slabs: dict[tuple[int, int], HostedSlab] = {}
-        """By index and epoch."""
+        """Index and epoch -> slab."""
         self._header = memoryview(bytearray(REQUEST_BYTES))
         self._payload = memoryview(bytearray(SCRATCH_BYTES))
         self._asked: SlabRequest | None = None
-        """Its payload is on its way."""
+        """Request whose payload is on its way."""
         self._slab: HostedSlab | None = None
         self._unwanted = 0
-        """Bytes still to come of a request about a slab that this connection does not have."""
+        """Bytes still to be read of a request about a slab that this connection does not have."""
         self._out: list[Part] = []
         self._gathered = 0
 
@@ -205,7 +205,7 @@ class SlabSession:
             slab.put(asked.page, versions, payload if op is WRITE else None)
 
     def _attach(self, asked: SlabRequest) -> None:
-        """An unknown slab, a stale epoch and a wrong proof get the same no."""
+        """Attach a further slab. An unknown slab, a stale epoch and a wrong proof get the same refusal."""
         said = self._greeting
         slab = self._store.known(said.hello.borrower, said.hello.volume, asked.slab, asked.epoch)
         proof = bytes(self._payload[: asked.size])
@@ -219,7 +219,7 @@ class SlabSession:
         self._done(asked, slabwire.pack_attached(AttachedSlab(proof, slab.page_bytes, len(slab.memory))))
 
     def _pair(self, asked: SlabRequest) -> None:
-        """WireError when it has one already."""
+        """Make a queue pair. WireError when the connection has one already."""
         if self._verbs.has_pair:
             raise WireError("a second queue pair for one connection")
         peer = slabwire.paired(bytes(self._payload[: asked.size]))
@@ -232,7 +232,8 @@ class SlabSession:
         self._done(asked, answer)
 
     def _region(self, asked: SlabRequest, slab: HostedSlab) -> None:
-        """Answered later: whoever asks for one asks for nothing else meanwhile. WireError without a queue pair."""
+        """Register a slab and answer later: the client asks for nothing else meanwhile. WireError without a queue
+        pair."""
         if not self._verbs.has_pair:
             raise WireError("a region without a queue pair")
 
@@ -243,7 +244,7 @@ class SlabSession:
         self._verbs.register(self._env, slab, answer)
 
     async def _map(self, asked: SlabRequest, slab: HostedSlab) -> None:
-        """Answered later, as a region is."""
+        """Lend a slab's memory for mapping and answer later, as for a region."""
         try:
             answer = slabwire.pack_lent_memory(await slab_maps.lend(slab))
         except ValueError as why:

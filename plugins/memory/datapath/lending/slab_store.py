@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 from plugins.memory.datapath.wire import control
 from plugins.memory.datapath.wire.control import HeldSlab
 from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages
@@ -15,7 +15,7 @@ from plugins.memory.datapath.wire.slabwire import LentRegion, SlabHello, Version
 from plugins.memory.policy.settings import PAGE_BYTES_MAX
 
 Key = tuple[str, str, int]
-"""Borrower, volume, index."""
+"""Key of a slab: borrower, volume, index."""
 
 
 class SlabUser(Protocol):
@@ -24,7 +24,7 @@ class SlabUser(Protocol):
     session: bytes
 
     def lose(self, slab: "HostedSlab") -> None:
-        """It was freed, or another session attached it: nothing more is answered about it than that."""
+        """The slab was freed, or another session attached it: nothing more is answered about it than that."""
 
 
 class Registered(Protocol):
@@ -32,34 +32,34 @@ class Registered(Protocol):
 
     where: LentRegion
     left: asyncio.Event
-    """Nobody reaches it any more."""
+    """Set when no device reaches the memory any more."""
 
     def let_go(self) -> None:
-        """Soon; the memory is given back after that."""
+        """Give the memory back once nothing is under way, soon."""
 
     def close(self) -> None:
-        """Now."""
+        """Give the memory back now."""
 
 
 class HostedSlab:
     """The memory of one slab under one epoch."""
 
     def __init__(self, kept: SlabPages, on_touched: Callable[[int], None]) -> None:
-        """`on_touched` is called with the bytes of pages that were written for the first time."""
+        """`on_touched` is called with the bytes of pages that are written for the first time."""
         of = kept.record
         self.borrower, self.volume, self.index, self.epoch = of.borrower, of.volume, of.index, of.epoch
         self.secret, self.page_bytes, self.kept = of.secret, of.page_bytes, kept
         self.memory: memoryview = kept.pages
         self.versions: memoryview = kept.versions
-        """Of each page, u64. A page that has no version now is being written."""
+        """Version of each page, u64. A page whose version is 0 now is being written."""
         self.users: list[SlabUser] = []
-        """All of one session."""
+        """Connections that use the slab, all of one session."""
         self.touched = 0
-        """Pages that have a version."""
+        """Number of pages that have a version, or are in RAM in any case."""
         self.live = True
         self.registered: Registered | None = None
         self.mapped = False
-        """By its borrower's process, on this host."""
+        """Its borrower's process on this host maps it."""
         self.on_touched = on_touched
 
     @property
@@ -71,7 +71,7 @@ class HostedSlab:
         return self.memory[first * self.page_bytes : (first + count) * self.page_bytes]
 
     def attach(self, user: SlabUser) -> None:
-        """Its session has it from now on, and no other."""
+        """Let this connection's session use the slab, and no other."""
         if self.users and self.users[0].session != user.session:
             for older in self.users:
                 older.lose(self)
@@ -80,7 +80,7 @@ class HostedSlab:
             self.users.append(user)
 
     def put_one(self, page: int, version: int, content: memoryview) -> None:
-        """`put` of a single page."""
+        """`put` for a single page."""
         old = self.versions[page]
         if version <= old:
             return
@@ -92,7 +92,7 @@ class HostedSlab:
         self.versions[page] = version
 
     def put(self, first: int, versions: Versions, pages: memoryview | None) -> None:
-        """Keep every page that is newer than what is here; None: zeros."""
+        """Keep every page that is newer than the one here; `pages` None: zeros."""
         size = self.page_bytes
         here = array("Q", self.versions[first : first + len(versions)].tobytes())
         if 0 in here:
@@ -110,7 +110,7 @@ class HostedSlab:
                 self.versions[first + at] = new
 
     def touch_all(self) -> None:
-        """All of it is in RAM, whatever was written."""
+        """Count all pages as touched: the slab is in RAM as a whole, whatever was written."""
         self._touch(self.pages)
 
     def _touch(self, pages: int) -> None:
@@ -128,17 +128,18 @@ class SlabStore:
         self.on_kept: Callable[[SlabPages], None] = lambda slab: None
         """Called with each new slab's memory."""
         self.on_freed: Callable[[SlabPages], None] = lambda slab: None
-        """Called when it does not count any more, and before it goes."""
+        """Called when a slab does not count any more, before its memory is freed."""
         self._lend_bytes, self._pages = lend_bytes, pages
         self._leaving: list[Registered] = []
 
     def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
-        """At most so many slabs after that key, and whether there are more."""
+        """At most `most` slabs after that key, and whether there are more."""
         keys = sorted(key for key in self.slabs if key > after) if most else []
         return tuple(_held(self.slabs[key]) for key in keys[:most]), len(keys) > most
 
     def register(self, asked: control.RegisterSlabFrame) -> None:
-        """ValueError says why not. Sizes are checked before anything is allocated. A higher epoch replaces a lower."""
+        """Make a slab. ValueError says why not. Sizes are checked before anything is allocated. A higher epoch replaces
+        a lower."""
         key = (asked.borrower, asked.volume, asked.index)
         known = self.slabs.get(key)
         if known is not None and (known.epoch, known.secret) == (asked.epoch, asked.secret):
@@ -167,8 +168,8 @@ class SlabStore:
         return slab
 
     def take_up(self, shared: SharedRing) -> SlabPages | None:
-        """What an earlier process of this host lent, as it was; None: it does not count, or another of a newer epoch is
-        here."""
+        """Take up a slab that an earlier process of this host lent, unchanged; None: it does not count, or one of a
+        newer epoch is here."""
         kept = SlabPages.take_up(shared)
         if kept is None:
             return None
@@ -188,8 +189,8 @@ class SlabStore:
         self.touched_bytes += touched_bytes
 
     def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
-        """Its memory goes back to the kernel; its borrower is told. Where a device reaches it, that takes a little
-        while (`left`)."""
+        """Give a slab's memory back to the kernel, and tell its borrower. Where a device reaches it, that takes a
+        little while (`left`)."""
         slab = self.slabs.get((borrower, volume, index))
         if slab is None or slab.epoch != epoch:
             return
@@ -212,7 +213,7 @@ class SlabStore:
 
     @property
     def unlocked_bytes(self) -> int:
-        """Lent memory that may be swapped out."""
+        """Bytes of lent memory that may be swapped out."""
         return sum([len(slab.memory) for slab in self.slabs.values() if not slab.kept.shared.locked])
 
     async def left(self) -> None:
@@ -221,7 +222,7 @@ class SlabStore:
             await each.left.wait()
 
     def find(self, hello: SlabHello) -> HostedSlab | None:
-        """None for an unknown slab and for a stale epoch."""
+        """The slab that a hello names; None if it is unknown or its epoch is stale."""
         return self.known(hello.borrower, hello.volume, hello.slab, hello.epoch)
 
     def known(self, borrower: str, volume: str, index: int, epoch: int) -> HostedSlab | None:

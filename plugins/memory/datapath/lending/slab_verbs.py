@@ -2,7 +2,7 @@
 
 Registered memory is in RAM, whole, so a slab counts as touched from then on. Who may reach it, and until when:
 
-    a slab is freed         its borrower is told (GONE); once nothing of his is under way, or after `DRAIN_S`, the
+    a slab is freed         its borrower is told (GONE); once nothing of its is under way, or after `DRAIN_S`, the
                             memory is deregistered, and given back after that. A WRITE that comes later fails, and its
                             queue pair with it.
     another session has it  the queue pair of the earlier session is destroyed before the new one gets an answer: what a
@@ -15,18 +15,19 @@ Every volume has a protection domain of its own, so that no key opens another's 
 import asyncio
 from collections.abc import Callable
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs, Pair, PairPlace, Region, VerbsDevice
 from plugins.memory.datapath.lending import slab_maps
 from plugins.memory.datapath.lending.slab_store import HostedSlab
 from plugins.memory.datapath.wire.slabwire import LentRegion, SlabHello
 
 DRAIN_S = 0.25
-"""How long a borrower has to say that nothing is under way in a slab that is taken back."""
+"""Seconds that a borrower has to say that nothing is under way in a slab that is taken back."""
 
 
 class LenderDomain:
-    """What one volume may reach here: its slabs, and no other's. Closed with the last thing in it."""
+    """The protection domain of one volume: a device reaches its slabs here, and no other's. It is closed with the last
+    thing in it."""
 
     def __init__(self, device: VerbsDevice, gone: Callable[[], None]) -> None:
         self.device, self._gone = device, gone
@@ -43,10 +44,10 @@ class LenderDomain:
 
 
 class RegisteredSlab:
-    """`slab_store.Registered` of one slab."""
+    """Registration of one slab (`slab_store.Registered`)."""
 
     def __init__(self, domain: LenderDomain, slab: HostedSlab) -> None:
-        """NoVerbs when the device or a limit refuses."""
+        """Register pages and versions. NoVerbs when the device or a limit refuses."""
         self.left = asyncio.Event()
         self._late: asyncio.TimerHandle | None = None
         pages = domain.device.register(memoryview(slab.memory), remote=True)
@@ -76,18 +77,19 @@ class RegisteredSlab:
 
 
 class LenderVerbs:
-    """The device is opened when the first volume asks. `why` says why one got none; empty: all who asked did."""
+    """One-sided access to this process's slabs. The device is opened when the first volume asks. `why`: why a volume
+    got no access; empty: all that asked did."""
 
     def __init__(self, env: Env) -> None:
         self.why = self.name = ""
         self.pairs = 0
-        """That live."""
+        """Number of living queue pairs."""
         self._env = env
         self._domains: dict[tuple[str, str], LenderDomain] = {}
-        """Borrower and volume ->"""
+        """Borrower and volume -> protection domain."""
 
     def pair(self, borrower: str, volume: str, peer: PairPlace) -> "LenderPairEnd":
-        """A queue pair, connected to that one. NoVerbs says why not."""
+        """Make a queue pair and connect it to `peer`. NoVerbs says why not."""
         try:
             domain = self._domain(borrower, volume)
             domain.use()
@@ -109,7 +111,7 @@ class LenderVerbs:
         self.pairs -= 1
 
     async def register(self, slab: HostedSlab) -> LentRegion:
-        """Once for each slab. NoVerbs says why not; ValueError: it was freed meanwhile."""
+        """Register a slab, once. NoVerbs says why not; ValueError: it was freed meanwhile."""
         await slab_maps.populate(slab)
         if not slab.live:
             raise ValueError("freed meanwhile")
@@ -151,25 +153,25 @@ class LenderPairEnd:
 
 
 class SessionVerbs:
-    """What one connection has of it."""
+    """The one-sided access of one connection."""
 
     def __init__(self, lender: LenderVerbs, said: SlabHello) -> None:
         self._lender, self._said = lender, said
         self._pair: LenderPairEnd | None = None
         self._freed: dict[tuple[int, int], RegisteredSlab] = {}
-        """Slabs that were freed under its borrower, who did not say yet that nothing is under way."""
+        """Slabs that were freed under their borrower, which has not said yet that nothing is under way."""
 
     @property
     def has_pair(self) -> bool:
         return self._pair is not None
 
     def connect(self, peer: PairPlace) -> PairPlace:
-        """NoVerbs says why not."""
+        """Connect a queue pair to `peer` and return its own address. NoVerbs says why not."""
         self._pair = self._lender.pair(self._said.borrower, self._said.volume, peer)
         return self._pair.pair.where
 
     def register(self, env: Env, slab: HostedSlab, answer: Callable[[LentRegion | None, str], None]) -> None:
-        """`answer` is called with where it is, or why it is not registered."""
+        """Register a slab; `answer` is called with where it is, or why it is not registered."""
 
         async def work() -> None:
             try:
@@ -182,7 +184,7 @@ class SessionVerbs:
         env.spawn("register a slab with the device", work())
 
     def lose(self, slab: HostedSlab) -> None:
-        """Before anybody is told."""
+        """A slab is lost to this connection: cut one-sided access before anybody is told."""
         if slab.live:
             self.end()  # another session has it from now on
         elif self._pair is not None and slab.registered is not None:
@@ -196,7 +198,7 @@ class SessionVerbs:
             registered.close()
 
     def end(self) -> None:
-        """Idempotent."""
+        """Close the queue pair and the registrations of freed slabs. Idempotent."""
         pair, self._pair = self._pair, None
         if pair is not None:
             self._lender.close(pair)
@@ -206,4 +208,4 @@ class SessionVerbs:
 
 
 def _nothing(why: str) -> None:
-    """A lender posts nothing."""
+    """Handler of events that never come: a lender posts nothing."""

@@ -1,7 +1,7 @@
 """The slab process: one per lending host. It keeps slabs in memory and serves their pages over TCP.
 
 It outlives the agent, and its slabs outlive it (`slab_keeper`). It does what the agent's `Lender` tells it on
-`slabd.sock`: register a slab, free a slab (`slab_store`). Whoever connects proves first that it knows the secret of a
+`slabd.sock`: register a slab, free a slab (`slab_store`). A client proves first that it knows the secret of a
 slab (`covey.wire.handshake`); until then it costs a task and a few hundred bytes, and few such connections are
 admitted. After that bytes drive a machine (`slab_session`).
 """
@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from covey.ports import Address, ByteStream, Env, Listener
+from covey.ports.addresses import Address
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from covey.ports.verbs import SWITCHED_OFF
 from covey.wire import handshake, headers
 from covey.wire.driven import driven
@@ -37,14 +39,14 @@ from plugins.memory.datapath.wire.control_ends import ControlServer
 
 
 class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent gives the slab process at its start."""
+    """The settings that the agent gives the slab process at its start."""
 
     bind: Address
-    """Where the byte path listens; port 0 takes a free one."""
+    """Address at which the byte path listens; port 0 takes a free one."""
     secret: bytes
-    """What an agent must say on the control socket."""
+    """Secret that an agent must say on the control socket."""
     lend_bytes: int
-    """Never hold more than this, whatever the agent says."""
+    """Most bytes that are ever held, whatever the agent says."""
     control: str = "slabd"
     """Name of the control socket."""
     rdma: bool = True
@@ -59,7 +61,7 @@ class SlabServer:
         self.verbs = LenderVerbs(env)
         self.strangers: Strangers[ByteStream] = Strangers()
         self._nobodys = env.entropy(NONCE_BYTES)
-        """The key of slabs that are not here: strangers cannot tell them from others."""
+        """Key used for slabs that are not here: strangers cannot tell them from others."""
 
     async def serve(self, stream: ByteStream) -> None:
         crowded_out = self.strangers.come(stream, stream.peer.rpartition(":")[0])
@@ -79,8 +81,8 @@ class SlabServer:
             self.strangers.go(stream)
 
     async def _welcome(self, stream: ByteStream) -> SlabSession | None:
-        """Of a connection that has proven to know the secret of a slab, which is attached then. An unknown slab, a
-        stale epoch and a wrong proof get the same no."""
+        """Let the peer prove that it knows the secret of a slab, attach that slab, and return the session. An unknown
+        slab, a stale epoch and a wrong proof get the same refusal."""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 slab, greeting = await self._proven(stream)
@@ -117,8 +119,8 @@ class SlabServer:
 
 
 async def run_slabd(env: Env, config: SlabdConfig) -> None:
-    """The program. OSError when another slab process serves this host already. Ends when the agent says `Stop`, and the
-    slabs go with it; or by SIGTERM, or a crash: then they stay with the keeper for the next one."""
+    """The program. OSError when another slab process serves this host already. When the agent says `Stop` it ends, and
+    the slabs with it; after SIGTERM, or a crash, they stay with the keeper for the next process."""
     store, stopped = SlabStore(config.lend_bytes, env.pages), asyncio.Event()
     slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
     keeping, serves = SlabKeeping(env, config.secret, store), asyncio.Event()
@@ -172,7 +174,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
 async def _listen(
     env: Env, config: SlabdConfig, before: Address, serve: Callable[[ByteStream], Coroutine[Any, Any, None]]
 ) -> Listener:
-    """Where the process before did, if that is not against the configuration: borrowers come there again."""
+    """Listen where the earlier process did, unless the configuration says otherwise: borrowers connect there again."""
     host, _, port = config.bind.rpartition(":")
     if port == "0" and before.rpartition(":")[0] == host:
         try:
@@ -183,4 +185,5 @@ async def _listen(
 
 
 PROGRAM = Program("slabd", SlabdConfig, run_slabd, goes_first=800)
-"""Before jobs, as ranks that wait (`agent.ports.processes.shim.GOES_FIRST`), and after its keeper."""
+"""The slab process is killed for memory before jobs, as waiting ranks are (`agent.ports.processes.shim.GOES_FIRST`),
+and after its keeper."""

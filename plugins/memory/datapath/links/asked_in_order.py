@@ -1,21 +1,21 @@
-"""What is asked of a lender is answered in order, each within a deadline: one timer looks at the oldest. The base of
-the two ways to ask (`lender_lane`, `lender_pair`)."""
+"""Questions to a lender, answered in order, each within a deadline: one timer looks at the oldest. The base of the two
+ways to ask (`lender_lane`, `lender_pair`)."""
 
 import asyncio
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.wire.slabwire import Versions
 
 Answered = Callable[[bool, Versions], None]
-"""Whether the lender did it, and for what was read the version of each page."""
+"""Called with whether the lender did it, and for a read the version of each page."""
 NO_VERSIONS: Versions = array("Q")
 
 
 class AskedInOrder(ABC):
-    """`lost` is called once when nothing more will be answered, with the reason."""
+    """A queue of questions under way. `lost` is called once when nothing more will be answered, with the reason."""
 
     def __init__(self, env: Env, deadline_s: float, lost: Callable[[str], None]) -> None:
         self.why = ""
@@ -25,28 +25,28 @@ class AskedInOrder(ABC):
 
     @abstractmethod
     def _oldest_s(self) -> float | None:
-        """When the oldest that is not answered was sent; None: all are."""
+        """Time at which the oldest unanswered question was sent; None: all are answered."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Of whatever it is asked over."""
+        """Close what the questions are sent over: a connection, or a queue pair."""
 
     @abstractmethod
     def _take_all(self) -> list[Answered]:
-        """Nothing is under way any more; who is to hear that."""
+        """Remove all questions under way; returns the functions that are to hear that."""
 
     def _late(self, left_s: float) -> float:
-        """Seconds that are left, of what has so many by the clock."""
+        """Seconds left for the oldest question, of which `left_s` are left by the clock."""
         return left_s
 
     def _watch(self) -> None:
-        """After something was sent."""
+        """Start the timer after something was sent."""
         if not self._timed:
             self._timed = True
             self._loop.call_later(self._deadline_s, self._look)
 
     def _look(self) -> None:
-        """The oldest is too old, or has some time left."""
+        """Check the oldest question: it is too old, or has some time left."""
         self._timed = False
         sent_s = self._oldest_s()
         if self.why or sent_s is None:
@@ -59,7 +59,8 @@ class AskedInOrder(ABC):
             self._loop.call_later(left_s, self._look)
 
     def end(self, why: str) -> None:
-        """Idempotent. What is under way is answered with no; nobody here sees any of it any more."""
+        """End for the given reason. Idempotent. Questions under way are answered with no; their later answers are not
+        seen here."""
         if self.why:
             return
         self.why = why

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.driven import DrivenStream, Part
 from covey.wire.headers import WireError
 from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered, AskedInOrder
@@ -39,11 +39,11 @@ ANSWERS: Final = {
     SlabOp.REGION: LENT_REGION_BYTES,
     SlabOp.MAP: LENT_MEMORY_BYTES,
 }
-"""Bytes of an answer that has always as many."""
+"""Operation -> bytes of its answer, where the length is fixed."""
 
 
 class LaneRequest:
-    """What was asked, and waits for its answer."""
+    """A request that waits for its answer."""
 
     __slots__ = ("answered", "into", "op", "pages", "sent_s", "tag")
 
@@ -58,8 +58,9 @@ class LaneRequest:
 
 
 class LenderLane(AskedInOrder):
-    """`Driven`. `lost` is called once when the connection ends, with the reason, before what is under way is answered.
-    `gone` is called with the index and epoch of a slab that the lender says is not ours any more."""
+    """One connection to a slab process (`Driven`). `lost` is called once when the connection ends, with the reason,
+    before requests under way are answered. `gone` is called with the index and epoch of a slab that the lender says is
+    not ours any more."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class LenderLane(AskedInOrder):
         self._answers = self._answers_seen = 0
         self._header = memoryview(bytearray(REPLY_BYTES))
         self._target: memoryview | None = None
-        """Where the rest of an answer goes; None: a header comes next."""
+        """Buffer for the rest of an answer; None: a header comes next."""
         self._versions = NO_VERSIONS
 
     def ask(
@@ -92,7 +93,8 @@ class LenderLane(AskedInOrder):
         into: memoryview | None,
         answered: Answered,
     ) -> None:
-        """Buffers must stay as they are until it is answered. Called before it returns when the connection is over."""
+        """Send a request. Buffers must stay as they are until it is answered; if the connection is over, that happens
+        before this returns."""
         if self.why:
             answered(False, NO_VERSIONS)
             return
@@ -123,7 +125,7 @@ class LenderLane(AskedInOrder):
         return self._waiting[0].sent_s if self._waiting else None
 
     def _late(self, left_s: float) -> float:
-        """While others are answered, a lender with much to do is not silent."""
+        """Seconds left for the oldest request: while others are answered, a lender with much to do is not silent."""
         if left_s <= 0 and self._answers != self._answers_seen:
             left_s = self._deadline_s
         self._answers_seen = self._answers
@@ -183,7 +185,7 @@ class LenderLane(AskedInOrder):
             self._target = oldest.into
 
     def _go_on(self) -> None:
-        """The versions are here, or all of the answer."""
+        """The versions of an answer are here, or all of it."""
         oldest = self._waiting[0]
         if oldest.op is READ and self._target is not oldest.into:
             self._target = oldest.into

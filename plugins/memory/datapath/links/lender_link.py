@@ -8,15 +8,16 @@ attached with its own. When one connection ends or does not answer in time the o
 of all slabs there: `lenders` opens them again. A link that no slab uses any more is closed.
 
 Where the lender is of this host its slabs are mapped (`volume_maps`), and where both hosts have a device, pages are
-written and read one-sided (`volume_verbs`). These two connections have the rest then: what must be done whole, what is
-asked about, and what is told.
+written and read one-sided (`volume_verbs`). These two connections then carry the rest: what must be done whole,
+questions, and notices.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from covey.ports import ByteStream, Env
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire import handshake, headers
 from covey.wire.driven import driven
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES
@@ -34,7 +35,7 @@ from plugins.memory.datapath.wire.slabwire import ATTACHED_BYTES, SESSION_BYTES,
 
 
 class LenderLink:
-    """To one slab process."""
+    """The link to one slab process."""
 
     def __init__(self, lender: str, address: str) -> None:
         self.lender, self.address = lender, address
@@ -42,13 +43,13 @@ class LenderLink:
         self.lanes: list[LenderLane] = []
         self.greetings: list[Greeting] = []
         self.slabs: dict[tuple[int, int], RemoteSlab] = {}
-        """By index and epoch; those that are being attached too."""
+        """Index and epoch -> slab, including slabs that are being attached."""
         self.paired: PairedLink | None = None
         self.pairing = PairTries()
         self.same_host = False
 
     def end(self, why: str) -> None:
-        """Idempotent."""
+        """End the link and all slabs over it. Idempotent."""
         if self.why:
             return
         self.why = f"{self.lender} {why}"
@@ -61,7 +62,7 @@ class LenderLink:
             self.paired.end(why)
 
     def gone(self, index: int, epoch: int) -> None:
-        """The lender says that it is not ours any more."""
+        """The lender says that this slab is not ours any more."""
         slab = self.slabs.pop((index, epoch), None)
         if slab is not None:
             slab.lost(f"{self.lender} does not lend this slab under epoch {epoch} any more")
@@ -88,8 +89,8 @@ class LenderLink:
 
 
 class LenderLinks:
-    """Of one volume, whose slabs have so many pages at a lender. SlabGone from `open`: SlabStale when the lender
-    refuses, otherwise it cannot be reached or is of another size."""
+    """The links of one volume, whose slabs have `pages` pages at a lender. `open` raises SlabStale when the lender
+    refuses, and SlabGone when it cannot be reached or its slab has another size."""
 
     def __init__(
         self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float, disk: OwnDisk | None = None
@@ -99,42 +100,42 @@ class LenderLinks:
         self.verbs = VolumeVerbs(env, pages, page_bytes, deadline_s, disk)
         self._maps = VolumeMaps(env, volume, pages, page_bytes, disk)
         self.may_map = False
-        """Otherwise slabs of this host are used as those of others."""
+        """Slabs of this host may be mapped; otherwise they are used like those of other hosts."""
         self.seal: PageSeal | None = None
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
 
     @property
     def one_sided(self) -> int:
-        """Slabs whose pages go one-sided now."""
+        """Number of slabs whose pages go one-sided now."""
         return sum(slab.one_sided and slab.mapped is None for slab in self._slabs_now())
 
     @property
     def map_why(self) -> str:
-        """Why a slab of this host, the last one that tried, is not mapped; empty: none is so."""
+        """Why a slab of this host is not mapped, for the last one that tried; empty: none failed."""
         return self._maps.why
 
     @property
     def mapped(self) -> int:
-        """Slabs of this host that are mapped now."""
+        """Number of slabs of this host that are mapped now."""
         return sum(slab.one_sided and slab.mapped is not None for slab in self._slabs_now())
 
     def _slabs_now(self) -> list[RemoteSlab]:
         return [slab for link in self._links.values() for slab in link.slabs.values()]
 
     def seal_with(self, seal: PageSeal | None) -> None:
-        """What pages are sealed with before they leave; None: nothing. Said before any is opened."""
+        """Set the seal for pages that leave; None: they are not sealed. Called before any place is opened."""
         self.seal = seal
         self.verbs.page_bytes = self._page_bytes if seal is None else seal.sealed_bytes
         self._maps.page_bytes = self.verbs.page_bytes
 
     @property
     def refused(self) -> int:
-        """Pages that came back and were not what had been sealed."""
+        """Number of pages that came back and were not what had been sealed."""
         return 0 if self.seal is None else self.seal.refused
 
     async def open(self, place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
-        """`within_s`: for each step of making a link, when it is less than the deadline of requests."""
+        """Open a place. `within_s`: seconds for each step of making a link, if less than the deadline of requests."""
         slab = await self._opened(place, within_s)
         link = self._links[place.address]
         if link.slabs.get((place.index, place.epoch)) is slab:
@@ -171,7 +172,7 @@ class LenderLinks:
                 raise SlabGone(str(failed)) from failed.__cause__
 
     async def _make(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """One at a time for an address: whoever else wants it waits for the result."""
+        """Make a link, one at a time for an address: other callers that want it wait for the result."""
         done = self._making[place.address] = asyncio.get_running_loop().create_future()
         failed: SlabGone | None = SlabGone("given up")
         try:
@@ -242,8 +243,8 @@ class LenderLinks:
             raise SlabGone(f"{place.lender} lends {slab_bytes} bytes in pages of {page_bytes}")
 
     async def _attach(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
-        """One more slab over a link that works. On return what an earlier use of it over this link left under way is
-        done, since each connection keeps its order."""
+        """Attach one more slab over a working link. On return, everything that an earlier use of it over this link left
+        under way is done, since each connection keeps its order."""
         known = link.slabs.get((place.index, place.epoch))
         if known is not None:
             raise SlabGone(f"slab {place.index} is open under epoch {place.epoch} already")
@@ -281,7 +282,7 @@ class LenderLinks:
 async def _greet(
     env: Env, stream: ByteStream, volume: str, place: OpenPlace, session: bytes
 ) -> tuple[Greeting, headers.Welcome]:
-    """Both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
+    """Let both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
     said = SlabHello(env.host, volume, place.index, place.epoch, session, env.entropy(NONCE_BYTES))
     hello = slabwire.pack_hello(said)
     await stream.write(hello)

@@ -7,8 +7,9 @@ finishes in the order of its posts.
     write   WRITE zeros over the versions of the pages, WRITE the pages, WRITE the versions
     read    READ the versions, READ the pages
 
-A WRITE is not whole at once. A page whose version is 0 is one that nobody wrote, so whoever asks after a crash is not
-told of a page that is half there; what it held before is lost, and `one_sided` sees to it that this is on disk.
+A WRITE is not whole at once. A page whose version is 0 is one that nobody wrote, so nobody is
+told after a crash of a page that is half there; what it held before is lost, and `one_sided` sees to it that this is
+on disk.
 """
 
 import asyncio
@@ -18,29 +19,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbStep
 from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered, AskedInOrder
 from plugins.memory.datapath.wire.slabwire import VERSION_BYTES, LentRegion, Versions
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 REQUESTS = 2
-"""Longest requests that the ring holds at once."""
+"""Number of longest requests that the ring holds at once."""
 STEP_BYTES = 1 << 20
-"""A device has a longest message; every one takes this."""
+"""Bytes of one message: a device has a longest message, and every device takes this."""
 ZEROS_BYTES = REQUEST_PAGES_MAX * VERSION_BYTES
 
 
 class RingBytes:
-    """Places in a ring of so many bytes, given back in the order in which they were taken. Sans-io."""
+    """Places in a ring of `size` bytes, given back in the order in which they were taken. Sans-io."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._begin = self._end = 0
-        """Bytes given back and taken ever; what lies between is taken."""
+        """Bytes ever given back, and bytes ever taken; what is between is in use."""
 
     def take(self, size: int) -> int | None:
-        """Where `size` bytes in a row are free, and are taken now; None: not now."""
+        """Take `size` free bytes in a row and return where they are; None: there are none now."""
         if self._begin == self._end:
             self._begin = self._end = -(-self._end // self._size) * self._size  # all of it is free: in a row
         at = self._end % self._size
@@ -52,7 +53,7 @@ class RingBytes:
 
     @property
     def taken(self) -> int:
-        """For `give_back`, when what was taken last is to be given back."""
+        """Value for `give_back` that gives back everything taken so far."""
         return self._end
 
     def give_back(self, upto: int) -> None:
@@ -60,7 +61,7 @@ class RingBytes:
 
 
 class PairRequest:
-    """A run of pages of a slab. `versions`: to be written; empty: this is a read."""
+    """A request for a run of pages of a slab. `versions`: those to be written; empty: this is a read."""
 
     __slots__ = ("answered", "count", "first", "pages", "there", "versions")
 
@@ -80,7 +81,8 @@ class PostedRequest(NamedTuple):
 
 
 class LenderPair(AskedInOrder):
-    """`lost` is called once, with the reason, when it is of no use any more. NoVerbs when the device refuses it."""
+    """A queue pair to one slab process. `lost` is called once, with the reason, when it is of no use any more. NoVerbs
+    when the device refuses it."""
 
     def __init__(
         self, env: Env, device: VerbsDevice, page_bytes: int, deadline_s: float, lost: Callable[[str], None]
@@ -92,7 +94,7 @@ class LenderPair(AskedInOrder):
         self._memory = memoryview(mmap.mmap(-1, ZEROS_BYTES + size))
         self._ring = RingBytes(size)
         self._waiting: deque[PairRequest] = deque()
-        """For room."""
+        """Requests that wait for room."""
         self._posted: deque[PostedRequest] = deque()
         self._steps = 0
         self._region = device.register(self._memory, remote=False)
@@ -107,18 +109,18 @@ class LenderPair(AskedInOrder):
         return self._pair.where
 
     def connect(self, peer: PairPlace) -> None:
-        """NoVerbs when the device refuses it."""
+        """Connect to the lender's queue pair. NoVerbs when the device refuses it."""
         self._pair.connect(peer)
 
     def write(self, there: LentRegion, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
-        """`pages` must stay as it is until it is answered."""
+        """Write pages. `pages` must stay as it is until the write is answered."""
         self._ask(PairRequest(there, first, len(versions), versions.tobytes(), pages, answered))
 
     def read(self, there: LentRegion, first: int, into: memoryview, answered: Answered) -> None:
         self._ask(PairRequest(there, first, len(into) // self._page_bytes, b"", into, answered))
 
     async def probe(self, there: LentRegion) -> None:
-        """NoVerbs when the lender cannot be reached this way."""
+        """Read one page as a test. NoVerbs when the lender cannot be reached this way."""
         done: asyncio.Future[bool] = self._loop.create_future()
 
         def answered(did: bool, versions: Versions) -> None:
@@ -138,7 +140,7 @@ class LenderPair(AskedInOrder):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Post what there is room for, in order."""
+        """Post waiting requests in order, as far as there is room."""
         while self._waiting and not self.why:
             request = self._waiting[0]
             kept = request.count * VERSION_BYTES
@@ -179,7 +181,7 @@ class LenderPair(AskedInOrder):
         return [marks._replace(here=here), *pages, marks]
 
     def _done(self, why: str) -> None:
-        """The oldest post is done, or nothing will be."""
+        """The oldest post is done, or no further one will be."""
         if self.why:
             return
         if why:
@@ -218,7 +220,7 @@ class LenderPair(AskedInOrder):
 
 
 class PairedSlab:
-    """`one_sided.PagesThere` of one slab that such a pair reaches."""
+    """`one_sided.PagesThere` for one slab that such a pair reaches."""
 
     def __init__(self, pair: LenderPair, there: LentRegion) -> None:
         self._pair, self._there = pair, there
@@ -230,4 +232,4 @@ class PairedSlab:
         self._pair.read(self._there, first, into, answered)
 
     def close(self) -> None:
-        """The pair is its link's."""
+        """Nothing to close: the pair belongs to its link."""

@@ -1,9 +1,9 @@
-"""One slab of a lender on this host, whose memory this process maps: pages are copied to and from where they lie.
+"""One slab of a lender on this host, whose memory this process maps: pages are copied to and from it directly.
 
 The rules are those of the lender's own process (`slab_memory`). A page that is being written has no version until its
 last byte is there. What is read is looked at afterwards: its versions say what it is, and one word in front of them
 whether the slab counts at all. Its lender takes that word away before anything else when it takes the slab back, and
-the memory with it, so whoever did not hear of that yet finds neither.
+the memory with it, so a borrower that has not heard of that yet finds neither.
 """
 
 from array import array
@@ -15,7 +15,8 @@ from plugins.memory.datapath.wire.slabwire import Versions
 
 
 class MappedSlab:
-    """`one_sided.PagesThere`. `gone` is called when the slab does not count any more, before that is answered."""
+    """The mapped memory of one slab (`one_sided.PagesThere`). `gone` is called when the slab does not count any more,
+    before that is answered."""
 
     def __init__(self, kept: SlabPages, gone: Callable[[], None]) -> None:
         self._kept, self._gone = kept, gone
@@ -26,7 +27,7 @@ class MappedSlab:
         self._closed = False
 
     def write_one(self, page: int, version: int, content: memoryview) -> bool:
-        """Whether it is there."""
+        """Write one page. True: the slab still counts, so the page is there."""
         if self._closed:
             return False
         at = page * self._page_bytes
@@ -53,7 +54,7 @@ class MappedSlab:
         answered(versions is not None, NO_VERSIONS if versions is None else versions)
 
     def read_one(self, page: int, into: memoryview) -> int:
-        """The version of what is in `into` now; -1: the slab does not count any more."""
+        """Copy one page into `into` and return its version; -1: the slab does not count any more."""
         if self._closed:
             return -1
         at = page * self._page_bytes
@@ -62,7 +63,7 @@ class MappedSlab:
         return version if self._counts() else -1
 
     def read_now(self, first: int, into: memoryview) -> Versions | None:
-        """Of what is in `into` now; None: the slab does not count any more."""
+        """Copy pages into `into` and return their versions; None: the slab no longer counts."""
         if self._closed:
             return None
         size = self._page_bytes
@@ -72,7 +73,7 @@ class MappedSlab:
         return versions if self._counts() else None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the mapping. Idempotent."""
         if not self._closed:
             self._closed = True
             self._live.release()

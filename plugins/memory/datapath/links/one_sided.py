@@ -1,5 +1,5 @@
-"""Which way a request about one slab goes: one-sided (over a queue pair, or in memory that both processes map), or to
-the lender's process over TCP.
+"""Decides how a request about one slab travels: one-sided (over a queue pair, or in memory that both processes map),
+or to the lender's process over TCP.
 
 A write that comes over TCP is performed by the lender's process, whole or not at all, and only if it is newer. A
 one-sided one is neither, so this end keeps the rules:
@@ -25,30 +25,30 @@ from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered
 from plugins.memory.datapath.wire.slabwire import COPY, DISCARD, READ, VERSION_BYTES, SlabOp, Versions
 
 MASK: Final = (1 << 32) - 1
-"""Numbers of records are kept in 32 bits: fewer are ever under way."""
+"""Mask of record numbers, which are kept in 32 bits: fewer are ever under way."""
 
 
 class OwnDisk(Protocol):
-    """What a volume knows of its pages on this host."""
+    """A volume's knowledge of its pages on this host."""
 
     def marks(self) -> tuple[int, int]:
-        """The number of the next record, and of the first that is not durable; -1: none is sure to be."""
+        """Number of the next record, and of the first record that is not durable; -1: none is sure to be."""
 
     def versions(self, first: int, count: int) -> Versions:
-        """The newest of a run of pages of the volume."""
+        """Newest versions of a run of pages of the volume."""
 
 
 class PagesThere(Protocol):
-    """Pages of one slab where they lie, reached without the lender's process. `answered` may be called before it
+    """Pages of one slab, reached in the lender's memory without its process. `answered` may be called before a method
     returns."""
 
     def write(self, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
-        """`pages` must stay as it is until it is answered."""
+        """Write pages. `pages` must stay as it is until the write is answered."""
 
     def read(self, first: int, into: memoryview, answered: Answered) -> None: ...
 
     def close(self) -> None:
-        """They are not reached any more."""
+        """Stop reaching the pages."""
 
 
 class SlabAsk:
@@ -75,12 +75,12 @@ class SlabAsk:
 
 
 class ReadUnderWay:
-    """`spoiled`: a write was sent to one of its pages meanwhile."""
+    """A read under way. `spoiled`: a write was sent to one of its pages meanwhile."""
 
     __slots__ = ("_answered", "_reads", "count", "first", "spoiled")
 
     def __init__(self, first: int, count: int, answered: Answered, reads: "list[ReadUnderWay]") -> None:
-        """One of `reads` until it is over."""
+        """The read is in `reads` until it is over."""
         self.first, self.count, self.spoiled = first, count, False
         self._answered, self._reads = answered, reads
         reads.append(self)
@@ -94,7 +94,7 @@ class ReadUnderWay:
 
 
 class WriteUnderWay:
-    """Its pages are busy."""
+    """A write under way; its pages are busy."""
 
     __slots__ = ("_answered", "_count", "_first", "_slab")
 
@@ -108,31 +108,32 @@ class WriteUnderWay:
 
 
 class OneSided:
-    """Of one slab, whose first page is page `first` of the volume."""
+    """Sends requests about one slab, whose first page is page `first` of the volume."""
 
     def __init__(self, there: PagesThere, first: int, pages: int, disk: OwnDisk) -> None:
         self._there, self._disk, self._first = there, disk, first
         self._busy = bytearray(pages)
-        """1 for each page to which a write is under way."""
+        """One byte for each page: 1 while a write to it is under way."""
         self._records = np.zeros(pages, np.uint32)
         """Number of the record of the last write to each page, lower 32 bits."""
         self._reads: list[ReadUnderWay] = []
         self._behind: list[SlabAsk] = []
-        """In order; each waits for what came before it."""
+        """Waiting requests in order; each waits for what came before it."""
         self._ended = False
 
     def starts(self, held: bytes | bytearray) -> None:
-        """1 in `held` for each page whose newest content the lender has by now: that may be nowhere else."""
+        """Begin. `held`: 1 for each page whose newest content the lender has by now: that may be nowhere else."""
         self._records[np.frombuffer(bytes(held), np.uint8) == 1] = self._disk.marks()[0] & MASK
 
     def is_free(self, first: int, count: int) -> bool:
-        """Nothing that came before about these pages is under way."""
+        """No earlier request about these pages is under way or waits."""
         if self._behind:
             return False
         return not self._busy[first] if count == 1 else self._busy.find(1, first, first + count) < 0
 
     def may_write(self, page: int) -> bool:
-        """At once, where writing takes no time. Its record is the one that was put last then."""
+        """May this page be written at once (where writing takes no time)? If so, its record is the last one that was
+        put."""
         if not self.is_free(page, 1) or not self._is_durable(page, 1):
             return False
         self._records[page] = self._disk.marks()[0] & MASK
@@ -145,7 +146,8 @@ class OneSided:
             self._go(asked)
 
     def end(self) -> None:
-        """Idempotent. What waits is answered with no; what is under way the pair and the lanes answer."""
+        """End. Idempotent. Waiting requests are answered with no; requests under way are answered by the pair and the
+        lanes."""
         self._ended = True
         behind, self._behind = self._behind, []
         for asked in behind:
@@ -182,7 +184,7 @@ class OneSided:
             self._there.write(first, versions, pages, over)
 
     def wrote(self, first: int, count: int) -> None:
-        """By `WriteUnderWay`."""
+        """A write is over (called by `WriteUnderWay`)."""
         self._busy[first : first + count] = bytes(count)
 
     def _content(self, asked: SlabAsk) -> tuple[Versions, memoryview]:
@@ -194,7 +196,7 @@ class OneSided:
         return array("Q", (asked.version,)) * asked.count, memoryview(asked.parts[0] if asked.parts else b"")
 
     def _is_durable(self, first: int, count: int) -> bool:
-        """Is what these pages held at the lender on this host's disk, come what may? (Or older than what is there.)"""
+        """Is what these pages held at the lender, or something newer, on this host's disk, come what may?"""
         put, synced = self._disk.marks()
         if synced < 0:
             return False
@@ -205,7 +207,7 @@ class OneSided:
         return not bool(((ahead_of_all > 0) & (ahead_of_all <= put - synced)).any())
 
     def go_on(self) -> None:
-        """Those that waited, as far as nothing is in their way any more."""
+        """Send waiting requests, as far as nothing is in their way any more."""
         if not self._behind:
             return
         behind, self._behind = self._behind, []

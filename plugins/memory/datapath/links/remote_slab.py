@@ -26,7 +26,7 @@ T = TypeVar("T")
 Opened = Callable[[bool, Versions, list[int]], None]
 
 SHORT_BYTES: Final = 32 << 10
-"""A request for at most so many bytes goes over the connection for short ones."""
+"""Most bytes of a request that goes over the connection for short ones."""
 
 
 class SlabGone(Exception):
@@ -34,11 +34,11 @@ class SlabGone(Exception):
 
 
 class SlabStale(SlabGone):
-    """The lender says: no such slab under this epoch."""
+    """The lender says that it has no such slab under this epoch."""
 
 
 class PagesAtLender:
-    """A set of pages of one slab that knows its size; a byte for each page of the slab."""
+    """A set of pages of one slab that knows its size; one byte for each page of the slab."""
 
     __slots__ = ("count", "flags")
 
@@ -72,8 +72,8 @@ class PagesAtLender:
 
 
 class SlabAsked:
-    """Whom to tell what a lender answered. Here and in what calls this, an object with a method and no nested function:
-    compiled, such a function and what it knows hold one another, and a search for cycles alone frees them."""
+    """Passes on what a lender answered. Here and in callers it is an object with a method instead of a nested function:
+    compiled, such a function and its variables refer to each other, and only a search for cycles frees them."""
 
     __slots__ = ("_answered", "_remote")
 
@@ -85,7 +85,7 @@ class SlabAsked:
 
 
 class AwaitedAnswer:
-    """Of somebody who waits: the versions, None when it was not done."""
+    """An answer that a coroutine waits for: the versions, or None when the request was not done."""
 
     __slots__ = ("done",)
 
@@ -98,7 +98,7 @@ class AwaitedAnswer:
 
 
 class SealedWrite:
-    """Its memory is used again once it is done."""
+    """A sealed write under way; its memory is used again once it is done."""
 
     __slots__ = ("_answered", "_seal", "_sealed")
 
@@ -112,7 +112,8 @@ class SealedWrite:
 
 
 class SealedRead:
-    """Opened once it is there. `opened` gets positions of pages that are not what was sealed, too."""
+    """A sealed read under way; pages are opened when they arrive. `opened` also gets the positions of pages that are
+    not what was sealed."""
 
     __slots__ = ("_first", "_into", "_opened", "_seal", "sealed")
 
@@ -135,7 +136,7 @@ class SealedRead:
 
 
 class OpenedRead:
-    """A lender that gives back something else is not asked again."""
+    """A read whose pages were opened. A lender that gives back something else is not asked again."""
 
     __slots__ = ("_answered", "_remote")
 
@@ -149,9 +150,9 @@ class OpenedRead:
 
 
 class RemoteSlab:
-    """Every coroutine raises SlabGone once the place failed; `why` says how. `ended` is called at once, also when no
-    request is under way. `broken` ends the link, of which the slab is one of several; `unused` tells it that the slab
-    does not use it any more."""
+    """A volume's end of one slab. Every coroutine raises SlabGone once the place failed; `why` says how. `ended` is
+    called at once, also when no request is under way. `broken` ends the link, of which the slab is one of several;
+    `unused` tells it that the slab does not use it any more."""
 
     ended: Callable[["RemoteSlab"], None] | None = None
 
@@ -167,29 +168,29 @@ class RemoteSlab:
     ) -> None:
         self.place, self.pages, self.page_bytes = place, pages, page_bytes
         self.held = PagesAtLender(pages)
-        """Pages whose newest content the lender is known to hold; the volume says so, which knows what is newest."""
+        """Pages whose newest content the lender is known to hold. The volume sets it, which knows what is newest."""
         self.why = ""
         self.lied = False
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
-        """No new requests; those under way may finish."""
+        """No new requests are taken; those under way may finish."""
         self.is_paired = False
-        """It was attached over the connection of the queue pair too."""
+        """The slab is attached over the connection of the queue pair, too."""
         self.mapped: MappedSlab | None = None
-        """It is of this host, and this process maps it."""
+        """The slab's mapped memory, if it is of this host; None: it is not mapped."""
         self._seal, self._first = seal, place.index * pages
-        """The latter: number of the first page in the volume."""
+        """The latter is the number of the slab's first page in the volume."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
         self._under_way = 0
         self._over_lanes = 0
-        """Of them, asked before the slab went one-sided: 0 from then on."""
+        """Requests under way that were asked over the lanes before the slab went one-sided; 0 from then on."""
         self._one_sided: OneSided | None = None
         self._joining: OneSided | None = None
-        """In use once what is under way over the lanes is answered."""
+        """One-sided access that is used once everything under way over the lanes is answered."""
         self._then: Callable[[OpenPlace], None] | None = None
         self._gate: list[SlabAsk] = []
-        """Wait for that."""
+        """Requests that wait for `_joining`."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -200,8 +201,8 @@ class RemoteSlab:
     # ---- requests ----
 
     def send_write(self, first: int, count: int, version: int, pages: memoryview | None, answered: Answered) -> None:
-        """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them, and no
-        versions. The buffer must stay as it is until then."""
+        """Send pages under one version; None: zeros. `answered` is called once, with whether the lender has them, and
+        no versions. The buffer must stay as it is until then."""
         if self._seal is not None:
             self._send_sealed(self._seal, WRITE, first, array("Q", (version,)) * count, pages, answered)
             return
@@ -222,7 +223,7 @@ class RemoteSlab:
         pages: memoryview | None,
         answered: Answered,
     ) -> None:
-        """Zeros are sealed as well: a lender could claim them of any page otherwise."""
+        """Seal pages and send them. Zeros are sealed as well: otherwise a lender could claim zeros for any page."""
         sealed = seal.seal(self._first + first, versions, pages)
         parts: tuple[Part, ...] = (sealed,) if op is WRITE else (versions.tobytes(), sealed)
         over = SealedWrite(seal, sealed, answered).over
@@ -239,11 +240,11 @@ class RemoteSlab:
             self._read_sealed(seal, first, into, OpenedRead(self, answered).opened)
 
     def is_at_hand(self, page: int) -> bool:
-        """`read_one` finds it as it was written last."""
+        """Does `read_one` find this page as it was written last?"""
         return self._seal is None and self._is_at_hand() and self._is_free(page, 1)
 
     def read_one(self, page: int, into: memoryview) -> int:
-        """`MappedSlab.read_one`."""
+        """Copy one page as `MappedSlab.read_one` does."""
         assert self.mapped is not None
         return self.mapped.read_one(page, into)
 
@@ -258,7 +259,7 @@ class RemoteSlab:
         self.fail(f"{self.place.lender} gave back {what} not sealed for it")
 
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
-        """Returns when the lender has them. `pages` None: zeros, under one version."""
+        """Write pages; returns when the lender has them. `pages` None: zeros, under one version."""
         if self._seal is not None:
             answer = AwaitedAnswer()
             op = WRITE if pages is None else COPY
@@ -270,7 +271,7 @@ class RemoteSlab:
             await self._wait(COPY, first, len(versions), 0, (versions.tobytes(), pages))
 
     async def read(self, first: int, into: memoryview) -> Versions:
-        """Fill `into`; the versions of what is in it."""
+        """Fill `into` and return its versions."""
         versions, wrong = await self.read_what_is_ours(first, into)
         if wrong:
             self.forged(len(wrong))
@@ -278,7 +279,8 @@ class RemoteSlab:
         return versions
 
     async def read_what_is_ours(self, first: int, into: memoryview) -> tuple[Versions, list[int]]:
-        """`read`, and positions of pages that are not what was sealed for this lender; the others are good."""
+        """Read as `read` does, and return positions of pages that are not what was sealed for this lender; the others
+        are good."""
         if self._seal is None:
             return await self._wait(READ, first, len(into) // self.page_bytes, 0, (), into), []
         done: asyncio.Future[tuple[Versions, list[int]] | None] = asyncio.get_running_loop().create_future()
@@ -291,7 +293,7 @@ class RemoteSlab:
         return await self._awaited(done)
 
     async def versions(self) -> Versions:
-        """What the lender holds, all pages."""
+        """Versions of all pages that the lender holds."""
         found = array("Q")
         while len(found) < self.pages:
             count = min(slabwire.VERSIONS_MAX, self.pages - len(found))
@@ -348,7 +350,7 @@ class RemoteSlab:
             self._gate.append(asked)
 
     def answered(self, did: bool, versions: Versions, then: Answered) -> None:
-        """By `SlabAsked`: what `then` is to be told."""
+        """A request was answered (called by `SlabAsked`); `then` is told."""
         self._under_way -= 1
         if not self._under_way:
             self._idle.set()
@@ -389,19 +391,19 @@ class RemoteSlab:
         return self._one_sided is not None
 
     def go_one_sided(self, one_sided: OneSided) -> None:
-        """From now on, or as soon as nothing is under way over the lanes: the two ways have no order between them."""
+        """Go one-sided as soon as nothing is under way over the lanes: the two ways have no order between them."""
         self._joining = one_sided
         self._join()
 
     def when_idle(self, then: Callable[[OpenPlace], None]) -> None:
-        """Call it when no request is under way."""
+        """Call `then` when no request is under way."""
         if self._under_way:
             self._then = then
         else:
             then(self.place)
 
     def adopted(self) -> None:
-        """The volume uses it from now on."""
+        """The volume uses the slab from now on."""
         if self._one_sided is not None:
             self._one_sided.starts(self.held.flags)
 
@@ -417,14 +419,14 @@ class RemoteSlab:
     # ---- the end ----
 
     async def retire(self) -> None:
-        """Let what is under way finish (the lender has a deadline), then close."""
+        """Let requests under way finish (the lender has a deadline), then close."""
         self.retiring = True
         await self._idle.wait()
         self.fail("closed")
 
     def fail(self, why: str) -> None:
-        """Idempotent. With requests under way the whole link ends: bytes of theirs may be half way in either direction,
-        and their buffers be used for something else in a moment."""
+        """Close the place. Idempotent. With requests under way the whole link ends: bytes of theirs may be half way in
+        either direction, and their buffers may be used for something else in a moment."""
         if self.why:
             return
         self.why = why
@@ -435,7 +437,7 @@ class RemoteSlab:
         self._over()
 
     def lost(self, why: str) -> None:
-        """The link ended, or the lender has the slab no more. What is under way is answered by the link."""
+        """The link ended, or the lender no longer has the slab. The link answers what is under way."""
         if not self.why:
             self.why = why
             self._over()

@@ -1,5 +1,5 @@
-"""Pages are sealed before they leave their host: a lender, and whoever hears or changes what it is sent, learns nothing
-of them but which were written when, and no page is taken back that is not the one asked for (Memtrade seals, too).
+"""Pages are sealed before they leave their host: a lender, and anyone on the network, learns nothing of them but which
+were written when, and no page is taken back that is not the one asked for (Memtrade seals, too).
 
     sealed page   [ciphertext, as long as the page][tag, 16][salt, 12][number, 4]
 
@@ -30,24 +30,24 @@ _TRAILER = struct.Struct(f">{SALT_BYTES}sI")
 assert TAG_BYTES + _TRAILER.size == SEAL_BYTES
 _BOUND = struct.Struct(">QQ")
 NUMBERS_MAX = 1 << 32
-"""Pages under one salt; then another is drawn."""
+"""Most pages under one salt; then another is drawn."""
 KEYS_KEPT = 64
-"""Derived keys that are remembered, of earlier processes mostly; a lender that makes salts up costs a derivation."""
+"""Derived keys that are remembered, mostly of earlier processes; a lender that makes salts up costs a derivation."""
 
 
 def _bound(page: int, version: int) -> bytes:
-    """What is authenticated with the content."""
+    """Data that is authenticated with the content."""
     return _BOUND.pack(page, version)
 
 
 class PageSeal:
-    """Of one volume and one process. `entropy` draws salts."""
+    """Seals and opens pages of one volume in one process. `entropy` draws salts."""
 
     def __init__(self, key: bytes, page_bytes: int, entropy: Callable[[int], bytes]) -> None:
         self.page_bytes, self.sealed_bytes = page_bytes, page_bytes + SEAL_BYTES
         self.buffers = WriteBuffers()
         self.refused = 0
-        """Pages that were not what had been sealed."""
+        """Count of pages that were not what had been sealed."""
         self._key, self._entropy = key, entropy
         self._keys: dict[bytes, AESGCM] = {}
         self._zeros = bytes(page_bytes)
@@ -67,8 +67,8 @@ class PageSeal:
         return found
 
     def seal(self, first: int, versions: Sequence[int], pages: memoryview | None) -> memoryview:
-        """A run of pages from number `first` of the volume on, each under its version; None: zeros. The memory comes
-        from `buffers`."""
+        """Seal a run of pages from number `first` of the volume on, each under its version; None: zeros. The memory
+        comes from `buffers`."""
         size, sealed_size = self.page_bytes, self.sealed_bytes
         sealed = self.buffers.take(len(versions) * sealed_size)
         tagged = size + TAG_BYTES
@@ -85,8 +85,8 @@ class PageSeal:
         return sealed
 
     def open(self, first: int, versions: Sequence[int], sealed: memoryview, into: memoryview) -> list[int]:
-        """Fill `into`; the positions in this run of those that are not what was sealed as this page and version, of
-        which nothing is in `into` but zeros."""
+        """Open pages into `into`; returns the positions in this run of pages that are not what was sealed as this page
+        and version. Those are zeros in `into`."""
         size, sealed_size = self.page_bytes, self.sealed_bytes
         tagged = size + TAG_BYTES
         wrong: list[int] = []

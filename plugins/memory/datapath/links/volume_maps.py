@@ -1,4 +1,4 @@
-"""How a volume's slabs on its own host come to be mapped instead of asked for.
+"""Maps a volume's slabs that are on its own host, instead of asking their lender.
 
     a slab is attached (TCP) --> both ends of this host? --> third connection, MAP --> its memory by name
                                                                                   `-> is it that slab? --> mapped
@@ -10,7 +10,7 @@ with several agents have such slabs: one for each NUMA node, or a rack to try th
 from collections.abc import Callable
 from functools import partial
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.headers import WireError
 from plugins.memory.datapath.links.mapped_slab import MappedSlab
 from plugins.memory.datapath.links.one_sided import OneSided, OwnDisk
@@ -23,21 +23,21 @@ from plugins.memory.datapath.wire.slabwire import LENT_MEMORY_BYTES, SlabOp
 
 
 class CannotMap(Exception):
-    """And why."""
+    """The slab cannot be mapped; the message says why."""
 
 
 class VolumeMaps:
-    """Of one volume. `disk` None: nothing is known of its pages, so nothing is mapped."""
+    """Maps slabs of one volume. `disk` None: nothing is known of its pages, so nothing is mapped."""
 
     def __init__(self, env: Env, volume: str, pages: int, page_bytes: int, disk: OwnDisk | None) -> None:
         self.why = ""
         """Why the slab that tried last is not mapped; empty: it is, or none tried."""
         self._env, self._volume, self._pages, self._disk = env, volume, pages, disk
         self.page_bytes = page_bytes
-        """Of a page as it lies at its lender, sealed or not."""
+        """Bytes of a page as it is stored at its lender, sealed or not."""
 
     def begin(self, link: PairableLink, slab: RemoteSlab, control: Control, otherwise: Callable[[], None]) -> None:
-        """A slab of this host was attached. `otherwise` is called when it cannot be mapped."""
+        """A slab of this host was attached: try to map it. `otherwise` is called when it cannot be mapped."""
         if self._disk is None:
             otherwise()
         else:
@@ -64,7 +64,8 @@ class VolumeMaps:
         self.why = ""
 
     async def _mapped(self, place: OpenPlace, control: Control) -> SlabPages:
-        """Its memory. CannotMap, SlabGone, WireError and OSError when it cannot be had, or is not that slab's."""
+        """The slab's memory. CannotMap, SlabGone, WireError and OSError when it cannot be had, or is not that
+        slab's."""
         lane, _ = await control(place, _nothing)
         try:
             data, answer = bytearray(LENT_MEMORY_BYTES), AwaitedAnswer()
@@ -92,4 +93,4 @@ class VolumeMaps:
 
 
 def _nothing(why: str) -> None:
-    """A slab that is mapped depends on its link's other connections."""
+    """The end of this connection does not matter: a mapped slab depends on its link's other connections."""

@@ -1,4 +1,4 @@
-"""How a volume's links come to one-sided access, and what becomes of it.
+"""Gives a volume's links one-sided access, and ends it.
 
     a link is made (TCP) --> a device here? --> third connection, PAIR --> two queue pairs that know one another
     a slab is attached   --> ATTACH, REGION over that connection, a READ that arrives --> its pages go one-sided
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.ports.verbs import NoVerbs
 from covey.wire import handshake
 from covey.wire.headers import WireError
@@ -34,18 +34,19 @@ from plugins.memory.datapath.wire.slabwire import (
 )
 
 AGAIN_S, AGAIN_MAX_S = 2.0, 600.0
-"""Until a link without a queue pair tries again; doubled each time."""
+"""First and longest time in seconds until a link without a queue pair tries again; doubled each time."""
 FAILED_S, FAILED_MAX_S = 1.0, 300.0
-"""Until a link to a lender whose queue pair failed tries again, doubled each time; a first failure costs nothing."""
+"""First and longest time in seconds until a link to a lender whose queue pair failed tries again, doubled each time; a
+first failure costs nothing."""
 WELL_S = 60.0
-"""A queue pair that lived so long had nothing to do with the failures before it."""
+"""Seconds after which a queue pair that lived so long had nothing to do with the failures before it."""
 
 Control = Callable[[OpenPlace, Callable[[str], None]], Awaitable[tuple[LenderLane, Greeting]]]
-"""Makes the third connection, of which `lost` is told the end. SlabGone."""
+"""Makes the third connection; `lost` is called at its end. SlabGone."""
 
 
 class PairableLink(Protocol):
-    """`lender_link.LenderLink`, as far as it matters here."""
+    """The part of `lender_link.LenderLink` that is used here."""
 
     lender: str
     address: str
@@ -61,20 +62,21 @@ class PairableLink(Protocol):
 
 
 class PairTries:
-    """Of one link that has no queue pair yet."""
+    """Attempts to make a queue pair for one link that has none yet."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        """Held while one is made."""
+        """Held while a queue pair is made."""
         self.from_s: float | None = None
-        """When the next may be made; None: nobody thought about it."""
+        """Time from which the next may be made; None: not decided yet."""
         self.pause_s = AGAIN_S
-        """After the next that fails."""
+        """Seconds to pause after the next attempt that fails."""
         self.waits = False
-        """Somebody waits until then."""
+        """A task waits until then."""
 
     def failed(self, now_s: float) -> None:
-        """Nothing when the next is not allowed yet: that is one failure, of which several slabs heard."""
+        """An attempt failed. Ignored while the next is not allowed yet: that is one failure, of which several slabs
+        heard."""
         if (self.from_s or 0.0) > now_s:
             return
         self.from_s = now_s + self.pause_s
@@ -95,12 +97,12 @@ class PairedLink:
         self.is_tried = False
         """A READ arrived over it, so pages may be under way."""
         self.turn = asyncio.Lock()
-        """One question at a time over the connection."""
+        """Held during a question over the connection: one at a time."""
         self.since_s = env.clock.now_s()
         self.lender = lender
 
     def end(self, why: str) -> None:
-        """Idempotent."""
+        """End the queue pair and its connection. Idempotent."""
         self.why = self.why or why
         if self.pair is not None:
             self.pair.end(why)
@@ -112,7 +114,7 @@ class PairedLink:
             self.lane.detach(place)
 
     async def ask(self, place: OpenPlace, op: SlabOp, part: bytes, size: int) -> bytes:
-        """The answer. NoVerbs when there is none."""
+        """Ask over the connection and return the answer. NoVerbs when there is none."""
         assert self.lane is not None
         data = bytearray(size)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -128,23 +130,23 @@ class PairedLink:
 
 
 class VolumeVerbs:
-    """Of one volume. `disk` None: nothing is known of its pages, so nothing goes one-sided."""
+    """One-sided access of one volume. `disk` None: nothing is known of its pages, so nothing goes one-sided."""
 
     def __init__(self, env: Env, pages: int, page_bytes: int, deadline_s: float, disk: OwnDisk | None) -> None:
         self.why = ""
         """Why the link that tried last is over TCP alone; empty: it is not, or none tried."""
         self.failed = 0
-        """Links that ended because their queue pair did."""
+        """Count of links that ended because their queue pair did."""
         self.joined = 0
-        """Slabs that went one-sided."""
+        """Count of slabs that went one-sided."""
         self._env, self._disk, self._deadline_s = env, disk, deadline_s
         self._pages, self.page_bytes = pages, page_bytes
-        """The latter: of a page as it lies at its lender, sealed or not."""
+        """The latter is the size in bytes of a page as it is stored at its lender, sealed or not."""
         self._failures: dict[str, tuple[int, float]] = {}
         """Address of a lender -> how often in a row a queue pair to it failed, and when the next may be made."""
 
     def begin(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
-        """A slab was attached."""
+        """A slab was attached: let it go one-sided, if possible."""
         tries = link.pairing
         if self._disk is None:
             return
@@ -156,7 +158,7 @@ class VolumeVerbs:
             self._wait(link, control)
 
     async def _try(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
-        """The slab goes one-sided, or it is said why not."""
+        """Try to let the slab go one-sided; note why not."""
         try:
             await self._join(link, slab, control)
         except (NoVerbs, WireError, SlabGone) as why:
@@ -168,13 +170,13 @@ class VolumeVerbs:
                 self._wait(link, control)
 
     def _wait(self, link: PairableLink, control: Control) -> None:
-        """Until the next queue pair may be made: one task for each link that has none."""
+        """Start one task for each link without a queue pair, which tries again."""
         if not link.pairing.waits:
             link.pairing.waits = True
             self._env.spawn("pair again", self._again(link, control))
 
     async def _again(self, link: PairableLink, control: Control) -> None:
-        """Every slab of it is tried then."""
+        """Try every slab of the link once the next queue pair may be made."""
         tries = link.pairing
         while not link.why and tries.from_s is not None:
             left_s = tries.from_s - self._env.clock.now_s()
@@ -213,7 +215,7 @@ class VolumeVerbs:
         paired = PairedLink(self._env, link.lender)
 
         def lost(why: str) -> None:
-            """The queue pair, or the connection on which it depends, is no more."""
+            """The queue pair, or the connection on which it depends, has ended."""
             was_up = paired.is_tried and not paired.why
             paired.end(why)
             if was_up and not link.why:

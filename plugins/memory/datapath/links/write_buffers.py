@@ -10,15 +10,16 @@ from plugins.memory.datapath.links.write_memory import WriteMemory
 
 KEPT_MAX: Final = 16
 KEPT_SHORT_MAX: Final = 64
-"""More writes of a page are seldom under way."""
+"""Most free buffers of a short size: more writes of a page are seldom under way."""
 KEPT_BYTES_MAX: Final = 32 << 20
-"""Of all sizes: the longest request, once."""
+"""Bytes of all free buffers together: room for the longest request, once."""
 LONG_BYTES: Final = 32 << 10
-"""Shorter ones come from Python's own memory, which is quick, unless somebody says that they may come back too."""
+"""Bytes from which buffers are used again: shorter ones come from Python's own memory, which is quick, unless the user
+of `WriteBuffers` asks for more."""
 
 
 class WriteBuffers:
-    """Of one volume, by size. Those of at least `shortest` bytes are used again."""
+    """Write buffers of one volume, by size. Buffers of at least `shortest` bytes are used again."""
 
     def __init__(self, shortest: int = LONG_BYTES) -> None:
         self._shortest = shortest
@@ -26,7 +27,7 @@ class WriteBuffers:
         self._free_bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """Its content is anything."""
+        """A buffer of `size` bytes with any content."""
         free = self._free.get(size)
         if free:
             self._free_bytes -= size
@@ -34,7 +35,8 @@ class WriteBuffers:
         return memoryview(WriteMemory(size) if size >= self._shortest else bytearray(size))
 
     def give(self, view: memoryview) -> None:
-        """The write that this was taken for is over. What was not taken here is left alone."""
+        """The write for which this was taken is over: keep the buffer. Buffers that were not taken here are left
+        alone."""
         memory, size = view.obj, len(view)
         if not isinstance(memory, WriteMemory) or memory.is_spoiled or self._free_bytes + size > KEPT_BYTES_MAX:
             return
@@ -48,7 +50,7 @@ class WriteBuffers:
             self._free_bytes += size
 
     def _drop_a_size(self, needed: int) -> None:
-        """The one that came first; pages always come."""
+        """Drop the size that came first; pages always come."""
         for size in self._free:
             if size != self._shortest and size != needed:
                 self._free_bytes -= size * len(self._free[size])
@@ -56,6 +58,6 @@ class WriteBuffers:
                 return
 
     def spoil(self, view: memoryview | None) -> None:
-        """Somebody may still read it: it does not come back."""
+        """The buffer may still be read by a sender: it is not used again."""
         if view is not None and isinstance(view.obj, WriteMemory):
             view.obj.is_spoiled = True

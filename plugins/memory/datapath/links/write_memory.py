@@ -1,6 +1,6 @@
-"""Memory that `WriteBuffers` made. A class of its own, and of Python: what is compiled inherits from no `bytearray`."""
+"""Memory that `WriteBuffers` made. A class of its own, in Python: a compiled class cannot inherit from `bytearray`."""
 
 
 class WriteMemory(bytearray):
     is_spoiled = False
-    """Somebody may still read it, whoever gives it back."""
+    """The memory may still be read by a sender, even after it is given back."""

@@ -1,1 +1,1 @@
-"""Pages on this host's disk, of slabs that have no lender or lost it."""
+"""The spill log: pages of a volume on this host's disk, behind its lenders and instead of them."""

@@ -1,6 +1,6 @@
-"""How the files of a spill log come about: orders to its writer, and what is known once they are done.
+"""Keeps the files of a spill log: orders to its writer, and the state after each.
 
-`machine.spill_log` says what is next; here it is done, one order at a time, and the table of pages follows.
+`machine.spill_log` says what is next; this module does it, one order at a time, and the table of pages follows.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill import spill_load
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LOOK_ROWS = 2048
-"""Rows of a segment that are looked at in one go for those that live; a run of zeros may be 256 pages long."""
+"""Rows of a segment that are looked at in one go for living ones; a run of zeros may be 256 pages long."""
 APPENDS = 4
-"""Batches one after another before anything else has its turn."""
+"""Batches one after another before other work has its turn."""
 
 
 class LogKeeper:
-    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `do` what `log.next` says. OSError
-    from all of them: the disk refused it, or the writer ended (WriterGone), and the same may be tried again."""
+    """The files of one volume's log, under `PREFIX/log`. Call `open`, then `settle`, then `do` what `log.next` says.
+    All raise OSError when the disk refused or the writer ended (WriterGone); then the same may be tried again."""
 
     def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
         self.torn = 0
-        """Records that were being written when the process before ended, and count for nothing."""
+        """Records that were being written when the earlier process ended, and count for nothing."""
         self.settled = False
         """This process may write."""
         self._env, self._prefix, self._pages = env, prefix, pages
@@ -78,19 +78,19 @@ class LogKeeper:
         """Slots that have a file."""
         self._lost: dict[int, LostPage] = {}
         self._silent: dict[int, list[Rows]] = {}
-        """Segment -> those of its records that the disk cannot read now."""
+        """Segment -> records of it that the disk cannot read now."""
         self._copied: dict[int, list[Rows]] = {}
-        """Segment -> those of its records that were copied since the last sync: if the next one fails, they are read
-        from there again."""
+        """Segment -> records of it that were copied since the last sync: if the next one fails, they are read from
+        there again."""
         self._copying: tuple[int, Rows] | None = None
-        """Segment being compacted, and those of its rows that were not looked at yet: what is before them is dead, or
-        was copied."""
+        """Segment being compacted, and the rows of it that were not looked at yet; the rows before them are dead, or
+        were copied."""
 
     # ---- life ----
 
     async def open(self, life: int) -> None:
-        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot
-        be read, or no writer be started."""
+        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot be
+        read, or no writer be started."""
         await self.writer.start()
         names = await self._env.disk.names(f"{self._prefix}/log/")
         self._files = {int(last, 16) for name in names if SEGMENT.fullmatch(last := name.rpartition("/")[2])}
@@ -115,14 +115,14 @@ class LogKeeper:
         self._lost = {lost.page: lost for lost in listed.lost}
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is listed as what it is. Idempotent."""
+        """Before the first write, list what earlier processes left as what it is. Idempotent."""
         if not self.settled:
             await self.connect()
             await self._save_list()
             self.settled = True
 
     async def seal_all(self) -> None:
-        """At an end in good order: the next process need not look for the end of anything."""
+        """Seal all segments, at an end in good order: the next process need not look for the end of any."""
         if self.settled and self.log.put == self.log.synced and not self.log.owed:
             self.log.active = None
             for segment in [each for each in self.log.segments if not each.sealed]:
@@ -131,12 +131,12 @@ class LogKeeper:
             await self._save_list()
 
     async def delete(self) -> None:
-        """Everything durable; the writer has ended."""
+        """Delete everything durable; the writer has ended."""
         for name in await self._env.disk.names(f"{self._prefix}/log/"):
             await self._env.disk.delete(name)
 
     def segment_file(self, slot: int) -> str | None:
-        """The file of the segment in this slot; None when there is none any more."""
+        """File of the segment in this slot; None when there is no segment any more."""
         return segment_name(self._prefix, slot) if self.log.has_slot(slot) else None
 
     async def connect(self) -> None:
@@ -168,7 +168,7 @@ class LogKeeper:
         return await self.writer.ask(order)  # type: ignore[arg-type]
 
     async def _in_parts(self, data: bytes) -> bytes:
-        """The last part of it; those before are with the writer."""
+        """Send data in parts; returns the last part, which goes with the order itself."""
         at = 0
         while len(data) - at > PART_MAX:
             self._say(await self._order(OrderPart(data[at : at + PART_MAX])))
@@ -176,12 +176,12 @@ class LogKeeper:
         return data[at:]
 
     async def _save_list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> None:
-        """OSError: it is not durable."""
+        """Write the list of segments. OSError: it is not durable."""
         data = await self._in_parts(self._list(more, but))
         self._say(await self._order(SaveSegments(data, self._end(self.log.batch + 1))))
 
     def _say(self, done: SpillDone) -> None:
-        """OSError when it was refused."""
+        """Raise OSError when an order was refused."""
         if done.why:
             raise OSError(done.errno, done.why)
 
@@ -192,7 +192,8 @@ class LogKeeper:
         return LogEnd(active.id, active.slot, active.used, batch, self.log.written)
 
     def _to_sync(self, batch: int) -> LogSync:
-        """`batch`: the last one written then. While a segment is in doubt the mark stays where it is."""
+        """The sync to order; `batch`: the last one written by then. While a segment is in doubt the mark stays where it
+        is."""
         doubt = self.log.owed
         slots = {each.slot for each in self.log.to_sync()}
         if batch > self.log.batch and self.log.active is not None:
@@ -200,7 +201,8 @@ class LogKeeper:
         return LogSync(tuple(sorted(slots)), self.log.mark if doubt else batch)
 
     async def _append(self, due: AppendNext) -> None:
-        """While the writer writes one batch it prepares the next, if there is one that is full and has room here."""
+        """Append a batch. While the writer writes it, it prepares the next, if there is one that is full and has room
+        here."""
         order = self._to_append(self._end(self.log.batch + 1), due)
         await self.writer.send(order)
         for _ in range(APPENDS):
@@ -221,7 +223,8 @@ class LogKeeper:
         return AppendRecords(end, due.stop, self.log.mark, follows, sync)
 
     def _next_to_append(self, order: AppendRecords) -> AppendRecords | None:
-        """What may be sent before this one is answered. Not after a sync: its answer decides what comes next."""
+        """The append that may be sent before this one is answered. None after a sync: its answer decides what comes
+        next."""
         log, active, stop = self.log, self.log.active, order.stop + self.log.rows_max
         at = order.end.at + self._blocks_of(order)
         if order.sync is not None or active is None or stop > log.put or at >= log.segment_blocks:
@@ -267,7 +270,7 @@ class LogKeeper:
         self._say(done)
 
     def _take_back(self) -> None:
-        """The copies that compaction made may be gone; what they are copies of is still there."""
+        """Copies that compaction made may be gone: read pages from the originals again, which are still there."""
         doubted = [each.slot for each in self.log.on_disk() if each.doubted]
         for segment in self.log.segments:
             for rows in self._copied.get(segment.id, ()):
@@ -288,8 +291,8 @@ class LogKeeper:
         self.table.live[active.slot] = 0
 
     def _to_reserve(self, but: Sequence[LogSegment] = ()) -> list[tuple[int, int]]:
-        """Id and slot of new segments, as many as there should be in reserve; where a file is first. `but`: these go
-        now. OSError when there is no slot for one more."""
+        """Id and slot of new segments, up to the wanted reserve; slots that have a file come first. `but`: segments
+        that go now. OSError when there is no slot for one more."""
         left = (each.segment for each in self.log.dropping if each.segment not in but)
         taken = {each.slot for each in (*self.log.segments, *left)} | {slot for _, slot in self.log.reserved}
         wanted = spilling.RESERVED - len(self.log.reserved)
@@ -305,7 +308,7 @@ class LogKeeper:
         return [(self.log.last_id + number, slot) for number, slot in enumerate(slots, 1)]
 
     def _list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> bytes:
-        """The segments there are, as they are to be found on disk; `more` in reserve, those in `but` not."""
+        """The list of segments as it is to be on disk: with `more` in reserve, without those in `but`."""
         log = self.log
         kept = [*log.segments, *(left.segment for left in log.dropping)]
         records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each not in but]
@@ -319,7 +322,7 @@ class LogKeeper:
         return checked.seal(listed)
 
     def _recorded(self, segment: LogSegment) -> SegmentRecord:
-        """Sealed only once that is durable."""
+        """Record of a segment for the list; sealed only once that is durable."""
         id, slot, first = segment.id, segment.slot, segment.first
         last = 0 if segment is self.log.active else segment.last or first - 1
         if segment.sealed and not segment.unsynced:
@@ -338,7 +341,8 @@ class LogKeeper:
     # ---- compaction ----
 
     async def _compact(self, segment: LogSegment) -> None:
-        """One step: some of what lives in it is copied. When nothing does any more, it may go."""
+        """Do one step of compaction: copy some of the segment's living records. When nothing in it lives any more, it
+        may go."""
         if self._copying is None or self._copying[0] != segment.id:
             self._copying = (segment.id, await self._rows_of(segment))
         rows = self._copying[1]
@@ -364,7 +368,7 @@ class LogKeeper:
         self.log.copied(blocks, living.tobytes(), self._env.clock.now_s(), zeros, self.table.zeros_died)
 
     def _all_copied(self, segment: LogSegment) -> None:
-        """It may go, unless something lives in it that the disk cannot read now."""
+        """Let the segment go, unless something lives in it that the disk cannot read now."""
         self._copying = None
         for rows in self._silent.pop(segment.id, ()):
             living = rows[self.table.living(rows, segment.slot)]
@@ -378,7 +382,7 @@ class LogKeeper:
         self.log.emptied(segment)
 
     async def _copy(self, segment: LogSegment, living: Rows) -> SpillDone:
-        """What is not what it was is put on record first, and then copied as it is."""
+        """Copy records. Damaged ones are put on record first, and then copied as they are."""
         end = self._end(self.log.batch + 1)
         order = CopyRecords(segment.slot, living.tobytes(), end, self.log.mark, self._known_lost(living))
         done = await self._order(order)
@@ -388,7 +392,7 @@ class LogKeeper:
         return done
 
     def _first_living(self, rows: Rows, segment: LogSegment) -> tuple[Rows, int]:
-        """As many rows that live, and can be read, as one step copies, and how many were looked at for them."""
+        """Up to one step's worth of living, readable rows, and how many rows were looked at to find them."""
         silent = [rows["block"] for rows in self._silent.get(segment.id, ())]
         most, at = min(spilling.COPY_ROWS, self.log.rows_max), 0
         while at < len(rows):
@@ -412,7 +416,7 @@ class LogKeeper:
     # ---- pages that the disk does not have any more ----
 
     async def _lose(self, segment: LogSegment, rows: Rows) -> None:
-        """On record before anything else, so that a later process does not take something older for them."""
+        """Record damaged pages before anything else, so that a later process does not take something older for them."""
         for version, page in zip(rows["version"].tolist(), rows["page"].tolist(), strict=True):
             self._lost[page] = LostPage(page, version, segment.doubted)
         await self._save_list()
@@ -427,7 +431,7 @@ class LogKeeper:
         return list(self._lost.values())
 
     def _known_lost(self, rows: Rows) -> tuple[int, ...]:
-        """Positions of those of these rows."""
+        """Positions of rows whose content is known to be lost."""
         if not self._lost:
             return ()
         pairs = zip(rows["page"].tolist(), rows["version"].tolist(), strict=True)
@@ -438,11 +442,11 @@ class LogKeeper:
         )
 
     def lost(self, dropped: bool) -> list[int]:
-        """Pages of which the newest content is gone; `dropped`: those alone that were never durable."""
+        """Pages whose newest content is gone; `dropped`: only those that were never durable."""
         return sorted(lost.page for lost in self._still_lost() if lost.dropped or not dropped) if self._lost else []
 
     async def _drop(self, segments: Sequence[LogSegment]) -> None:
-        """Their files are for the next ones; what is more than those need is deleted."""
+        """Drop segments. Their files are used for the next ones; surplus files are deleted."""
         try:
             more = self._to_reserve(but=segments)
         except OSError:

@@ -1,12 +1,12 @@
-"""What a volume knows of each of its pages: the newest version on this host, and where its content is.
+"""Table of a volume's pages: the newest version on this host, and where its content is.
 
     place   0                    never written
             1                    zeros
             2 and more           a block of the spill log: 2 + slot of the segment * blocks of a segment + block
             RING and more        a place of the ring: on its way to the log
 
-Arrays over all pages in memory that the kernel gives when it is touched: 16 bytes for each page of what is in use, and
-nothing for the rest.
+The table is arrays over all pages, in memory that the kernel gives when it is touched: 16 bytes for each page in use,
+and nothing for the rest.
 """
 
 import mmap
@@ -31,7 +31,7 @@ LOG: Final = 2
 RING: Final = 1 << 31
 assert RING - LOG == spilling.PLACES_MAX
 _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
-"""The last is MAP_NORESERVE, which Python 3.11 has no name for."""
+"""Flags of a mapping; the last is MAP_NORESERVE, which has no name in Python 3.11."""
 _MADV_NOHUGEPAGE = 15
 
 
@@ -48,7 +48,8 @@ def lazy_zeros(size: int) -> memoryview:
 def runs_of(
     zeros: "NDArray[np.bool_]", first: int, most: int, but: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, bool]]:
-    """As of `PageTable.zero_runs`. `zeros`, shape (pages,), of pages from `first` on; it is written to."""
+    """Runs as `PageTable.zero_runs` returns them. `zeros`, shape (pages,): which pages from `first` on are zeros; it is
+    written to."""
     for start, end in but:
         zeros[max(0, start - first) : max(0, end - first)] = False
     cuts = [0, *(np.flatnonzero(zeros[1:] != zeros[:-1])[:most] + 1).tolist(), len(zeros)]
@@ -56,8 +57,8 @@ def runs_of(
 
 
 class PageTable:
-    """Of a volume of so many pages whose log has segments of `stride` blocks. `live[slot]`: blocks of a segment whose
-    record is the newest of its page."""
+    """Table of a volume of `pages` pages whose log has segments of `stride` blocks. `live[slot]`: blocks of that
+    segment whose record is the newest of its page."""
 
     def __init__(self, pages: int, stride: int) -> None:
         self.pages, self.stride = pages, stride
@@ -69,22 +70,22 @@ class PageTable:
         self.all_sums: NDArray[np.uint32] = np.frombuffer(sums, np.uint32)
         self.live: list[int] = []
         self.zeros_died = 0
-        """Pages that were zeros and are something newer; it only grows."""
+        """Number of pages that were zeros and are something newer; it only grows."""
         self._used = np.zeros(pages // PART_PAGES + 1, np.uint8)
-        """Parts of which something was found on disk."""
+        """Parts of which something was found on disk, or is written."""
 
     @property
     def slots_max(self) -> int:
         return (RING - LOG) // self.stride
 
     def run(self, first: int, count: int) -> Versions:
-        """The versions of a run of pages."""
+        """Versions of a run of pages."""
         found = array("Q")
         found.frombytes(self._version_bytes[8 * first : 8 * (first + count)])
         return found
 
     def slabs_in_use(self, slab_pages: int) -> list[int]:
-        """Numbers of the slabs, of so many pages each, in which a page was ever written."""
+        """Numbers of the slabs, of `slab_pages` pages each, in which a page was ever written."""
         places = self.all_places
         parts = np.flatnonzero(self._used) * PART_PAGES
         wide = np.arange(0, PART_PAGES, min(slab_pages, PART_PAGES))
@@ -99,12 +100,12 @@ class PageTable:
     def zero_runs(
         self, first: int, count: int, most: int, but: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int, bool]]:
-        """A run of pages, `count` of them at least one, cut where zeros begin or end: first page, pages, zeros or not;
-        at most `most` of them. What lies in one of `but`, first page and end of each, is not called zeros."""
+        """Runs of `count` (at least one) pages, cut where zeros begin or end: first page, pages, zeros or not; at most
+        `most` of them. Pages in one of `but`, first page and end of each, are not called zeros."""
         return runs_of(self.all_places[first : first + count] < LOG, first, most, but)
 
     def use(self, page: int) -> None:
-        """It is about to be written, by what came before the log."""
+        """Note that a page is about to be written."""
         self._used[page // PART_PAGES] = 1
 
     def log_place(self, slot: int, block: int) -> int:
@@ -117,7 +118,7 @@ class PageTable:
     # ---- a write begins ----
 
     def put(self, page: int, version: int, place: int) -> bool:
-        """From here on this is the newest; whether the page was written before."""
+        """Make this version the newest. True: the page was written before."""
         old, places = self.places[page], self.places
         places[page], self.versions[page] = place, version
         if LOG <= old < RING:
@@ -127,7 +128,7 @@ class PageTable:
         return old != NOWHERE
 
     def put_run(self, first: int, count: int, version: int, places: "NDArray[Any] | int") -> int:
-        """`put` of a run; how many were written before."""
+        """`put` for a run of pages; returns how many were written before."""
         old = self.all_places[first : first + count]
         before = int(np.count_nonzero(old))
         self.zeros_died += int(np.count_nonzero(old == ZERO))
@@ -137,7 +138,7 @@ class PageTable:
         return before
 
     def _let_go(self, places: "NDArray[Any]") -> None:
-        """What lies there is not the newest of its page any more."""
+        """The content at these places is not the newest of its page any more."""
         in_log = places[(places >= LOG) & (places < RING)]
         if len(in_log):
             slots, counts = np.unique((in_log - LOG) // self.stride, return_counts=True)
@@ -147,8 +148,8 @@ class PageTable:
     # ---- records arrive in the log ----
 
     def landed(self, rows: Rows, were: "NDArray[Any]", slot: int) -> None:
-        """Records are in their blocks of this segment now. `were`: where each was before, shape (rows,); one whose page
-        was written again meanwhile is dead."""
+        """Records are in their blocks of this segment now. `were`: place of each before, shape (rows,); a record whose
+        page was written again meanwhile is dead."""
         content = rows["zeros"] == 0
         rows, were = rows[content], were[content]
         newest = self.all_places[rows["page"]] == were
@@ -162,7 +163,7 @@ class PageTable:
         self.live[slot] += len(rows)
 
     def lift(self, rows: Rows, places: "NDArray[Any]") -> None:
-        """The log does not have these records for certain: their pages are read from the ring again."""
+        """The log may not have these records: read their pages from the ring again."""
         content = rows["zeros"] == 0
         rows, places = rows[content], places[content]
         pages = rows["page"]
@@ -172,8 +173,7 @@ class PageTable:
         self.all_places[pages[newest]] = places[newest]
 
     def take_back(self, rows: Rows, slot: int, doubted: Sequence[int]) -> None:
-        """Of these records, which stand in one segment, copies stand in others that are in doubt: they are read from
-        here again."""
+        """Read pages from these records of one segment again, if their copies are in one of the doubted segments."""
         rows = rows[rows["zeros"] == 0]
         pages = rows["page"]
         places = self.all_places[pages]
@@ -185,7 +185,7 @@ class PageTable:
     # ---- loading and compaction ----
 
     def take_newer(self, rows: Rows, slot: int) -> None:
-        """Rows of a segment found on disk: those that are newer than what is known."""
+        """Enter rows of a segment found on disk that are newer than what is known."""
         rows = rows[rows["page"] < self.pages]
         self._used[rows["page"] // PART_PAGES] = 1
         for start, end in _rising(rows["version"]):
@@ -208,7 +208,7 @@ class PageTable:
         self.all_places[run][older] = ZERO
 
     def _take_last(self, rows: Rows, slot: int) -> None:
-        """Of several rows of one page the last is the newest: they rise."""
+        """Enter these rows; they are sorted, so of several rows of one page the last is the newest."""
         pages = rows["page"]
         old = self.all_places[pages]
         if old.any():
@@ -220,8 +220,8 @@ class PageTable:
         self.live[slot] += int(np.count_nonzero(kept))
 
     def rows_in(self, slot: int) -> Rows:
-        """What the tables of a segment that cannot be read would say of what lives in it; and all zeros of the volume,
-        of which nobody knows where their records are. It takes a look at every page."""
+        """Rows for a segment whose tables cannot be read: its living records, and all zeros of the volume, since it is
+        not known where their records are. This looks at every page."""
         first = LOG + slot * self.stride
         pages = np.flatnonzero((self.all_places >= first) & (self.all_places < first + self.stride))
         content = np.zeros(len(pages), ROW)
@@ -236,7 +236,7 @@ class PageTable:
         return np.concatenate([content, zeros])
 
     def living(self, rows: Rows, slot: int) -> "NDArray[np.intp]":
-        """Positions of those rows of a segment that a copy of it must keep: content that is the newest of its page, and
+        """Positions of the rows of a segment that a copy of it must keep: content that is the newest of its page, and
         runs of zeros that some page still is."""
         content = rows["zeros"] == 0
         kept = content & (self.all_places[rows["page"]] == LOG + slot * self.stride + rows["block"])
@@ -254,7 +254,8 @@ class PageTable:
 
 
 def _rising(versions: "NDArray[np.uint64]") -> list[tuple[int, int]]:
-    """Start and end of runs in which versions do not fall: copies that compaction made are older than what is near."""
+    """Start and end of runs in which versions do not fall: copies that compaction made are older than the records near
+    them."""
     if not len(versions):
         return []
     cuts = [0, *(np.flatnonzero(versions[1:] < versions[:-1]) + 1).tolist(), len(versions)]

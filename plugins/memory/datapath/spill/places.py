@@ -1,8 +1,8 @@
-"""Which lenders may hold pages that this host's disk does not have yet: file `places` of a volume.
+"""The lenders that may hold pages that this host's disk does not have yet: file `places` of a volume.
 
 A place is in it before the first page goes there, and until the last page of it is on disk; so a process that starts
-after a crash knows whom to ask. Taking a place out never fails: one that stays too long only makes a later process ask
-a lender more than it had to.
+after a crash knows which lenders to ask. Taking a place out never fails: one that stays too long only makes a later
+process ask a lender more than it had to.
 """
 
 import asyncio
@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.ports import Disk, Logger
+from covey.ports.disk import Disk
+from covey.ports.log import Logger
 from covey.wire import checked
 from plugins.memory.datapath.wire.control import OpenPlace
 
 CATCH_UP_S = 1.0
-"""Pause before a change that the disk refused is written again."""
+"""Seconds to pause before a change that the disk refused is written again."""
 
 
 class PlacesRecord(msgspec.Struct, frozen=True):
@@ -24,20 +25,21 @@ class PlacesRecord(msgspec.Struct, frozen=True):
     clean: bool = False
     """The last process ended in good order: the disk has everything that these lenders hold."""
     whole: tuple[tuple[int, int], ...] = ()
-    """Of a volume without a disk: index and epoch of the places where every acknowledged write is."""
+    """For a volume without a disk: index and epoch of the places where every acknowledged write is."""
     lost: tuple[int, ...] = ()
-    """Slabs of it whose whole members were all lost at once: what was not written again since cannot be read."""
+    """Slabs of such a volume whose whole members were all lost at once: pages not written again since cannot be
+    read."""
 
 
 _record = msgspec.msgpack.Decoder(PlacesRecord)
 
 
 class Places:
-    """By slab and epoch. Files start with `prefix`."""
+    """The places of one volume, by slab and epoch. Files start with `prefix`."""
 
     def __init__(self, disk: Disk, log: Logger, prefix: str) -> None:
         self.clean = False
-        """As the last process left it."""
+        """The last process ended in good order, by the file."""
         self.late = False
         """The file lists a place that is not used any more, since the disk refused the change."""
         self.whole: set[tuple[int, int]] = set()
@@ -46,7 +48,7 @@ class Places:
         self.volume = prefix.rpartition("/")[2]
         self._places: dict[tuple[int, int], OpenPlace] = {}
         self._of: dict[int, dict[int, OpenPlace]] = {}
-        """The same by slab."""
+        """Places by slab: index -> epoch -> place."""
         self._writing = asyncio.Lock()
         self._asked = self._written = 0
 
@@ -54,11 +56,11 @@ class Places:
         return tuple(self._places.values())
 
     def after(self, index: int, epoch: int) -> tuple[OpenPlace, ...]:
-        """In order, those after this slab and epoch."""
+        """The places after this slab and epoch, in order."""
         return tuple(place for key, place in sorted(self._places.items()) if key > (index, epoch))
 
     def of(self, index: int) -> Iterable[OpenPlace]:
-        """Of one slab."""
+        """The places of one slab."""
         return self._of.get(index, {}).values()
 
     def _put(self, place: OpenPlace) -> None:
@@ -70,7 +72,8 @@ class Places:
         return self._places.pop((index, epoch), None)
 
     async def load(self, slabs: int) -> None:
-        """Those of slabs 0 to `slabs` - 1. Damaged; taken for empty, pages that only lenders hold would be lost."""
+        """Load the places of slabs 0 to `slabs` - 1. Damaged when the file is: if it were taken for empty, pages that
+        only lenders hold would be lost."""
         record = await checked.load(self._disk, self._name, _record)
         if record is None:
             return
@@ -81,11 +84,11 @@ class Places:
                 self._put(place)
 
     def plan(self, place: OpenPlace) -> None:
-        """It is listed from now on, and will be on record."""
+        """List a place from now on; it will be recorded."""
         self._put(place)
 
     async def add(self, place: OpenPlace) -> None:
-        """Durable on return. OSError: it is not, and no page may go there."""
+        """Record a place; durable on return. OSError: it is not, and no page may go there."""
         self._put(place)
         try:
             await self.write()
@@ -103,20 +106,20 @@ class Places:
             self._log.warning("a place is not taken out of the file yet", slab=index, epoch=epoch, why=str(error))
 
     def forget(self, index: int, epoch: int) -> None:
-        """Out of memory; the file follows with the next `write`."""
+        """Remove a place from memory; the file follows with the next `write`."""
         self._take(index, epoch)
         self.whole.discard((index, epoch))
 
     async def catch_up(self) -> None:
-        """Returns when the file lists the places in use and no others, however often the disk refuses."""
+        """Wait until the file lists the places in use and no others, however often the disk refuses."""
         while self.late:
             await asyncio.sleep(CATCH_UP_S)
             with contextlib.suppress(OSError):
                 await self.write()
 
     async def write(self, clean: bool = False) -> None:
-        """Write the places in use, durable on return. OSError when the disk refuses. However many ask at once, two
-        writes do."""
+        """Write the places in use, durable on return. OSError when the disk refuses. However many callers ask at once,
+        two writes do."""
         self._asked += 1
         mine = self._asked
         async with self._writing:

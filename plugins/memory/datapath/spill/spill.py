@@ -3,7 +3,7 @@ disk dispatch queue and the backing disk).
 
 Whatever is put is read back from here at once. A process of its own (`spill_writer`) brings it to the disk: this one
 tells it what to do, one order at a time, as `machine.spill_log` decides, and never waits for a disk on its loop. When
-the writer dies another is started and told to do the same again: everything that is not on disk stands in the ring.
+the writer dies another is started and told to do the same again: everything that is not on disk is in the ring.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.spill.log_keeper import LogKeeper
 from plugins.memory.datapath.spill.page_table import LOG, RING, ZERO
 from plugins.memory.datapath.spill.writer_process import WriterGone
@@ -24,17 +24,17 @@ from plugins.memory.machine.spill_log import Next, RestUntil
 from plugins.memory.policy import log_records
 
 RETRY_S = 1.0
-"""Pause after the disk refused something; what it is about stays in the ring."""
+"""Seconds to pause after the disk refused something, which stays in the ring."""
 READ_TRIES = 8
 AMONG_WAITS_S = 3600.0
-"""Longest rest without a look."""
+"""Seconds of the longest rest without a look."""
 
 
 PAGES_NAMED = 8
 
 
 def named(pages: Sequence[int]) -> str:
-    """These pages, for people."""
+    """Page numbers, for people."""
     more = f" and {len(pages) - PAGES_NAMED} more" if len(pages) > PAGES_NAMED else ""
     return f"{'page' if len(pages) == 1 else 'pages'} {', '.join(map(str, pages[:PAGES_NAMED]))}{more}"
 
@@ -43,7 +43,8 @@ SpillWaits = list[tuple[int, int, "asyncio.Future[None]"]]
 
 
 class Spill:
-    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `run` as a task."""
+    """The spilled pages of one volume; files under `PREFIX/log`. Call `open`, then `settle`, then run `run` as a
+    task."""
 
     def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
         self.pages, self.page_bytes = pages, page_bytes
@@ -56,34 +57,34 @@ class Spill:
         self._settled = asyncio.Event()
         """This process may write."""
         self._ordering = asyncio.Lock()
-        """Held by whoever gives the writer an order."""
+        """Held by the task that gives the writer an order."""
         self._wake = asyncio.Event()
         self._written_waits: SpillWaits = []
         self._synced_waits: SpillWaits = []
         self._room_waits: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Records that somebody has no room for, in the order in which they came: of two writes to one page, the first
-        of a process that died meanwhile, the second must not come first."""
+        """Records that have no room yet, in order of arrival: of two writes to one page, the first of a process that
+        died meanwhile, the second must not come first."""
         self._granted = 0
-        """Records of those who may go on and have not put them yet."""
+        """Number of records that were let in and are not put yet."""
         self._waits = self._turn = 0
         self._stopped = False
 
     # ---- life ----
 
     async def open(self, life: int) -> None:
-        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot
-        be read, or no writer be started."""
+        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot be
+        read, or no writer be started."""
         await self.keeper.open(life)
         self.table, self.log = self.keeper.table, self.keeper.log
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is listed as what it is. Idempotent. OSError: again."""
+        """Before the first write, list what earlier processes left as what it is. Idempotent. OSError: try again."""
         async with self._ordering:
             await self.keeper.settle()
         self._settled.set()
 
     async def stop(self) -> None:
-        """In good order, once everything is flushed."""
+        """Stop in good order, once everything is flushed."""
         self._stopped = True
         self._wake.set()
         async with self._ordering:
@@ -91,12 +92,12 @@ class Spill:
                 await self.keeper.seal_all()
 
     async def close(self) -> None:
-        """The writer ends."""
+        """End the writer."""
         self._stopped = True
         await self.writer.close()
 
     async def delete(self) -> None:
-        """Everything durable; nobody writes any more."""
+        """Delete everything durable; nothing is written any more."""
         await self.close()
         await self.keeper.delete()
 
@@ -104,31 +105,31 @@ class Spill:
 
     @property
     def torn(self) -> int:
-        """Records that were being written when the process before ended, and count for nothing."""
+        """Number of records that were being written when the earlier process ended, and count for nothing."""
         return self.keeper.torn
 
     def __len__(self) -> int:
-        """Records on their way to the disk."""
+        """Number of records on their way to the disk."""
         return self.log.put - self.log.written
 
     def version(self, page: int) -> int:
-        """Of the newest content on this host; 0: never written."""
+        """Version of the newest content on this host; 0: never written."""
         return self.table.versions[page]
 
     def versions(self, first: int, count: int) -> Versions:
         return self.table.run(first, count)
 
     def marks(self) -> tuple[int, int]:
-        """The number of the next record, and of the first that is not durable; -1: a sync failed, so nobody knows."""
+        """Number of the next record, and of the first that is not durable; -1: a sync failed, so that is not known."""
         return self.log.put, -1 if self.log.owed else self.log.synced
 
     def is_on_disk(self, page: int) -> bool:
-        """Its newest content is in the log, durable or not."""
+        """Is the page's newest content in the log, durable or not?"""
         place = self.table.places[page]
         return LOG <= place < RING or (place == ZERO and self.log.put == self.log.written)
 
     def is_here(self, first: int, count: int) -> bool:
-        """The newest content of all of these pages is at hand: no disk and no lender need be asked."""
+        """Is the newest content of all of these pages at hand, so that neither disk nor lender need be asked?"""
         places = self.table.places
         if count == 1:
             return places[first] < LOG or places[first] >= RING
@@ -153,14 +154,14 @@ class Spill:
     # ---- putting ----
 
     def fits(self, records: int) -> bool:
-        """And nobody waits for room who came before."""
+        """There is room for these records, and no earlier request waits for room."""
         return not self._room_waits and self._has_room(records)
 
     def _has_room(self, records: int) -> bool:
         return self.log.free() - self._granted >= records
 
     async def room(self, records: int) -> None:
-        """Wait until so many more fit, in turn. OSError when they do not and the disk refuses to take any."""
+        """Wait until `records` more fit, in turn. OSError when they do not and the disk refuses to take any."""
         if self.fits(records):
             return
         self._work()
@@ -176,7 +177,7 @@ class Spill:
         self._granted -= records
 
     def _let_in(self) -> None:
-        """Whoever waits for room and has it now, in turn."""
+        """Let in those that wait for room and have it now, in turn."""
         waits = self._room_waits
         while waits and (waits[0][1].done() or self._has_room(waits[0][0])):
             records, future = waits.popleft()
@@ -187,8 +188,8 @@ class Spill:
             self._work()
 
     def put(self, first: int, count: int, version: int, content: memoryview | None) -> int:
-        """A run of pages, None: zeros; there is room. Only after `room`, with no await between. How many of them were
-        written before."""
+        """Put a run of pages, None: zeros, for which there is room. Called only after `room`, with no await between.
+        Returns how many of them were written before."""
         log, ring, table = self.log, self.ring, self.table
         number = log.put
         if content is None:
@@ -224,7 +225,7 @@ class Spill:
             await self._wait(self._written_waits, number)
 
     async def flush(self) -> None:
-        """Everything put before is on disk and synced. OSError when it is not."""
+        """Bring everything put before to the disk, synced. OSError when it is not."""
         await self._synced(self.log.put)
         dropped = self.keeper.lost(dropped=True)
         if dropped:
@@ -261,8 +262,8 @@ class Spill:
     # ---- reading ----
 
     async def read(self, first: int, into: memoryview) -> Versions:
-        """Fill `into` with a run of pages, as this host has them; their versions. OSError when a page on disk is not
-        what was written."""
+        """Fill `into` with a run of pages, as this host has them, and return their versions. OSError when a page on
+        disk is not what was written."""
         count, size = len(into) // self.page_bytes, self.page_bytes
         versions = self.versions(first, count)
         at = 0
@@ -275,13 +276,13 @@ class Spill:
         return versions
 
     def read_here(self, first: int, into: memoryview) -> None:
-        """`read` of pages that are all at hand (`is_here`)."""
+        """Read pages that are all at hand (`is_here`)."""
         at, size = 0, self.page_bytes
         while at < len(into):
             at += self._read_here(first + at // size, into[at:]) * size
 
     def _read_here(self, page: int, into: memoryview) -> int:
-        """Pages read from the ring, or known to be zeros; 0: the next one is neither."""
+        """Read pages from the ring or known to be zeros; returns how many, 0: the next one is neither."""
         place, size = self.table.places[page], self.page_bytes
         if place >= RING:
             into[:size] = self.ring.content(place - RING)
@@ -299,7 +300,7 @@ class Spill:
         return run
 
     async def _read_log(self, first: int, into: memoryview, versions: Versions, at: int) -> None:
-        """Pages that were next to one another in the log when this was called."""
+        """Read pages that were next to one another in the log when this was called."""
         table, size = self.table, self.page_bytes
         count = len(into) // size
         known = [(table.versions[page], table.sums[page]) for page in range(first, first + count)]
@@ -320,7 +321,7 @@ class Spill:
         return await self._env.disk.read_at(name, block * self.page_bytes, count * self.page_bytes)
 
     async def _read_again(self, page: int, into: memoryview) -> int:
-        """Either the page was rewritten or moved while we read it: read what is newest now. Or the disk fails."""
+        """Read the newest content of a page that was rewritten or moved while it was read, unless the disk fails."""
         table = self.table
         for _ in range(READ_TRIES):
             place, version, crc = table.places[page], table.versions[page], table.sums[page]
@@ -337,7 +338,7 @@ class Spill:
     # ---- what goes on ----
 
     async def run(self) -> None:
-        """Runs for as long as the volume is open."""
+        """Give the writer orders for as long as the volume is open."""
         await self._settled.wait()
         while not self._stopped:
             try:
@@ -356,7 +357,7 @@ class Spill:
                 await asyncio.sleep(RETRY_S)
 
     def _refuse(self, error: OSError) -> None:
-        """Whoever waits now is told that the disk refuses."""
+        """Tell all waiting requests that the disk refuses."""
         self.refused = error.strerror or str(error)
         self._env.log.warning("the disk refused pages", pages=len(self), why=self.refused)
         waits = [*self._written_waits, *self._synced_waits]
@@ -368,7 +369,7 @@ class Spill:
                 future.set_exception(OSError(error.errno or errno.EIO, self.refused))
 
     def _tell(self) -> None:
-        """Those whose records are written, or durable, go on."""
+        """Let requests continue whose records are written, or durable."""
         synced = -1 if self.log.owed else self.log.synced
         for waits, number in ((self._written_waits, self.log.written), (self._synced_waits, synced)):
             while waits and waits[0][0] <= number:

@@ -9,7 +9,7 @@ import errno
 import msgspec
 import numpy as np
 
-from covey.ports import Disk
+from covey.ports.disk import Disk
 from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.page_table import PageTable
@@ -27,36 +27,37 @@ class SegmentRecord(msgspec.Struct, frozen=True, array_like=True):
     first: int
     """Number of its first batch; 0: it was not begun."""
     last: int
-    """Of its last one, `first` - 1 when there is none; 0: it was being written when the list was, or was not begun."""
+    """Number of its last batch, `first` - 1 when there is none; 0: the segment was being written when the list was, or
+    was not begun."""
     used: int
-    """Blocks, when it is sealed."""
+    """Blocks in use, when it is sealed."""
     table_at: int
     """Block of the table of all its rows; 0: it is not sealed."""
     table_bytes: int
     doubted_from: int = 0
-    """A sync of it failed: batches from this one on may be gone. 0: none."""
+    """Batch from which on batches may be lost, since a sync of it failed; 0: none."""
 
 
 class LostPage(msgspec.Struct, frozen=True, array_like=True):
-    """The newest content of a page, which the disk does not have any more: reading it is an error until it is written
-    anew, and never something older."""
+    """A page whose newest content the disk does not have any more: reading it is an error until it is written anew, and
+    never returns something older."""
 
     page: int
     version: int
     dropped: bool
-    """It was never durable: a sync failed, and the disk did not keep what it had taken."""
+    """The content was never durable: a sync failed, and the disk did not keep what it had taken."""
 
 
 class SegmentList(msgspec.Struct, frozen=True):
-    """File `segments`: what the log consists of. A segment is listed before anything is in it."""
+    """File `segments`: the segments of the log. A segment is listed before anything is in it."""
 
     salt: int
     page_bytes: int
     segment_blocks: int
     next_batch: int = 0
-    """The first that may be in a segment whose last one is not known."""
+    """Number of the first batch that may be in a segment whose last one is not known."""
     last_id: int = 0
-    """The highest that a segment ever had: what is left in a file of an earlier one is told by that."""
+    """Highest id that a segment ever had: data left in a file by an earlier segment are recognised by it."""
     segments: tuple[SegmentRecord, ...] = ()
     lost: tuple[LostPage, ...] = ()
 
@@ -65,23 +66,24 @@ segment_list: msgspec.msgpack.Decoder[SegmentList] = msgspec.msgpack.Decoder(Seg
 
 
 class FoundLog:
-    """What `load` found."""
+    """The log as `load` found it."""
 
     def __init__(self, listed: SegmentList, table: PageTable) -> None:
         self.salt, self.table = listed.salt, table
         self.lost = {(lost.page, lost.version) for lost in listed.lost}
         self.segments: list[LogSegment] = []
         self.torn = 0
-        """Records that were being written at the end, and count for nothing."""
+        """Number of records that were being written at the end, and count for nothing."""
 
 
 async def load_list(disk: Disk, prefix: str) -> SegmentList | None:
-    """None when there is none. Damaged names the file."""
+    """The list of segments; None when there is none. Damaged names the file."""
     return await checked.load(disk, list_name(prefix), segment_list)
 
 
 async def load(disk: Disk, prefix: str, listed: SegmentList, table: PageTable) -> FoundLog:
-    """Damaged says which file does not hold what was promised, and what to do. OSError: the disk cannot be read."""
+    """Load the log. Damaged says which file does not hold what was promised, and what to do. OSError: the disk cannot
+    be read."""
     found = FoundLog(listed, table)
     marks = await disk.read_at(mark_name(prefix), 0, 2 * ALIGNED)
     mark = max(log_records.mark(marks[at : at + MARK_BYTES], listed.salt) for at in (0, ALIGNED))
@@ -109,7 +111,7 @@ async def load(disk: Disk, prefix: str, listed: SegmentList, table: PageTable) -
 
 
 async def _sealed_rows(disk: Disk, prefix: str, listed: SegmentList, record: SegmentRecord) -> Rows | None:
-    """None when the table of all rows is damaged."""
+    """Rows of a sealed segment; None when the table of all rows is damaged."""
     at = record.table_at * listed.page_bytes
     data = memoryview(await disk.read_at(segment_name(prefix, record.slot), at, record.table_bytes))
     whole = log_records.table(data, listed.salt, record.id)
@@ -128,7 +130,7 @@ class _Opened:
             tables = [each for each in tables if each.batch <= record.last]  # beyond lies what was refused there
         self.tables = tables
         self.durable = 0
-        """Up to this batch everything in it is, as far as is known."""
+        """Batch up to which everything in it is durable, as far as is known."""
         batches = [each.batch for each in tables]
         first = record.first or min(batches, default=0)
         self.segment = LogSegment(record.id, record.slot, first, max([record.last, *batches]))
@@ -137,7 +139,7 @@ class _Opened:
         self.segment.doubted_from = record.doubted_from
 
     def rows(self, found: FoundLog) -> Rows:
-        """Those that count."""
+        """The rows that count."""
         kept = [
             each.rows if each.batch <= self.durable else _whole(each, self._data, self._block, found)
             for each in self.tables
@@ -146,7 +148,7 @@ class _Opened:
 
 
 def _check_whole(disk: Disk, prefix: str, listed: SegmentList, opened: "list[_Opened]", mark: int) -> None:
-    """Every batch that is durable is there. Damaged when one is not: nobody knows which pages were in it."""
+    """Check that every durable batch is there. Damaged when one is not: it is not known which pages were in it."""
     said = [mark, *(each.synced for one in opened for each in one.tables)]
     life = listed.next_batch >> BATCH_BITS
     durable = max([each for each in said if each >> BATCH_BITS == life], default=0)
@@ -177,7 +179,7 @@ def _check_batches(disk: Disk, name: str, batches: list[int], first: int, last: 
 
 
 def _whole(table: RecordTable, data: memoryview, block: int, found: FoundLog) -> Rows:
-    """Those rows of a batch whose content is there."""
+    """The rows of a batch whose content is there."""
     good: list[bool] = []
     for version, page, zeros, crc, at in table.rows.tolist():
         content = data[at * block : (at + 1) * block]

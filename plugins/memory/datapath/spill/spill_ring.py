@@ -2,10 +2,10 @@
 
     [records put so far, u64][a row for each place (`log_records.ROW`)][a page for each place]
 
-Records are numbered as they are put; number n stands in place n modulo the size. The volume's process puts records and
+Records are numbered as they are put; number n is in place n modulo the size. The volume's process puts records and
 says which the writer may take; the writer fills in their checksums. A place is used again once its record is on disk,
-which the volume's process alone decides. The count is written after the record it counts: whoever outlives the volume's
-process finds whole records only.
+which the volume's process alone decides. The count is written after the record it counts: a writer that outlives the
+volume's process finds whole records only.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from covey.ports import SharedRing
+from covey.ports.pages import SharedRing
 from plugins.memory.policy.log_records import ROW, ROW_BYTES, Rows
 
 COUNT_BYTES: Final = 4096
@@ -28,12 +28,12 @@ def ring_bytes(places: int, page_bytes: int) -> int:
 
 
 def _data_at(places: int) -> int:
-    """Pages begin where a page of the machine does: they are written past the page cache."""
+    """Offset of the pages, at a page of the machine: they are written past the page cache."""
     return COUNT_BYTES + -(-places * ROW_BYTES // 4096) * 4096
 
 
 class SpillRing:
-    """A view of one. `places` and `page_bytes` are the same for both."""
+    """A view of the ring. `places` and `page_bytes` are the same for both processes."""
 
     def __init__(self, shared: SharedRing, places: int, page_bytes: int) -> None:
         self.shared, self.places, self.page_bytes = shared, places, page_bytes
@@ -44,25 +44,25 @@ class SpillRing:
 
     @property
     def count(self) -> int:
-        """Records put so far."""
+        """Number of records put so far."""
         return self._count[0]
 
     # ---- the volume's process ----
 
     def put_page(self, number: int, version: int, page: int, content: memoryview | bytes) -> None:
-        """One record, number `count`. Its place is free."""
+        """Put one record, whose number is `count`. Its place is free."""
         place, size = number % self.places, self.page_bytes
         self._pages[place * size : place * size + size] = content
         _ROW.pack_into(self._row_bytes, place * _ROW_BYTES, version, page, 0, 0, 0)
         self._count[0] = number + 1
 
     def put_zeros(self, number: int, version: int, page: int, pages: int) -> None:
-        """One record for a run of pages."""
+        """Put one record for a run of pages of zeros."""
         _ROW.pack_into(self._row_bytes, number % self.places * _ROW_BYTES, version, page, pages, 0, 0)
         self._count[0] = number + 1
 
     def put_run(self, number: int, version: int, first: int, pages: int, content: memoryview) -> None:
-        """A record for each of a run of pages."""
+        """Put a record for each of a run of pages."""
         done = 0
         for place, run in self._spans(number, number + pages):
             size = self.page_bytes
@@ -79,19 +79,19 @@ class SpillRing:
     # ---- both ----
 
     def rows(self, start: int, end: int) -> Rows:
-        """A copy of the rows of records `start` to `end`, shape (end - start,)."""
+        """Copy of the rows of records `start` to `end`, shape (end - start,)."""
         spans = self._spans(start, end)
         return np.concatenate([self._rows[place : place + run] for place, run in spans]) if spans else self._rows[:0]
 
     def fill_in(self, start: int, rows: Rows) -> None:
-        """Write back rows of records from `start` on: their checksums."""
+        """Write back rows of records from `start` on, with their checksums."""
         done = 0
         for place, run in self._spans(start, start + len(rows)):
             self._rows[place : place + run] = rows[done : done + run]
             done += run
 
     def pages(self, start: int, rows: Rows) -> Parts:
-        """The content of those of these records that have some, in their order, in as few parts as there are."""
+        """Content of those of these records that have some, in their order, in as few parts as possible."""
         with_content = np.flatnonzero(rows["zeros"] == 0)
         if not len(with_content):
             return []

@@ -1,11 +1,11 @@
-"""What a volume's process and the writer of its spill log say to one another, on a unix socket of the writer.
+"""The protocol between a volume's process and the writer of its spill log, on a unix socket of the writer.
 
     volume -> writer   the token that the writer was started with; writer -> volume   one byte: the files are yours
     volume -> writer   SpillHello: the ring, and where the log goes on; writer -> volume   SpillReady
     volume -> writer   an order, and while that is an append perhaps the next; writer -> volume   SpillDone for each
 
-Pages go through the ring. Who listens on the socket owns the files of the log: a writer that is still at work for a
-volume's process that died keeps the next one from them until it is done.
+Pages go through the ring. The listener on the socket owns the files of the log: a writer that is still at work
+for a volume's process that died keeps the next one from them until it is done.
 """
 
 from typing import Annotated
@@ -20,7 +20,8 @@ Block = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 TOKEN_BYTES = 16
 Text = Annotated[str, Meta(max_length=400)]
 PART_MAX = 960_000
-"""Bytes of rows, or of the list of segments, in one frame; what is longer comes in parts. A whole number of rows."""
+"""Most bytes of rows, or of the list of segments, in one frame; longer data come in parts. It is a whole number of
+rows."""
 RowBytes = Annotated[bytes, Meta(max_length=PART_MAX)]
 """Rows of records (`log_records.ROW`)."""
 assert PART_MAX % ROW_BYTES == 0
@@ -32,16 +33,16 @@ class SpillFrame(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """Where the next batch goes, and what is in it first."""
+    """Place of the next batch, and its first record."""
 
     segment: Number
-    """0: nowhere yet."""
+    """Id of the segment; 0: nowhere yet."""
     slot: Block
-    """Of its file."""
+    """Slot of the segment's file."""
     at: Block
     batch: Number
     start: Number
-    """Number of its first record."""
+    """Number of the first record of that batch."""
 
 
 class SpillHello(SpillFrame, frozen=True):
@@ -50,7 +51,7 @@ class SpillHello(SpillFrame, frozen=True):
     page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
     salt: Number
     stride: Block
-    """Blocks that a segment may have, at most."""
+    """Most blocks that a segment may have."""
     end: LogEnd
 
 
@@ -59,38 +60,38 @@ class SpillReady(SpillFrame, frozen=True):
 
 
 class LogSync(msgspec.Struct, frozen=True):
-    """Make the segments in these slots durable, then say so in the mark: everything up to this batch is."""
+    """Make the segments in these slots durable, then write the mark that everything up to this batch is."""
 
     slots: Slots
     batch: Number
 
 
 class AppendRecords(SpillFrame, frozen=True):
-    """Records `end.start` to `stop` of the ring, as one batch."""
+    """Append records `end.start` to `stop` of the ring, as one batch."""
 
     end: LogEnd
     stop: Number
     synced: Number
-    """Every batch up to this one is durable."""
+    """Number of the batch up to which everything is durable."""
     follows: bool = False
-    """Only if the order before, which is not answered yet, is done."""
+    """Do this only if the order before, which is not answered yet, succeeds."""
     sync: LogSync | None = None
-    """Once they are written."""
+    """Sync to do once they are written."""
 
 
 class CopyRecords(SpillFrame, frozen=True):
-    """Records of one segment, read, checked and written to another as one batch. `SpillDone.wrong` says which are not
-    what they were, and `unreadable` which the disk cannot read now; then nothing is written."""
+    """Read records of one segment, check them and write them to another as one batch. `SpillDone.wrong` says which are
+    damaged, and `unreadable` which the disk cannot read now; then nothing is written."""
 
     source: Block
-    """Slot."""
+    """Slot of the segment."""
     rows: RowBytes
     end: LogEnd
-    """`start` means nothing."""
+    """Place of the batch; its `start` means nothing."""
     synced: Number
     lost: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
-    """Positions of those that are known to be wrong: they are copied as they are, under the checksum that they had, so
-    that reading them stays an error."""
+    """Positions of records that are known to be damaged: they are copied as they are, under the checksum that they had,
+    so that reading them stays an error."""
 
 
 class OrderPart(SpillFrame, frozen=True):
@@ -106,7 +107,7 @@ class SealSegment(SpillFrame, frozen=True):
     slot: Block
     at: Block
     batch: Number
-    """The last one in it."""
+    """Number of the last batch in it."""
     rows: RowBytes
 
 
@@ -115,11 +116,11 @@ class SyncLog(SpillFrame, frozen=True):
 
 
 class SaveSegments(SpillFrame, frozen=True):
-    """Replace the list of segments; durable when it is done."""
+    """Replace the list of segments; it is durable when this is done."""
 
     record: RowBytes
     end: LogEnd
-    """Where the next batch goes from then on."""
+    """Place of the next batch from then on."""
 
 
 class DropSegment(SpillFrame, frozen=True):
@@ -129,8 +130,8 @@ class DropSegment(SpillFrame, frozen=True):
 
 
 class SpillDone(SpillFrame, frozen=True):
-    """`why` is empty when it is done; else the disk refused it. `written`: the batch is written, and only its sync was
-    refused."""
+    """Answer to an order. `why` is empty when it is done; else the disk refused it. `written`: the batch is written,
+    and only its sync was refused."""
 
     written: bool = False
     errno: Number = 0

@@ -1,5 +1,5 @@
 """The writer of a volume's spill log: a process of its own, which does what the volume's process says and decides
-nothing. Its disk may be slow, or stand still; only it waits.
+nothing. Its disk may be slow, or hang; only the writer waits.
 
 When the volume's process ends without a word, what it put into the ring goes to the log all the same, as far as the
 disk takes it; then the writer ends, and the next one may have the files.
@@ -15,7 +15,9 @@ from typing import Any, Protocol, cast
 import msgspec
 import numpy as np
 
-from covey.ports import ByteStream, Disk, Env
+from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import is_secret
 from plugins.base import Program
@@ -42,33 +44,33 @@ from plugins.memory.policy.log_records import ROW, RecordTable, Rows, TableKind,
 from plugins.memory.policy.spilling import BATCH_ROWS, COPY_ROWS
 
 BIND_S, LOOK_S = 60.0, 0.02
-"""How long a writer waits for the one before it to end, and how often it looks."""
+"""Seconds that a writer waits for the earlier one to end, and between two looks."""
 HELLO_S = 5.0
-"""How long it waits for the process that started it."""
+"""Seconds that it waits for the process that started it."""
 ALIGNED = 4096
 GAP_MAX = 16
-"""Blocks that nobody wants and that are read all the same, since one read costs a disk less than two."""
+"""Most unneeded blocks between two that are read at once, since one read costs a disk less than two."""
 NOWHERE = LogEnd(0, 0, 0, 0, 0)
 SEGMENT = re.compile("[0-9a-f]{8}")
-"""Name of a segment's file. A folder may have others, as network file systems leave there."""
+"""Name of a segment's file. A folder may have other files, as network file systems leave there."""
 
 
 class GatherDisk(Disk, Protocol):
-    """What this plugin wants of a disk beyond `covey.ports.Disk`; every one has it."""
+    """The operations of a disk that this plugin needs beyond `covey.ports.disk.Disk`; every disk has them."""
 
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """`write_at` of parts that follow one another. OSError: any of it may be written."""
+        """`write_at` for parts that follow one another. OSError: any of it may be written."""
 
     async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
-        """`read_at` into memory that is there."""
+        """`read_at` into existing memory."""
 
 
 class SpillConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a volume's process gives the writer at its start."""
+    """The settings that a volume's process gives the writer at its start."""
 
     volume: str
     prefix: str
-    """Where the volume's files lie on `Disk`."""
+    """Path prefix of the volume's files on `Disk`."""
     token: bytes
 
 
@@ -77,7 +79,7 @@ def writer_name(volume: str) -> str:
 
 
 def segment_name(prefix: str, slot: int) -> str:
-    """The file of whichever segment is in this slot: files are used again, since that costs a disk least."""
+    """File of the segment in this slot: files are used again, since that costs a disk least."""
     return f"{prefix}/log/{slot:08x}"
 
 
@@ -90,7 +92,7 @@ def mark_name(prefix: str) -> str:
 
 
 class SpillWriter:
-    """For one volume's process. OSError from `do`: the disk refused it."""
+    """The writer for one volume's process. OSError from `do`: the disk refused it."""
 
     def __init__(self, env: Env, prefix: str, hello: SpillHello, ring: SpillRing) -> None:
         self._prefix, self._ring, self._salt = prefix, ring, hello.salt
@@ -99,16 +101,16 @@ class SpillWriter:
         self._end = hello.end
         self._marks, self._stride = 0, hello.stride
         self._parts: list[bytes] = []
-        """Of the order that comes next."""
+        """Data of the next order that came in parts."""
         tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
         copied = COPY_ROWS * self._block
         self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + 2 * copied))
-        """What is written past the page cache begins at a page of the machine."""
+        """Memory that begins at a page of the machine, as writes past the page cache need."""
         self._tables: list[memoryview] = [self._aligned.view[:tables], self._aligned.view[tables : 2 * tables]]
-        """One for what is being written, one for what is prepared meanwhile."""
+        """Two buffers for tables: one for the batch that is being written, one for the next, prepared meanwhile."""
         self._copied: memoryview = self._aligned.view[2 * tables : 2 * tables + copied]
         self._span: memoryview = self._aligned.view[2 * tables + copied : 2 * tables + 2 * copied]
-        """What was read at once of a segment."""
+        """Buffer for blocks of a segment that are read at once."""
 
     async def do(self, order: Order) -> SpillDone:
         match order:
@@ -137,12 +139,12 @@ class SpillWriter:
         return SpillDone()
 
     def _whole(self, last: bytes) -> bytes:
-        """What came in parts."""
+        """Data of an order that came in parts, joined."""
         parts, self._parts = [*self._parts, last], []
         return b"".join(parts)
 
     def prepare(self, order: AppendRecords) -> list[memoryview]:
-        """What is to be written, with checksums: while the disk is at work on the batch before."""
+        """Parts of a batch to be written, with checksums: prepared while the disk works on the batch before."""
         ring, end = self._ring, order.end
         rows = ring.rows(end.start, order.stop)
         blocks = batch_blocks(len(rows), log_records.place_rows(rows, end.at, self._block), self._block)
@@ -157,7 +159,7 @@ class SpillWriter:
         return self._batch(end, order.synced, blocks, rows, ring.pages(end.start, rows))
 
     async def append(self, order: AppendRecords, parts: list[memoryview]) -> SpillDone:
-        """Write what was prepared. OSError: the disk refused it, or the batch before is not there."""
+        """Write a prepared batch. OSError: the disk refused it, or the batch before is not there."""
         end = order.end
         if order.follows and (self._end.start, self._end.batch) != (end.start, end.batch):
             raise OSError(errno.ECANCELED, "the batch before it is not written")
@@ -168,7 +170,7 @@ class SpillWriter:
         return SpillDone() if order.sync is None else await self._synced(order.sync)
 
     def _batch(self, end: LogEnd, synced: int, blocks: int, rows: Rows, pages: list[memoryview]) -> list[memoryview]:
-        """One batch, to be written at once."""
+        """Parts of one batch, to be written at once."""
         size = table_blocks(len(rows), self._block) * self._block
         self._tables.reverse()
         room = self._tables[0][: 2 * size]
@@ -208,8 +210,8 @@ class SpillWriter:
         return SpillDone()
 
     async def _read(self, slot: int, blocks: list[int], into: memoryview) -> set[int]:
-        """Blocks that are near to one another are read at once, with what lies between. Positions of those that the
-        disk cannot read."""
+        """Read blocks; those near to one another are read at once, with what is between. Returns the positions of
+        blocks that the disk cannot read."""
         at, size = 0, self._block
         unreadable: set[int] = set()
         while at < len(blocks):
@@ -236,7 +238,7 @@ class SpillWriter:
         return unreadable
 
     async def _read_span(self, slot: int, offset: int, into: memoryview) -> bool:
-        """False: a sector of it cannot be read, which is a matter of those pages and no reason to stop."""
+        """Read a span. False: a sector of it cannot be read, which concerns those pages and is no reason to stop."""
         try:
             await self._disk.read_into_at(segment_name(self._prefix, slot), offset, into)
         except OSError as error:
@@ -246,7 +248,7 @@ class SpillWriter:
         return True
 
     async def _synced(self, sync: LogSync) -> SpillDone:
-        """The batch is written, whether or not this is refused."""
+        """Sync after a batch, which is written whether or not the sync is refused."""
         try:
             await self._sync(sync)
         except OSError as error:
@@ -262,7 +264,8 @@ class SpillWriter:
             await self._disk.write_at(mark_name(self._prefix), self._marks % 2 * ALIGNED, mark)
 
     async def bring_home(self) -> int:
-        """The volume's process is gone: what it put into the ring and is not written goes to the log; how much."""
+        """Bring the ring to the log when the volume's process is gone: records that were put and are not written.
+        Returns how many."""
         count, end = self._ring.count, self._end
         if not end.segment:
             return 0
@@ -286,8 +289,8 @@ def refused(error: OSError, written: bool = False) -> SpillDone:
 
 
 async def run_spill(env: Env, config: SpillConfig) -> None:
-    """The program. OSError when the writer before does not end. It ends when the volume's process has. It stays in
-    memory as that does: when the ring is full, writes of the volume wait for it."""
+    """The program. OSError when the earlier writer does not end. It ends when the volume's process has. It stays in
+    memory like that one: when the ring is full, writes of the volume wait for it."""
     env.probes.stay_in_memory(flushes=True)
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     claimed = asyncio.Event()
@@ -363,7 +366,7 @@ async def _serve(env: Env, prefix: str, hello: SpillHello, stream: ByteStream) -
 
 
 async def _answered(stream: ByteStream, work: Coroutine[Any, Any, SpillDone]) -> None:
-    """An append, while the next one is prepared; anything else alone."""
+    """Run an order and answer it: an append while the next one is prepared, any other order alone."""
     try:
         done = await work
     except OSError as error:

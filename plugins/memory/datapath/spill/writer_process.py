@@ -1,8 +1,10 @@
-"""The writer of a spill log as the volume's process keeps it: started, connected, started again when it dies."""
+"""The link of a volume's process to the writer of its spill log: started, connected, started again when it dies."""
 
 import asyncio
 
-from covey.ports import ByteStream, Env, Process
+from covey.ports.env import Env
+from covey.ports.processes import Process
+from covey.ports.streams import ByteStream
 from covey.wire.frames import read_frame, write_frame
 from plugins.memory.datapath.spill.spill_ring import SpillRing
 from plugins.memory.datapath.spill.spill_wire import (
@@ -19,9 +21,9 @@ from plugins.starting import why_ended
 
 LOOK_S = 0.02
 PAUSE_S, PAUSE_MAX_S = 0.05, 2.0
-"""Before another writer is started."""
+"""First and longest pause in seconds before another writer is started."""
 END_S = 2.0
-"""How long one may take to end once its connection is closed; then it is killed."""
+"""Seconds that a writer may take to end once its connection is closed; then it is killed."""
 
 
 class WriterGone(OSError):
@@ -33,7 +35,7 @@ async def _answer(stream: ByteStream) -> SpillReady | SpillDone:
 
 
 class WriterProcess:
-    """`program` of the registry: `spill`."""
+    """The writer's process, which is `spill` in the registry of programs."""
 
     def __init__(self, env: Env, volume: str, prefix: str) -> None:
         self.starts = 0
@@ -42,7 +44,7 @@ class WriterProcess:
         self._process: Process | None = None
         self._stream: ByteStream | None = None
         self._owner: ByteStream | None = None
-        """A connection to it over which it was not told yet what it writes from."""
+        """Connection to a writer that has not been told yet what it writes from."""
         self._token = b""
 
     @property
@@ -50,7 +52,7 @@ class WriterProcess:
         return self._stream is not None
 
     async def start(self) -> None:
-        """Start one and wait until it owns the files. OSError when it cannot be started."""
+        """Start a writer and wait until it owns the files. OSError when it cannot be started."""
         self._token = self._env.entropy(TOKEN_BYTES)
         config = SpillConfig(volume=self._volume, prefix=self._prefix, token=self._token)
         self.starts += 1
@@ -59,7 +61,7 @@ class WriterProcess:
         self._owner = await self._reached()
 
     async def _reached(self) -> ByteStream:
-        """Connected to the one that was started, and to none before it: those listen too while they end."""
+        """Connect to the writer that was started, and to none before it: those listen too while they end."""
         process = self._process
         assert process is not None
         while True:
@@ -77,7 +79,7 @@ class WriterProcess:
             await asyncio.sleep(LOOK_S)
 
     async def connect(self, ring: SpillRing, salt: int, stride: int, end: LogEnd) -> None:
-        """Tell the one that was started, or another, what it writes from. WriterGone."""
+        """Tell the writer that was started, or another, what it writes from. WriterGone."""
         try:
             if self._owner is None:
                 await self.start()
@@ -94,12 +96,12 @@ class WriterProcess:
         self._stream, self.pause_s = stream, PAUSE_S
 
     async def ask(self, order: Order) -> SpillDone:
-        """WriterGone: it may be done or not, or half."""
+        """Give an order and wait for its answer. WriterGone: it may be done or not, or half."""
         await self.send(order)
         return await self.answer()
 
     async def send(self, order: Order) -> None:
-        """Without waiting for the answer; those come in the order of what was sent."""
+        """Send an order without waiting for the answer; answers come in the order of the orders."""
         try:
             if self._stream is None:
                 raise ConnectionResetError("it is not there")
@@ -109,7 +111,7 @@ class WriterProcess:
             raise WriterGone(str(error)) from error
 
     async def answer(self) -> SpillDone:
-        """To the oldest order that was sent."""
+        """The answer to the oldest order that was sent."""
         try:
             if self._stream is None:
                 raise ConnectionResetError("it is not there")
@@ -122,7 +124,7 @@ class WriterProcess:
             raise WriterGone(str(error)) from error
 
     async def _over(self) -> None:
-        """Nothing of it is left when this returns: two writers must never share the files."""
+        """End the writer. When this returns nothing of it is left: two writers must never share the files."""
         for stream in (self._stream, self._owner):
             if stream is not None:
                 stream.close()

@@ -1,4 +1,4 @@
-"""Where a volume was written since it was flushed: file `unflushed`. After a crash, pages elsewhere are on this host's
+"""Regions of a volume written since its last flush: file `unflushed`. After a crash, other pages are on this host's
 disk as they were acknowledged, so they are read without waiting for a lender that may hold newer ones.
 
     flush:  [begins]  everything written before goes to the log   [done]  the file names what was begun meanwhile
@@ -17,28 +17,28 @@ import zlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from covey.ports import Env
+from covey.ports.env import Env
 
 REGION_PAGES = 256
-"""1 MiB of pages of 4 KiB: the file of a terabyte has 8 MiB at most."""
+"""Pages of a region, 1 MiB with pages of 4 KiB: the file of a terabyte has 8 MiB at most."""
 MARK_S = 5.0
-"""Between two flushes that the file is written for, s."""
+"""Seconds between two flushes after which the file is rewritten."""
 SINGLE_MAX = 2
 """Regions of a slab that are named one by one; the next one names all of them."""
 _HEAD = b"coveyuf1"
 _ENTRY = struct.Struct("<III")
-"""First region, regions, check."""
+"""Entry of the file: first region, number of regions, checksum."""
 
 
 class FlushedRegions:
-    """Of one volume of slabs of `slab_pages`. Only one process uses it."""
+    """The regions of one volume of slabs of `slab_pages` pages. Only one process uses it."""
 
     def __init__(self, env: Env, prefix: str, slab_pages: int) -> None:
         self._disk, self._clock, self._spawn = env.disk, env.clock, env.spawn
         self._name = f"{prefix}/unflushed"
         self._slab_pages = slab_pages
         self._before: frozenset[int] | None = None
-        """Regions that the process before may have written after its last flush; None: any."""
+        """Regions that the earlier process may have written after its last flush; None: any."""
         self._dirty: set[int] | None = None
         """Regions that the file names; None: there is no file, which stands for all."""
         self._flushes: list[set[int]] = []
@@ -48,24 +48,24 @@ class FlushedRegions:
         self._lock = asyncio.Lock()
         self._marked_s = float("-inf")
         self._begun = 0
-        """Writes."""
+        """Count of writes begun."""
 
     # ---- a process begins ----
 
     async def load(self) -> None:
-        """A file that is damaged names all."""
+        """Read the file that the earlier process left. A damaged file names all regions."""
         data = await self._disk.read(self._name)
         self._before = None if data is None else _regions(data)
 
     async def take_over(self) -> None:
-        """Before this process writes: the file of the one before goes on. OSError."""
+        """Take over the earlier process's file before this process writes. OSError."""
         if self._before is None:
             await self._disk.delete(self._name)
         else:
             await self._replace(set(self._before))
 
     def were_flushed(self, first: int, count: int) -> bool:
-        """Does this host's disk have these pages as the process before acknowledged them?"""
+        """Does this host's disk have these pages as the earlier process acknowledged them?"""
         return self._before is not None and self._before.isdisjoint(_of(first, count))
 
     async def delete(self) -> None:
@@ -74,11 +74,12 @@ class FlushedRegions:
     # ---- writes ----
 
     def covers(self, first: int, count: int) -> bool:
-        """May these pages be written without another word to the disk?"""
+        """May these pages be written without writing to the file first?"""
         return self._dirty is None or self._dirty.issuperset(_of(first, count))
 
     async def add(self, first: int, count: int) -> None:
-        """They may be written from now on. OSError: the disk does not take that, nor that the file goes."""
+        """Name the regions of these pages in the file, after which they may be written. OSError: the disk can neither
+        add them nor delete the file."""
         async with self._lock:
             while not self.covers(first, count):
                 begin, end = self._to_name(first, count)
@@ -92,7 +93,7 @@ class FlushedRegions:
                 self._dirty.update(range(begin, end))
 
     def _to_name(self, first: int, count: int) -> tuple[int, int]:
-        """First region and the one after the last."""
+        """The first region to name, and the one after the last."""
         slab = first // self._slab_pages
         self._named[slab] = self._named.get(slab, 0) + 1
         if self._named[slab] > SINGLE_MAX:
@@ -100,7 +101,7 @@ class FlushedRegions:
         return first // REGION_PAGES, (first + count - 1) // REGION_PAGES + 1
 
     def begun(self, first: int, count: int) -> None:
-        """These are written now. Nothing awaits between `covers` and this."""
+        """These pages are written now. Nothing awaits between `covers` and this."""
         self._begun += 1
         for since in self._flushes:
             since.update(_of(first, count))
@@ -109,8 +110,9 @@ class FlushedRegions:
 
     @asynccontextmanager
     async def flushing(self) -> AsyncIterator[None]:
-        """Within, everything that was written before goes to the disk. Ends with the file written, where it is time for
-        that; without, when an error is raised within. What the disk refuses of it leaves a file that names too much."""
+        """Context of a flush: within it, everything written before goes to the disk. At its end the file is rewritten
+        if it is time for that; not when an error is raised within. If the disk refuses, the file names too many
+        regions, which is safe."""
         since: set[int] = set()
         begun = self._begun
         self._flushes.append(since)
@@ -124,7 +126,7 @@ class FlushedRegions:
             self._flushes = [other for other in self._flushes if other is not since]
 
     async def _later(self, begun: int) -> None:
-        """Unless something was written since, or another flush has done it."""
+        """Rewrite the file after `MARK_S`, unless something was written since, or another flush has done it."""
         marked_s = self._marked_s
         await asyncio.sleep(MARK_S)
         if self._marked_s == marked_s and self._begun == begun:
@@ -136,7 +138,7 @@ class FlushedRegions:
                 self._flushes = [other for other in self._flushes if other is not since]
 
     async def _mark(self, since: set[int]) -> None:
-        """Nothing but these regions was written since a flush began that is done."""
+        """Rewrite the file: only these regions were written since a flush began that is done."""
         async with self._lock:
             self._marked_s = self._clock.now_s()
             self._named.clear()
@@ -160,7 +162,8 @@ def _entry(begin: int, count: int) -> bytes:
 
 
 def _regions(data: bytes) -> frozenset[int] | None:
-    """What a file names; None: all, since it is damaged. An entry that is cut off at the end was never relied on."""
+    """Regions that a file names; None: all, since it is damaged. An entry that is cut off at the end was never relied
+    on."""
     if data[: len(_HEAD)] != _HEAD:
         return None
     body = data[len(_HEAD) :]
@@ -174,7 +177,7 @@ def _regions(data: bytes) -> frozenset[int] | None:
 
 
 def _runs(regions: Iterable[int]) -> list[tuple[int, int]]:
-    """First of each run, and the one after its last."""
+    """Runs of regions: the first of each, and the one after its last."""
     runs: list[tuple[int, int]] = []
     for region in sorted(regions):
         if runs and runs[-1][1] == region:

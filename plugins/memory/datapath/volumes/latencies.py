@@ -1,6 +1,5 @@
-"""How long a volume's requests take, by what answered them. On the path it costs two looks at the clock and one number
-appended; they are counted many at a time.
-"""
+"""How long a volume's requests take, by what answered them. On the request path it costs two looks at the clock and one
+number appended; the numbers are counted many at a time."""
 
 from array import array
 from typing import Final, Literal, get_args
@@ -12,13 +11,14 @@ from plugins.memory.policy import latencies
 from plugins.memory.policy.latencies import BUCKETS
 
 Answerer = Literal["zeros", "ring", "lender", "disk"]
-"""Nothing was ever there; memory on the way to the disk; another host; this host's disk."""
+"""The place that answered a request. zeros: nothing was ever written there; ring: memory on the way to the disk;
+lender: another host; disk: this host's disk."""
 GATHERED_MAX: Final = 8192
-"""Times that are kept before they are counted."""
+"""Durations that are kept before they are counted."""
 
 
 class RequestTimes:
-    """Of requests of one kind with one answerer."""
+    """Durations of requests of one kind with one answerer."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
@@ -38,14 +38,14 @@ class RequestTimes:
         self._gathered = array("d")
 
     def counts(self) -> tuple[int, ...]:
-        """Of each bucket, without the empty ones at the end."""
+        """Requests in each bucket, without the empty buckets at the end."""
         if self._gathered:
             self._count()
         return tuple(np.trim_zeros(self._counts, "b").tolist())
 
 
 class Latencies:
-    """Of one volume since its process began."""
+    """Latencies of one volume since its process began."""
 
     def __init__(self) -> None:
         self.reads: dict[Answerer, RequestTimes] = {each: RequestTimes() for each in get_args(Answerer)}
@@ -53,7 +53,7 @@ class Latencies:
         self.from_lenders, self.to_lenders = self.reads["lender"], self.writes["lender"]
 
     def told(self) -> tuple[LatencyCounts, ...]:
-        """Those of which there were any."""
+        """Counts by kind of request and answerer, where there were any requests."""
         found = [("read", name, times) for name, times in self.reads.items()]
         found += [("write", name, times) for name, times in self.writes.items()]
         every = [LatencyCounts(op, name, times.counts(), times.sum_s) for op, name, times in found]

@@ -1,5 +1,5 @@
-"""What a volume does about its places, whatever stands behind them: what the rules of a volume with a disk (`lenders`)
-and of one without (`mirror_lenders`) have in common."""
+"""The work of every volume on its places: the common part of the rules of a volume with a disk (`lenders`) and of one
+without (`mirror_lenders`)."""
 
 import asyncio
 import errno
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.slab import CountedSlab, Slabs
@@ -22,33 +22,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COPY_PAGES = 32
-"""Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
+"""Pages sent at once when a slab is filled in the background: few enough that requests get their turn."""
 REOPEN_S = 4.0
-"""How long a link that ended is tried again under its epoch; what is called mapped has a working link within 5 s."""
+"""Seconds for which a link that ended is tried again under its epoch; a slab called mapped has a working link within 5
+s."""
 UNSURE_S = 30.0
-"""How long a request waits for lenders that may hold what is asked; then it fails."""
+"""Seconds that a request waits for lenders that may hold its pages; then it fails."""
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
-"""Between two tries to reach a lender."""
+"""First and longest pause in seconds between two tries to reach a lender."""
 TROUBLE_MAX_S = 60.0
-"""Longest pause before a task of a slab that failed, or a copy, is tried again."""
+"""Longest pause in seconds before a task of a slab that failed, or a copy, is tried again."""
 TOLD_PLACES = 64
-"""For how many places `PageCounts` says why the lender does not answer; for the others the reason is the same."""
+"""Places for which `PageCounts` says why the lender does not answer; for the others the reason is the same."""
 
 
 class PlacedSlab(CountedSlab, Protocol):
-    """What is known here of a slab and its places."""
+    """A slab and its places, as far as these tasks see them."""
 
     def state(self, epoch: int) -> PlaceState: ...
 
 
 P = TypeVar("P", bound=PlacedSlab)
 Connect = Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]]
-"""Opens a link, within so many seconds for each step. SlabGone."""
+"""Opens a link, with at most this many seconds for each step. SlabGone."""
 
 
 class LenderTasks(ABC, Generic[P]):
-    """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is called when a place is lost
-    or filled."""
+    """The places of one volume. `connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is
+    called when a place is lost or filled."""
 
     def __init__(
         self,
@@ -71,15 +72,15 @@ class LenderTasks(ABC, Generic[P]):
 
     @abstractmethod
     def _links_of(self, slab: P) -> list[RemoteSlab]:
-        """Every link there is."""
+        """All links of the slab."""
 
     @abstractmethod
     def _silent(self, slab: P) -> list[int]:
-        """Epochs of places that may hold what nobody else has, and have not said so."""
+        """Epochs of places that may hold pages which are nowhere else, and have not said so."""
 
     @abstractmethod
     def _places_of(self, slab: P) -> Iterable[OpenPlace]:
-        """In the order in which they are told."""
+        """The slab's places in the order in which they are reported."""
 
     @abstractmethod
     def _why(self, slab: P, epoch: int) -> str:
@@ -91,18 +92,19 @@ class LenderTasks(ABC, Generic[P]):
 
     @abstractmethod
     async def give_up(self, slab: P, epoch: int, why: str) -> OpenPlace | None:
-        """Its lender has lost it, or a person does not want to wait. The place, if it was asked."""
+        """Give up a place: its lender has lost it, or a person does not want to wait. Returns the place, if it was
+        asked."""
 
     @abstractmethod
     async def _tried(self, slab: P, name: str, work: Coroutine[Any, Any, None]) -> bool:
-        """False: it failed in a way that is this slab's trouble, and no other's."""
+        """Run a task of a slab. False: it failed in a way that affects this slab only."""
 
     # ---- the same for all ----
 
     @asynccontextmanager
     async def _linked(self, place: OpenPlace, within_s: float | None) -> AsyncIterator[RemoteSlab]:
-        """A link, closed again when what is done with it fails, whatever it is: a place that is open cannot be opened
-        another time. SlabGone."""
+        """Context of a new link, which is closed when the work with it fails, whatever the error: a place that is open
+        cannot be opened another time. SlabGone."""
         link = await self._connect(place, within_s)
         with ExitStack() as undo:
             undo.callback(link.fail, "what was begun with it failed")
@@ -117,13 +119,13 @@ class LenderTasks(ABC, Generic[P]):
                 link.fail("the volume's process ends")
 
     async def give_up_all(self, why: str, most: int = 1 << 20) -> tuple[OpenPlace, ...]:
-        """At most so many; those given up. A place that has answered is kept."""
+        """Give up at most `most` silent places; returns those given up. A place that has answered is kept."""
         silent = [(slab, epoch) for slab in self._slabs for epoch in self._silent(slab)]
         found = [await self.give_up(slab, epoch, why) for slab, epoch in silent[:most]]
         return tuple(place for place in found if place is not None)
 
     async def _wait_known(self, slab: P, known: asyncio.Event, within_s: float) -> None:
-        """OSError says whom it waits for when that takes longer."""
+        """Wait until `known` is set. OSError says whose answer is missing when that takes longer."""
         try:
             async with asyncio.timeout(within_s):
                 await known.wait()
@@ -131,7 +133,7 @@ class LenderTasks(ABC, Generic[P]):
             raise Undecided(errno.EIO, self.doubts(slab)) from error
 
     def now(self, slabs: Iterable[P]) -> tuple[PlaceNow, ...]:
-        """Every place of these, and how it is."""
+        """Every place of these slabs, with its state."""
         found: list[PlaceNow] = []
         told = 0
         for slab in slabs:
@@ -142,7 +144,7 @@ class LenderTasks(ABC, Generic[P]):
         return tuple(found)
 
     def _guard(self, slab: P, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
-        """Run `work(*what)` as a task whose failure is this slab's trouble, and no other's."""
+        """Run `work(*what)` as a task whose failure affects this slab only."""
         self._env.spawn(f"{name} slab {slab.index}", self._guarded(slab, name, work, *what))
 
     async def _guarded(self, slab: P, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
@@ -153,14 +155,15 @@ class LenderTasks(ABC, Generic[P]):
 
 
 def held_flags(found: "NDArray[np.uint64]", newest: "NDArray[np.uint64]", pages: int) -> bytes:
-    """A byte for each of `pages` pages at a lender, 1 where what it holds is the newest there is; both shape (pages of
-    the slab,), which may be fewer."""
+    """A byte for each of `pages` pages at a lender, 1 where it holds the newest version; `found` and `newest` have
+    shape (pages of the slab,), which may be fewer."""
     flags: bytes = ((found == newest) & (newest > 0)).tobytes()
     return flags.ljust(pages, b"\0")
 
 
 def runs_of(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
-    """First page and length of each run of consecutive ones, at most so long; `pages` in order, shape (pages,)."""
+    """First page and length of each run of consecutive pages, at most `most` long; `pages`, shape (pages,), are
+    sorted."""
     runs: list[tuple[int, int]] = []
     for part in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():
         runs += [(int(part[at]), min(most, len(part) - at)) for at in range(0, len(part), most)]

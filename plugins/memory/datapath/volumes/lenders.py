@@ -2,7 +2,7 @@
 
 While this process lives a lender holds nothing but copies: the newest content of every page is in the ring or the log.
 So no page is lost with a link. It is opened again under its epoch for `REOPEN_S`, since a connection may break while
-both ends go on; then the place is given up, and the agent is told.
+both ends keep running; then the place is given up, and the agent is told.
 
 After a crash what was only in the queue is at the lenders alone. Each place of the earlier process is *unsure* until
 its lender has answered, is known to have lost it, or a person gives it up. It is known when the lender's agent says so
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.spill.spill import Spill
@@ -45,8 +45,8 @@ Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 
 class Lenders(LenderTasks[SlabMemory]):
-    """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is called
-    when a slab is lost or copied. `requested`: bytes that were read and written ever, by requests."""
+    """The lenders of one volume with a disk. `connect` opens a link, `fetch` reads pages from wherever they are newest,
+    `tell` is called when a slab is lost or copied. `requested`: bytes ever read and written by requests."""
 
     def __init__(
         self,
@@ -63,18 +63,19 @@ class Lenders(LenderTasks[SlabMemory]):
         super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
         self._spill, self._requested = spill, requested
         self._copying: dict[RemoteSlab, SlabMemory] = {}
-        """Links that are given what they lack."""
+        """Links that are being filled with the pages that they lack."""
         self._copied_s = 0.0
-        """When the next piece may be copied."""
+        """Time from which the next piece may be copied."""
         self._seen = 0
-        """Of `requested`, after the last piece."""
+        """Value of `requested`, in bytes, after the last piece was copied."""
         self._began_s = env.clock.now_s()
 
     # ---- opening and closing ----
 
     async def open(self, slab: SlabMemory, place: OpenPlace) -> None:
-        """Writes go there once the disk has it on record, a few milliseconds later, and what was written before is
-        copied in the background. ValueError says why not. If the disk refuses, the place is lost like any other."""
+        """Open a place. Writes go there once the disk has it on record, a few milliseconds later, and what was written
+        before is copied in the background. ValueError says why not. If the disk refuses, the place is lost like any
+        other."""
         if place.epoch in slab.opening or any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
             return
         if slab.unsure:
@@ -90,7 +91,7 @@ class Lenders(LenderTasks[SlabMemory]):
         self._guard(slab, "open", self._on_record, slab, place, link)
 
     async def _on_record(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
-        """The place is used from when a process that starts after a crash would find it."""
+        """Record a place, and use it from then on: a process that starts after a crash finds it."""
         why = ""
         try:
             await self._places.add(place)
@@ -109,7 +110,7 @@ class Lenders(LenderTasks[SlabMemory]):
             self._lost(slab, place, why)
 
     def _take(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
-        """ValueError when it is too late for it. Nothing awaits in here."""
+        """Use a place. ValueError when it is too late for it. Nothing awaits in here."""
         if slab.link is not None and slab.link.place.epoch > place.epoch:
             raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
         older, slab.reopening = slab.reopening, None
@@ -130,7 +131,7 @@ class Lenders(LenderTasks[SlabMemory]):
             self._guard(slab, "copy", self._copy_up, slab, link)
 
     async def close(self, slab: SlabMemory, epoch: int) -> None:
-        """Returns when no request uses it and every page it holds is on disk as well."""
+        """Close a place. Returns when no request uses it and every page it holds is on disk as well."""
         if slab.reopening is not None and slab.reopening.epoch == epoch:
             slab.reopening = None
         while epoch in slab.unsure:
@@ -146,8 +147,9 @@ class Lenders(LenderTasks[SlabMemory]):
         await self._leave(slab, epoch)
 
     async def _leave(self, slab: SlabMemory, epoch: int) -> None:
-        """Whatever was written to the slab survives a loss of power when this returns; that the place is taken off the
-        record need not be waited for, since a process that finds it there asks a lender once more than it had to."""
+        """Forget a place. When this returns, everything written to the slab survives a loss of power. The place is
+        taken off the record in the background: a process that still finds it there asks a lender once more than
+        needed."""
         await self._spill.kept(slab.put)
         self._guard(slab, "forget", self._forget, slab, epoch)
 
@@ -162,7 +164,8 @@ class Lenders(LenderTasks[SlabMemory]):
     # ---- a link ends ----
 
     def _ended(self, slab: SlabMemory, link: RemoteSlab) -> None:
-        """Reads go to queue and disk from now on, and writes wait for the disk, until it is open again."""
+        """A link ended: reads go to queue and disk from now on, and writes wait for the disk, until it is open
+        again."""
         if self.closed or link.retiring or link not in slab.links():
             return  # while it retires, `close` sees to the rest
         slab.drop(link)
@@ -175,14 +178,15 @@ class Lenders(LenderTasks[SlabMemory]):
         self._guard(slab, "reopen", self._reopen, slab, link.place, link.why)
 
     def _lost(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """The agent is told; the place is forgotten when the disk has all that it held."""
+        """Tell the agent that a place is lost; the place is forgotten when the disk has all that it held."""
         self._env.log.warning("lost a slab", slab=slab.index, lender=place.lender, why=why)
         self._tell(SlabLost(slab.index, place.epoch, why[:400]))
         self._guard(slab, "leave", self._leave, slab, place.epoch)
 
     async def _reopen(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """The place holds nothing that this host lacks, so it is given up when its lender says that it is gone. A
-        refused connection does not say that: a slab process that was killed is back in a second or two, with it."""
+        """Open a link again. The place holds nothing that this host lacks, so it is given up when its lender says that
+        it is gone. A refused connection does not say that: a slab process that was killed is back in a second or two,
+        with it."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         while slab.reopening is place:
@@ -210,13 +214,13 @@ class Lenders(LenderTasks[SlabMemory]):
         self._use(slab, link)
 
     def _holds(self, slab: SlabMemory, link: RemoteSlab, versions: Versions) -> None:
-        """The lender says which versions it has: those that are the newest count. Nothing awaits in here."""
+        """Take in which versions the lender has; those that are the newest count as held. Nothing awaits in here."""
         newest = np.array(self._spill.versions(slab.first, slab.pages))
         found = np.array(versions)[: slab.pages]
         link.held.set_all(held_flags(found, newest, link.pages))
 
     def acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, versions: Iterable[int]) -> None:
-        """The lender has these versions of a run of pages; it holds those that nobody wrote again meanwhile."""
+        """The lender has these versions of a run of pages; it holds those that were not written again meanwhile."""
         held, version_of = link.held, self._spill.version
         for page, version in enumerate(versions, first):
             if version == version_of(page):
@@ -226,10 +230,10 @@ class Lenders(LenderTasks[SlabMemory]):
     # ---- filling ----
 
     async def _copy_up(self, slab: SlabMemory, link: RemoteSlab) -> None:
-        """What was written before the slab was mapped is copied to the lender too, so that reads find it there. The
-        paper waits for the next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk
-        for ever. What a disk cannot read now is tried again: until it is copied, a slab that moves keeps its old place.
-        """
+        """Copy what was written before the slab was mapped to the lender too, so that reads find it there. The paper
+        waits for the next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for
+        ever. Pages that a disk cannot read now are tried again: until they are copied, a slab that moves keeps its old
+        place."""
         pause_s = PAUSE_S
         self._copying[link] = slab
         try:
@@ -264,7 +268,8 @@ class Lenders(LenderTasks[SlabMemory]):
             await asyncio.sleep(0)  # requests get their turn
 
     async def _make_way(self, took_s: float, copied_bytes: int) -> None:
-        """For requests, after a piece; all slabs that are copied share the time that is left."""
+        """Pause after a piece so that requests get their turn; all slabs that are copied share the time that is
+        left."""
         waiting = sum(max(0, slab.written - link.held.count) for link, slab in self._copying.items())
         requested = self._requested()
         busy, self._seen = requested != self._seen, requested
@@ -275,7 +280,7 @@ class Lenders(LenderTasks[SlabMemory]):
             await asyncio.sleep(self._copied_s - now_s)
 
     def _missing(self, slab: SlabMemory, link: RemoteSlab, at: int, count: int) -> list[tuple[int, int]]:
-        """Runs of pages, counted from the first of the slab, whose newest content is not there."""
+        """Runs of pages, counted from the first of the slab, whose newest content the lender does not hold."""
         newest = np.array(self._spill.versions(slab.first + at, count))
         flags = np.frombuffer(bytes(link.held.flags[at : at + count]), np.uint8)
         return runs_of(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
@@ -283,7 +288,7 @@ class Lenders(LenderTasks[SlabMemory]):
     # ---- after a restart ----
 
     def find_again(self, places: Iterable[OpenPlace], clean: bool) -> None:
-        """Places of an earlier process. `clean`: it ended in good order, the disk has what they hold."""
+        """Take over places of an earlier process. `clean`: it ended in good order, and the disk has what they hold."""
         for place in sorted(places, key=lambda place: (place.index, -place.epoch)):
             slab = self._slabs[place.index]
             if not clean:
@@ -320,7 +325,8 @@ class Lenders(LenderTasks[SlabMemory]):
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
     async def _copy_back(self, slab: SlabMemory, link: RemoteSlab) -> None:
-        """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
+        """Copy newer pages from the lender into the queue, which is read before the disk. OSError when the queue is
+        full and the disk takes nothing."""
         versions = await link.versions()
         size = self._page_bytes
         buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
@@ -336,13 +342,14 @@ class Lenders(LenderTasks[SlabMemory]):
         self._holds(slab, link, versions)
 
     def _newer(self, slab: SlabMemory, versions: Versions, at: int, count: int) -> list[tuple[int, int]]:
-        """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than the queue
-        and the disk."""
+        """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than queue and
+        disk."""
         newest = np.array(self._spill.versions(slab.first + at, count))
         return runs_of(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
 
     def _put(self, slab: SlabMemory, first: int, versions: Versions, pages: memoryview) -> None:
-        """A page that was written here meanwhile is newer. Nothing awaits in here."""
+        """Put pages of a lender into the queue, except those that were written here meanwhile. Nothing awaits in
+        here."""
         size = self._page_bytes
         for at, version in enumerate(versions):
             known = self._spill.version(first + at)
@@ -353,8 +360,8 @@ class Lenders(LenderTasks[SlabMemory]):
                 slab.put = self._spill.log.put
 
     async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
-        """Reads are answered from the disk from now on: what that lender held is lost, or a person does not want to
-        wait. The place, if it was unsure."""
+        """Give up an unsure place: reads are answered from the disk from now on, since the lender has lost its pages,
+        or a person does not want to wait. Returns the place, if it was unsure."""
         unsure = slab.unsure.get(epoch)
         if unsure is None:
             return None
@@ -367,8 +374,8 @@ class Lenders(LenderTasks[SlabMemory]):
         return sorted(slab.unsure)
 
     async def known(self, slab: SlabMemory) -> None:
-        """Wait until every lender of the slab has answered or is known to have lost it. OSError says whom it waits for
-        when that takes too long."""
+        """Wait until every lender of the slab has answered or is known to have lost it. OSError says whose answer is
+        missing when that takes too long."""
         left_s = self._began_s + UNSURE_S - self._env.clock.now_s()
         await self._wait_known(slab, slab.sure, max(0.0, left_s))
 

@@ -1,13 +1,13 @@
-"""What every volume is, whatever stands behind its pages: cut into slabs, asked without waiting, written once its files
-can be, and counted. Which copy of a page is the newest, and when a write may be acknowledged, are the rules of
-`volume` and `mirror_volume`."""
+"""What every volume is, with or without a disk: cut into slabs, asked without waiting, written once its files can be,
+and counted. Which copy of a page is the newest, and when a write may be acknowledged, are the rules of `volume` and
+`mirror_volume`."""
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.links.lender_link import LenderLinks
 from plugins.memory.datapath.links.one_sided import OwnDisk
@@ -22,13 +22,13 @@ from plugins.memory.datapath.wire.control import SLABS_TOLD, OpenPlace, PageCoun
 from plugins.memory.datapath.wire.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
 
 Done = Callable[[OSError | None], None]
-"""Called once, with why it failed."""
+"""Called once when a request is done; with the reason if it failed, else None."""
 WRITABLE_S = 1.0
-"""Pause before a volume that cannot be written looks at its disk again."""
+"""Seconds to pause before a volume that cannot be written looks at its disk again."""
 
 
 async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
-    """Await it, and say how it went."""
+    """Await the work, and call `done` with its result."""
     try:
         await work
     except OSError as error:
@@ -38,7 +38,7 @@ async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
 
 
 class PagedSlab(PlacedSlab, Protocol):
-    """Pages `first` to `first` + `pages` - 1 of the volume."""
+    """Slab with pages `first` to `first` + `pages` - 1 of the volume."""
 
     first: int
     pages: int
@@ -48,8 +48,8 @@ V = TypeVar("V", bound=PagedSlab)
 
 
 class PagedVolume(ABC, Generic[V]):
-    """Its files start with `prefix`. `slabs` are made by `make`, as `Slabs` wants it, of so many pages each, of
-    which `lent_pages` lie at each lender; 0: all."""
+    """A volume whose files start with `prefix`. `slabs` are made by `make`, as `Slabs` wants it, with
+    `shape.slab_pages` pages each, of which `lent_pages` are at each lender; 0: all."""
 
     lenders: LenderTasks[Any]
 
@@ -66,31 +66,32 @@ class PagedVolume(ABC, Generic[V]):
     ) -> None:
         self.shape = shape
         self._page_bytes, self._slab_pages = shape.page_bytes, shape.slab_pages
-        """For each request: one of them is a property of `shape`, which nothing compiles."""
+        """Copies for the request path: one of them is a property of `shape`, which is slow even when compiled."""
         self.slabs = Slabs(shape.pages, shape.slab_pages, make)
         self.places = Places(env.disk, env.log, prefix)
         self.read_only = ""
-        """Why nothing can be written, for people; empty: it can."""
+        """Why the volume cannot be written, for people; empty: it can."""
         self.opening = "it reads its record"
-        """Why it does not answer yet, for people."""
+        """Why the volume does not answer yet, for people."""
         self.buffers = WriteBuffers()
         self.latencies = Latencies()
         self._env, self._prefix, self._sealed = env, prefix, sealed
         self._links = LenderLinks(env, shape.name, lent_pages or shape.slab_pages, shape.page_bytes, deadline_s, disk)
-        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
+        """Links to the lenders. A slab at a lender has full size, even the last one of a volume, which may be
+        smaller."""
         self._version = 0
         self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = 0
 
     def may_map(self, may: bool) -> None:
-        """Slabs of this host, that are attached from now on."""
+        """Allow or forbid to map slabs of this host that are attached from now on."""
         self._links.may_map = may
 
     # ---- life ----
 
     async def _record(self) -> VolumeRecord:
-        """What this process will have on the disk of what the volume is. ValueError when the disk has another kind of
-        volume, or is damaged."""
+        """The record of the volume that this process will write. ValueError when the disk has another kind of volume,
+        or is damaged."""
         known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
         record = next_life(known, self.shape, self._sealed, self._env.entropy)
         self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
@@ -99,11 +100,12 @@ class PagedVolume(ABC, Generic[V]):
 
     @abstractmethod
     async def _make_writable(self, record: VolumeRecord) -> None:
-        """Before the first write its versions must be above all earlier ones. OSError when the disk refuses that."""
+        """Make the volume writable: before the first write, versions must be above all earlier ones. OSError when the
+        disk refuses."""
 
     async def _writable_soon(self, record: VolumeRecord) -> None:
-        """Now, or as soon as the disk takes it: one that can be read but not written is no reason not to serve
-        reads."""
+        """Make the volume writable now, or as soon as the disk allows: a disk that can be read but not written is no
+        reason not to serve reads."""
         try:
             await self._make_writable(record)
         except OSError as error:
@@ -131,19 +133,19 @@ class PagedVolume(ABC, Generic[V]):
         await self._env.disk.delete(f"{self._prefix}/volume")
 
     async def _delete_pages(self) -> None:
-        """Those on this host's disk."""
+        """Delete the pages on this host's disk."""
 
     # ---- requests ----
 
     @abstractmethod
     async def flush(self) -> None:
-        """OSError: not everything that was acknowledged before is safe."""
+        """Make everything acknowledged before safe. OSError: not all of it is."""
 
     def submit_flush(self, done: Done) -> None:
         self._env.spawn("flush", settle(self.flush(), done))
 
     def _slab_of(self, first: int, count: int) -> V | None:
-        """None when the pages lie in several."""
+        """The slab that has all of these pages; None when they are in several."""
         size = self._slab_pages
         index = first // size
         return self.slabs[index] if (first + count - 1) // size == index else None
@@ -161,7 +163,7 @@ class PagedVolume(ABC, Generic[V]):
     # ---- places ----
 
     def slab(self, number: int) -> V:
-        """To which lenders know a place under this number. ValueError when there is none."""
+        """The slab of which lenders know a place under this number. ValueError when there is none."""
         try:
             return self.slabs[self._index_of(number)]
         except IndexError as error:
@@ -175,7 +177,7 @@ class PagedVolume(ABC, Generic[V]):
         await self.lenders.give_up(self.slab(number), epoch, why)
 
     def _requested(self) -> int:
-        """Bytes read and written ever, by requests."""
+        """Bytes ever read and written by requests."""
         return self._read_bytes + self._written_bytes
 
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
@@ -186,11 +188,11 @@ class PagedVolume(ABC, Generic[V]):
     @property
     @abstractmethod
     def trouble(self) -> str:
-        """For people; empty: none."""
+        """Trouble of the volume, for people; empty: none."""
 
     @abstractmethod
     def _lines(self, slab: V) -> Iterable[SlabCounts]:
-        """One for each number under which lenders know a part of it."""
+        """Counts of the slab: one for each number under which lenders know a part of it."""
 
     @property
     def _on_disk(self) -> tuple[int, int, int]:
@@ -198,8 +200,8 @@ class PagedVolume(ABC, Generic[V]):
         return 0, 0, 0
 
     def counts(self, id: int, life: int = 0, since: int = 0) -> PageCounts:
-        """What the agent asks once a second: it costs the slabs that changed since an answer with this `life` and
-        `upto`, and nothing for the others."""
+        """Counts for the agent's question once a second: it costs time for the slabs that changed since an answer with
+        this `life` and `upto`, and none for the others."""
         changed, upto = self.slabs.changed(since if life == self._life else 0, self._slabs_told)
         disk_read_bytes, queued_pages, torn_pages = self._on_disk
         return PageCounts(
@@ -228,7 +230,7 @@ class PagedVolume(ABC, Generic[V]):
 
     @property
     def _slabs_told(self) -> int:
-        """In one answer, at most."""
+        """Most slabs that are reported in one answer."""
         return SLABS_TOLD
 
     def _all_lines(self, changed: Sequence[V]) -> tuple[SlabCounts, ...]:

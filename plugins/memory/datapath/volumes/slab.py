@@ -1,4 +1,4 @@
-"""One slab of a volume, as its process sees it: who holds its pages, and who may hold newer ones than this host's disk.
+"""One slab of a volume in its process: which lenders hold its pages, and which may hold newer ones than the disk.
 
       open_place                                 the link ends
 none -----------> link (where writes go) -----------------------> reopening --> link, or none and `SlabLost`
@@ -6,7 +6,7 @@ none -----------> link (where writes go) -----------------------> reopening --> 
 
 after a restart of the process:  unsure (nothing is read that a lender may hold newer) --> link, or none
 
-`Slabs` has one only for those that were ever used, and knows which changed since it was asked last.
+`Slabs` makes one only for slabs that were ever used, and knows which changed since it was asked last.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ class Unsure:
 
     place: OpenPlace
     why: str = "it has not answered yet"
-    """Why it is not known yet what it holds, for people."""
+    """Why its content is not known yet, for people."""
 
 
 class SlabMemory:
-    """Its places and its counters. `touched` is called whenever something changes that people see."""
+    """The places and counters of one slab. `touched` is called whenever something changes that people see."""
 
     __slots__ = (
         "_reopening", "_touched", "first", "index", "link", "opening", "pages", "put", "requests", "source", "stamp",
@@ -38,22 +38,22 @@ class SlabMemory:
     def __init__(self, index: int, first: int, pages: int, touched: Callable[["SlabMemory"], None]) -> None:
         self.index, self.first, self.pages = index, first, pages
         self.link: RemoteSlab | None = None
-        """Where writes go."""
+        """Link to the place for writes."""
         self.source: RemoteSlab | None = None
-        """The place being left: still good for reading what has not been copied or rewritten."""
+        """Link to the place being left: still good for reading what has not been copied or rewritten."""
         self.opening: dict[int, RemoteSlab] = {}
-        """By epoch: places that are open, and that no page goes to before the disk has them on record."""
+        """Epoch -> link that is open, but to which no page is sent before the disk has it on record."""
         self.put = 0
-        """Number of the record after the last one that was put for it into the ring of the log, by this process."""
+        """Number of the record after the last one that this process put into the log's ring for this slab."""
         self._reopening: OpenPlace | None = None
         self.unsure: dict[int, Unsure] = {}
-        """By epoch."""
+        """Epoch -> place of an earlier process that has not answered."""
         self.sure = asyncio.Event()
         """Set while no place is unsure."""
         self.sure.set()
         self.requests = self.written = 0
         self.stamp = 0
-        """When it changed, as `Slabs` counts."""
+        """Stamp of its last change, as `Slabs` counts."""
         self._touched = touched
 
     def touch(self) -> None:
@@ -61,7 +61,7 @@ class SlabMemory:
 
     @property
     def reopening(self) -> OpenPlace | None:
-        """Its link ended, and is being opened again under the same epoch."""
+        """The place whose link ended, and is being opened again under the same epoch."""
         return self._reopening
 
     @reopening.setter
@@ -71,7 +71,7 @@ class SlabMemory:
 
     @property
     def remote(self) -> int:
-        """Pages whose newest content the place for writing holds."""
+        """Number of pages whose newest content the place for writes holds."""
         return self.link.held.count if self.link is not None and self.link.usable else 0
 
     def links(self) -> list[RemoteSlab]:
@@ -86,7 +86,7 @@ class SlabMemory:
         return source if source is not None and source.held.flags[at] and source.usable else None
 
     def overwritten(self, first: int, count: int) -> None:
-        """No lender holds the newest content of these pages of the volume any more."""
+        """Note that no lender holds the newest content of these pages of the volume any more."""
         at, link, source = first - self.first, self.link, self.source
         if link is not None:
             link.held.drop(at, count)
@@ -94,15 +94,16 @@ class SlabMemory:
             source.held.drop(at, count)
 
     def adopt(self, link: RemoteSlab) -> RemoteSlab | None:
-        """One more link: the newest epoch takes the writes, the one before serves what it holds. Returns the oldest
-        of three: it is not used any more."""
+        """Add a link: the newest epoch takes the writes, the one before serves what it holds. Returns the oldest of
+        three, which is not used any more."""
         links = sorted([*self.links(), link], key=lambda link: link.place.epoch)
         self.link, self.source = links[-1], links[-2] if len(links) > 1 else None
         self.touch()
         return links[0] if len(links) > 2 else None
 
     def drop(self, link: RemoteSlab) -> None:
-        """An older place that is still open becomes the place again: it may serve what it holds, and take writes."""
+        """Remove a link. An older place that is still open becomes the place again: it may serve what it holds, and
+        take writes."""
         if self.link is link:
             self.link, self.source = self.source, None
         elif self.source is link:
@@ -115,14 +116,14 @@ class SlabMemory:
         self.touch()
 
     def settle(self, epoch: int) -> None:
-        """It is known what that lender holds, or that it holds nothing any more."""
+        """It is known what this lender holds, or that it holds nothing any more."""
         self.unsure.pop(epoch, None)
         if not self.unsure:
             self.sure.set()
         self.touch()
 
     def state(self, epoch: int) -> PlaceState:
-        """Of one of its places: `open`, `reopening`, `recovering` or `leaving`."""
+        """State of one of the slab's places: `open`, `reopening`, `recovering` or `leaving`."""
         if any(link.place.epoch == epoch and link.usable for link in (*self.links(), *self.opening.values())):
             return "open"
         if self.reopening is not None and self.reopening.epoch == epoch:
@@ -131,25 +132,25 @@ class SlabMemory:
 
 
 class CountedSlab(Protocol):
-    """What `Slabs` knows of one."""
+    """The facts about a slab that `Slabs` needs."""
 
     index: int
     stamp: int
-    """When it changed, as `Slabs` counts."""
+    """Stamp of its last change, as `Slabs` counts."""
 
 
 S = TypeVar("S", bound=CountedSlab)
 
 
 class Slabs(Generic[S]):
-    """Those of a volume of `pages` pages, `slab_pages` in each. Iterating gives those that were used. `make` is called
-    with the index, first page and pages of one, and what it calls when it changes."""
+    """The slabs of a volume of `pages` pages, `slab_pages` in each. Iterating gives those that were used. `make` is
+    called with the index, first page and pages of a slab, and a function that the slab calls when it changes."""
 
     def __init__(self, pages: int, slab_pages: int, make: Callable[[int, int, int, Callable[[S], None]], S]) -> None:
         self._pages, self._slab_pages, self._make = pages, slab_pages, make
         self._used: dict[int, S] = {}
         self._changed: dict[int, S] = {}
-        """Those that ever changed, in the order of their stamps."""
+        """Index -> slab that ever changed, in the order of their stamps."""
         self._stamp = self._told = 0
 
     def __len__(self) -> int:
@@ -159,7 +160,7 @@ class Slabs(Generic[S]):
         return iter(list(self._used.values()))
 
     def __getitem__(self, index: int) -> S:
-        """IndexError when the volume has none of that number."""
+        """The slab, made if it was never used. IndexError when the volume has none of that number."""
         found = self._used.get(index)
         if found is None:
             if not 0 <= index < len(self):
@@ -170,11 +171,11 @@ class Slabs(Generic[S]):
         return found
 
     def used(self, first: int, end: int) -> list[S]:
-        """Those of numbers `first` to `end` - 1 that were used."""
+        """The used slabs among numbers `first` to `end` - 1."""
         return [slab for index in range(first, end) if (slab := self._used.get(index)) is not None]
 
     def _touched(self, slab: S) -> None:
-        """One that changed already since somebody was told keeps its stamp."""
+        """Note a change. A slab that has changed already since the last report keeps its stamp."""
         if slab.stamp <= self._told:
             self._stamp += 1
             slab.stamp = self._stamp
@@ -182,7 +183,7 @@ class Slabs(Generic[S]):
             self._changed[slab.index] = slab
 
     def changed(self, since: int, most: int) -> tuple[list[S], int]:
-        """Those that changed after that stamp, at most so many, and the stamp up to which these are all."""
+        """At most `most` slabs that changed after stamp `since`, and the stamp up to which these are all."""
         found: list[S] = []
         for slab in reversed(self._changed.values()):
             if slab.stamp <= since:

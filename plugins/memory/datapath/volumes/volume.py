@@ -2,7 +2,7 @@
 
     write   the next version, into the ring of the spill log; if the slab is mapped, to the lender as well
             acknowledged when the lender has it (the disk follows), or, unmapped or failed, when the log has it
-    read    ring -> lender, if it holds the newest version -> lender being left, likewise -> spill log
+    read    ring -> lender, if it holds the newest version -> lender being left, if it does -> spill log
     flush   every write acknowledged before is in the log and synced
 
 So at any moment the newest content of a page is in the ring or in the log, and the lender's copy is a faster one of the
@@ -26,7 +26,7 @@ from operator import ge
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.links.write_buffers import WriteBuffers
@@ -45,7 +45,7 @@ FEW = 16
 
 
 class SubmittedWrite:
-    """Under way to a lender; the record before number `number` of the ring is its last one."""
+    """A write under way to a lender; its last record in the ring is the one before number `number`."""
 
     __slots__ = ("began_s", "count", "done", "first", "link", "number", "pages", "slab", "version", "volume")
 
@@ -70,7 +70,7 @@ class SubmittedWrite:
 
 
 class SubmittedRead:
-    """Of pages whose newest content a lender is known to hold."""
+    """A read of pages whose newest content a lender is known to hold."""
 
     __slots__ = ("began_s", "done", "first", "into", "link", "volume", "wanted")
 
@@ -136,7 +136,7 @@ class Volume(PagedVolume[SlabMemory]):
         self._opened = True  # whoever ends before leaves the lenders to the next one
 
     def _count_written(self) -> None:
-        """Slab by slab, of those in which the disk has something."""
+        """Count written pages slab by slab, where the disk has any."""
         size = self._slab_pages
         for index in self.spill.table.slabs_in_use(size):
             slab = self.slabs[index]
@@ -144,8 +144,9 @@ class Volume(PagedVolume[SlabMemory]):
             slab.touch()
 
     async def _make_writable(self, record: VolumeRecord) -> None:
-        """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
-        settled, and the file of places must not say any more that the last process ended in good order."""
+        """Make the volume writable. Before the first write its versions must be above all earlier ones, records that a
+        loss of power left torn must be settled, and the file of places must not say any more that the last process
+        ended in good order."""
         await checked.save(self._env.disk, f"{self._prefix}/volume", record)
         await self.spill.settle()
         await self.regions.take_over()
@@ -154,9 +155,9 @@ class Volume(PagedVolume[SlabMemory]):
         self.read_only = ""
 
     async def end(self) -> None:
-        """In good order: everything is on disk, and the file of places says so. Nobody writes any more. OSError when
-        it is not. A volume that could not be opened writes nothing: it does not know what is torn, nor where pages
-        lie."""
+        """End in good order: everything is on disk, and the file of places says so. Nothing may be written any more.
+        OSError when it is not. A volume that could not be opened writes nothing: it does not know which records are
+        torn, nor where pages are."""
         if not self._opened:
             return
         await self.spill.flush()
@@ -169,15 +170,15 @@ class Volume(PagedVolume[SlabMemory]):
         await self.regions.delete()
 
     async def close(self) -> None:
-        """The writer of the log ends; nothing is written any more."""
+        """End the log's writer; nothing is written any more."""
         await self.spill.close()
 
     # ---- requests that nobody awaits ----
 
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
-        """`write`, for callers who have many under way: `done` is called once, with None or why not. No task is made
-        when the lender of the slab takes it at once. `pages` must stay as it is until then, and for good unless it came
-        from `buffers`."""
+        """`write` for callers that have many under way: `done` is called once, with None or why not. No task is made
+        when the slab's lender takes the write at once. `pages` must stay as it is until then, and for good unless it
+        came from `buffers`."""
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
         spill = self.spill
@@ -191,7 +192,7 @@ class Volume(PagedVolume[SlabMemory]):
         link.send_write(first - slab.first, count, write.version, pages, write.answered)
 
     def write_answered(self, write: SubmittedWrite, did: bool) -> None:
-        """By the lender, or for it."""
+        """The lender answered a write, or its link did with no."""
         self._written_bytes += write.count * self._page_bytes
         if did:
             self._acknowledged(write.slab, write.link, write.first, write.count, write.version)
@@ -202,7 +203,7 @@ class Volume(PagedVolume[SlabMemory]):
             self._env.spawn("write", settle(self._wait_written(write.number, write.began_s), write.done))
 
     def _acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, count: int, version: int) -> None:
-        """The lender has a run of pages under one version; only what is still the newest is held there."""
+        """Note that the lender has a run of pages under one version; pages that are still the newest count as held."""
         table = self.spill.table
         if count == 1:
             if table.versions[first] == version:
@@ -219,7 +220,8 @@ class Volume(PagedVolume[SlabMemory]):
         self.latencies.writes["disk"].add(self._now_s() - began_s)
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
-        """`read`, likewise. `into` is not touched any more once `done` is called."""
+        """`read` with a callback, as `submit_write` is `write`. `into` is not touched any more once `done` is
+        called."""
         count = len(into) // self._page_bytes
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
@@ -248,7 +250,7 @@ class Volume(PagedVolume[SlabMemory]):
         link.send_read(at, into, SubmittedRead(self, link, first, into, wanted, began_s, done).answered)
 
     def read_answered(self, read: SubmittedRead, did: bool, versions: Versions) -> None:
-        """By the lender, or for it."""
+        """The lender answered a read, or its link did with no."""
         if did and (versions[0] >= read.wanted[0] if len(versions) == 1 else all(map(ge, versions, read.wanted))):
             self._was_there(len(read.into), read.began_s)
             read.done(None)
@@ -260,7 +262,7 @@ class Volume(PagedVolume[SlabMemory]):
     def _read_at_hand(
         self, link: RemoteSlab, first: int, at: int, into: memoryview, began_s: float, done: Done
     ) -> None:
-        """One page of a lender on this host: nothing is sent, so there is nothing to be remembered meanwhile."""
+        """Read one page of a lender on this host: nothing is sent, so nothing needs to be remembered meanwhile."""
         version = link.read_one(at, into)
         if version >= self.spill.version(first):
             self._was_there(len(into), began_s)
@@ -271,13 +273,13 @@ class Volume(PagedVolume[SlabMemory]):
         self._env.spawn("read", settle(self.read(first, into), done))
 
     def _was_there(self, size_bytes: int, began_s: float) -> None:
-        """Pages were read from a lender."""
+        """Count pages read from a lender."""
         self._remote_read_bytes += size_bytes
         self._read_bytes += size_bytes
         self.latencies.from_lenders.add(self._now_s() - began_s)
 
     def _was_here(self, first: int, count: int, began_s: float) -> None:
-        """Pages were read that were at hand."""
+        """Count pages read that were zeros or in the ring."""
         answerer: Answerer = "zeros" if self.spill.table.are_zeros(first, count) else "ring"
         self.latencies.reads[answerer].add(self._now_s() - began_s)
 
@@ -298,8 +300,8 @@ class Volume(PagedVolume[SlabMemory]):
     async def _write_part(
         self, slab: SlabMemory, first: int, count: int, pages: memoryview | None, only: int | None = None
     ) -> bool:
-        """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
-        it. `only`: nothing happens if the page has another version by now. Whether a lender has it."""
+        """Write pages of one slab. They are newer than any page of a lender that has not answered yet, so a write does
+        not wait for it. `only`: do nothing if the page has another version by now. True: a lender has them."""
         await self.spill.room(count)
         while not self.regions.covers(first, count):
             await self.regions.add(first, count)
@@ -319,7 +321,8 @@ class Volume(PagedVolume[SlabMemory]):
         return False
 
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
-        """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
+        """Put pages into the ring and return their version: from here on they are the newest content, and no lender
+        holds them. Nothing awaits in here."""
         self._version += 1
         self.regions.begun(first, count)
         slab.written += count - self.spill.put(first, count, self._version, pages)
@@ -348,7 +351,8 @@ class Volume(PagedVolume[SlabMemory]):
             self._was_here(first, count, began_s)
 
     def _may_be_newer(self, first: int, count: int) -> bool:
-        """At a lender that has not said what it holds: was any of these neither flushed nor written by this process?"""
+        """May a lender that has not said what it holds have a newer page: was any of these neither flushed nor written
+        by this process?"""
         if self.regions.were_flushed(first, count):
             return False
         return any(version < self._ours for version in self.spill.versions(first, count))
@@ -356,8 +360,8 @@ class Volume(PagedVolume[SlabMemory]):
     async def _fetch(
         self, slab: SlabMemory, first: int, into: memoryview, asked: list[Answerer] | None = None
     ) -> Versions:
-        """Fill `into` from wherever the newest content is; the versions of what is in it. When a link ends on the way,
-        the rest comes from elsewhere. `asked` gets who had to be asked."""
+        """Fill `into` from wherever the newest content is, and return its versions. When a link ends on the way, the
+        rest comes from elsewhere. Answerers that had to be asked are added to `asked`."""
         asked = [] if asked is None else asked
         size = self.shape.page_bytes
         versions = array("Q")
@@ -379,14 +383,14 @@ class Volume(PagedVolume[SlabMemory]):
         return versions
 
     def _same_holder(self, slab: SlabMemory, page: int, most: int) -> tuple[RemoteSlab | None, int]:
-        """Who holds the newest content of `page`, None for the disk, and of how many pages in a row."""
+        """The link that holds the newest content of `page`, None for the disk, and how many pages in a row it holds."""
         holder, run = slab.holder(page), 1
         while run < most and not self.spill.is_here(page + run, 1) and slab.holder(page + run) is holder:
             run += 1
         return holder, run
 
     async def _fetch_remote(self, slab: SlabMemory, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
-        """SlabGone also when the lender answers with something older than it acknowledged."""
+        """Read pages from a lender. SlabGone also when it answers with something older than it acknowledged."""
         count = len(into) // self.shape.page_bytes
         wanted = self.spill.versions(first, count)
         versions = await holder.read(first - slab.first, into)
@@ -397,19 +401,20 @@ class Volume(PagedVolume[SlabMemory]):
         return versions
 
     async def ever_written(self, first: int, count: int) -> bool:
-        """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
+        """Was any of these pages, which are in one slab, ever written? A lender that has not answered may have more."""
         slab = self.slabs[first // self._slab_pages]
         return bool(slab.unsure) or self.spill.ever_written(first, count)
 
     def are_zeros(self, first: int, count: int) -> bool:
-        """Is it known now, without a look at the disk, that all of these pages read as zeros?"""
+        """Is it known now, without reading the disk, that all of these pages read as zeros?"""
         if not self.spill.table.are_zeros(first, 1):
             return False
         slab = self._slab_of(first, count)
         return slab is not None and not slab.unsure and self.spill.table.are_zeros(first, count)
 
     def _is_empty(self, slab: SlabMemory) -> bool:
-        """A look at a few pages says no for most: this is asked of each slab that changed, once a second."""
+        """Was everything in the slab discarded? A look at a few pages says no for most: this is asked of each slab that
+        changed, once a second."""
         few = range(slab.first, slab.first + slab.pages, max(1, slab.pages // FEW))
         return (
             bool(slab.written)
@@ -419,14 +424,14 @@ class Volume(PagedVolume[SlabMemory]):
 
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
         """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
-        known to read as zeros. What a lender may hold newer is not."""
+        known to read as zeros. Pages that a lender may hold newer are not known to."""
         size = self._slab_pages
         slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
         unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.unsure]
         return self.spill.table.zero_runs(first, count, most, unsure)
 
     def never_written(self, first: int, count: int) -> bool:
-        """Is it known now, without a look at the disk, that none of these pages ever was?"""
+        """Is it known now, without reading the disk, that none of these pages was ever written?"""
         slab = self._slab_of(first, count)
         return slab is not None and not slab.unsure and not self.spill.ever_written(first, count)
 
@@ -435,7 +440,8 @@ class Volume(PagedVolume[SlabMemory]):
         holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
 
     async def flush(self) -> None:
-        """Every write acknowledged before, also to an earlier process, is on disk and synced. OSError: it is not."""
+        """Bring every write acknowledged before, also to an earlier process, to the disk, synced. OSError: not all of
+        it is."""
         for slab in self.slabs:
             if slab.unsure:
                 await self.lenders.known(slab)
@@ -447,7 +453,7 @@ class Volume(PagedVolume[SlabMemory]):
             await self.spill.flush()
 
     async def _restore(self) -> None:
-        """Pages that this host's disk lost, and of which a lender holds the newest content, are written anew."""
+        """Write pages anew that this host's disk lost, and of which a lender holds the newest content."""
         for page in self.spill.keeper.lost(dropped=False):
             slab, version = self.slabs[page // self._slab_pages], self.spill.version(page)
             data = memoryview(bytearray(self.shape.page_bytes))
@@ -461,11 +467,12 @@ class Volume(PagedVolume[SlabMemory]):
     # ---- places ----
 
     async def open_place(self, place: OpenPlace) -> None:
-        """Writes go there from now on; what was written before is copied in the background. ValueError says why not."""
+        """Open a place: writes go there from now on; what was written before is copied in the background. ValueError
+        says why not."""
         await self.lenders.open(self.slab(place.index), place)
 
     async def close_place(self, index: int, epoch: int) -> None:
-        """Returns when no request uses it and every page it holds is on disk as well."""
+        """Close a place. Returns when no request uses it and every page it holds is on disk as well."""
         await self._restore()
         await self.lenders.close(self.slab(index), epoch)
 
@@ -480,7 +487,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     @property
     def trouble(self) -> str:
-        """What the disk refuses now, for people."""
+        """The trouble with the disk now, for people."""
         if self.read_only:
             return f"read-only: {self.read_only}"
         lost = self.spill.keeper.lost(dropped=False)

@@ -1,1 +1,1 @@
-"""What the byte processes of remote memory say to one another and to their agent."""
+"""Protocols of the byte processes of remote memory, with one another and with their agent."""

@@ -18,16 +18,17 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
 PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
-"""Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
-being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
-is being brought up to date with what it held."""
+"""open: has a working link. filling: has one, but lacks pages that a member of a slab without a disk must have.
+reopening: its link ended and is being opened again. recovering: its lender may hold pages that are nowhere else, and
+has not answered since this process began. leaving: the disk is being brought up to date with what it held.
+"""
 Secret = Annotated[bytes, Meta(min_length=1, max_length=64)]
-"""Never empty: whoever connects would know it."""
+"""Secret of a process or a slab; never empty, since anybody would know that."""
 
 
 SLABS_TOLD = 4096
-"""Slabs, or places, in one frame: what is more is asked for again, since a longer frame than `covey.wire.frames` allows
-is no answer at all."""
+"""Most slabs, or places, in one frame: the rest is asked for again, since a frame longer than `covey.wire.frames`
+allows cannot be sent at all."""
 
 
 class ControlFrame(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +42,7 @@ class ControlHello(ControlFrame, frozen=True):
 
 
 class Question(ControlFrame, frozen=True):
-    """Agent -> process; the answer carries the same id."""
+    """Agent -> process: a question; the answer carries the same id."""
 
     id: Id
 
@@ -50,7 +51,7 @@ class Question(ControlFrame, frozen=True):
 
 
 class StopProgram(Question, frozen=True):
-    """End, in good order. `forget`: delete everything durable first. Answer: `Yes`."""
+    """End in good order. `forget`: delete everything durable first. Answer: `Yes`."""
 
     forget: bool = False
 
@@ -68,7 +69,7 @@ class No(ControlFrame, frozen=True):
 
 
 class RegisterSlabFrame(Question, frozen=True):
-    """Make room. Answer: `Yes` (also when this very mapping exists) or `No`."""
+    """Make room for a slab. Answer: `Yes` (also when this very mapping exists) or `No`."""
 
     borrower: Name
     volume: Name
@@ -80,7 +81,7 @@ class RegisterSlabFrame(Question, frozen=True):
 
 
 class FreeSlabFrame(Question, frozen=True):
-    """Cut its connections and give its memory back. Answer: `Yes`, also when there is none of that epoch."""
+    """Cut a slab's connections and give its memory back. Answer: `Yes`, also when there is none of that epoch."""
 
     borrower: Name
     volume: Name
@@ -89,7 +90,7 @@ class FreeSlabFrame(Question, frozen=True):
 
 
 class ListSlabs(Question, frozen=True):
-    """At most `most` slabs, those after this borrower, volume and index. Answer: `SlabList`."""
+    """Ask for at most `most` slabs, those after this borrower, volume and index. Answer: `SlabList`."""
 
     after: tuple[Name, Name, Count] = ("", "", 0)
     most: Annotated[int, Meta(ge=0, le=SLABS_TOLD)] = SLABS_TOLD
@@ -103,18 +104,18 @@ class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
     slab_bytes: Count
     secret: Secret
     touched_bytes: Count
-    """Pages that have been written."""
+    """Bytes of its pages that have been written."""
 
 
 class RdmaLent(msgspec.Struct, frozen=True, array_like=True):
     """One-sided access to the slabs of a slab process."""
 
     device: Text = ""
-    """Empty: none is in use."""
+    """Name of the device; empty: none is in use."""
     pairs: Count = 0
     """Volumes that have a queue pair here."""
     why: Text = ""
-    """Why the last that was asked for was refused; empty: it was not."""
+    """Why the last queue pair that was asked for was refused; empty: it was not."""
 
 
 class SlabList(ControlFrame, frozen=True):
@@ -123,22 +124,22 @@ class SlabList(ControlFrame, frozen=True):
     """TCP address of the byte path, as bound."""
     slabs: tuple[HeldSlab, ...]
     refused: Count
-    """Connections and requests refused since the start."""
+    """Count of connections and requests refused since the start."""
     touched_bytes: Count = 0
-    """Of all slabs: pages that have been written."""
+    """Bytes of all slabs together that have been written."""
     more: bool = False
     """There are slabs after these."""
     rdma: RdmaLent = RdmaLent()
     lacks: Text = ""
-    """What this process may not have, for people: locked memory, a keeper; empty: nothing."""
+    """The things that this process may not have, for people: locked memory, a keeper; empty: it has all."""
     unlocked_bytes: Count = 0
-    """Lent memory that may be swapped out."""
+    """Bytes of lent memory that may be swapped out."""
     stalls: Count = 0
-    """Times that its loop was held up for more than 5 ms by what it did."""
+    """Count of times that the process held up its own loop for more than 5 ms."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
-    """The longest of the last minute or two."""
+    """The longest of the last minute or two, in seconds."""
     waits: Count = 0
-    """Times that it was ready for more than 5 ms, and the machine had no processor for it."""
+    """Count of times that its loop was ready for more than 5 ms, and the machine had no processor for it."""
     wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
 
 
@@ -165,15 +166,15 @@ class CloseSlabFrame(Question, frozen=True):
 
 
 class CountPages(Question, frozen=True):
-    """What changed since an answer of this process? `life` and `since` are its `life` and `upto`; 0 before the first.
-    Answer: `PageCounts`."""
+    """Ask what changed since an answer of this process. `life` and `since` are that answer's `life` and `upto`; 0
+    before the first. Answer: `PageCounts`."""
 
     life: Count = 0
     since: Count = 0
 
 
 class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
-    """One slab."""
+    """Counts of one slab."""
 
     index: Count
     requests: Count
@@ -193,7 +194,7 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
     epoch: Count
     state: PlaceState
     why: Text = ""
-    """Why nobody knows yet what a `recovering` one holds; of the first few only."""
+    """Why the content of a `recovering` place is not known yet; given for the first few only."""
 
 
 class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -202,17 +203,17 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     op: Name
     """`read` or `write`."""
     answered: Name
-    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    """The place that answered these requests: `zeros`, `ring`, `lender` or `disk`."""
     counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
-    """Of each bucket; those that are left out at the end are empty."""
+    """Requests in each bucket of duration; trailing buckets that are left out are empty."""
     sum_s: float = 0.0
 
 
 class PageCounts(ControlFrame, frozen=True):
     id: Id
     slabs: tuple[SlabCounts, ...]
-    """Those that changed since the answer that the question names, at most `SLABS_TOLD` of them; all that were ever
-    used, when it names none of this process."""
+    """Slabs that changed since the answer that the question names, at most `SLABS_TOLD` of them; if it names none of
+    this process, all that were ever used."""
     read_bytes: Count
     written_bytes: Count
     remote_read_bytes: Count
@@ -222,17 +223,17 @@ class PageCounts(ControlFrame, frozen=True):
     torn_pages: Count
     """Pages whose newest copy on disk was torn by a loss of power, and whose older one was taken."""
     places: tuple[PlaceNow, ...] = ()
-    """Every place of `slabs` that this process has in use, or that may hold what the disk does not."""
+    """Every place of `slabs` that this process has in use, or that may hold pages that the disk does not have."""
     links_reopened: Count = 0
     """Links to lenders that ended and were opened again under their epoch."""
     unrecovered: Count = 0
     """Places of an earlier process whose lender had lost them, or that were given up: pages there may be older."""
     trouble: Text = ""
-    """What the disk refuses now; empty: nothing."""
+    """Why the disk refuses pages now; empty: it does not."""
     life: Count = 0
-    """Of this process, drawn at its start."""
+    """Number of this process's life, drawn at its start."""
     upto: Count = 0
-    """Changes before this one are told."""
+    """Number of the change up to which, exclusive, everything is in this answer."""
     clients: Count = 0
     """Connections of block device clients."""
     rdma_slabs: Count = 0
@@ -240,17 +241,17 @@ class PageCounts(ControlFrame, frozen=True):
     mapped_slabs: Count = 0
     """Slabs of this host whose memory is mapped."""
     map_why: Text = ""
-    """Why one of this host, the last that tried, is not; empty: none."""
+    """Why a slab of this host is not mapped, for the last one that tried; empty: none failed."""
     rdma_failed: Count = 0
     """Links that ended because their queue pair did."""
     rdma_why: Text = ""
-    """Why a link, the last one that tried, is over TCP alone; empty: none is."""
+    """Why a link is over TCP alone, for the last one that tried; empty: none is."""
     clients_refused: Count = 0
-    """Of them, those that broke the protocol or were one too many."""
+    """Block device clients that broke the protocol or exceeded the limit of connections."""
     lacks: Text = ""
-    """As in `SlabList`."""
+    """The things that this process may not have, as in `SlabList.lacks`."""
     stalls: Count = 0
-    """This and the next three as in `SlabList`."""
+    """Count of stalls; this and the next three fields are as in `SlabList`."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     waits: Count = 0
     wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
@@ -268,14 +269,14 @@ class ExportVolume(Question, frozen=True):
 
 
 class EndExport(Question, frozen=True):
-    """Not any more. Answer: `Yes`."""
+    """Stop offering the volume at this unix socket. Answer: `Yes`."""
 
     path: Text
 
 
 class BeginSwapping(Question, frozen=True):
-    """Be swap of this host, through the helper that listens there. `resume`: it was before this process began. Answer:
-    `Yes` or `No`."""
+    """Make the volume swap of this host, through the helper that listens at `helper`. `resume`: it was swap before this
+    process began. Answer: `Yes` or `No`."""
 
     backend: Text
     helper: Text
@@ -283,7 +284,7 @@ class BeginSwapping(Question, frozen=True):
 
 
 class EndSwapping(Question, frozen=True):
-    """Not any more. Answer: `Yes`, when it is over or goes on (`SwapCounts`), or `No`, and it stays swap."""
+    """End the swap. Answer: `Yes` when it has ended or is ending (`SwapCounts`), or `No`, and it stays swap."""
 
 
 class PlaceDead(Question, frozen=True):
@@ -300,7 +301,7 @@ class GiveUp(Question, frozen=True):
 
 
 class ListPlaces(Question, frozen=True):
-    """Those after this slab and epoch. Answer: `PlaceList`."""
+    """Ask for places after this slab and epoch. Answer: `PlaceList`."""
 
     index: Count = 0
     epoch: Count = 0
@@ -315,12 +316,13 @@ class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlaceList(ControlFrame, frozen=True):
-    """Every place in use, and those that may hold what the disk does not have yet; at most `SLABS_TOLD` of them."""
+    """Every place in use, and places that may hold pages which the disk does not have yet; at most `SLABS_TOLD` of
+    them."""
 
     id: Id
     places: tuple[OpenPlace, ...]
     more: bool = False
-    """There are others."""
+    """There are further places."""
 
 
 class SlabLost(ControlFrame, frozen=True):

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from covey.ports import ByteStream, Env, Listener
+from covey.ports.env import Env
+from covey.ports.streams import ByteStream, Listener
 from covey.wire.frames import FrameError, pack, read_frame
 from covey.wire.handshake import is_secret
 from plugins.memory.datapath.wire.control import (
@@ -18,11 +19,12 @@ from plugins.memory.datapath.wire.control import (
 )
 
 QUESTIONS_MAX = 1024
-"""Questions of one agent that may be under way in a process; more ends the connection."""
+"""Most questions of one agent that may be under way in a process; more end the connection."""
 
 
 class ControlServer:
-    """The process's end. `answer` is called with every question; ValueError or OSError from it becomes `No`."""
+    """The process's end of the control socket. `answer` is called with every question; ValueError or OSError from it
+    becomes `No`."""
 
     def __init__(self, env: Env, secret: bytes, answer: Callable[[Question], Awaitable[Answer]]) -> None:
         self._env, self._secret, self._answer = env, secret, answer
@@ -79,7 +81,8 @@ class ControlServer:
 
 
 class ControlClient:
-    """The agent's end of one connection. `told` gets what happens by itself; `ended` is set when it is over."""
+    """The agent's end of one connection. `told` gets frames that the process sends by itself; `ended` is set when it is
+    over."""
 
     def __init__(self, env: Env, stream: ByteStream, told: Callable[[Told], None]) -> None:
         self._env, self._stream, self._told = env, stream, told
@@ -89,7 +92,7 @@ class ControlClient:
 
     @classmethod
     async def connect(cls, env: Env, name: str, secret: bytes, told: Callable[[Told], None]) -> "ControlClient":
-        """ConnectionError when nobody listens on `NAME.sock`."""
+        """Connect to the process. ConnectionError when none listens on `NAME.sock`."""
         stream = await env.bytes.connect(f"unix:{env.run_dir}/{name}.sock")
         client = cls(env, stream, told)
         await stream.write(pack(ControlHello(secret)))
@@ -98,12 +101,13 @@ class ControlClient:
 
     @property
     def next_id(self) -> int:
-        """For the next question."""
+        """Id for the next question."""
         self._last_id += 1
         return self._last_id
 
     async def ask(self, question: Question, timeout_s: float) -> Answer:
-        """ConnectionError when the process went away, TimeoutError when it is silent."""
+        """Ask a question and return the answer. ConnectionError when the process went away, TimeoutError when it is
+        silent."""
         if self.ended.is_set():
             raise ConnectionResetError("the process is gone")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What a volume is: its sizes, and its file `volume`."""
+"""The sizes of a volume, and its file `volume`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,34 +6,35 @@ from typing import NamedTuple
 import msgspec
 
 KEY_BYTES = 32
-"""Of the key that a volume's pages are sealed with."""
+"""Bytes of the key that a volume's pages are sealed with."""
 
 
 class Undecided(OSError):
-    """Not now: a lender that may have the newest content has not answered. Asked again later it may be there."""
+    """A read cannot be decided now: a lender that may have the newest content has not answered. A later try may
+    succeed."""
 
 
 GENERATION_BITS = 20
-"""Upper bits of a version: how often this volume's process has started. The rest counts writes."""
+"""Upper bits of a version: how often this volume's process has started. The other bits count writes."""
 
 
 class VolumeRecord(msgspec.Struct, frozen=True):
-    """What a volume is; file `volume`."""
+    """Record of a volume's sizes and key; file `volume`."""
 
     size_bytes: int
     page_bytes: int
     slab_bytes: int
     generation: int
-    """Counts starts of its process."""
+    """Number of starts of its process."""
     key: bytes = b""
-    """Pages are sealed with it before they leave this host; empty: they are not sealed."""
+    """Key with which pages are sealed before they leave this host; empty: they are not sealed."""
 
 
 record_decoder = msgspec.msgpack.Decoder(VolumeRecord)
 
 
 class Shape(NamedTuple):
-    """Sizes of a volume, bytes, and what its lenders know it by."""
+    """Sizes of a volume in bytes, and the name by which its lenders know it."""
 
     name: str
     size_bytes: int
@@ -54,8 +55,8 @@ class Shape(NamedTuple):
 
 
 def next_life(known: VolumeRecord | None, shape: Shape, sealed: bool, entropy: Callable[[int], bytes]) -> VolumeRecord:
-    """What the next process of a volume writes down of which `known` is on the disk. A volume keeps its key. ValueError
-    when it is another kind of volume than that."""
+    """The record that the next process of a volume writes; `known` is the one on disk. A volume keeps its key.
+    ValueError when it is another kind of volume."""
     if known is None:
         return VolumeRecord(*shape[1:], generation=1, key=entropy(KEY_BYTES) if sealed else b"")
     if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:

@@ -1,6 +1,6 @@
 """The memory of one slab: pages and their versions, in one mapping that outlives the process which serves it.
 
-    [head: what it is, and whether it counts][versions, u64 each][pages]
+    [head: which slab it is, and whether it counts][versions, u64 each][pages]
 
 A slab process may be killed between any two instructions, and the next one takes up what is here (`slab_keeper`). So
 this memory never says what is not so:
@@ -22,20 +22,20 @@ from array import array
 
 import msgspec
 
-from covey.ports import Pages, SharedRing
+from covey.ports.pages import Pages, SharedRing
 
 HEAD_BYTES = 4096
-"""A page of the machine: versions and pages begin at one, too."""
+"""Bytes of the head: a page of the machine, so that versions and pages begin at a page too."""
 MAGIC = b"coveyslb"
 LIVE, REACHED = 1, 2
 _HEAD = struct.Struct("<8sQII")
-"""Magic, live or not, and length and checksum of the record behind it."""
+"""Head: magic, live or not, and length and checksum of the record behind it."""
 _LIVE_AT = 8
 VERSION_BYTES = 8
 
 
 class SlabHead(msgspec.Struct, frozen=True):
-    """What a slab is."""
+    """Record of a slab."""
 
     borrower: str
     volume: str
@@ -55,12 +55,12 @@ def _data_at(pages: int) -> int:
 
 
 def memory_bytes(slab_bytes: int, page_bytes: int) -> int:
-    """Of the whole mapping."""
+    """Bytes of the whole mapping of a slab."""
     return _data_at(slab_bytes // page_bytes) + slab_bytes
 
 
 class SlabPages:
-    """A view of one that counts. `pages` and `versions` are of its pages and nothing else."""
+    """A view of a slab that counts. `pages` and `versions` cover exactly its pages and their versions."""
 
     def __init__(self, shared: SharedRing, record: SlabHead) -> None:
         self.shared, self.record = shared, record
@@ -71,7 +71,7 @@ class SlabPages:
 
     @classmethod
     def make(cls, pages: Pages, record: SlabHead) -> "SlabPages":
-        """Zeros. OSError when there is no memory for it."""
+        """Make a slab of zeros. OSError when there is no memory for it."""
         shared = pages.make_ring(memory_bytes(record.slab_bytes, record.page_bytes), sparse=True)
         body = _encode(record)
         shared.view[_HEAD.size : _HEAD.size + len(body)] = body
@@ -81,7 +81,7 @@ class SlabPages:
 
     @classmethod
     def take_up(cls, shared: SharedRing) -> "SlabPages | None":
-        """What a process before left; None: it does not count, or is no slab of this version."""
+        """Take up the slab that an earlier process left; None: it does not count, or is no slab of this version."""
         magic, live, length, crc = _HEAD.unpack_from(shared.view)
         body = bytes(shared.view[_HEAD.size : _HEAD.size + min(length, HEAD_BYTES)])
         if magic != MAGIC or live != LIVE or len(body) != length or zlib.crc32(body) != crc:
@@ -94,7 +94,7 @@ class SlabPages:
         return cls(shared, record) if whole else None
 
     def live_word(self) -> memoryview:
-        """One byte, which is `LIVE` as long as it counts. Whoever has it releases it before `let_go`."""
+        """One byte, which is `LIVE` as long as the slab counts. Its holder releases it before `let_go`."""
         return self.shared.view[_LIVE_AT : _LIVE_AT + 1]
 
     @property
@@ -103,17 +103,18 @@ class SlabPages:
         return len(self.shared.view)
 
     def touched(self) -> int:
-        """Pages that have a version."""
+        """Number of pages that have a version."""
         versions = array("Q")
         versions.frombytes(self.versions.tobytes())
         return len(versions) - versions.count(0)
 
     def end(self) -> None:
-        """It does not count any more."""
+        """Mark that the slab does not count any more."""
         self.shared.view[_LIVE_AT] = 0
 
     def free(self, mapped: bool = False) -> None:
-        """Nor does anybody here use it. `mapped`: another process may, and shall not keep the memory by that."""
+        """End the slab and release it here. `mapped`: another process may have it mapped; its memory is freed all the
+        same."""
         self.end()
         if mapped:
             with contextlib.suppress(OSError):  # it keeps the memory until it hears that the slab is gone
@@ -121,12 +122,12 @@ class SlabPages:
         self.let_go()
 
     def reached_by_a_device(self) -> None:
-        """It ends with this process: a device writes pages and versions past it, and a page that was cut off in the
-        middle keeps its older version."""
+        """Note that a device reaches the slab, which therefore ends with this process: a device writes pages and
+        versions past it, and a page that was cut off in the middle keeps its older version."""
         self.shared.view[_LIVE_AT] = REACHED
 
     def let_go(self) -> None:
-        """Another process may use it."""
+        """Release the view here; another process may still use the memory."""
         self.versions.release()
         self.pages.release()
         self.shared.close()

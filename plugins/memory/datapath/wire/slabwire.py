@@ -1,8 +1,9 @@
-"""What a volume's process and a slab process say to one another, over TCP.
+"""The protocol between a volume's process and a slab process, over TCP.
 
     volume -> slab   HELLO, once: who I am, one of the slabs, under which epoch, which session, and a nonce
-    slab -> volume   CHALLENGE, then volume -> slab PROOF (`covey.wire.handshake`), then slab -> volume WELCOME: yes or
-    no volume -> slab   REQUEST, each about one slab under one epoch, then what its operation brings along
+
+    slab -> volume   CHALLENGE, then volume -> slab PROOF (`covey.wire.handshake`), then slab -> volume WELCOME: yes, no
+    volume -> slab   REQUEST, each about one slab under one epoch, then what its operation brings along
     slab -> volume   REPLY in the order of the requests, then what its operation answers
 
     WRITE      the pages                            all under the version in the request
@@ -18,7 +19,7 @@ short, one for those that are long. They are of one *session*, drawn by the volu
 along, and `ATTACH` each further one, with a proof by the secret of that slab which holds on this connection alone.
 
 A slab belongs to the session that attached it last. Requests of an earlier one are answered with GONE, and so are those
-about a slab that was freed, or was never attached; a GONE with tag 0 tells of it before anybody asks. So a slab is
+about a slab that was freed, or was never attached; a GONE with tag 0 announces it unasked. So a slab is
 fenced without its neighbours noticing, and what a dead process left under way cannot land in it any more.
 
 A third connection of the same session asks for one-sided access (`lender_pair`): `PAIR` once, then for each slab
@@ -70,9 +71,9 @@ LENT_MEMORY_BYTES = _LENT_MEMORY.size
 
 VERSION_BYTES: Final = 8
 VERSIONS_MAX: Final = 1 << 15
-"""Versions asked for at once."""
+"""Most versions that one request may ask for."""
 BYTES_MAX: Final = REQUEST_PAGES_MAX * (PAGE_BYTES_MAX + VERSION_BYTES)
-"""Longest that a request may bring along."""
+"""Most bytes that a request may bring along."""
 
 
 class SlabOp(IntEnum):
@@ -91,7 +92,7 @@ class SlabOp(IntEnum):
 class SlabStatus(IntEnum):
     OK = 0
     GONE = 1
-    """This connection does not have that slab under that epoch, or has it no more."""
+    """This connection does not have that slab under that epoch, or no longer has it."""
     BAD = 2
     """The request is out of range; the connection ends."""
 
@@ -103,7 +104,7 @@ _ABOUT_NO_PAGES = {
     SlabOp.REGION: 0,
     SlabOp.MAP: 0,
 }
-"""Bytes that each brings along."""
+"""Operation -> bytes that its request brings along."""
 _OPS: Final = {op.value: op for op in SlabOp}
 _STATUSES: Final = {status.value: status for status in SlabStatus}
 READ: Final = SlabOp.READ
@@ -118,7 +119,8 @@ REGION: Final = SlabOp.REGION
 MAP: Final = SlabOp.MAP
 GONE: Final = SlabStatus.GONE
 BAD: Final = SlabStatus.BAD
-"""For what is done with each page: Python 3.11 finds a member of an enumeration by a function of Python's."""
+"""Members of the enumerations as plain names: in Python 3.11 a look-up in one is a call of a Python function, too slow
+for each page."""
 
 
 class SlabHello(NamedTuple):
@@ -131,8 +133,8 @@ class SlabHello(NamedTuple):
 
 
 class SlabRequest:
-    """`page`: the first one, counted from the start of the slab. `size`: bytes that follow. A class of its own, since
-    one is made for each page: compiled, a tuple with names costs several times as much."""
+    """A request to a lender. `page`: the first one, counted from the start of the slab. `size`: bytes that follow. A
+    plain class, since one is made for each page, and a compiled NamedTuple costs several times more."""
 
     __slots__ = ("epoch", "op", "page", "pages", "size", "slab", "tag", "version")
 
@@ -167,14 +169,14 @@ class AttachedSlab(NamedTuple):
 
 
 class LentRegion(NamedTuple):
-    """Where a slab is reached one-sided, in the lender's memory."""
+    """Address and keys by which a device reaches a slab in the lender's memory."""
 
     pages_key: int
     versions_key: int
     pages_at: int
     """Address of the first byte of its pages."""
     versions_at: int
-    """Of the first of its versions, 8 bytes each, little-endian."""
+    """Address of the first of its versions, 8 bytes each, little-endian."""
 
 
 def pack_hello(hello: SlabHello) -> bytes:
@@ -183,7 +185,7 @@ def pack_hello(hello: SlabHello) -> bytes:
 
 
 def hello(data: bytes | bytearray) -> SlabHello:
-    """WireError when it is none."""
+    """Parse a hello. WireError when it is none."""
     headers.expect("hello", data, HELLO_BYTES)
     magic, borrower, volume, index, epoch, session, nonce = _HELLO.unpack(data)
     if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
@@ -208,7 +210,7 @@ def pack_request(asked: SlabRequest) -> bytes:
 
 
 def request(data: bytes | bytearray | memoryview) -> SlabRequest:
-    """WireError when it is none, or announces more than any request may bring along."""
+    """Parse a request. WireError when it is none, or announces more bytes than any request may bring along."""
     if len(data) != REQUEST_BYTES:
         headers.expect("request", data, REQUEST_BYTES)
     code, pages, slab, page, size, epoch, tag, version = _REQUEST.unpack(data)
@@ -221,7 +223,7 @@ def request(data: bytes | bytearray | memoryview) -> SlabRequest:
 
 
 def check(asked: SlabRequest, pages: int, page_bytes: int) -> None:
-    """WireError when it does not lie within a slab of so many pages, or brings along another number of bytes than it
+    """WireError when the request is outside a slab of `pages` pages, or brings along another number of bytes than it
     must."""
     op, count = asked.op, asked.pages
     if op is READ or op is DISCARD:
@@ -245,17 +247,17 @@ def pack_reply(reply: SlabReply) -> bytes:
 
 
 def pack_done(asked: SlabRequest) -> bytes:
-    """The reply that it is done."""
+    """Pack the reply that a request is done."""
     return _REPLY.pack(0, asked.pages, asked.slab, asked.epoch, asked.tag)
 
 
 def reply(data: bytes | bytearray) -> SlabReply:
-    """WireError when it is none."""
+    """Parse a reply. WireError when it is none."""
     return SlabReply(*reply_fields(data))
 
 
 def reply_fields(data: bytes | bytearray | memoryview) -> tuple[SlabStatus, int, int, int, int]:
-    """Those of a `SlabReply`. WireError when it is none."""
+    """The fields of a `SlabReply`. WireError when it is none."""
     if len(data) != REPLY_BYTES:
         headers.expect("reply", data, REPLY_BYTES)
     code, pages, slab, epoch, tag = _REPLY.unpack(data)
@@ -270,13 +272,13 @@ def pack_attached(attached: AttachedSlab) -> bytes:
 
 
 def attached(data: bytes | bytearray) -> AttachedSlab:
-    """WireError when it has another length."""
+    """Parse the answer to ATTACH. WireError when it has another length."""
     headers.expect("attached", data, ATTACHED_BYTES)
     return AttachedSlab(*_ATTACHED.unpack(data))
 
 
 def pack_paired(place: PairPlace | None, why: str = "") -> bytes:
-    """None: there is none, and why."""
+    """Pack a queue pair; None: there is none, and `why`."""
     gid, lid, number, psn, mtu = (bytes(GID_BYTES), 0, 0, 0, 0) if place is None else msgspec.structs.astuple(place)
     return _PAIRED.pack(gid, lid, number, psn, mtu, _words(why) if place is None else b"")
 
@@ -293,7 +295,7 @@ def paired(data: bytes | bytearray) -> PairPlace | str:
 
 
 def pack_region(region: LentRegion | None, why: str = "") -> bytes:
-    """None: it is not registered, and why."""
+    """Pack a region; None: the slab is not registered, and `why`."""
     return _REGION.pack(*(region or (0, 0, 0, 0)), _words(why) if region is None else b"")
 
 
@@ -305,7 +307,7 @@ def region(data: bytes | bytearray) -> LentRegion | str:
 
 
 def pack_lent_memory(name: str, why: str = "") -> bytes:
-    """The name by which a process of the same host maps a slab; empty: it cannot, and why."""
+    """Pack the name by which a process of the same host maps a slab; empty: it cannot, and `why`."""
     return _LENT_MEMORY.pack(name.encode(), _words(why))
 
 
@@ -321,12 +323,13 @@ def _words(why: str) -> bytes:
 
 
 def _read(why: bytes) -> str:
-    """For people; whatever a peer sent, it is one printable line."""
+    """A peer's reason for people: whatever it sent, the result is one printable line."""
     return "".join(each if each.isprintable() else "?" for each in why.rstrip(b"\0").decode("ascii", "replace"))
 
 
 def proof_of_volume(secret: bytes, hello: bytes, nonce: bytes, slab: int, epoch: int) -> bytes:
-    """That whoever attaches a further slab knows its secret; on the connection of this hello and nonce alone."""
+    """Proof that the volume knows the secret of a further slab; valid on the connection of this hello and nonce
+    alone."""
     return proof_of_client(secret, hello + _SLAB.pack(slab, epoch), nonce)
 
 

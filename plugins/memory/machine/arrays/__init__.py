@@ -1,1 +1,1 @@
-"""Arrays that are in local memory in part."""
+"""The machine for arrays of which only a part is in local memory."""

@@ -1,4 +1,4 @@
-"""What happens to the chunks of an array (`paging`), and what is to be done about it."""
+"""Events that happen to the chunks of an array (`paging`), and the actions that follow."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ PagingRequest = Literal["prefetch", "pin", "unpin", "drop", "save", "flush", "se
 
 
 class PagingEvent(msgspec.Struct, frozen=True):
-    """What happened."""
+    """An event: something happened to a chunk, or was asked for."""
 
 
 class ChunkTouched(PagingEvent, frozen=True):
@@ -19,40 +19,40 @@ class ChunkTouched(PagingEvent, frozen=True):
 
 
 class ChunkCame(PagingEvent, frozen=True):
-    """What was to be fetched is staged."""
+    """The chunk that was to be fetched is staged."""
 
     chunk: int
 
 
 class ChunkNotCame(PagingEvent, frozen=True):
-    """It cannot be had."""
+    """The chunk cannot be fetched."""
 
     chunk: int
     why: str
 
 
 class ChunkSaved(PagingEvent, frozen=True):
-    """The volume has acknowledged what was sent of it."""
+    """The volume has acknowledged the content of the chunk that was sent."""
 
     chunk: int
 
 
 class ChunkNotSaved(PagingEvent, frozen=True):
-    """The volume did not take it."""
+    """The volume did not take the chunk."""
 
     chunk: int
     why: str
 
 
 class WaitedTooLong(PagingEvent, frozen=True):
-    """Somebody has waited for this chunk for as long as anybody may."""
+    """A thread has waited for this chunk for as long as any may."""
 
     chunk: int
     why: str
 
 
 class AskedFor(PagingEvent, frozen=True):
-    """The array's user wants something of chunks `first` to `end`."""
+    """The array's user asks for an operation on chunks `first` to `end`."""
 
     id: int
     what: PagingRequest
@@ -61,61 +61,61 @@ class AskedFor(PagingEvent, frozen=True):
 
 
 class PagingAction(msgspec.Struct, frozen=True):
-    """What is to be done. `chunk` is always inside the array."""
+    """An action to take. `chunk` is always inside the array."""
 
 
 class FetchChunk(PagingAction, frozen=True):
-    """Read it from the volume into a staging place."""
+    """Read the chunk from the volume into a staging place."""
 
     chunk: int
 
 
 class PutInPlace(PagingAction, frozen=True):
-    """From its staging place, which is free then, into the array's memory; who waits goes on."""
+    """Move the chunk from its staging place, which is free then, into the array's memory; waiting threads continue."""
 
     chunk: int
     writable: bool
 
 
 class Unstage(PagingAction, frozen=True):
-    """Its staging place is free."""
+    """Free the chunk's staging place."""
 
     chunk: int
 
 
 class SendChunk(PagingAction, frozen=True):
-    """Write-protect it, and write it to the volume."""
+    """Write-protect the chunk and write it to the volume."""
 
     chunk: int
 
 
 class Unprotect(PagingAction, frozen=True):
-    """It may be written; who waits goes on."""
+    """Let the chunk be written; waiting threads continue."""
 
     chunk: int
 
 
 class GoOn(PagingAction, frozen=True):
-    """Who waits for it tries again."""
+    """Threads that wait for the chunk try again."""
 
     chunk: int
 
 
 class PunchHole(PagingAction, frozen=True):
-    """Its memory is not needed any more."""
+    """Free the chunk's memory: it is not needed any more."""
 
     chunk: int
 
 
 class Poison(PagingAction, frozen=True):
-    """Who waits for it must be told that it cannot be had."""
+    """Tell threads that wait for the chunk that it cannot be had."""
 
     chunk: int
     why: str
 
 
 class SyncVolume(PagingAction, frozen=True):
-    """All that was sent is to be on disk; then `id` is answered."""
+    """Sync the volume: everything sent is to be on disk; then `id` is answered."""
 
     id: int
 
@@ -123,4 +123,4 @@ class SyncVolume(PagingAction, frozen=True):
 class Answered(PagingAction, frozen=True):
     id: int
     why: str = ""
-    """Why not; empty: it is done."""
+    """Why the request failed; empty: it is done."""

@@ -42,14 +42,14 @@ from plugins.memory.machine.arrays.events import (
 from plugins.memory.policy.arrays import prefetch, residence
 
 RECENT = 8
-"""Accesses after one of which an access of the stream comes."""
+"""Number of recent accesses, after one of which an access of the stream comes."""
 
 
 class Chunk(IntEnum):
     ABSENT = 0
     COMING = 1
     STAGED = 2
-    """Fetched ahead; nobody has touched it, and it is not in the array's memory yet."""
+    """Fetched ahead; no thread has touched it, and it is not in the array's memory yet."""
     CLEAN = 3
     DIRTY = 4
     SAVING = 5
@@ -57,12 +57,12 @@ class Chunk(IntEnum):
 
 
 UNSAVED = (Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING)
-"""The volume may have older content."""
+"""States in which the volume may have older content."""
 HERE = (Chunk.CLEAN, Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING)
 
 
 class _Saving(msgspec.Struct):
-    """A request that is done when these are saved."""
+    """A request that is done when the chunks `left` are saved."""
 
     id: int
     left: set[int]
@@ -74,38 +74,38 @@ class PagingCounts(msgspec.Struct):
     touched: int = 0
     """Accesses that waited for a fault, first writes to clean chunks not counted."""
     hits: int = 0
-    """Of them, those whose chunk had been fetched ahead, or was on its way."""
+    """Touches whose chunk had been fetched ahead, or was on its way."""
     ahead: int = 0
     """Chunks fetched ahead."""
     placed: int = 0
-    """Of them, those that were put in place before they were touched, so that their touch was no fault."""
+    """Chunks fetched ahead and put in place before they were touched, so that the touch was no fault."""
     wasted: int = 0
-    """Of them, those that were given up for want of room before anybody touched them."""
+    """Chunks fetched ahead and given up for want of room before they were touched."""
     saved: int = 0
     """Chunks written to the volume."""
 
 
 class Paging:
-    """`chunks` of an array, of which `budget` may be local at once, staged ones included; `staging`: places for those
-    that come. `writable` False: nobody writes."""
+    """Pages `chunks` of an array, of which `budget` may be local at once, staged ones included. `staging`: places for
+    arriving chunks. `writable` False: the array is only read."""
 
     def __init__(self, chunks: int, budget: int, staging: int, here: Iterable[int] = (), writable: bool = True) -> None:
-        """`here`: found in memory after the process before this one died; the volume may have older content, unless
-        nobody writes: then what it has is as new or newer, and must not be overwritten."""
+        """`here`: chunks found in memory after the earlier process died. The volume may have older content of them,
+        unless the array is only read: then the volume's content is as new or newer, and must not be overwritten."""
         self.chunks, self.budget, self.staging = chunks, budget, staging
         self.counts = PagingCounts()
         self._state = bytearray(chunks)
         self._order: dict[int, None] = {}
-        """Here and neither pinned nor leaving, oldest first."""
+        """Chunks that are here and neither pinned nor leaving, oldest first."""
         self._staged: dict[int, None] = {}
         self._waiting: dict[int, bool] = {}
-        """Somebody waits for it; True: to write."""
+        """Chunks that a thread waits for; True: to write."""
         self._asked_ahead: set[int] = set()
-        """Coming or staged because of the trend."""
+        """Chunks that are coming or staged because of the trend."""
         self._place_at_once: set[int] = set()
         self._pinned: set[int] = set()
         self._queue: deque[int] = deque()
-        """Touched or wished for, and not yet fetched for want of room; with doubles."""
+        """Chunks touched or wished for, and not yet fetched for want of room; a chunk may be in it twice."""
         self._held = self._coming = self._leaving = 0
         self._saves: list[_Saving] = []
         self._pins: list[tuple[int, set[int]]] = []
@@ -152,12 +152,12 @@ class Paging:
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Chunks that somebody waits for."""
+        """Chunks that a thread waits for."""
         return list(self._waiting)
 
     @property
     def unsaved(self) -> bool:
-        """Has the volume older content of any chunk?"""
+        """Does the volume have older content of any chunk?"""
         return any(self._state.find(state) >= 0 for state in UNSAVED)
 
     # ---- touched ----
@@ -194,8 +194,8 @@ class Paging:
         self._look_ahead(chunk, hit, write, actions)
 
     def _place_ahead(self, chunk: int, write: bool, actions: list[PagingAction]) -> None:
-        """The stream will touch it next, so it counts as touched. Where the stream writes, it is taken to be written:
-        if it is not, it is sent to the volume once for nothing."""
+        """Put a chunk in place that the stream will touch next, so it counts as touched. Where the stream writes, the
+        chunk is taken to be written: if it is not, it is sent to the volume once for nothing."""
         self.counts.placed += 1
         self._strides.append(chunk - self._recent[-1])
         self._recent.append(chunk)
@@ -229,7 +229,8 @@ class Paging:
                 self._begin_fetch(at, actions)
 
     def _may_fetch_ahead(self, wanted: Sequence[int], actions: list[PagingAction]) -> bool:
-        """What was fetched ahead and is not wanted any more makes room for what is."""
+        """May one more chunk be fetched ahead? A chunk that was fetched ahead and is not wanted any more makes room for
+        it."""
         most = min(self.staging - 2, residence.ahead_most(len(self._pinned), self.budget))
         if self._coming + len(self._staged) >= most:
             stale = next((chunk for chunk in self._staged if chunk not in wanted), None)
@@ -321,7 +322,7 @@ class Paging:
             self._evict(chunk, actions)
 
     def _evict(self, chunk: int, actions: list[PagingAction]) -> None:
-        """One that is clean goes at once, one that is dirty once the volume has it."""
+        """Evict a chunk: a clean one goes at once, a dirty one once the volume has it."""
         state = self._state[chunk]
         del self._order[chunk]
         if state == Chunk.CLEAN:
@@ -402,7 +403,8 @@ class Paging:
             self._end_save(save, actions)
 
     def _all_in(self, state: Chunk) -> list[int]:
-        """An array has millions of chunks, and its threads wait meanwhile."""
+        """All chunks in this state, found by byte search: an array has millions of chunks, and its threads wait
+        meanwhile."""
         found, at = [], self._state.find(state)
         while at >= 0:
             found.append(at)
@@ -410,7 +412,7 @@ class Paging:
         return found
 
     def _wish(self, chunks: Iterable[int], actions: list[PagingAction]) -> None:
-        """As many as fit, so that the first are not gone when the last come."""
+        """Ask for as many of these chunks as fit, so that the first are not gone when the last come."""
         room = self.budget - residence.kept_free(self.budget) - len(self._pinned)
         for chunk in list(chunks)[: max(0, room)]:
             self._want(chunk, actions)

@@ -73,20 +73,21 @@ from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeers
 
 ANSWER_S = 2.0
-"""How long the two hosts that are asked, or the one that is taken, may take to answer."""
+"""Seconds that the two hosts that are asked, or the one that is chosen, may take to answer."""
 OPEN_S = 10.0
-"""How long the volume's process may take to open a slab."""
+"""Seconds that the volume's process may take to open a slab."""
 RETRY_S, RETRY_MAX_S = 2.0, 60.0
-"""Pause after nobody had room; doubles up to the maximum."""
+"""First and longest pause in seconds after no host had room; the pause doubles."""
 DOUBTED_S = 2
-"""For how many seconds the volume's process may not report a place that is known here: its answer may be older."""
+"""Seconds for which the volume's process may fail to report a place that is known here: its answer may be older."""
 CLOSE_AT = 0.8
 """Part of the grace after which a slab that is still moving is closed, so that `Done` arrives in time."""
 
 
 class Borrower:
-    """`hot` in page requests per second, None: in proportion to a volume's slabs; `cold_share`: the part of it below
-    which a slab is given back unasked, 0 never; `drawn`: hosts of which the `choices` freest by gossip are asked."""
+    """`hot`: page requests per second, None: in proportion to a volume's slab size. `cold_share`: the part of `hot`
+    below which a slab is given back unasked, 0: never. `drawn`: hosts of which the `choices` freest by gossip are
+    asked."""
 
     def __init__(
         self,
@@ -176,8 +177,9 @@ class Borrower:
         return actions + self._renew(now_s)
 
     def _looked(self, slab: BorrowedSlab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
-        """What the volume's process says of its places each second. What it tells by itself comes sooner, but may be
-        lost or overtaken: a place that it does not have, twice in a row, is lost. None: it does not answer."""
+        """Compare with what the volume's process says of its links each second. What it reports by itself comes sooner,
+        but may be lost or overtaken: a place that it does not have, twice in a row, is lost. `links` None: it does not
+        answer."""
         if slab.place is not None:
             slab.linked(links.get(slab.place.epoch, "") if links else "")
         gone = [p for p in slab.places if links is not None and links.get(p.epoch, "leaving") == "leaving"]
@@ -188,7 +190,7 @@ class Borrower:
         return [action for place in gone for action in self._failed(slab, place.epoch, "it has no link", now_s)]
 
     def _measured(self, volume: BorrowedVolume, requests: Sequence[int], empty: Sequence[int], now_s: float) -> Actions:
-        """Each second for each slab of the host: with thousands of slabs nothing costs more."""
+        """Take in this second's page requests. This runs each second for each slab of the host, so it must be cheap."""
         volume.rates = placement.activities(volume.rates, requests)
         actions: Actions = []
         if volume.members > 1:
@@ -202,7 +204,8 @@ class Borrower:
         return actions if volume.cold is None and not empty else actions + self._give_back_cold(volume, empty)
 
     def _give_back_cold(self, volume: BorrowedVolume, empty: Sequence[int]) -> Actions:
-        """What was discarded is given back at every rate below hot: there is nothing in it to be read."""
+        """Give cold slabs back. A slab whose content was discarded goes at any rate well below hot: there is nothing to
+        read in it."""
         actions: Actions = []
         for slab, rate in zip(volume.slabs, volume.rates, strict=True):
             is_empty = slab.index in empty
@@ -218,7 +221,7 @@ class Borrower:
         return self.volumes[slab.volume].rates[slab.index]
 
     def _renew(self, now_s: float) -> Actions:
-        """Every third of a lease, to each lender all that it holds."""
+        """Every third of a lease, renew with each lender all that it holds."""
         if now_s < self._renewed_s + self.lease_s / 3:
             return []
         self._renewed_s = now_s
@@ -227,7 +230,8 @@ class Borrower:
     # ---- finding a place ----
 
     def _seek(self, slab: BorrowedSlab, event: str, why: str, now_s: float, leaving: HostId | None = None) -> Actions:
-        """Ask two hosts. Nobody to ask: say so, and try again later. `leaving`: the lender that it has to leave."""
+        """Ask two hosts for room. If there is none to ask, note why and try again later. `leaving`: lender that the
+        slab must leave."""
         volume = self.volumes[slab.volume]
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
         room = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
@@ -273,7 +277,7 @@ class Borrower:
         return []
 
     def _take(self, slab: BorrowedSlab, search: Querying, now_s: float) -> Actions:
-        """The freest of those that answered; what each said goes into the event log."""
+        """Choose the freest host of those that answered; what each said goes into the event log."""
         volume, said = self.volumes[slab.volume], search.said
         chosen = placement.freest(search.asked, search.offers, volume.by_host.chosen)
         if chosen is None:
@@ -290,8 +294,8 @@ class Borrower:
     def _next_best(
         self, slab: BorrowedSlab, search: Requesting | Opening, why: str, now_s: float, late: bool = False
     ) -> Actions:
-        """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
-        closed first: it may be open, with pages that nobody else has."""
+        """The chosen host is out; take the next one, if it has room. A place that the volume's process was told to open
+        is closed first: it may be open, with pages that are nowhere else."""
         lost, old = search.chosen, search.epoch
         self._epoch += 1
         back: BorrowerAction = Send(lost, Done(slab.volume, slab.index, old))
@@ -339,9 +343,9 @@ class Borrower:
     # ---- losing a place ----
 
     def _failed(self, slab: BorrowedSlab, epoch: int, why: str, now_s: float) -> Actions:
-        """Nothing is lost: what it held is on disk or in the volume's queue. Only when all of it is on disk may the
-        lender free it, and another place be looked for. A place may fail before we hear that it was opened: what the
-        process tells by itself overtakes its answers."""
+        """Close a place that failed. Nothing is lost: its pages are on disk or in the volume's queue. Only when all are
+        on disk may the lender free it, and another place be looked for. A place may fail before we hear that it was
+        opened: reports of the process overtake its answers."""
         search = slab.search
         if isinstance(search, Opening) and search.epoch == epoch:
             return [*self._opened(slab, epoch), *self._failed(slab, epoch, why, now_s)]
@@ -356,7 +360,8 @@ class Borrower:
         return [note, close(slab, lost=True)]
 
     def _host_lost(self, host: HostId) -> Actions:
-        """Its places are closed at once, also those that nobody reads now; a search does not wait for its answer."""
+        """Close the places of a lost host at once, also those that are not read now; searches do not wait for its
+        answer."""
         actions: Actions = []
         for slab in self._all():
             if slab.next is not None and slab.next.lender == host:
@@ -368,7 +373,7 @@ class Borrower:
     # ---- eviction ----
 
     def _evict(self, slab: BorrowedSlab, sender: HostId, message: Evict, now_s: float) -> Actions:
-        """Move if the slab is hot and somebody has room, within the grace; else the disk serves it (§2.4.4)."""
+        """Move the slab if it is hot and another host has room, within the grace; else the disk serves it (§2.4.4)."""
         place = slab.place
         if place is None or place.epoch != message.epoch or place.lender != sender:
             return self._evict_other(slab, sender, message, now_s)
@@ -387,11 +392,12 @@ class Borrower:
         return [timer, *self._seek(slab, "evicted", why, now_s, leaving=sender)]
 
     def _moves(self, slab: BorrowedSlab) -> bool:
-        """Is it worth looking for another place with its pages, rather than leaving them to the disk?"""
+        """Is it worth looking for another place for its pages, rather than leaving them to the disk?"""
         return slab.members > 1 or placement.is_hot(self._requests_per_s(slab), self.volumes[slab.volume].hot)
 
     def _evict_other(self, slab: BorrowedSlab, sender: HostId, message: Evict, now_s: float) -> Actions:
-        """Not the place in use: the one being opened or filled is given up; anything else is not ours any more."""
+        """A lender wants back a place that is not in use: one that is being opened or filled is given up; any other is
+        not ours any more."""
         if slab.next is not None and slab.next.epoch == message.epoch:
             return [CloseSlab(slab.volume, slab.index, message.epoch)]
         search = slab.search
@@ -480,7 +486,7 @@ class Borrower:
     # ---- volumes ----
 
     def _volume_found(self, event: VolumeFound, now_s: float) -> Actions:
-        """The places are those that the process has open; what it does not have is given back."""
+        """Take over the places that the process has open; places that it does not have are given back."""
         self.awaited.discard(event.volume)
         known = self.volumes.get(event.volume)
         if known is None:

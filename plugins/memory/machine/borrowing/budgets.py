@@ -11,7 +11,7 @@ from plugins.memory.policy.budgets import FRESH_S, BudgetAccount, BudgetHeld
 
 
 def places_of(volumes: Iterable[BorrowedVolume], account: BudgetAccount) -> Counter[HostId]:
-    """Bytes that count at each lender, of places that these volumes have there or were granted."""
+    """Bytes that count at each lender, for places that these volumes have there or were granted."""
     found: Counter[HostId] = Counter()
     for volume in volumes:
         if account.name == (volume.tenant if account.kind == "tenant" else volume.job):
@@ -21,33 +21,33 @@ def places_of(volumes: Iterable[BorrowedVolume], account: BudgetAccount) -> Coun
 
 
 def replaces(slab: BorrowedSlab) -> bool:
-    """Does its next place stand for one that it has, or had and cannot do without?"""
+    """Does the slab's next place replace one that it has, or had and cannot do without?"""
     return slab.place is not None or (slab.members > 1 and slab.had_place)
 
 
 class BudgetsAsked:
-    """What the volumes of one host have and are about to have on limited accounts. Counted once for all slabs that look
-    for a place in the same second: there may be thousands."""
+    """Bytes that the volumes of one host have, and are about to have, on limited accounts. Counted once for all slabs
+    that look for a place in the same second: there may be thousands."""
 
     def __init__(self, accounts: RackAccounts, volumes: Mapping[str, BorrowedVolume]) -> None:
         self.accounts, self._volumes = accounts, volumes
         self._counted_s = float("-inf")
         self._places: dict[BudgetAccount, dict[HostId, int]] = {}
         self._asked: deque[tuple[float, BudgetAccount, int]] = deque()
-        """Slabs that were asked for within `FRESH_S`: no lender tells of them yet."""
+        """Slabs asked for within `FRESH_S` (time, account, bytes): no lender tells of them yet."""
         self._fresh: Counter[BudgetAccount] = Counter()
 
     def learn_payers(self) -> None:
-        """Once a second. A rank may open a volume before the log's word of its job is here: what it says counts from
-        when it comes."""
+        """Once a second, look up the tenant of each volume. A rank may open a volume before the log's word of its job
+        is here: its tenant counts from when that word comes."""
         for volume in self._volumes.values():
             volume.tenant = self.accounts.payer(volume.tenant, volume.job)
 
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
     ) -> tuple[Mapping[HostId, int], str, str]:
-        """Of hosts with room those that may lend to the slab's tenant and job now; and what its event log says if none
-        is asked: event and reason."""
+        """The hosts with room that may lend to the slab's tenant and job now, then an event and a reason for the slab's
+        event log in case none is asked."""
         nobody = "nobody asked", "no other host says that it has room"
         if not free:
             return {}, *nobody
@@ -74,7 +74,8 @@ class BudgetsAsked:
         return left, *nobody
 
     def _held(self, account: BudgetAccount, budget: int) -> BudgetHeld:
-        """What lenders told; of those that do not tell what this host has there; and what it asked for just now."""
+        """The memory of the account: as lenders told it, and for lenders that do not tell as this host has it there;
+        plus the slabs that this host asked for just now."""
         if account not in self._places:
             mine, told = places_of(self._volumes.values(), account), self.accounts.used(account)
             self._places[account] = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}

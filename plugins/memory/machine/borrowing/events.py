@@ -1,4 +1,4 @@
-"""What happens to the volumes and slabs of a borrowing host, and what its machine asks for."""
+"""Events about the volumes and slabs of a borrowing host, and the actions of its machine."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ from plugins.memory.policy.placement import LenderPeer
 
 class BorrowerTick(msgspec.Struct, frozen=True):
     requests: Mapping[str, Sequence[int]]
-    """Volume -> pages requested of each slab since the last second. A volume whose process did not answer is absent."""
+    """Volume -> page requests to each slab since the last second. A volume whose process did not answer is absent."""
     peers: tuple[LenderPeer, ...]
     links: Mapping[str, Mapping[int, Link]] | None = None
-    """Volume -> epoch -> how the link to that place is; None when nobody looked."""
+    """Volume -> epoch -> state of the link to that place; None when the links were not looked at."""
     empty: Mapping[str, Sequence[int]] = {}
     """Volume -> slabs that were written and of which every page is zeros by now."""
 
@@ -31,9 +31,9 @@ class VolumeFound(msgspec.Struct, frozen=True):
     page_bytes: int
     places: tuple[tuple[int, SlabPlace], ...]
     members: int = 1
-    """Of each slab (`policy.mirroring`); places are by their number."""
+    """Members of each slab (`policy.mirroring`); `places` are by member number."""
     tenant: str = ""
-    """Against whose budget it counts; empty: nobody's."""
+    """Tenant against whose budget it counts; empty: none."""
     job: str = ""
 
 
@@ -42,7 +42,7 @@ class VolumeDetached(msgspec.Struct, frozen=True):
 
 
 class BorrowedSlabEvent(msgspec.Struct, frozen=True):
-    """The volume's process, about one slab under one epoch."""
+    """The volume's process reports something about one slab under one epoch."""
 
     volume: str
     index: int
@@ -50,7 +50,7 @@ class BorrowedSlabEvent(msgspec.Struct, frozen=True):
 
 
 class SlabOpened(BorrowedSlabEvent, frozen=True):
-    """From now on pages go there."""
+    """The place is open: from now on pages go there."""
 
 
 class SlabNotOpened(BorrowedSlabEvent, frozen=True):
@@ -58,7 +58,7 @@ class SlabNotOpened(BorrowedSlabEvent, frozen=True):
 
 
 class SlabCopied(BorrowedSlabEvent, frozen=True):
-    """All pages that were written before it was opened are there as well."""
+    """The place also has all pages that were written before it was opened."""
 
 
 class SlabFailed(BorrowedSlabEvent, frozen=True):
@@ -68,7 +68,7 @@ class SlabFailed(BorrowedSlabEvent, frozen=True):
 
 
 class SlabClosed(BorrowedSlabEvent, frozen=True):
-    """Nothing is in flight and nothing acknowledged depends on it."""
+    """The place is closed: nothing is in flight and nothing acknowledged depends on it."""
 
 
 class LenderLost(msgspec.Struct, frozen=True):
@@ -86,14 +86,14 @@ class GraceOver(BorrowedSlabEvent, frozen=True):
 
 
 OfSlab = SlabOpened | SlabNotOpened | SlabCopied | SlabFailed | SlabClosed | SearchOver | GraceOver
-"""About one slab."""
+"""Events about one slab."""
 BorrowerEvent = BorrowerTick | VolumeFound | VolumeDetached | LenderLost | Heard | Undelivered | OfSlab
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
 
 class OpenSlab(msgspec.Struct, frozen=True):
-    """Tell the volume's process; comes back as `SlabOpened` or `SlabNotOpened`."""
+    """Tell the volume's process to open a place; it answers with `SlabOpened` or `SlabNotOpened`."""
 
     volume: str
     index: int
@@ -101,7 +101,7 @@ class OpenSlab(msgspec.Struct, frozen=True):
 
 
 class CloseSlab(msgspec.Struct, frozen=True):
-    """Tell the volume's process; comes back as `SlabClosed`."""
+    """Tell the volume's process to close a place; it answers with `SlabClosed`."""
 
     volume: str
     index: int

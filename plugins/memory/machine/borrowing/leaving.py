@@ -14,12 +14,12 @@ from plugins.memory.messages import Done, SlabMessage
 
 
 def give_back(to: HostId, message: SlabMessage) -> Send:
-    """What this host does not use."""
+    """Tell a lender that this host does not use the slab."""
     return Send(to, Done(message.volume, message.index, message.epoch))
 
 
 def given_back(slab: BorrowedSlab) -> list[Send]:
-    """Every place of a slab whose volume is no more."""
+    """Give back every place of a slab whose volume is gone."""
     return [Send(lender, Done(slab.volume, slab.index, epoch)) for epoch, lender in slab.lenders().items()]
 
 
@@ -28,7 +28,7 @@ def lost_note(slab: BorrowedSlab, place: SlabPlace, why: str, instead: str) -> L
 
 
 def forgotten(slab: BorrowedSlab, place: SlabPlace) -> Actions:
-    """The volume's process has no such place, so nothing depends on it."""
+    """Give back a place that the volume's process does not have: nothing depends on it."""
     note = LogEvent(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: the volume's process does not have it")
     return [note, Send(place.lender, Done(slab.volume, slab.index, place.epoch))]
 
@@ -52,13 +52,13 @@ def closed(slab: BorrowedSlab, epoch: int) -> Actions:
 
 
 def leave_if_evicted(slab: BorrowedSlab) -> Actions:
-    """An evicted slab that found no new place leaves the old one now: there is nothing to wait for."""
+    """Close the old place of an evicted slab that found no new one: there is nothing to wait for."""
     return [close(slab)] if slab.is_evicted and not slab.is_closing else []
 
 
 def reconcile(slab: BorrowedSlab, found: list[SlabPlace]) -> Actions:
-    """The volume's process or this agent began anew: the places are those that the process has. `found` oldest
-    first. With two, a move was under way: the older one is closed, the newer one stays."""
+    """Take over the places `found`, oldest first, after the volume's process or this agent began anew. With two a move
+    was under way: the older one is closed, the newer one stays."""
     epochs = {place.epoch for place in found}
     actions: Actions = []
     for place in slab.places:

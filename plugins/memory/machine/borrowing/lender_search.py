@@ -14,17 +14,17 @@ from plugins.memory.machine.borrowing.place import SlabPlace
 
 
 class AskedHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the hosts in every step."""
+    """The facts about the asked hosts that are known in every step."""
 
     asked: tuple[HostId, ...]
     offers: Mapping[HostId, int]
-    """Slabs each could lend; 0 for one that declined or was late. A host that has not answered is absent."""
+    """Slabs that each host could lend; 0 for one that declined or was late. A host that has not answered is absent."""
     late: bool = False
-    """One of them did not answer in time."""
+    """A host did not answer in time."""
 
     @property
     def said(self) -> str:
-        """What each of the hosts asked said, for people."""
+        """The answer of each host that was asked, for people."""
         answered = [host for host in self.asked if host in self.offers]
         said = [f"{host} offers {self.offers[host]}" for host in answered]
         silent = [host for host in self.asked if host not in self.offers]
@@ -46,7 +46,7 @@ class Querying(AskedHosts, frozen=True, kw_only=True):
         return Querying(epoch=self.epoch, asked=self.asked, offers=offers, late=self.late or late)
 
     def over(self) -> "Querying":
-        """Nobody is waited for any longer."""
+        """The query after its time is over: no host is waited for any longer."""
         late = self.late or len(self.offers) < len(self.asked)
         return Querying(epoch=self.epoch, asked=self.asked, offers=self.offers, late=late)
 
@@ -70,7 +70,7 @@ class Opening(AskedHosts, frozen=True, kw_only=True):
 
     place: SlabPlace
     copied: bool = False
-    """The process says that the place is filled, before it says that it is open."""
+    """The process has reported that the place is filled before it reported that it is open."""
 
     @property
     def epoch(self) -> int:
@@ -102,11 +102,11 @@ TRANSITIONS: StateTable[LenderSearch] = StateTable(
 
 
 def without(search: Requesting | Opening, epoch: int, late: bool) -> Querying:
-    """The hosts that are left when the chosen one declines, or is late, under the next epoch."""
+    """The search with the hosts that are left when the chosen one declines or is late, under the next epoch."""
     offers = {**search.offers, search.chosen: 0}
     return Querying(epoch=epoch, asked=search.asked, offers=offers, late=search.late or late)
 
 
 def names(hosts: Sequence[HostId]) -> str:
-    """For people."""
+    """Names of hosts, for people."""
     return " and ".join(hosts) if hosts else "none"

@@ -1,5 +1,5 @@
-"""Members of slabs that have no disk (`policy.mirroring`): each is a `BorrowedSlab` with a place, a search and a
-life of its own. Here is what makes it one of several."""
+"""Members of slabs that have no disk (`policy.mirroring`): each is a `BorrowedSlab` with its own place, search and
+life. These functions make it one of several."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -14,11 +14,11 @@ from plugins.memory.policy.mirroring import SEARCHES_MAX
 from plugins.memory.policy.placement import LenderPeer
 
 LOOKED_AT_MAX = 512
-"""Members, for one that may make way."""
+"""Members that are considered to find one that may make way."""
 
 
 def new_volume(found: VolumeFound, hot: float | None, cold_share: float) -> BorrowedVolume:
-    """One that was not known yet. No member is given back because it is cold: nobody else would have its pages."""
+    """A volume that was not known yet. No member is given back because it is cold: its pages are nowhere else."""
     above = placement.hot_for(found.slab_bytes) if hot is None else hot
     slabs = [BorrowedSlab(found.volume, number, found.members) for number in range(found.slabs * found.members)]
     cold = cold_share * above or None if found.members == 1 else None
@@ -42,21 +42,22 @@ def others(volume: BorrowedVolume, slab: BorrowedSlab) -> list[BorrowedSlab]:
 def kept_apart(
     volume: BorrowedVolume, slab: BorrowedSlab, free: Mapping[HostId, int], peers: Sequence[LenderPeer]
 ) -> Mapping[HostId, int]:
-    """Of hosts with room, those that may be asked for this member."""
+    """The hosts with room that may be asked for this member."""
     if volume.members == 1:
         return free
     return mirroring.apart(free, _held(volume, slab), {peer.host: peer.rack for peer in peers})
 
 
 def _held(volume: BorrowedVolume, slab: BorrowedSlab) -> set[HostId]:
-    """Where its siblings lie, may lie, or are looked for."""
+    """Hosts where its siblings are, may be, or are looked for."""
     return {host for other in others(volume, slab) for host in (*other.hosts(), *other.left.values())}
 
 
 def may_make_way(volume: BorrowedVolume, slab: BorrowedSlab, room: Collection[HostId]) -> BorrowedSlab | None:
-    """All hosts with room hold siblings of this member, so it may lie on none of them: one of another slab that may,
-    and whose host this one may be on. It moves there with its pages; one of a volume at a time. None: there is none.
-    Lenders that were late while a volume was attached leave such a pattern, and so do hosts that are lost."""
+    """A member of another slab that may make way for this one, when all hosts with room hold siblings of this one. That
+    member moves, with its pages, to a host where this one may not be; this one may take its place. One member of a
+    volume moves at a time. None: there is no such member. Such a pattern comes from lenders that were late while a
+    volume was attached, and from lost hosts."""
     if volume.members == 1 or not room:
         return None
     held, count = _held(volume, slab), len(volume.slabs)
@@ -72,8 +73,8 @@ def may_make_way(volume: BorrowedVolume, slab: BorrowedSlab, room: Collection[Ho
 
 
 def homeless(volume: BorrowedVolume, now_s: float) -> list[BorrowedSlab]:
-    """Members without a place that begin to look for one now. One of a slab at a time: the second must not lie where
-    the first will."""
+    """Members without a place that begin to look for one now; one of each slab at a time, since the second must not be
+    placed where the first will be."""
     cold = [slab for slab in volume.slabs if isinstance(slab.phase, Cold)]
     under_way = sum(slab.search is not None for slab in volume.slabs) if cold else 0
     found: list[BorrowedSlab] = []
@@ -89,7 +90,7 @@ def homeless(volume: BorrowedVolume, now_s: float) -> list[BorrowedSlab]:
 
 
 def together(volume: BorrowedVolume) -> list[str]:
-    """Slabs of which two members lie on one host, which must never be; empty: none."""
+    """Slabs of which two members are on one host, which must never happen; empty: none."""
     found: list[str] = []
     for slab in volume.slabs if volume.members > 1 else ():
         mine = {place.lender for place in slab.places}
@@ -100,30 +101,30 @@ def together(volume: BorrowedVolume) -> list[str]:
 
 
 def instead(slab: BorrowedSlab) -> str:
-    """Where the pages are of a place that is lost, for people."""
+    """Where the pages of a lost place are, for people."""
     return "the disk serves it" if slab.members == 1 else "its other member serves it"
 
 
 def without(slab: BorrowedSlab) -> str:
-    """What a slab is for which nobody has room, for people."""
+    """State of a slab for which no host has room, for people."""
     return "stays on disk" if slab.members == 1 else "it has a member less"
 
 
 def not_ours(lender: HostId, message: AboutSlab) -> Actions:
-    """What a lender hears that speaks of a slab that this host does not know."""
+    """Answer a lender that speaks of a slab that this host does not know: give it back."""
     unused = not isinstance(message, FreeMem | MrInfo) or (isinstance(message, MrInfo) and not message.refused)
     return [give_back(lender, message)] if unused else []
 
 
 def still_used(volume: BorrowedVolume, slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
-    """Of a place of this slab, or of one that is none any more."""
+    """Answer a lender that asks about a place: renew it if this slab still uses it, else give it back."""
     if slab.lenders().get(message.epoch) != lender:
         return give_back(lender, message)
     return Send(lender, Renew((message.ref,), slab.members, volume.tenant, volume.job, volume.page_bytes))
 
 
 def renewals(volumes: Iterable[BorrowedVolume]) -> list[tuple[HostId, Renew]]:
-    """To each lender all that it holds, in as many messages as it takes."""
+    """Messages to each lender that renew all that it holds, as many as it takes."""
     by_lender: dict[tuple[HostId, int, str, str, int], list[SlabRef]] = {}
     for volume in volumes:
         alike = (volume.members, volume.tenant, volume.job, volume.page_bytes)
@@ -140,5 +141,5 @@ def renewals(volumes: Iterable[BorrowedVolume]) -> list[tuple[HostId, Renew]]:
 
 
 def search_timer(slab: BorrowedSlab, epoch: int, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
-    """A step of a search may take so long."""
+    """Timer that ends one step of a search."""
     return SetTimer(after_s, SearchOver(slab.volume, slab.index, epoch, step))

@@ -1,4 +1,4 @@
-"""Where a slab lies, and what its volume's process says of the link there."""
+"""Where a slab is placed, and the state of the link to it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,13 +6,13 @@ from typing import Literal
 from covey.core.ids import HostId
 
 Link = Literal["", "open", "filling", "reopening", "recovering", "leaving"]
-"""What the volume's process says of the link to a place; empty while it does not answer. `filling`: it has a working
-one, and does not hold everything yet that a member of a mirrored slab must."""
+"""State of the link to a place, by the volume's process; empty while the process does not answer. `filling`: the link
+works, and the place does not hold everything yet that a member of a mirrored slab must."""
 
 
 @dataclass(frozen=True)
 class SlabPlace:
-    """One mapping of a slab, under one epoch."""
+    """One mapping of a slab at a lender, under one epoch."""
 
     epoch: int
     lender: HostId

@@ -37,7 +37,8 @@ from plugins.memory.messages import SlabRef
 from plugins.memory.policy import budgets, mirroring
 
 Onward = LenderSearch | SlabPlace | None
-"""Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
+"""State beside a place that a slab leaves: a search for the next place, the next place while it is filled, or
+nothing."""
 
 
 class Cold(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Seeking(msgspec.Struct, frozen=True):
 class AtLender(msgspec.Struct, frozen=True):
     place: SlabPlace
     link: Link
-    """To `place`, as the volume's process says."""
+    """State of the link to `place`, as the volume's process reports it."""
     evicted: bool
     """The lender of `place` wants its memory back."""
 
@@ -117,7 +118,7 @@ TRANSITIONS: StateTable[Phase] = StateTable(
 
 
 def goes_on(phase: Phase, onward: Onward) -> Phase:
-    """The same place, if there is one, with another search or next place beside it."""
+    """The phase with the same place, if it has one, and another search or next place beside it."""
     if isinstance(phase, Closing):
         return msgspec.structs.replace(phase, onward=onward)
     if isinstance(phase, AtLender):
@@ -129,11 +130,17 @@ def goes_on(phase: Phase, onward: Onward) -> Phase:
 
 
 class BorrowedSlab:
-    """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
-    process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
-    `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
-    `had_place`: once. `declined_s`: when there was last nobody who had room for it. `late_s`: when its last search
-    ended, if somebody who was asked did not answer in time."""
+    """One slab of a volume, or one member of such a slab, and its phase.
+
+    `left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the process
+    has
+    not reported a place that is known here. `retry_at_s`: time before which no host is asked again, since none had
+    room.
+    `members`: members of the slab; with several this is one of them, and `index` its number (`policy.mirroring`).
+    `had_place`: it has had one. `declined_s`: when no host had room for it last. `late_s`: when its last search ended,
+    if a
+    host that was asked did not answer in time.
+    """
 
     __slots__ = (
         "_by_host", "_phase", "declined_s", "doubted", "had_place", "index", "late_s", "left", "members", "retries",
@@ -162,12 +169,12 @@ class BorrowedSlab:
 
     @property
     def place(self) -> SlabPlace | None:
-        """Serving now."""
+        """The place that serves the slab now."""
         return self._phase.place if isinstance(self._phase, AtLender) else None
 
     @property
     def next(self) -> SlabPlace | None:
-        """Open and being filled, while `place` is on its way out."""
+        """The place that is open and being filled, while `place` is on its way out."""
         onward = self._onward
         return onward if isinstance(onward, SlabPlace) else None
 
@@ -184,7 +191,7 @@ class BorrowedSlab:
 
     @property
     def places(self) -> list[SlabPlace]:
-        """Open, as far as we know: the one that serves, and the one that is filled."""
+        """Places that are open, as far as we know: the one that serves, and the one that is filled."""
         phase = self._phase
         if isinstance(phase, Cold | Seeking):
             return []
@@ -193,7 +200,7 @@ class BorrowedSlab:
 
     @property
     def state(self) -> str:
-        """`cold`, `asking`, `mapped`, `filling`, `reopening`, `recovering`, `lost` or `moving`."""
+        """State for people: `cold`, `asking`, `mapped`, `filling`, `reopening`, `recovering`, `lost` or `moving`."""
         phase = self._phase
         if not isinstance(phase, AtLender):
             return "asking" if isinstance(phase, Seeking) else "cold"
@@ -207,7 +214,7 @@ class BorrowedSlab:
 
     @property
     def is_served(self) -> bool:
-        """Has it a lender that serves its pages now?"""
+        """Does a lender serve its pages now?"""
         phase = self._phase
         return isinstance(phase, AtLender) and phase.link == "open" and not (isinstance(phase, Closing) and phase.lost)
 
@@ -221,12 +228,13 @@ class BorrowedSlab:
 
     @property
     def epochs(self) -> list[int]:
-        """Every one under which a lender may hold it."""
+        """Every epoch under which a lender may hold it."""
         known = [place.epoch for place in self.places]
         return [*known, *([] if self.search is None else [self.search.epoch]), *self.left]
 
     def lenders(self) -> dict[int, HostId]:
-        """Epoch -> who may hold it under that: its places, what it is being given, and what it gives up."""
+        """Epoch -> lender that may hold it under that epoch: its places, the one it is being given, and those it gives
+        up."""
         found = {place.epoch: place.lender for place in self.places}
         if self.search is not None and self.search.chosen is not None:
             found[self.search.epoch] = self.search.chosen
@@ -256,13 +264,13 @@ class BorrowedSlab:
         return Whereabouts([*(place.lender for place in self.places), *chosen], self.hosts())
 
     def leaves(self, lender: HostId) -> bool:
-        """Is it to go away from there?"""
+        """Is it to leave this lender?"""
         return isinstance(self._phase, AtLender) and self._phase.evicted and self._phase.place.lender == lender
 
     # ---- transitions ----
 
     def counts_in(self, by_host: SlabsByHost) -> None:
-        """From now on."""
+        """Count the slab in `by_host` from now on."""
         self._by_host = by_host
         by_host.changed(NOWHERE, self.whereabouts)
 
@@ -273,25 +281,25 @@ class BorrowedSlab:
             self._by_host.changed(before, self.whereabouts)
 
     def seek(self, search: LenderSearch) -> None:
-        """It has no place or leaves it, and begins to search for another one."""
+        """Begin to search for a place: the slab has none, or leaves the one it has."""
         assert self._onward is None and not isinstance(self._phase, Seeking), f"{self.subject} searches twice"
         self._become(goes_on(self._phase, lender_search.TRANSITIONS.first(search)))
 
     def search_on(self, step: LenderSearch) -> None:
-        """Its search goes on."""
+        """Continue its search with the next step."""
         before = self.search
         assert before is not None, f"{self.subject} does not search"
         self._become(goes_on(self._phase, lender_search.TRANSITIONS.next(before, step)))
 
     def search_ended(self, now_s: float, late: bool) -> None:
-        """If there was one: nobody has room, or gives it in time. `late`: somebody who was asked did not answer."""
+        """End the search, if there is one: no host has room, or gave it in time. `late`: a host did not answer."""
         self.declined_s = now_s
         if self.search is not None:
             self.late_s = now_s if late else -inf
             self._become(goes_on(self._phase, None))
 
     def opened(self) -> SlabPlace:
-        """The place that was searched for serves it, or is filled from now on."""
+        """The place that was searched for serves the slab, or is filled from now on."""
         search = self.search
         assert isinstance(search, Opening), f"{self.subject} opens nothing"
         self._become(goes_on(self._phase, search.place))
@@ -299,40 +307,40 @@ class BorrowedSlab:
         return search.place
 
     def next_gone(self) -> SlabPlace:
-        """The place being filled is given up."""
+        """Give up the place that is being filled."""
         gone = self.next
         assert gone is not None, f"{self.subject} does not move"
         self._become(goes_on(self._phase, None))
         return gone
 
     def linked(self, link: Link) -> None:
-        """The volume's process says how the link to its place is."""
+        """The volume's process reports the state of the link to its place."""
         phase = self._phase
         if isinstance(phase, AtLender) and phase.link != link:
             self._become(msgspec.structs.replace(phase, link=link))
 
     def evict(self) -> None:
-        """The lender of its place wants it back."""
+        """The lender of its place wants its memory back."""
         phase = self._phase
         assert isinstance(phase, Mapped | Migrating), f"{self.subject} is evicted from nowhere"
         self._become(msgspec.structs.replace(phase, evicted=True))
 
     def close(self, lost: bool = False) -> SlabPlace:
-        """Its place is closed from now on."""
+        """Begin to close its place."""
         phase = self._phase
         assert isinstance(phase, Mapped | Migrating), f"{self.subject} closes nothing"
         self._become(Closing(phase.place, phase.link, phase.evicted, lost, self._onward))
         return phase.place
 
     def closed(self) -> SlabPlace | None:
-        """Its place is closed: the next one serves it, or the disk."""
+        """Its place is closed: the next one serves the slab, or the disk (then None is returned)."""
         self._become(goes_on(COLD, self._onward))
         return self.place
 
     def found(self, open_now: Sequence[SlabPlace]) -> None:
         """The volume's process began anew, or we did: it has these places open, the oldest first. Of two the older one
-        is closed, and what was being closed is again. A place that was being opened is among them, or was not opened.
-        """
+        is closed, and a place that was being closed is closed again. A place that was being opened is among them, or
+        was not opened."""
         search = None if isinstance(self.search, Opening) else self.search
         after = goes_on(COLD, search)
         if open_now:
@@ -356,9 +364,9 @@ class BorrowedVolume(msgspec.Struct):
     cold: float | None
     """Page requests per second below which a placed slab is given back unasked (§2.4.1, ColdSlab); None: never."""
     rates: list[float] = []
-    """Page requests per second of each of them, smoothed."""
+    """Page requests per second of each slab, smoothed."""
     members: int = 1
-    """Of each slab; with several there is no disk, and `slabs` are the members."""
+    """Members of each slab; with several there is no disk, and `slabs` are the members."""
     tenant: str = ""
     job: str = ""
     by_host: SlabsByHost = msgspec.field(default_factory=SlabsByHost)
@@ -370,7 +378,7 @@ class BorrowedVolume(msgspec.Struct):
 
     @property
     def counted_slab_bytes(self) -> int:
-        """Of a slab, against budgets."""
+        """Bytes that a slab counts against budgets."""
         return budgets.plain_bytes(self.slab_bytes, self.page_bytes)
 
     def check(self) -> None:
@@ -385,5 +393,5 @@ def counted(slabs: int) -> str:
 
 
 def rate_text(requests_per_s: float) -> str:
-    """For people."""
+    """Rate as text for people."""
     return f"{requests_per_s:.0f}" if requests_per_s >= 10 else f"{requests_per_s:.3g}"

@@ -1,5 +1,5 @@
-"""On which hosts the slabs of a volume are, kept as each of them changes: a volume has thousands, and whenever one of
-them looks for a place it is asked where all the others are."""
+"""Counts the slabs of a volume on each host, updated as slabs change: a volume has thousands, and each search for a
+place asks where all the others are."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from covey.core.ids import HostId
 
 
 class Whereabouts(NamedTuple):
-    """Of one slab, as in `SlabsByHost`."""
+    """Where one slab is, in the two senses of `SlabsByHost`."""
 
     chosen: list[HostId]
     near: list[HostId]
@@ -18,8 +18,8 @@ NOWHERE = Whereabouts([], [])
 
 
 class SlabsByHost:
-    """`chosen`: how many each host holds or was chosen for. `near`: how many it holds or is being asked for. Nobody
-    else writes to them; a host that has none is not in them."""
+    """`chosen`: slabs that each host holds or was chosen for. `near`: slabs that it holds or is being asked for. Only
+    this class writes to them; a host with none is not in them."""
 
     __slots__ = ("chosen", "near")
 
@@ -28,7 +28,7 @@ class SlabsByHost:
         self.near: Counter[HostId] = Counter()
 
     def changed(self, before: Whereabouts, now: Whereabouts) -> None:
-        """One slab."""
+        """Update the counts for one slab that moved."""
         if before.chosen != now.chosen:
             _moved(self.chosen, before.chosen, now.chosen)
         if before.near != now.near:

@@ -1,7 +1,7 @@
-"""Budgets at the lender: whom it refuses, and what it takes back of those who are over theirs.
+"""Budgets at the lender: which loans it refuses, and what it takes back from accounts that are over their budgets.
 
-It counts what it lends, exactly, and what the others told that they lend. What borrowers say of their tenants' budgets
-is not asked for.
+It counts exactly what it lends itself, and what the others told that they lend. Borrowers are not asked about their
+tenants' budgets.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from plugins.memory.policy.budgets import FRESH_S, SETTLED_S, BudgetAccount, Bud
 
 
 def why_refused(accounts: RackAccounts, lent: Collection[Lent], message: Map, now_s: float) -> str:
-    """Why a slab is not lent, as far as its tenant and its job go; empty: it is."""
+    """Why a slab is not lent because of its tenant's or job's budget; empty: the budgets allow it."""
     tenant = accounts.payer(message.tenant, message.job)
     if why := accounts.wrong_payer(tenant, message.job):
         return why
@@ -33,7 +33,7 @@ def why_refused(accounts: RackAccounts, lent: Collection[Lent], message: Map, no
 
 @dataclass
 class Excess:
-    """What an account is over its budget."""
+    """An account that is over its budget: since when, and how many rounds have not brought it back."""
 
     since_s: float
     rounds: int = 0
@@ -41,7 +41,7 @@ class Excess:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """So much of these slabs goes, the least active first."""
+    """Order to take back `needed_bytes` of these slabs, the least active first."""
 
     needed_bytes: int
     sizes: Mapping[Key, int]
@@ -56,8 +56,8 @@ class Excesses:
     over: dict[BudgetAccount, Excess] = field(default_factory=dict)
 
     def due(self, lent: Mapping[Key, Lent], now_s: float) -> TakeBack | None:
-        """What is to be taken back now, of one account. Slabs that have no disk stay: each has pages that nobody else
-        may have, and its borrower keeps their number whole."""
+        """Slabs to take back now, from one account. Slabs without a disk stay: each has pages that may be nowhere else,
+        and its borrower keeps their number whole."""
         found: TakeBack | None = None
         for account in sorted(self.accounts.here):
             budget = self.accounts.budget(account)

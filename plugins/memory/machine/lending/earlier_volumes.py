@@ -1,8 +1,8 @@
-"""What a lender remembers of slabs that it freed without their borrower's word: a borrower whose host lost its disk
-knows nothing of its volumes, and would make one of the same name anew, empty. The lender is asked first.
+"""Remembers slabs that a lender freed without their borrower's word: a borrower whose host lost its disk knows nothing
+of its volumes, and would make one of the same name anew, empty. The lender is asked first.
 
 A slab's epoch begins with the boot of the agent that mapped it. A borrower knows which boots its record covers; a slab
-of any other boot is of a volume that it has no record of.
+of any other boot belongs to a volume that it has no record of.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ from plugins.memory.machine.loan import Lent
 from plugins.memory.messages import EarlierSlabs
 
 BOOT_BITS = 32
-"""Of an epoch, above these: the boot of the agent that mapped the slab (`machine.borrower`)."""
+"""Bits of an epoch below the boot of the agent that mapped the slab (`machine.borrower`)."""
 KEPT_MAX = 1024
-"""Volumes; the oldest are forgotten first."""
+"""Most volumes remembered; the oldest are forgotten first."""
 
 
 class EarlierVolume(msgspec.Struct, frozen=True):
-    """Slabs that were freed here, of one volume and of one boot of its borrower."""
+    """Slabs of one volume, and of one boot of its borrower, that were freed here."""
 
     borrower: HostId
     volume: str
@@ -30,18 +30,18 @@ class EarlierVolume(msgspec.Struct, frozen=True):
 
 
 class EarlierVolumes:
-    """Of one lender. `changed`: since it was written down last."""
+    """The earlier volumes that one lender remembers. `changed`: since they were last written to disk."""
 
     def __init__(self, known: Iterable[EarlierVolume] = ()) -> None:
         self.changed = False
         self._freed = {(each.borrower, each.volume, each.boot): each.slabs for each in known}
 
     def all(self) -> tuple[EarlierVolume, ...]:
-        """The oldest first."""
+        """All earlier volumes, the oldest first."""
         return tuple(EarlierVolume(*key, slabs) for key, slabs in self._freed.items())
 
     def freed(self, *slabs: Lent) -> None:
-        """Without a word of their borrower."""
+        """Remember slabs that are freed without their borrower's word."""
         for lent in slabs:
             key = (lent.borrower, lent.slab.volume, lent.slab.epoch >> BOOT_BITS)
             self._freed[key] = self._freed.pop(key, 0) + 1
@@ -50,8 +50,8 @@ class EarlierVolumes:
             del self._freed[next(iter(self._freed))]
 
     def given_up(self, borrower: HostId, volume: str, boots: range, lent: Iterable[Lent]) -> list[Lent]:
-        """A person said that the volume is made anew: what is remembered of it is forgotten, and these slabs of other
-        boots than `boots` are of no use."""
+        """A person said that the volume is made anew: forget what is remembered of it, and return its slabs of boots
+        other than `boots`, which are of no use."""
         for key in [key for key in self._freed if key[:2] == (borrower, volume)]:
             del self._freed[key]
             self.changed = True
@@ -64,7 +64,8 @@ class EarlierVolumes:
         ]
 
     def of(self, borrower: HostId, volume: str, lent: Iterable[Lent]) -> tuple[EarlierSlabs, ...]:
-        """By boot: what is held of the volume, and what was freed. What its borrower gave back is neither."""
+        """Slabs of the volume by boot: how many are held, and how many were freed. Slabs that the borrower gave back
+        are neither."""
         held = Counter(
             each.slab.epoch >> BOOT_BITS
             for each in lent

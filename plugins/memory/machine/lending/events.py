@@ -1,10 +1,10 @@
-"""What happens to a host that lends memory (`plugins/memory/machine/lending/lender.py`), and what it has done."""
+"""Events of a host that lends memory (`plugins/memory/machine/lending/lender.py`), and the actions of its machine."""
 
 import msgspec
 
 from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import SlabRef
 
@@ -14,9 +14,9 @@ from plugins.memory.messages import SlabRef
 class LenderTick(msgspec.Struct, frozen=True):
     memory: MemoryNow
     touched_bytes: int
-    """Pages of lent slabs that have been written."""
+    """Bytes of lent slabs that have been written."""
     drained: bool = False
-    """All that is lent is to go elsewhere, a batch at a time."""
+    """Everything that is lent is to go elsewhere, a batch at a time."""
 
 
 class MemoryStalls(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class MemoryStalls(msgspec.Struct, frozen=True):
 
 
 class LentSlabEvent(msgspec.Struct, frozen=True):
-    """The slab process, about one slab."""
+    """The slab process reports something about one slab."""
 
     borrower: HostId
     slab: SlabRef
@@ -43,18 +43,18 @@ class SlabNotRegistered(LentSlabEvent, frozen=True):
 
 
 class SlabFreed(LentSlabEvent, frozen=True):
-    """Its memory is back with the system."""
+    """The slab's memory is back with the system."""
 
 
 class StoreFound(msgspec.Struct, frozen=True):
-    """The slab process answers, and holds these."""
+    """The slab process answers, and holds these slabs."""
 
     address: str
     slabs: tuple[LoanedSlab, ...]
 
 
 class StoreAsleep(msgspec.Struct, frozen=True):
-    """There is no slab process, and the first loan starts it."""
+    """There is no slab process; the first loan starts it."""
 
 
 class StoreLost(msgspec.Struct, frozen=True):
@@ -64,11 +64,12 @@ class StoreLost(msgspec.Struct, frozen=True):
 
 
 class BorrowerAway(msgspec.Struct, frozen=True):
-    """Its agent restarts and renews nothing meanwhile, while its volumes go on using their slabs here."""
+    """A borrower's agent restarts and renews nothing meanwhile, while its volumes keep using their slabs here."""
 
     borrower: HostId
     for_s: float
-    """0: it is back. What it gave up while this host could not be told is renewed by nobody, and ends with a lease."""
+    """Seconds for which it is away; 0: it is back. Slabs that it gave up while this host could not be told are not
+    renewed, and end with a lease."""
 
 
 class AnswersOver(msgspec.Struct, frozen=True):
@@ -78,14 +79,14 @@ class AnswersOver(msgspec.Struct, frozen=True):
 
 
 OfStore = SlabRegistered | SlabNotRegistered | SlabFreed | StoreFound | StoreAsleep | StoreLost
-"""From the slab process."""
+"""Events from the slab process."""
 LenderEvent = LenderTick | MemoryStalls | OfStore | BorrowerAway | AnswersOver | Heard | Undelivered
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
 
 class RegisterSlab(msgspec.Struct, frozen=True):
-    """Tell the slab process; comes back as `SlabRegistered` or `SlabNotRegistered`."""
+    """Tell the slab process to register a slab; it answers with `SlabRegistered` or `SlabNotRegistered`."""
 
     borrower: HostId
     slab: SlabRef
@@ -95,7 +96,7 @@ class RegisterSlab(msgspec.Struct, frozen=True):
 
 
 class FreeSlab(msgspec.Struct, frozen=True):
-    """Tell the slab process; comes back as `SlabFreed`."""
+    """Tell the slab process to free a slab; it answers with `SlabFreed`."""
 
     borrower: HostId
     slab: SlabRef

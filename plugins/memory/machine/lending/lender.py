@@ -28,7 +28,7 @@ import msgspec
 from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
 from covey.core.ids import HostId
 from covey.core.units import format_size
-from covey.ports import MemoryNow
+from covey.ports.probes import MemoryNow
 from plugins.memory.machine.lending.budgets import Excesses, why_refused
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolumes
 from plugins.memory.machine.lending.events import (
@@ -72,19 +72,19 @@ from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import Budget, Headroom
 
 ANSWER_S = 2.0
-"""How long a message to a borrower may take."""
+"""Seconds that a message to a borrower may take."""
 ANSWERS_S = 1.5 * ANSWER_S
-"""How long borrowers may take to say how busy their slabs are; the slabs of one that does not answer count as idle."""
+"""Seconds that borrowers may take to say how busy their slabs are; slabs of one that does not answer count as idle."""
 
 DRAINED = "this host is drained"
 ASLEEP = "asleep"
-"""In place of an address: the first loan starts the slab process."""
+"""Value of the address while there is no slab process: the first loan starts it."""
 
 Actions = list[LenderAction]
 
 
 class Lender:
-    """`kept`: headroom, None to measure it; `lend_bytes`: cap; `grace_s`, `lease_s` in seconds; `entropy(n)` gives n
+    """`kept`: headroom, None to measure it; `lend_bytes`: cap; `grace_s`, `lease_s`: seconds; `entropy(n)` gives n
     unpredictable bytes."""
 
     def __init__(
@@ -104,12 +104,12 @@ class Lender:
         self.evictions: dict[str, int] = dict.fromkeys(
             ("pressure", "stalled", "drained", "orphan", "forced", "budget"), 0
         )
-        """Slabs taken back, by reason."""
+        """Count of slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
         self.accounts = accounts or RackAccounts(HostId(""), lease_s)
         self.refused_for_budget = 0
-        """Slabs that were not lent since a tenant or a job would have been over its budget."""
+        """Count of slabs that were not lent because a tenant or a job would have been over its budget."""
         self._excesses = Excesses(self.accounts)
         self._used_bytes: float | None = None
         self._growth = HeadroomGrowth()
@@ -117,7 +117,7 @@ class Lender:
         self._drained, self._round, self._away = False, 0, ""
         self.earlier = EarlierVolumes()
         self._let_go: set[tuple[HostId, SlabRef]] = set()
-        """Of what their borrowers let go while no slab process was there."""
+        """Slabs that their borrowers let go while no slab process was there."""
 
     def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
         match event:
@@ -157,25 +157,26 @@ class Lender:
         assert self._batch is None or self._batch.needed_bytes > 0
 
     def spare_bytes(self) -> int:
-        """What could be lent now on top of what is lent; 0 before the first measurement and while the slab process is
+        """Bytes that could be lent in addition now; 0 before the first measurement and while the slab process is
         down."""
         if self.budget is None or not self.address:
             return 0
         return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=self.lent.size_bytes))
 
     def told_accounts(self) -> tuple[int, ...] | None:
-        """What this host says that it lends to whom; None: it does not know yet, or its slab process is gone."""
+        """The loans to each account, as this host gossips them; None: not known yet, or its slab process is gone."""
         known = self.address and all(lent.payer_known for lent in self.lent.values())
         return self.accounts.told() if known else None
 
     def held(self, borrower: HostId, asked: Sequence[SlabRef]) -> SlabsAreHeld:
-        """Which of these the slab process has for that borrower. Not known before it has said what it holds."""
+        """The slabs of `asked` that the slab process has for that borrower. Not known before it has said what it
+        holds."""
         if not self.address:
             return SlabsAreHeld(known=False)
         return SlabsAreHeld(known=True, slabs=tuple(ref for ref in asked if self._find(borrower, ref) is not None))
 
     def given_up(self, borrower: HostId, volume: str, since: int, boot: int) -> Actions:
-        """A person said that this volume is made anew: what is here of other boots of its borrower goes."""
+        """A person said that this volume is made anew: free what is here of other boots of its borrower."""
         old = self.earlier.given_up(borrower, volume, range(since, boot + 1), self.lent.values())
         return [action for lent in old for action in self._free(lent, "done", "its volume is made anew")]
 
@@ -200,7 +201,8 @@ class Lender:
         return [*self._overdue(now_s), *self._make_room(self.budget, now_s), *self._bring_back(now_s)]
 
     def _memory_stalls(self, memory: MemoryNow) -> Actions:
-        """Memory is back at once, without grace: borrowers read the pages elsewhere. Not while some is on its way."""
+        """Take memory back at once, without grace: borrowers read the pages elsewhere. Does nothing while some is being
+        freed."""
         if self.budget is None or any(lent.state == "freeing" for lent in self.lent.values()):
             return []
         missing_bytes = self.budget.headroom_bytes - memory.available_bytes
@@ -224,7 +226,7 @@ class Lender:
         return headroom.headroom_auto(memory, self._growth, react_s(self._grace_s))
 
     def _borrower_away(self, event: BorrowerAway, now_s: float) -> Actions:
-        """Leases last for the time away and one lease more; once it is back, one lease at most."""
+        """Extend leases for the time away and one lease more; once the borrower is back, to one lease at most."""
         until_s = now_s + event.for_s + self._lease_s
         for lent in self.lent.values():
             if lent.borrower == event.borrower:
@@ -232,7 +234,8 @@ class Lender:
         return []
 
     def _overdue(self, now_s: float) -> Actions:
-        """Without a disk it may be the only copy: it does not go by force from a host that has headroom by now."""
+        """Take back slabs that are past their lease or grace. A slab without a disk may be the only copy: it is not
+        taken by force while the host has headroom."""
         lacks = self.budget is None or eviction.bytes_lacking(self.budget) > 0
         actions: Actions = []
         for lent in self.lent.values():
@@ -254,7 +257,8 @@ class Lender:
         return actions
 
     def _make_room(self, budget: Budget, now_s: float) -> Actions:
-        """One batch at a time, since the next measurement shows what it brought."""
+        """Begin to take slabs back if memory is short. One batch at a time, since the next measurement shows what it
+        brought."""
         needed_bytes = eviction.bytes_to_free(budget)
         if needed_bytes == 0 or self._batch is not None:
             return []
@@ -263,7 +267,7 @@ class Lender:
         return [] if leaving or not sizes else self._begin_batch(needed_bytes, sizes, "", now_s)
 
     def _bring_back(self, now_s: float) -> Actions:
-        """Of tenants and jobs that are over their budgets: their least active slabs go."""
+        """Take the least active slabs back from tenants and jobs that are over their budgets."""
         due = self._excesses.due(self.lent, now_s) if self._batch is None else None
         return [] if due is None else self._begin_batch(due.needed_bytes, due.sizes, due.why, now_s)
 
@@ -416,7 +420,7 @@ class Lender:
         return [self._refuse(event.borrower, event.slab, event.why, event.late)]
 
     def _renew(self, sender: HostId, message: Renew, now_s: float) -> Actions:
-        """An eviction under way is not put off by a renewal."""
+        """Renew the leases of these slabs. A renewal does not put off an eviction under way."""
         for ref in message.slabs:
             lent = self._find(sender, ref)
             if lent is not None and lent.state in ("registering", "lent"):
@@ -445,8 +449,8 @@ class Lender:
         return []
 
     def _undelivered(self, to: HostId, message: ToBorrower, now_s: float) -> Actions:
-        """A borrower that cannot be asked counts as idle. One that did not get `MrInfo` gives up or lets the lease run
-        out; from one that did not get `Evict` the slab is taken when grace and lease are over."""
+        """A borrower that cannot be asked counts as idle. A borrower that did not get `MrInfo` gives up or lets the
+        lease run out; one that did not get `Evict` loses the slab when grace and lease are over."""
         match message:
             case CheckActivity():
                 return self._activity(to, Activity(message.round, ()), now_s)
@@ -472,7 +476,8 @@ class Lender:
         return actions
 
     def _adopt(self, found: LoanedSlab, now_s: float) -> Actions:
-        """Lent under a new lease, which its borrower renews if it still uses the slab."""
+        """Lend a slab that the slab process holds under a new lease, which its borrower renews if it still uses the
+        slab."""
         if self._find(found.borrower, found.slab) is not None:
             return []
         lent = Lent(found.borrower, found.slab, found.size_bytes, found.secret, now_s + self._lease_s, "lent")
@@ -490,7 +495,7 @@ class Lender:
         ]
 
     def _find(self, borrower: HostId, slab: SlabRef) -> Lent | None:
-        """The mapping of exactly this epoch."""
+        """The loan of exactly this epoch."""
         lent = self.lent.get((borrower, slab.volume, slab.index))
         return lent if lent is not None and lent.slab.epoch == slab.epoch else None
 

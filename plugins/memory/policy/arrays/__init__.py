@@ -1,1 +1,1 @@
-"""Which chunks of an array are fetched, and which leave local memory."""
+"""Decisions about an array's chunks: which are fetched ahead, and which leave local memory."""

@@ -1,4 +1,4 @@
-"""Which chunks of an array are fetched before they are touched: the majority of the last strides (Leap, ATC'20, section
+"""The chunks of an array fetched before they are touched: the majority of the last strides (Leap, ATC'20, section
 3.2, algorithms 1 to 3).
 
     accesses   10 12 14 93 16 18 20 22        strides   2 2 79 -77 2 2 2      most of them: 2
@@ -16,15 +16,15 @@ the stream.
 from collections.abc import Sequence
 
 STRIDES_MAX = 32
-"""Strides that are looked at (Leap: H_size)."""
+"""Strides that are considered (Leap: H_size)."""
 SPLIT = 4
-"""The newest 32 / 4 are asked first (Leap: N_split)."""
+"""Part of the strides that is asked first: the newest 32 / 4 (Leap: N_split)."""
 WINDOW_MAX = 16
 """Most chunks that are fetched ahead. The paper has 8 pages of 4 KiB; ours cross a second process."""
 PLACED_SHARE = 2
-"""Of a full window so much is put in its place before it is touched: one in so many."""
+"""One in so many chunks of a full window is put in place before it is touched."""
 KEEP_SHARE = 4
-"""A trend is kept while one stride in so many has it."""
+"""A trend is kept while one stride in this many has it."""
 
 
 def majority(strides: Sequence[int]) -> int | None:
@@ -39,8 +39,8 @@ def majority(strides: Sequence[int]) -> int | None:
 
 
 def trend(strides: Sequence[int], before: int | None = None) -> int | None:
-    """The stride of the stream among these, oldest first, of which the newest 32 count; `before`: what it was at the
-    access before. None: there is no stream."""
+    """The stride of the stream among `strides`, oldest first, of which the newest 32 count; None: there is no stream.
+    `before`: the trend at the access before."""
     newest = strides[-STRIDES_MAX:]
     asked = max(1, STRIDES_MAX // SPLIT)
     while newest:
@@ -68,8 +68,8 @@ def window(before: int, hit: bool) -> int:
 
 
 def placed(window: int) -> int:
-    """How many of the next chunks are not only fetched but put in their place, where their touch causes no fault. None
-    before the window is full: by then the stream has been right as often as it doubled."""
+    """How many of the next chunks are not only fetched but put in place, where their touch causes no fault. 0 before
+    the window is full: by then the stream has been right as often as the window doubled."""
     return window // PLACED_SHARE if window == WINDOW_MAX else 0
 
 

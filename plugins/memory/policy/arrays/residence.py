@@ -1,31 +1,31 @@
-"""Which chunks of an array stay in local memory: the oldest go, before there is no room left."""
+"""The chunks of an array that stay in local memory: the oldest go, before there is no room left."""
 
 from collections.abc import Collection, Iterable
 
 CHUNKS_MIN = 8
-"""Of any local budget: one instruction may touch four chunks at once (two operands that cross a border), and as many
-may be on their way in or out."""
+"""Fewest chunks of a local budget: one instruction may touch four chunks at once (two operands that cross a border),
+and four more may be on their way in or out."""
 OTHERS_MIN = 6
-"""Chunks that must be left when others are pinned: four, and what is fetched ahead of them."""
+"""Chunks that must be left when others are pinned: four, and those fetched ahead of them."""
 AHEAD_SHARE = 3
 FREE_SHARE = 4
 FREE_MAX = 24
-"""Chunks: the longest window ahead, and half of that again."""
+"""Most chunks that are kept free: the longest window ahead, and half of that again."""
 
 
 def kept_free(budget: int) -> int:
-    """Chunks of the budget that are being emptied ahead of need, so that a fault does not wait for a write-back."""
+    """Chunks of the budget that are emptied ahead of need, so that a fault does not wait for a write-back."""
     return max(2, min(budget // FREE_SHARE, FREE_MAX))
 
 
 def to_go(held: int, leaving: int, budget: int) -> int:
-    """How many more have to leave: `held` have room now, `leaving` of them are on their way out."""
+    """How many more chunks have to leave. `held` chunks have room now; `leaving` of them are on their way out."""
     return max(0, held - leaving - (budget - kept_free(budget)))
 
 
 def victims(oldest_first: Iterable[int], spared: Collection[int], count: int) -> list[int]:
-    """The oldest `count` that nobody waits for. Arrival and the first write are all that is known of use: reads of a
-    chunk that is here cause no fault."""
+    """The oldest `count` chunks that no thread waits for. Arrival and the first write are all that is known of use:
+    reads of a chunk that is here cause no fault."""
     found: list[int] = []
     for chunk in oldest_first:
         if len(found) >= count:
@@ -36,10 +36,10 @@ def victims(oldest_first: Iterable[int], spared: Collection[int], count: int) ->
 
 
 def pinnable(pinned: int, budget: int) -> bool:
-    """May so many chunks be pinned? The rest must do for everything else."""
+    """May this many chunks be pinned? The rest must do for everything else."""
     return pinned <= budget - kept_free(budget) - OTHERS_MIN
 
 
 def ahead_most(pinned: int, budget: int) -> int:
-    """How many chunks that nobody has touched yet may take room: a third, so that those in use do not go for them."""
+    """How many untouched chunks may take room: a third, so that chunks in use are not evicted for them."""
     return max(1, (budget - kept_free(budget) - pinned) // AHEAD_SHARE)

@@ -14,7 +14,7 @@ import pytest
 from agent.ports.devices.guards import checkpoint_guard
 from agent.ports.devices.guards.checkpoints import Checkpoints
 from agent.ports.processes.procfs import stat
-from covey.ports import ProcessId
+from covey.ports.processes import ProcessId
 from tests.agent.here import until
 
 PLAYED = """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from covey.ports import DeviceHealth, DeviceSample
+from covey.ports.devices import DeviceHealth, DeviceSample
 from tests.agent.here import until
 from tests.agent.ports.devices.rigs import DEADLINE_S, HELD, Rig, quicken, rig_of
 

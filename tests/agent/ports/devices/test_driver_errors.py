@@ -19,7 +19,8 @@ from agent.ports.devices.nvidia.nvml_driver import LISTEN_S, NO_DRIVER_S, Driver
 from agent.ports.devices.nvidia.xid_events import XidEvents
 from agent.program import JsonLog
 from covey.core.units import GIB
-from covey.ports import Gpu, ProcessId
+from covey.ports.devices import Gpu
+from covey.ports.processes import ProcessId
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, Part, StandIn, beneath_pynvml, in_parts
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.ports.devices import health
 from agent.ports.devices.health import ORDER, Counts
-from covey.ports import Condition
+from covey.ports.devices import Condition
 
 NUMBERS = st.integers(0, 200)
 COUNTS = st.builds(

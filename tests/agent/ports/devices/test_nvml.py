@@ -15,7 +15,7 @@ from agent.ports.devices.nvidia import nvml_driver, nvml_reads
 from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.program import JsonLog
 from covey.core.units import GIB
-from covey.ports import DeviceProcess, Gpu
+from covey.ports.devices import DeviceProcess, Gpu
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import HIDDEN, NEWER, RECORDED, Board, StandIn, beneath_pynvml, in_parts
 

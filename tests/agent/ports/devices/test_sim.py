@@ -8,7 +8,7 @@ from agent.ports.devices.sim import DeviceFault, SimDevices, simulated_devices
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId
 from covey.core.units import GIB
-from covey.ports import DeviceHealth
+from covey.ports.devices import DeviceHealth
 
 DEVICE, OTHER = "GPU-sim-h1-0", "GPU-sim-h1-1"
 

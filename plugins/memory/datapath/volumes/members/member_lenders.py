@@ -1,6 +1,6 @@
 """The members of slabs without a disk, mirrored or with parity: opened, closed, opened again when their links end, and
-asked what they hold when too few are left to serve. `machine.mirror` decides; here it is done. What a member should
-hold, and how it is filled, say `mirror_lenders` and `parity_lenders`.
+asked what they hold when too few are left to serve. `machine.mirror` decides; this module acts. What a member should
+hold, and how it is filled, is in `mirror_lenders` and `parity_lenders`.
 
 What this host's disk says, a few bytes for each member, is changed before anything depends on it: a member is whole
 only when all is there, and a write is acknowledged without one only when the disk calls that one not whole any more.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LOOK_S = 0.25
-"""Between two looks whether a slab can do without a member."""
+"""Seconds between two checks whether a slab can do without a member."""
 TORN_S = 56.0
-"""How much longer a slab waits for a silent member that has what nobody else can give: with `REOPEN_S`, as long as its
-lender keeps it by default (`[memory] lease`)."""
+"""Further seconds that a slab waits for a silent member that has pages nothing else can give: with `REOPEN_S`, as long
+as its lender keeps it by default (`[memory] lease`)."""
 M = TypeVar("M", bound=MirrorSlab)
 
 
 class MemberLenders(LenderTasks[M]):
-    """`fetch` reads pages from whoever holds them, `tell` is called when a member is lost or filled."""
+    """The members of one volume's slabs. `fetch` reads pages from wherever they are, `tell` is called when a member is
+    lost or filled."""
 
     def __init__(
         self,
@@ -59,43 +60,43 @@ class MemberLenders(LenderTasks[M]):
         super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
         self._members = members
         self._copied_s = 0.0
-        """When the next part may be copied."""
+        """Time from which the next part may be copied."""
 
     # ---- what a member holds ----
 
     def _column(self, place: OpenPlace) -> int | None:
-        """What part of a slab is there; None: all."""
+        """Column of the slab that is at this place; None: all pages."""
         return None
 
     @abstractmethod
     def _holds(self, slab: M, link: RemoteSlab, found: "NDArray[np.uint64]") -> None:
-        """It says which versions it has, shape (pages at the lender,)."""
+        """Take in which versions the member has, shape (pages at the lender,)."""
 
     @abstractmethod
     def _expected(self, slab: M, link: RemoteSlab) -> "NDArray[np.uint64]":
-        """The versions it would have if it had missed nothing."""
+        """The versions that the member would have if it had missed nothing."""
 
     @abstractmethod
     async def _fill(self, slab: M, link: RemoteSlab) -> None:
-        """Bring it what it lacks, while it is `Filling`."""
+        """Send the member what it lacks, while it is `Filling`."""
 
     @abstractmethod
     async def _equal(self, slab: M, answered: list[int]) -> None:
-        """These members have answered: what each page is follows from `slab.answers`, and they all get it. OSError,
+        """Make these members, which have answered, equal: what each page is follows from `slab.answers`. OSError,
         SlabGone or KeyError when a link ended meanwhile."""
 
     def _loses(self, slab: M, answered: list[int]) -> bool:
-        """Have members that are silent something that cannot be made from what these have?"""
+        """Do silent members have something that cannot be made from what `answered` have?"""
         return False
 
     @abstractmethod
     def _nothing_is_left(self, slab: M) -> None:
-        """Of what was written there."""
+        """Nothing is left of what was written to this slab."""
 
     # ---- what this host's disk says ----
 
     def note(self, slab: M) -> None:
-        """After a change of the machine: who is whole is to be written."""
+        """Mark the slab for recording if the set of whole members has changed."""
         keys = {(place.index, epoch) for epoch, place in slab.places.items()}
         whole = {(slab.places[epoch].index, epoch) for epoch in slab.mirror.on_record if epoch in slab.places}
         lost = slab.mirror.lost and slab.index not in self._places.lost
@@ -108,7 +109,7 @@ class MemberLenders(LenderTasks[M]):
         slab.touch()
 
     async def record(self, slab: M) -> None:
-        """Returns when the disk has it. OSError: it does not."""
+        """Record changes; returns when the disk has them. OSError: it does not."""
         while slab.unrecorded:
             changes = slab.changes
             await self._places.write()
@@ -117,8 +118,8 @@ class MemberLenders(LenderTasks[M]):
     # ---- opening and closing ----
 
     async def open(self, slab: M, place: OpenPlace) -> None:
-        """Writes go there too from now on; what was written before is copied in the background. ValueError says why
-        not, OSError that the disk cannot remember the place."""
+        """Open a member: writes go there too from now on; what was written before is copied in the background.
+        ValueError says why not, OSError that the disk cannot remember the place."""
         self._check_open(slab, place)
         if place.epoch in slab.places:
             return
@@ -154,8 +155,8 @@ class MemberLenders(LenderTasks[M]):
         slab.touch()
 
     async def close(self, slab: M, number: int, epoch: int) -> None:
-        """Returns when nothing acknowledged depends on it: not before another member is whole, unless nothing was ever
-        written. OSError: this host's disk cannot say so yet."""
+        """Close a member. Returns when nothing acknowledged depends on it: not before another member is whole, unless
+        nothing was ever written. OSError: this host's disk cannot record that yet."""
         while not self._may_leave(slab, epoch):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         slab.mirror.leave(epoch)
@@ -201,7 +202,7 @@ class MemberLenders(LenderTasks[M]):
         slab.touch()
 
     def _out(self, slab: M, epoch: int, why: str) -> None:
-        """The machine has put it out. The agent is told, and closes it."""
+        """The machine has put the member out: tell the agent, which closes it."""
         place, link = slab.places.get(epoch), slab.links.pop(epoch, None)
         self.note(slab)
         if link is not None:
@@ -215,7 +216,8 @@ class MemberLenders(LenderTasks[M]):
         slab.touch()
 
     async def _reopen(self, slab: M, place: OpenPlace, why: str) -> None:
-        """While others serve. It lacks what was written meanwhile, and is filled with that alone."""
+        """Open a member's link again while others serve. It lacks what was written meanwhile, and is filled with that
+        alone."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         while isinstance(slab.mirror.of(place.epoch), Unlinked | Behind):
@@ -259,7 +261,7 @@ class MemberLenders(LenderTasks[M]):
         self._use(slab, link)
 
     async def _paced(self, copied_bytes: int) -> None:
-        """Requests get their turn."""
+        """Pause after a copy so that requests get their turn."""
         now_s = self._env.clock.now_s()
         self._copied_s = max(now_s, self._copied_s) + mirroring.rebuild_pause_s(copied_bytes)
         await asyncio.sleep(self._copied_s - now_s)
@@ -267,8 +269,8 @@ class MemberLenders(LenderTasks[M]):
     # ---- nobody serves ----
 
     def find_again(self) -> None:
-        """Places of an earlier process: those that its disk calls whole are asked, and the others left to their
-        lenders, who hear of it by the agent."""
+        """Take over places of an earlier process: those that its disk calls whole are asked, and the others left to
+        their lenders, which hear of it from the agent."""
         for place in self._places.all():
             slab = self._slabs[mirroring.slab_of(place.index, self._members)]
             if (place.index, place.epoch) in self._places.whole:
@@ -284,9 +286,9 @@ class MemberLenders(LenderTasks[M]):
                 self._guard(slab, "recover", self._recover, slab)
 
     async def _recover(self, slab: M) -> None:
-        """A member that does not answer is out once enough others have: they have everything that was acknowledged. But
-        of a row that was being written when the process ended they may not have the other pages: if it was cut off, it
-        comes back with them."""
+        """Ask all members that are recorded as whole. A member that does not answer is out once enough others have:
+        they have everything that was acknowledged. But of a row that was being written when the process ended they may
+        not have the other pages: if that member was cut off, it comes back with them."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         stale: set[int] = set()
@@ -307,7 +309,7 @@ class MemberLenders(LenderTasks[M]):
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
     async def _ask(self, slab: M, epoch: int) -> bool:
-        """False: its lender does not lend it any more."""
+        """Ask a member for its versions. False: its lender does not lend it any more."""
         place = slab.places[epoch]
         try:
             async with self._linked(place, REOPEN_S / 2) as link:
@@ -324,7 +326,7 @@ class MemberLenders(LenderTasks[M]):
         return True
 
     async def _agree(self, slab: M, answered: list[int]) -> bool:
-        """All of these hold what they should from now on, and serve. False: a link ended meanwhile."""
+        """Let all of these members hold what they should from now on, and serve. False: a link ended meanwhile."""
         try:
             await self._equal(slab, answered)
         except (SlabGone, KeyError, OSError) as error:
@@ -344,8 +346,8 @@ class MemberLenders(LenderTasks[M]):
         return True
 
     async def give_up(self, slab: M, epoch: int, why: str) -> OpenPlace | None:
-        """Its lender has lost it, or a person does not want to wait. What nobody else has is lost by that, and is said
-        to be: it is not read as something else. The place, if it was asked."""
+        """Give up a member: its lender has lost it, or a person does not want to wait. Pages that only it had are lost,
+        and reads of them fail instead of returning something else. Returns the place, if it was asked."""
         place = slab.places.get(epoch)
         if place is None or not isinstance(slab.mirror.of(epoch), Awaited):
             return None
@@ -365,7 +367,7 @@ class MemberLenders(LenderTasks[M]):
     # ---- waiting, and looking ----
 
     async def known(self, slab: M) -> None:
-        """Wait until somebody serves. OSError says whom it waits for when that takes too long."""
+        """Wait until enough members serve. OSError says whose answer is missing when that takes too long."""
         await self._wait_known(slab, slab.serving, UNSURE_S)
 
     @property
@@ -373,7 +375,7 @@ class MemberLenders(LenderTasks[M]):
         return {2: "two"}.get(self._members, str(self._members))
 
     def doubts(self, slab: M) -> str:
-        """Why nobody serves, for people."""
+        """Why no member serves, for people."""
         if not slab.mirror.asks:
             return f"slab {slab.index} waits for {self._hosts} hosts with room for it"
         said = [f"{slab.places[epoch].lender} ({slab.why.get(epoch, 'no answer yet')})" for epoch in slab.mirror.asked]

@@ -1,5 +1,5 @@
-"""What volumes without a disk have in common, mirrored or with parity: each slab is in the memory of several other
-hosts, and nowhere else. Who may serve is decided by `machine.mirror`; the rules are those of `mirror_volume` and
+"""The common part of volumes without a disk, mirrored or with parity: each slab is in the memory of several other
+hosts, and nowhere else. Which of them serve is decided by `machine.mirror`; the rules are those of `mirror_volume` and
 `parity_volume`."""
 
 import errno
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire import checked
 from plugins.memory.datapath.spill.page_table import lazy_zeros, runs_of
 from plugins.memory.datapath.volumes.members.member_lenders import M, MemberLenders
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WAIT_S = 30.0
-"""How long a request is tried anew while links end and begin; then it fails."""
+"""Seconds for which a request is tried anew while links end and begin; then it fails."""
 AGAIN_S = 0.05
-"""Pause before that."""
+"""Seconds to pause before such a retry."""
 
 
 class MembersVolume(PagedVolume[M]):
-    """`members` of each slab. `lent_pages` of it lie at each of its lenders; 0: all."""
+    """A volume with `members` members of each slab. `lent_pages` pages of it are at each of its lenders; 0: all."""
 
     lenders: MemberLenders[M]
 
@@ -49,36 +49,36 @@ class MembersVolume(PagedVolume[M]):
         newest = lazy_zeros(8 * shape.slabs * shape.slab_pages)
         self._bytes, self._each = newest, newest.cast("Q")
         self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
-        """The version of every page; also of those that the last slab lacks."""
+        """Version of every page, shape (pages of all slabs at full size,); the last slab may lack some of them."""
 
     # ---- as the rules have it ----
 
     @abstractmethod
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
-        """`write`, likewise `Volume.submit_write`."""
+        """`write` with a callback, as `Volume.submit_write`."""
 
     @abstractmethod
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
-        """`read`, likewise."""
+        """`read` with a callback, as `Volume.submit_read`."""
 
     @abstractmethod
     async def _write_part(self, slab: M, first: int, count: int, pages: memoryview | None) -> None:
-        """`write`, of pages of one slab."""
+        """Write pages of one slab, as `write` does."""
 
     @abstractmethod
     async def _fetch(self, slab: M, first: int, into: memoryview) -> Versions:
-        """Fill `into` from wherever the newest content is; the versions of what is in it."""
+        """Fill `into` from wherever the newest content is, and return its versions."""
 
     @abstractmethod
     def _lost(self, slabs: tuple[int, ...]) -> str:
-        """What was lost of them, for people."""
+        """The loss in these slabs, in words for people."""
 
     @abstractmethod
     def _lacks(self, slab: M) -> bool:
         """Would the next loss of a member cost pages?"""
 
     _alone = ""
-    """What slabs are that lack something and serve, for people."""
+    """State of slabs that lack something and serve, for people."""
 
     # ---- life ----
 
@@ -90,22 +90,22 @@ class MembersVolume(PagedVolume[M]):
         await self._writable_soon(record)
 
     async def _make_writable(self, record: VolumeRecord) -> None:
-        """Before the first write its versions must be above all earlier ones."""
+        """Make the volume writable: before the first write its versions must be above all earlier ones."""
         await checked.save(self._env.disk, f"{self._prefix}/volume", record)
         await self.places.write()
         self.read_only = ""
 
     async def end(self) -> None:
-        """Nothing is on its way: members and the disk know all that the next process needs."""
+        """End in good order. Nothing needs to be done: members and the disk know all that the next process needs."""
 
     async def close(self) -> None:
-        """There is no other process."""
+        """Close the volume. There is no other process to end."""
 
     # ---- writing and reading ----
 
     async def write(self, first: int, count: int, pages: memoryview | None) -> None:
         """Write a run of pages; None: zeros. Returns when acknowledged by the rules above. OSError when no whole member
-        could be reached for so long: then it may or may not be what later reads find, until it is written again."""
+        could be reached for `WAIT_S`: then it may or may not be what later reads find, until it is written again."""
         if self.read_only:
             raise OSError(errno.EROFS, f"volume {self.shape.name} is read-only: {self.read_only}")
         size, began_s = self.shape.page_bytes, self._env.clock.now_s()
@@ -116,7 +116,7 @@ class MembersVolume(PagedVolume[M]):
         self.latencies.writes["lender"].add(self._env.clock.now_s() - began_s)
 
     async def _is_recorded(self, slab: M) -> bool:
-        """Returns when the disk says who is whole; False: it cannot."""
+        """Wait until the disk has recorded which members are whole; False: it cannot."""
         try:
             await self.lenders.record(slab)
             return True
@@ -125,8 +125,8 @@ class MembersVolume(PagedVolume[M]):
             return False
 
     async def read(self, first: int, into: memoryview) -> None:
-        """Fill `into` with a run of pages. OSError when no member that holds one can be reached for so long, or when
-        all who held it were lost."""
+        """Fill `into` with a run of pages. OSError when no member that holds one can be reached for `WAIT_S`, or when
+        all that held it were lost."""
         size, began_s, is_there = self.shape.page_bytes, self._env.clock.now_s(), False
         count = len(into) // size
         for slab, start, run in self._parts(first, count):
@@ -140,30 +140,31 @@ class MembersVolume(PagedVolume[M]):
         self.latencies.reads["lender" if is_there else "zeros"].add(self._env.clock.now_s() - began_s)
 
     async def ever_written(self, first: int, count: int) -> bool:
-        """Was any of these pages, which lie in one slab? Members that have not answered may know better, and what is
-        lost may have been."""
+        """Was any of these pages, which are in one slab, ever written? Members that have not answered may have more,
+        and lost pages may have been."""
         return not self.never_written(first, count)
 
     def never_written(self, first: int, count: int) -> bool:
-        """Is it known now, without asking anybody, that none of these pages ever was?"""
+        """Is it known now, without asking a member, that none of these pages was ever written?"""
         slab = self._slab_of(first, count)
         if slab is None or slab.mirror.asks or slab.mirror.lost:
             return False
         return not self._newest[first : first + count].any()
 
     def are_zeros(self, first: int, count: int) -> bool:
-        """As of `Volume`."""
+        """Do these pages read as zeros? As in `Volume.are_zeros`."""
         return all(self.never_written(start, run) for _, start, run in self._parts(first, count))
 
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
-        """As of `Volume`."""
+        """Runs of pages (first, count, whether they are zeros), as in `Volume.allocation`."""
         size = self._slab_pages
         slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
         unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.mirror.asks or slab.mirror.lost]
         return runs_of(self._newest[first : first + count] == 0, first, most, unsure)
 
     async def flush(self) -> None:
-        """OSError while something that was acknowledged cannot be read: nobody may hear of it otherwise."""
+        """Wait until members serve. OSError while something that was acknowledged cannot be read: nothing else would
+        report it."""
         for slab in self.slabs:
             if slab.mirror.asks:
                 await self.lenders.known(slab)
@@ -172,7 +173,7 @@ class MembersVolume(PagedVolume[M]):
             raise OSError(errno.EIO, self._lost(lost))
 
     def _lost_slabs(self) -> tuple[int, ...]:
-        """Those in which something is lost that was not written again."""
+        """Slabs in which something is lost that was not written again."""
         return tuple(slab.index for slab in self.slabs if slab.mirror.lost and slab.written < slab.pages)
 
     # ---- places ----
@@ -181,19 +182,20 @@ class MembersVolume(PagedVolume[M]):
         return mirroring.slab_of(number, self._members)
 
     async def open_place(self, place: OpenPlace) -> None:
-        """A member from now on. ValueError says why not."""
+        """Open a place as a member. ValueError says why not."""
         if self.read_only:
             raise ValueError(self.read_only)
         await self.lenders.open(self.slab(place.index), place)
 
     async def close_place(self, number: int, epoch: int) -> None:
-        """Returns when nothing acknowledged depends on it."""
+        """Close a place. Returns when nothing acknowledged depends on it."""
         await self.lenders.close(self.slab(number), number, epoch)
 
     # ---- counting ----
 
     def _lines(self, slab: M) -> list[SlabCounts]:
-        """Requests are the slab's in each line, or lenders would take the member that is read less for idle."""
+        """Counts of each member. Requests are the slab's in each, or lenders would take the member that is read less
+        for idle."""
         held = {link.place.index: link.held.count for _, link in sorted(slab.links.items()) if link.usable}
         numbers = [mirroring.member_number(slab.index, member, self._members) for member in range(self._members)]
         return [SlabCounts(number, slab.requests, slab.written, held.get(number, 0)) for number in numbers]
@@ -204,7 +206,7 @@ class MembersVolume(PagedVolume[M]):
 
     @property
     def trouble(self) -> str:
-        """For people."""
+        """Trouble of the volume, for people; empty: none."""
         if self.read_only:
             return f"read-only: {self.read_only}"
         lost = self._lost_slabs()

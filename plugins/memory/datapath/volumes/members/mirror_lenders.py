@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
@@ -33,7 +33,7 @@ Fetch = Callable[[MirrorSlab, int, memoryview], Awaitable[Versions]]
 
 
 class MirrorLenders(MemberLenders[MirrorSlab]):
-    """`newest`: the version of every page of the volume, shape (pages,)."""
+    """The members of a mirrored volume. `newest`: version of every page of the volume, shape (pages,)."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class MirrorLenders(MemberLenders[MirrorSlab]):
         self._newest = newest
 
     def _of(self, slab: MirrorSlab) -> "NDArray[np.uint64]":
-        """The versions of its pages."""
+        """Versions of the slab's pages, shape (pages,)."""
         return self._newest[slab.first : slab.first + slab.pages]
 
     def _holds(self, slab: MirrorSlab, link: RemoteSlab, found: "NDArray[np.uint64]") -> None:
@@ -72,7 +72,7 @@ class MirrorLenders(MemberLenders[MirrorSlab]):
     # ---- filling ----
 
     async def _fill(self, slab: MirrorSlab, link: RemoteSlab) -> None:
-        """Lenders keep the newer of two versions, so what is copied never replaces what is written meanwhile."""
+        """Fill a member. Lenders keep the newer of two versions, so a copy never replaces what is written meanwhile."""
         epoch, size = link.place.epoch, self._page_bytes
         buffer = memoryview(bytearray(COPY_PAGES * size))
         pause_s = PAUSE_S
@@ -99,7 +99,7 @@ class MirrorLenders(MemberLenders[MirrorSlab]):
             self._tell(SlabCopiedFrame(slab.places[each].index, each))
 
     def _missing(self, slab: MirrorSlab, link: RemoteSlab) -> list[tuple[int, int]]:
-        """Runs of pages, counted from the first of the slab, whose newest content is not there."""
+        """Runs of pages, counted from the first of the slab, whose newest content the member does not hold."""
         flags = np.frombuffer(bytes(link.held.flags[: slab.pages]), np.uint8)
         return runs_of(np.flatnonzero((self._of(slab) > 0) & (flags == 0)), COPY_PAGES)
 

@@ -8,17 +8,17 @@ from array import array
 from collections.abc import Callable
 from operator import ge
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.policy import mirroring
 
 Found = Callable[[bytearray | None, Versions], None]
-"""Called once, with None when nobody has answered as it should."""
+"""Called once: with the content and its versions, or with None when no member has answered as it should."""
 
 
 class LenderPaces:
-    """Seconds within which lenders answer."""
+    """Seconds within which lenders answer, smoothed."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.reads = clock, 0
@@ -31,7 +31,7 @@ class LenderPaces:
         self._of[link.place.lender] = mirroring.next_pace(self.of(link), took_s)
 
     def order(self, links: list[RemoteSlab]) -> list[RemoteSlab]:
-        """The one to be read from first."""
+        """The links in the order in which they are to be asked."""
         self.reads += 1
         by_epoch = {link.place.epoch: link for link in links}
         paces = [(epoch, self.of(link)) for epoch, link in by_epoch.items()]
@@ -39,7 +39,7 @@ class LenderPaces:
 
 
 class MirrorRead:
-    """Of pages of the slab from `at` on, of which `wanted` are the versions. `over` may be called before `begin`
+    """A read of pages of the slab from `at` on; `wanted` are their versions. `over` may be called before `begin`
     returns."""
 
     def __init__(self, paces: LenderPaces, page_bytes: int, at: int, wanted: Versions, over: Found) -> None:

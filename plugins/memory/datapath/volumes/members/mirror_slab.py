@@ -1,7 +1,7 @@
 """One slab of a volume without a disk, as its process has it: links to its members, and the writes under way.
 
 Which content of a page is the newest is one number in this process, its version. A member holds it when its lender has
-that version, so a read asks only those that do, and compares what comes. While a write is under way nobody holds its
+that version, so a read asks only those that do, and compares what comes. While a write is under way no member holds its
 pages: a read waits for it, or it might find the new content at one member and the old one at the other afterwards.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MirrorSlab:
-    """`touched` is called whenever something changes that people see."""
+    """A slab of a volume without a disk. `touched` is called whenever something changes that people see."""
 
     __slots__ = (
         "_finished", "_touched", "answers", "changes", "era", "first", "index", "links", "mirror", "pages", "places",
@@ -31,27 +31,27 @@ class MirrorSlab:
         self.index, self.first, self.pages = index, first, pages
         self.mirror = Mirror()
         self.places: dict[int, OpenPlace] = {}
-        """By epoch, as all that follows."""
+        """Epoch -> place; the dictionaries that follow are by epoch, too."""
         self.links: dict[int, RemoteSlab] = {}
-        """Those that work, or were not seen to end."""
+        """Links that work, or were not seen to end."""
         self.answers: dict[int, NDArray[np.uint64]] = {}
         """While the slab asks: the versions that a member said it holds, shape (pages,)."""
         self.why: dict[int, str] = {}
         """Why a member does not answer, for people."""
         self.era = 0
-        """Counts how often nobody served: what was sent before is sent again."""
+        """Number of times that no member served: writes sent before the last one are sent again."""
         self.changes = self.recorded = 0
-        """Of who is whole; and as many of them as this host's disk has."""
+        """How often the set of whole members has changed, and up to which change this host's disk has recorded it."""
         self.serving = asyncio.Event()
         self.writes: dict[int, tuple[int, int]] = {}
-        """Under way, by version: first page and pages."""
+        """Version -> first page and pages of a write under way."""
         self._finished: list[asyncio.Future[None]] = []
         self.requests = self.written = self.stamp = 0
         self._touched = touched
 
     @property
     def at_lender(self) -> int:
-        """Pages of it that a member has."""
+        """Number of its pages that a member has."""
         return self.pages
 
     def touch(self) -> None:
@@ -61,19 +61,19 @@ class MirrorSlab:
 
     @property
     def unrecorded(self) -> bool:
-        """This host's disk does not say yet who is whole: nothing is acknowledged before it does."""
+        """This host's disk has not recorded yet which members are whole: nothing is acknowledged before it has."""
         return self.changes != self.recorded
 
     def targets(self) -> list[RemoteSlab]:
-        """Where a write goes."""
+        """Links to which a write is sent."""
         return [self.links[epoch] for epoch in self.mirror.takes if epoch in self.links]
 
     def holders(self, at: int) -> list[RemoteSlab]:
-        """Who has the newest content of this page of the slab."""
+        """Links that have the newest content of this page of the slab."""
         return [link for link in self.links.values() if link.held.flags[at] and link.usable]
 
     def hold_all(self, at: int, count: int) -> list[RemoteSlab]:
-        """Who has the newest content of all of these pages."""
+        """Links that have the newest content of all of these pages."""
         if count == 1:
             return self.holders(at)
         return [link for link in self.links.values() if link.usable and link.held.flags.find(0, at, at + count) < 0]

@@ -8,7 +8,7 @@
 
 So one lender that dies, is cut off, stops, or takes its memory back costs a read over the network; two at once cost the
 slabs that both had, which read as an error and never as something else. This process keeps nothing that its successor
-needs: that one asks the members which versions they hold (`mirror_lenders`). Without power on both lenders it is gone.
+needs: that one asks the members which versions they hold (`mirror_lenders`). If both lenders lose power it is gone.
 
 It is no volume with parity 1+1 (`parity_volume`), although the XOR of one page is its copy: there a slot is sent after
 its page, rows are locked, and reads ask the page's own member first. With one member of pages and one of slots, that
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.volumes.members.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.volumes.members.mirror_lenders import MirrorLenders
@@ -40,7 +40,8 @@ from plugins.memory.policy.mirroring import MEMBERS
 
 
 class MirrorWrite:
-    """Under way to every member of a slab. `left`: who has not answered; `has`: epochs of those that have it."""
+    """A write under way to every member of a slab. `left`: members that have not answered; `has`: epochs of those that
+    have it."""
 
     __slots__ = ("count", "era", "first", "has", "left", "over", "pages", "slab", "version")
 
@@ -73,7 +74,7 @@ def _resolve_read(
 
 
 class MirrorVolume(MembersVolume[MirrorSlab]):
-    """The same to clients and to the agent as `Volume`. Its files start with `prefix`."""
+    """A mirrored volume, with the interface of `Volume` for clients and the agent. Its files start with `prefix`."""
 
     def __init__(
         self,
@@ -155,7 +156,8 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
     def _send(
         self, slab: MirrorSlab, first: int, count: int, pages: memoryview | None, over: Callable[[bool], None]
     ) -> None:
-        """To every member, under the next version. `over` is called once, with whether it is acknowledged."""
+        """Send pages to every member under the next version. `over` is called once, with whether the write is
+        acknowledged."""
         self._version += 1
         version, era, at = self._version, slab.era, first - slab.first
         if count == 1:
@@ -187,7 +189,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             self._at(sent.slab, sent.version, sent.era, sent.has, sent.over)
 
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
-        """Of pages that were not written again meanwhile."""
+        """Note that the lender holds those of these pages that were not written again meanwhile."""
         if count == 1:
             if self._each[first] == version:
                 link.held.add(first - slab.first)
@@ -196,7 +198,8 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             link.held.add(first - slab.first + at)
 
     def _at(self, slab: MirrorSlab, version: int, era: int, has: list[int], over: Callable[[bool], None]) -> None:
-        """Every member has answered. What was sent before nobody served is sent again: it may be anywhere."""
+        """Every member has answered a write. A write that was sent before no member served is sent again: it may be
+        anywhere."""
         behind = slab.mirror.written(has) if era == slab.era else None
         if behind is None:
             slab.finish(version)
@@ -218,7 +221,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
     # ---- reading ----
 
     async def _fetch(self, slab: MirrorSlab, first: int, into: memoryview) -> Versions:
-        """Fill `into` from wherever the newest content is; the versions of what is in it."""
+        """Fill `into` from wherever the newest content is, and return its versions."""
         size = self.shape.page_bytes
         versions = array("Q")
         give_up_s = self._env.clock.now_s() + WAIT_S
@@ -243,7 +246,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         return versions
 
     def _zeros(self, slab: MirrorSlab, page: int, most: int) -> int:
-        """Pages from this one on that were never written. OSError when nobody can say that any more."""
+        """Number of pages from this one on that were never written. OSError when that cannot be known any more."""
         written = np.flatnonzero(self._newest[page : page + most])
         run = int(written[0]) if len(written) else most
         if run and slab.mirror.lost:
@@ -251,7 +254,8 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         return run
 
     def _same_holders(self, slab: MirrorSlab, page: int, most: int) -> tuple[list[RemoteSlab], int]:
-        """Who holds the newest content of `page`, and of how many in a row one of them does; none is being written."""
+        """Links that hold the newest content of `page`, and how many pages in a row one of them holds; none is being
+        written."""
         at, run = page - slab.first, 1
         holders = slab.holders(at)
         while run < most and holders and not slab.is_written(page + run, 1):
@@ -269,7 +273,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         return await done
 
     def _ask(self, slab: MirrorSlab, holders: list[RemoteSlab], first: int, count: int, over: Found) -> None:
-        """Those who hold these pages."""
+        """Ask the links that hold these pages."""
         wanted, found = self._run(first, count), partial(self._found, over)
         MirrorRead(self._paces, self.shape.page_bytes, first - slab.first, wanted, found).begin(holders)
 
@@ -278,7 +282,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         over(data, versions)
 
     def _run(self, first: int, count: int) -> Versions:
-        """The versions of a run of pages."""
+        """Versions of a run of pages."""
         found = array("Q")
         found.frombytes(self._bytes[8 * first : 8 * (first + count)])
         return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class ParityLenders(MemberLenders[ParitySlab]):
-    """`rows` reads them; `next_version` is above all that were used."""
+    """The members of a volume with parity. `rows` reads rows; `next_version` gives a version above all that were
+    used."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
         self._repair_soon(slab)
 
     def _may_leave(self, slab: ParitySlab, epoch: int) -> bool:
-        """Not while a row's slot is no parity yet, if its page is nowhere else."""
+        """May this member leave? Not while a row's slot is no parity yet, if its page is nowhere else."""
         if not super()._may_leave(slab, epoch):
             return False
         if epoch not in slab.places or not isinstance(slab.mirror.of(epoch), Whole):
@@ -92,7 +93,8 @@ class ParityLenders(MemberLenders[ParitySlab]):
         return not self._only_there(slab, column).any()
 
     def _only_there(self, slab: ParitySlab, column: int) -> "NDArray[np.bool_]":
-        """Rows whose page of that column no slot can give. Not those that are being written, whose slot is to come."""
+        """Rows whose page of that column no slot can give, shape (rows,). Rows that are being written do not count:
+        their slot will follow."""
         found: NDArray[np.bool_] = (slab.newest[:, column] > 0) & ~slab.kept(column)
         for first, count in slab.writes.values():
             row, rows = parity.rows_of(first - slab.first, count, slab.data)
@@ -106,7 +108,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
             self._lose(slab, column)
 
     def _lose(self, slab: ParitySlab, column: int) -> None:
-        """What only that member had, if it was the last one of its column."""
+        """Mark as lost what only that member had, if it was the last one of its column."""
         if any(slab.column(epoch) == column for epoch in slab.mirror.on_record if epoch in slab.places):
             return
         lost = self._only_there(slab, column)
@@ -158,7 +160,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
             await self._paced(count * self._page_bytes)
 
     async def _bring(self, slab: ParitySlab, link: RemoteSlab, row: int, count: int, column: int) -> None:
-        """Pages of rows that are locked, or that nobody uses yet."""
+        """Send a member pages of rows that are locked, or not used by anybody yet."""
         content = await self._rows.read(slab, row, count, column)
         versions = array("Q", slab.newest[row : row + count, column].tobytes())
         await link.write(row, versions, content.data.cast("B"))
@@ -169,7 +171,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
     # ---- slots ----
 
     def _repair_soon(self, slab: ParitySlab) -> None:
-        """Slots that are no parity become it, once every column has a member again."""
+        """Make slots parity that are not, once every column has a member again."""
         if not slab.repairing and not slab.mirror.asks and slab.all_there() and len(slab.lacking()):
             slab.repairing = True
             self._guard(slab, "repair", self._repair, slab)
@@ -199,7 +201,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
             await self._paced(count * self._page_bytes)
 
     async def _make_parity(self, slab: ParitySlab, row: int, count: int) -> None:
-        """Of rows that are locked, or that nobody uses yet."""
+        """Make the slots of these rows parity. The rows are locked, or not used by anybody yet."""
         columns = await self._rows.read_all(slab, row, count, range(slab.data))
         await self._rows.write_slots(slab, row, parity.xor(columns), self._next_version())
 
@@ -236,7 +238,7 @@ class ParityLenders(MemberLenders[ParitySlab]):
             slab.answers[epoch] = np.array(self._expected(slab, slab.links[epoch]))
 
     def _answer(self, slab: ParitySlab, answered: list[int], column: int) -> "NDArray[np.uint64] | None":
-        """What members of that column say; None: none of them does."""
+        """Versions that members of that column report; None: none of them does."""
         said = [slab.answers[epoch] for epoch in answered if slab.column(epoch) == column]
         found: NDArray[np.uint64] | None = np.maximum.reduce(said) if said else None
         return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from covey.ports import Clock
+from covey.ports.clock import Clock
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.volumes.members.mirror_read import LenderPaces
 from plugins.memory.datapath.volumes.members.parity_slab import ParitySlab
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LateRead(SlabGone):
-    """This member did not answer within the time in which it does so as a rule."""
+    """This member did not answer within its usual time."""
 
     def __init__(self, link: RemoteSlab) -> None:
         super().__init__(f"{link.place.lender} is late")
@@ -33,34 +33,34 @@ class LateRead(SlabGone):
 
 
 class ReadHow(NamedTuple):
-    """How pages may be read."""
+    """Ways in which pages may be read."""
 
     make: bool = True
-    """From others, where nobody has them."""
+    """Pages may be made from others, where no member has them."""
     avoid: RemoteSlab | None = None
     """A member that is not asked."""
     hedged: bool = False
-    """LateRead when one is late; its answer is thrown away."""
+    """Raise LateRead when a member is late; its answer is thrown away."""
 
 
 PLAINLY, DIRECTLY = ReadHow(), ReadHow(make=False)
 
 
 class RowSource(NamedTuple):
-    """Where pages of a column come from."""
+    """Source of pages of a column."""
 
     link: RemoteSlab | None
-    """None: nowhere, they are zeros."""
+    """The link to read from; None: the pages are zeros."""
     is_slot: bool = False
     is_made: bool = False
-    """From the slot, and the other columns."""
+    """The pages are made from the slot and the other columns."""
 
 
 ZEROS = RowSource(None)
 
 
 class ParityRows:
-    """Of one volume."""
+    """Reads and writes rows of one volume."""
 
     def __init__(self, page_bytes: int, clock: Clock) -> None:
         self._page_bytes, self._clock = page_bytes, clock
@@ -81,13 +81,13 @@ class ParityRows:
     async def read_all(
         self, slab: ParitySlab, row: int, count: int, columns: Iterable[int]
     ) -> list["NDArray[np.uint8]"]:
-        """Of several columns at once."""
+        """The pages of several columns at once."""
         return list(await asyncio.gather(*(self.read(slab, row, count, column) for column in columns)))
 
     def _sources(
         self, slab: ParitySlab, row: int, count: int, column: int, how: ReadHow
     ) -> list[tuple[RowSource, int, int]]:
-        """Where they come from, first row, and how many in a row come from there."""
+        """Runs of rows with one source: the source, first row, and number of rows."""
         found: list[tuple[RowSource, int, int]] = []
         for at in range(row, row + count):
             source = self._source(slab, at, column, how)
@@ -133,8 +133,8 @@ class ParityRows:
     async def at(
         self, link: RemoteSlab, row: int, wanted: "NDArray[np.uint64]", hedged: bool = False
     ) -> "NDArray[np.uint8]":
-        """What that member has of rows whose versions there are `wanted`. SlabGone, also when it has something else
-        than it acknowledged. `wanted` counts as it is now: rows that nobody locked may be written meanwhile."""
+        """Read rows from that member, whose versions there are `wanted`. SlabGone, also when it has something else than
+        it acknowledged. `wanted` counts as it is now: rows that are not locked may be written meanwhile."""
         wanted, data = wanted.copy(), bytearray(len(wanted) * self._page_bytes)
         done: asyncio.Future[Versions | None] = asyncio.get_running_loop().create_future()
 
@@ -161,7 +161,7 @@ class ParityRows:
         return np.frombuffer(data, np.uint8).reshape(len(wanted), self._page_bytes)
 
     async def write_slots(self, slab: ParitySlab, row: int, slots: "NDArray[np.uint8]", version: int) -> None:
-        """Parity of rows, shape (rows, page_bytes), to every member with slots. SlabGone when a link ended."""
+        """Write parity of rows, shape (rows, page_bytes), to every member with slots. SlabGone when a link ended."""
         count = len(slots)
         slab.slots[row : row + count] = version
         links = slab.of_column(slab.data, list(slab.links))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class ParitySlab(MirrorSlab):
-    """`newest`: versions of its pages, shape (rows, columns); those of a volume's end that is no whole row are 0 for
-    ever. `held` of a link has a flag for each row: of a member with pages, that it has the newest; of one with slots,
-    that the slot is parity."""
+    """A slab with parity. `newest`: versions of its pages, shape (rows, columns); those after a volume's end that fills
+    no whole row stay 0. `held` of a link has a flag for each row: for a member with pages, that it has the newest; for
+    one with slots, that the slot is parity."""
 
     __slots__ = ("data", "locks", "newest", "repairing", "slots")
 
@@ -31,7 +31,7 @@ class ParitySlab(MirrorSlab):
         self.data: int = newest.shape[1]
         self.mirror = Mirror(needed=self.data, members=self.data + 1)
         self.slots: NDArray[np.uint64] = np.zeros(len(newest), np.uint64)
-        """Versions of the slots."""
+        """Version of each slot, shape (rows,)."""
         self.locks = RowLocks()
         self.repairing = False
         """Slots are being made parity."""
@@ -41,11 +41,11 @@ class ParitySlab(MirrorSlab):
         return len(self.newest)
 
     def column(self, epoch: int) -> int:
-        """Of a member; that of slots is `data`."""
+        """Column of the member that has this epoch; the column of slots is `data`."""
         return self.places[epoch].index % (self.data + 1)
 
     def of_column(self, column: int, epochs: list[int]) -> list[RemoteSlab]:
-        """Those of these members that have this column, and a link that works."""
+        """Working links to those of these members that have this column."""
         return [
             link
             for epoch in epochs
@@ -69,13 +69,14 @@ class ParitySlab(MirrorSlab):
         return np.flatnonzero((self.newest.max(axis=1) > 0) & ~held)
 
     def state(self, epoch: int) -> PlaceState:
-        """A member whose slots are not all parity is still being filled."""
+        """State of a member; one whose slots are not all parity is still being filled."""
         found = super().state(epoch)
         is_slots = isinstance(self.mirror.of(epoch), Whole) and self.column(epoch) == self.data
         return "filling" if is_slots and self.repairing else found
 
     def kept(self, column: int) -> "NDArray[np.bool_]":
-        """In which rows the page of that column may be had from the slot: as a copy, or with the others."""
+        """Rows in which the page of that column can be read from the slot, as a copy or with the others; shape
+        (rows,)."""
         flags = np.zeros(len(self.newest), np.bool_)
         for link in self.of_column(self.data, self.mirror.whole):
             flags |= np.frombuffer(bytes(link.held.flags), np.bool_)[: len(flags)]

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from covey.ports import Env
+from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import AwaitedAnswer, RemoteSlab, SlabGone
 from plugins.memory.datapath.volumes.members.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
@@ -56,24 +56,25 @@ HEDGED = ReadHow(hedged=True)
 
 
 class RowsWritten(NamedTuple):
-    """A run of pages that is written, in its rows."""
+    """A run of pages that is written, laid out in its rows."""
 
     row: int
     rows: int
     pages: "NDArray[np.uint8]"
-    """Shape (rows, columns, page_bytes); those that are not written are zeros until they are read."""
+    """Content, shape (rows, columns, page_bytes); pages that are not written are zeros until they are read."""
     mask: "NDArray[np.bool_]"
-    """Shape (rows, columns): which of them are written."""
+    """Whether each page is written, shape (rows, columns)."""
     are_zeros: bool
 
     def of_column(self, column: int) -> tuple[int, int]:
-        """Among the rows: the first in which that column is written, and in how many; 0: in none."""
+        """First of these rows in which that column is written, and in how many; 0: in none."""
         at = np.flatnonzero(self.mask[:, column])
         return (int(at[0]), len(at)) if len(at) else (0, 0)
 
 
 class ParityVolume(MembersVolume[ParitySlab]):
-    """The same to clients and to the agent as `Volume`. `shape.slab_bytes`: of `data` slabs as lenders know them."""
+    """A volume with parity, with the interface of `Volume` for clients and the agent. `shape.slab_bytes`: bytes of
+    `data` slabs as lenders know them."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
             await asyncio.sleep(AGAIN_S)
 
     async def _write_rows(self, slab: ParitySlab, first: int, count: int, pages: memoryview | None) -> bool:
-        """Under the next version. Whether it is acknowledged."""
+        """Write rows under the next version. True: the write is acknowledged."""
         if slab.unrecorded and not await self._is_recorded(slab):
             return False  # whoever the disk does not call whole is none to rely on
         written, era = self._laid_out(slab, first, count, pages), slab.era
@@ -173,7 +174,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         return RowsWritten(row, rows, content.reshape(rows, data, size), mask.reshape(rows, data), pages is None)
 
     async def _slots(self, slab: ParitySlab, written: RowsWritten, missing: int | None) -> "NDArray[np.uint8]":
-        """What the slots of these rows will be, shape (rows, page_bytes): parity, or copies of the missing column."""
+        """Content of the slots of these rows, shape (rows, page_bytes): parity, or copies of the missing column."""
         columns = range(self._data) if missing is None else (missing,)
         rest = [
             (row, column)
@@ -190,7 +191,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         return np.ascontiguousarray(written.pages[:, missing])
 
     def _begin(self, slab: ParitySlab, written: RowsWritten, version: int, missing: int | None) -> None:
-        """From here on this is the newest content, and nobody has it. Nothing awaits in here."""
+        """Mark these pages as the newest content, which no member has yet. Nothing awaits in here."""
         rows = slice(written.row, written.row + written.rows)
         newest = slab.newest[rows]
         slab.written += int((written.mask & (newest == 0)).sum())
@@ -204,7 +205,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         slab.touch()
 
     async def _send_pages(self, slab: ParitySlab, written: RowsWritten, version: int) -> list[int]:
-        """Epochs of the members that have theirs."""
+        """Send pages to the members of their columns; returns the epochs of those that have them."""
         sent: list[tuple[RemoteSlab, int, int, asyncio.Future[Versions | None]]] = []
         for column in range(self._data):
             at, count = written.of_column(column)
@@ -224,7 +225,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
     async def _send_slots(
         self, slab: ParitySlab, written: RowsWritten, version: int, slots: "NDArray[np.uint8]", missing: int | None
     ) -> list[int]:
-        """Epochs of the members that have them."""
+        """Send slots to their members; returns the epochs of those that have them."""
         content = np.ascontiguousarray(slots).data.cast("B")
         version = parity.slot_version(version, missing)
         links = slab.of_column(self._data, slab.mirror.takes)
@@ -240,13 +241,14 @@ class ParityVolume(MembersVolume[ParitySlab]):
     def _sent(
         self, link: RemoteSlab, row: int, count: int, version: int, content: memoryview | None
     ) -> "asyncio.Future[Versions | None]":
-        """None, when it is done: the member does not have them."""
+        """Send pages to one member. The result is None when the member does not have them."""
         answer = AwaitedAnswer()
         link.send_write(row, count, version, content, answer.answered)
         return answer.done
 
     async def _acknowledged(self, slab: ParitySlab, written: RowsWritten, era: int, has: list[int]) -> bool:
-        """`has`: members that got what they should. Whoever was to get nothing missed nothing."""
+        """Decide whether a write is acknowledged. `has`: members that got what they should. Members that were to get
+        nothing missed nothing."""
         touched = {column for column in range(self._data) if written.of_column(column)[1]} | {self._data}
         missed = {each for each in slab.mirror.on_record if slab.column(each) in touched and each not in has}
         if era != slab.era:
@@ -291,7 +293,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         return array("Q", bytes(self._bytes[8 * first : 8 * (first + count)]))
 
     def _all_held(self, slab: ParitySlab, at: int, count: int) -> bool:
-        """Has each of these pages, counted from the first of the slab, a member that has it?"""
+        """Does each of these pages, counted from the first of the slab, have a member that holds it?"""
         for page in range(at, at + count):
             row, column = divmod(page, self._data)
             links = slab.of_column(column, list(slab.links))
@@ -319,7 +321,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
     # ---- what people see ----
 
     def _lines(self, slab: ParitySlab) -> list[SlabCounts]:
-        """Of each member, what there is to be there."""
+        """Counts of each member; `written` counts the pages that should be there."""
         written = [*np.count_nonzero(slab.newest, axis=0).tolist(), np.count_nonzero(slab.newest.max(axis=1))]
         lines = zip(super()._lines(slab), written, strict=True)
         return [msgspec.structs.replace(line, written=int(own)) for line, own in lines]

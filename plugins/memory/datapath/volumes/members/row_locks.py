@@ -1,5 +1,5 @@
-"""Rows of a slab with parity are used by one at a time: two writes to one row have an order, and nobody computes a page
-from a row that changes meanwhile."""
+"""Locks on rows of a slab with parity: two writes to one row have an order, and no page is computed from a row that
+changes meanwhile."""
 
 import asyncio
 from collections import deque
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 
 class RowLocks:
-    """First come, first served among those who want the same row."""
+    """Locks on runs of rows; first come, first served among those that overlap."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int]] = []
-        """First row, and the one after the last."""
+        """First row, and the one after the last, of each run that is locked."""
         self._waiting: deque[tuple[tuple[int, int], asyncio.Future[None]]] = deque()
 
     def is_held(self, first: int, count: int) -> bool:
@@ -45,7 +45,7 @@ class RowLocks:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Whoever is in nobody's way has its turn."""
+        """Let waiting runs that overlap no other have their turn."""
         waiting, self._waiting = self._waiting, deque()
         for rows, turn in waiting:
             if _meets(rows, self._held) or _meets(rows, [each for each, _ in self._waiting]):

@@ -5,13 +5,11 @@ nor looks for one under that epoch. The time counts anew when the lender's agent
 it then grants a new lease, and is longer where a borrower said that it would be away.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from chaos.rack_seen import RackSeen
 from chaos.world.world import World
 from plugins.memory.policy import mirroring
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 SLACK_S = 5.0
 """Seconds beyond a lease: lenders look once a second. A renewal that was sent before may be on its way for a third of
@@ -24,7 +22,7 @@ class UnusedSlabs:
 
     name, every_s = "no unused slab stays lent", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self._since: dict[LentKey, float] = {}
         self._away: dict[LentKey, None] = {}

@@ -9,7 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from covey.ports import Address, Bytes, ByteStream, Datagrams, Disk
+from covey.ports.addresses import Address
+from covey.ports.datagrams import Datagrams
+from covey.ports.disk import Disk
+from covey.ports.streams import Bytes, ByteStream
 from covey.wire.driven import driven
 
 # ---- disk ------------------------------------------------------------------------------------------------------------

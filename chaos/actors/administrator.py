@@ -9,16 +9,12 @@ nothing else.
 A story with damaged files has one; without it an agent that refused stays down, as under systemd.
 """
 
-from typing import TYPE_CHECKING
-
 from agent.raft.disk import FOLDER
+from chaos.rack_seen import RackSeen
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from plugins.memory.service.record import COPY as MEMORY_COPY
 from plugins.memory.service.record import FILE as MEMORY
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 SIGKILL = 9
 RECORDS = (MEMORY, MEMORY_COPY)
@@ -41,7 +37,7 @@ class Administrator:
 
     name, every_s = "the administrator", 2.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self.obeyed: list[str] = []
         """What the operator did, in order."""

@@ -7,20 +7,18 @@ from time to time. They see everything at once, as no host can: the state of eve
 
 import zlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from agent.raft.machine.raft import Role
+from chaos.checks.leaks import UnusedSlabs
 from chaos.faults import HEALERS
-from chaos.leaks import UnusedSlabs
+from chaos.rack_seen import RackSeen
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
 from covey.core.errors import Refused
 from covey.core.ids import JobId
-from covey.ports import Command
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
+from covey.ports.processes import Command
 
 HEARTBEAT_S = 1.0
 """Seconds by which the age of a copy of the log may be told too low."""
@@ -37,7 +35,7 @@ class OneLeaderPerTerm:
     name, every_s = "at most one leader per term", 0.0
     after = "moved"
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self.led: dict[int, str] = {}
 
@@ -58,7 +56,7 @@ class LogsAgree:
     name, every_s = "logs agree on what is committed", 0.0
     after = "moved"
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self.committed: dict[int, tuple[int, int]] = {}
         """Index -> term and checksum of the command."""
@@ -91,7 +89,7 @@ class MachinesHold:
 
     name, every_s = "the invariants of all machines", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -144,7 +142,7 @@ class PluginsLive:
 
     name, every_s = "no plugin fails", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -163,7 +161,7 @@ class WorkloadsRight:
     name, every_s = "workloads saw nothing wrong", 0.0
     after = "process_count"
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -201,7 +199,7 @@ class RanksHeld(ABC):
 
     every_s, after = 0.0, "process_count"
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self._looked_at = -1
 
@@ -241,7 +239,7 @@ class GpusBeside(RanksHeld):
 
     name = "a GPU has one guaranteed job and so many others"
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         super().__init__(rack)
         self._upgraded: dict[str, None] = {}
 
@@ -279,7 +277,7 @@ class QueuesHold:
 
     name, every_s = "the queue holds", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -313,7 +311,7 @@ class QuotaHeld(RanksHeld):
 
     name = "no tenant runs more than its quota"
 
-    def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
+    def __init__(self, rack: RackSeen, quotas: dict[str, int]) -> None:
         super().__init__(rack)
         self.quotas = quotas
 
@@ -338,7 +336,7 @@ class FencedRanksEnd:
 
     name, every_s = "ranks of an ended grant end", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
         self._since: dict[tuple[str, int], float] = {}
 
@@ -367,7 +365,7 @@ class GangsWhole:
 
     name, every_s = "a gang starts whole or not at all", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self._within_s = GANG_S + rack.patience_s
         self._began: dict[tuple[str, int], float] = {}
         self._started: dict[tuple[str, int], dict[int, None]] = {}
@@ -393,7 +391,7 @@ class JobsKnown:
 
     name, every_s = "nobody denies an accepted job", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -413,7 +411,7 @@ class SlabsExclusive:
 
     name, every_s = "a slab has one lender", 1.0
 
-    def __init__(self, rack: "SimRack") -> None:
+    def __init__(self, rack: RackSeen) -> None:
         self.rack = rack
 
     def check(self, world: World) -> None:
@@ -427,7 +425,7 @@ class SlabsExclusive:
                     holders[key] = name
 
 
-def invariants_for(rack: "SimRack") -> list[Invariant]:
+def invariants_for(rack: RackSeen) -> list[Invariant]:
     """All invariants that can be checked in a rack with these plugins."""
     found: list[Invariant] = [
         OneLeaderPerTerm(rack),

@@ -8,18 +8,17 @@ refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other exception 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from chaos.workload import AgentLink
+from chaos.actors.workload import AgentLink
+from chaos.rack_seen import RackSeen
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.rounds import Superseded
 from plugins.scheduler.machine.log.jobs import OVER
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 ASKED_S = (0.05, 1.5)
 """Least and most seconds between two questions."""
@@ -32,7 +31,7 @@ Question = tuple[str, dict[str, Any]]
 class People:
     """People who ask from now on until the virtual second `until_s`. `jobs`: those of their jobs that were accepted."""
 
-    def __init__(self, rack: "SimRack", until_s: float) -> None:
+    def __init__(self, rack: RackSeen, until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.jobs: dict[JobId, tuple[str, ...]] = {}
         self.asked = self.refused = self.submitted = 0

@@ -23,7 +23,9 @@ from covey.kernel.pages import (
     ReportWriter,
     rates_at,
 )
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
 from covey.wire.job import AskPages, Frame, Join, Joined, NeighbourFlag, PagesHere, PagesMapped, decoder
 

@@ -6,8 +6,8 @@ volume, page and version it is and carries a checksum, so another volume's page,
 noticed.
 
 Two verdicts: `wrong` must never be, whatever failed (bytes never written there); `stale` is an older version of the
-right page, which one failure must not cause, but two at once (the volume's process and a lender) may: `chaos.custody`
-says for which pages.
+right page, which one failure must not cause, but two at once (the volume's process and a lender) may:
+`chaos.checks.custody` says for which pages.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame

@@ -25,7 +25,9 @@ from covey.core.errors import RankLeft
 from covey.core.ids import JobId
 from covey.job.leaving import LEAVE, who
 from covey.job.table_owners import TableOwners
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.simulated.block_streams import BlockStreams, HostStreams
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.blocks import Sizes

@@ -7,7 +7,7 @@
 the handler in a set: exact, and without a tracer it costs nothing elsewhere. A handler is named by file, function and
 what it catches, so that its name outlives other changes of the file.
 
-`chaos/handlers.toml` lists the handlers that no story is expected to enter, each with the reason.
+`chaos/checks/handlers.toml` lists the handlers that no story is expected to enter, each with the reason.
 """
 
 import ast
@@ -24,8 +24,8 @@ from types import CodeType, ModuleType
 
 from chaos import PRODUCT
 
-ROOT = Path(__file__).parent.parent
-LISTED = "chaos/handlers.toml"
+ROOT = Path(__file__).parents[2]
+LISTED = "chaos/checks/handlers.toml"
 SHARE = 0.9
 """Least share of the handlers not listed with a reason that a soak of 300 CPU seconds must enter."""
 NOTE = "__entered__"

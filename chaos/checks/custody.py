@@ -13,13 +13,14 @@ no lender was asked to hold is acknowledged by the disk alone, unsynced as with 
 """
 
 from collections.abc import Collection, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from chaos.pager import Oracle, version_of
+from chaos.actors.pager import Oracle, version_of
+from chaos.rack_seen import RackSeen
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.ports import Env
+from covey.ports.env import Env
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill import spill_load
 from plugins.memory.datapath.spill.page_table import LOG, PageTable
@@ -29,9 +30,6 @@ from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 from plugins.memory.datapath.volumes.volume import Volume as VolumeInside
 from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.policy import log_records, spilling
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 STRUCK_S = 10.0
 """Seconds for which a struck connection counts as lost: it is found silent (2 s), opened again (4 s), and filled."""
@@ -145,7 +143,7 @@ class Custody:
 
     name, every_s = "who holds which page", 0.5
 
-    def __init__(self, rack: "SimRack", slab_bytes: int) -> None:
+    def __init__(self, rack: RackSeen, slab_bytes: int) -> None:
         self.rack, self.slab_bytes = rack, slab_bytes
         self.volumes: list[Volume] = []
         self._serving: dict[str, VolumeInside] = {}

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from chaos.workload import LINGER_S, AgentLink, Say
+from chaos.actors.workload import LINGER_S, AgentLink, Say
 from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
 from covey.core.ids import JobId
 from covey.healing.likeness import Likeness
@@ -29,7 +29,8 @@ from covey.healing.owns import RANKS_MAX
 from covey.job.job_state import JobState
 from covey.job.leaving import LEAVE, who
 from covey.job.rank_identity import identity
-from covey.ports import Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
 from covey.simulated.block_streams import BlockStreams
 from covey.simulated.healing_streams import HealingStreams, begun_on
 from covey.tensors.aggregator.rounds import Superseded

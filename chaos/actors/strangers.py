@@ -13,17 +13,20 @@ What cannot be understood is counted, dropped or refused, and does no more harm 
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from agent.api.rack_view import ViewAnswer
 from agent.rpc.envelope import Envelope
-from chaos.people import People
+from chaos.actors.people import People
+from chaos.rack_seen import RackSeen
 from chaos.world.host import SimHost
 from covey.core.events import Message
 from covey.core.ids import HostId
-from covey.ports import ByteStream, Command, Env
+from covey.ports.env import Env
+from covey.ports.processes import Command
+from covey.ports.streams import ByteStream
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame
@@ -33,9 +36,6 @@ from covey.wire.job import Attach, Join, VolumeAt, decoder
 from gossip.packet import HEADER_BYTES
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.slabwire import SlabOp, SlabRequest
-
-if TYPE_CHECKING:
-    from chaos.rackworld import SimRack
 
 EVERY_S = (0.2, 3.0)
 """Least and most seconds between two strangers."""
@@ -58,7 +58,7 @@ class Tomorrow(Message, frozen=True):
 class Strangers:
     """Strangers that come to the hosts of a rack from now on, until the virtual second `until_s`."""
 
-    def __init__(self, rack: "SimRack", until_s: float) -> None:
+    def __init__(self, rack: RackSeen, until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.came = 0
         self.people = People(rack, 0.0)
@@ -242,7 +242,7 @@ async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeA
     return frame
 
 
-def newer_answers(rack: "SimRack", name: str) -> None:
+def newer_answers(rack: RackSeen, name: str) -> None:
     """Let some answers of this host's agent be of a later version from now on."""
     answers, rng = rack.agents[name].messenger._answers, rack.rng
     answer, post = answers._answer, answers._post
@@ -260,7 +260,7 @@ def newer_answers(rack: "SimRack", name: str) -> None:
     answers._answer, answers._post = garbled, posted
 
 
-def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:
+def usurp(host: SimHost, address: str, words: bytes, rack: RackSeen) -> None:
     """Give this port, on which no process listens now, to a foreign program that answers with these bytes."""
 
     async def serve(env: Env, command: Command) -> int:
