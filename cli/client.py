@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
     @property
     def unanswered(self) -> Sequence[Mapping[str, Any]]:
-        """Of a list: `host`, `why` and `age_s` (None: none of its rows is shown) of those whose part is missing."""
+        """`host`, `why` and `age_s` of each host whose part of a list is missing; None: no row of it is shown."""
         found: Sequence[Mapping[str, Any]] = self.whole.get("unanswered", ())
         return found
 

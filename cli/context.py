@@ -68,7 +68,7 @@ def on_host(context: Context, host: str | None) -> Agent:
 
 
 def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:
-    """The same error; when the agent found nothing by that id but there is a job of nearly that name, with its id."""
+    """Return the error; when the agent found nothing by that id but a job has nearly that name, add the job's id."""
     if error.code == NOT_FOUND:
         try:
             jobs = context.agent.get("jobs", all=1).data

@@ -86,14 +86,14 @@ OTHERWISE = {
     "--cpus-per-task": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
     "--num-cpus": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
 }
-"""Of `submit`: what there is no flag for, and how it is done."""
+"""Flags of other schedulers that `submit` does not have, and how the same is done."""
 FLAGS = {
     "-o": "--json", "--output": "--json", "--format": "--json", "-v": "--debug", "--verbose": "--debug",
     "--server": "--agent ADDRESS", "--address": "--agent ADDRESS", "-s": "--agent ADDRESS",
     "--no-color": "--color never", "--no-colour": "--color never", "--colour": "--color auto",
     "-t": "--timeout 30s", "--request-timeout": "--timeout 30s",
 }  # fmt: skip
-"""Of every command."""
+"""Flags that people try with every command, and ours."""
 OF_NOUN = {
     "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
              "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (events have their time)"},

@@ -124,7 +124,7 @@ def move(context: Context, job: str, host: str) -> int:
 
 
 def row_of(context: Context, job: str) -> dict[str, Any] | None:
-    """Of the newest owner that says it sums it."""
+    """The row of the newest owner that reports to sum the job's tensors; None: no owner does."""
     answer = context.agent.gather("tensors")
     rows = [row for row in answer.data if row["job"] == job]
     if not rows and answer.unanswered:

@@ -61,7 +61,7 @@ def run(context: Context) -> int:
 
 
 def uid_of(user: str) -> int:
-    """Of a name that this host knows, or the number itself."""
+    """The uid of a user name that this host knows, or of a number as text."""
     if user.isdigit():
         return int(user)
     try:

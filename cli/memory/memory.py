@@ -57,7 +57,7 @@ def run(context: Context) -> int:
 
 
 def export(context: Context) -> int:
-    """Or, with `unexport`, no more."""
+    """Start serving the volume over NBD, or stop (`unexport`)."""
     if context.args.volume is None or context.args.socket is None:
         what = f"{context.args.action} of which volume, at which socket?"
         step = f"agentctl memory {context.args.action} NAME --socket PATH"

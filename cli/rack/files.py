@@ -209,7 +209,7 @@ simulated_memory = "16 GiB\""""
 REAL = """\
 backend = "nvml"                   # the GPUs that NVIDIA's driver lists"""
 CPU_MEMORY = "2 GiB"
-"""Of each device that is made of cores."""
+"""Memory of each device that is made of cores."""
 
 
 def gpu_lines(devices: str, gpus: int) -> str:
@@ -224,7 +224,7 @@ def gpu_lines(devices: str, gpus: int) -> str:
 
 
 def cpu_devices(count: int) -> str:
-    """Of one host: the cores of this machine, in `count` parts. AgentctlError when there are not enough."""
+    """The cores of this machine in `count` parts, as devices of one host. AgentctlError when there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= count <= len(cores):
         why = f"a device has a core at least, and this machine has {plural(len(cores), 'core')} for us"

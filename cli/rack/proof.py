@@ -142,7 +142,7 @@ def next_commands(job: str) -> str:
 
 
 def submit_digits(agent: Agent) -> dict[str, Any]:
-    """As `agentctl submit` would."""
+    """Submit the example `digits`, as `agentctl submit` would; returns the answer."""
     script = example()
     words = ["submit", "--name", "digits", "--workers", str(WORKERS), "--cwd", str(script.parent.parent)]
     words += ["--env", "COVEY_SHARED_TENSORS=0"]  # where all are on one host they would need no aggregator
@@ -152,7 +152,7 @@ def submit_digits(agent: Agent) -> dict[str, Any]:
 
 @contextmanager
 def sequential() -> Iterator[Callable[[], tuple[str, float]]]:
-    """The same training in one process, beside everything else: call the result for what it wrote and its seconds."""
+    """Run that training in one process, beside everything else: call the result for what it wrote and its seconds."""
     began_s = time.monotonic()
     command = [sys.executable, str(example()), "--sequential", str(WORKERS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
