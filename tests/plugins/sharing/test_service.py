@@ -269,6 +269,7 @@ async def test_a_rank_is_let_go_once_when_its_first_mini_batch_has_ended() -> No
         port = LetsGo()
         host.service.env = replace(host.service.env, processes=port)  # type: ignore[arg-type]
         other = await rank(host, "o", "opportunistic")
+        other.report.write(RankReport(other.look().epoch, 0, 0, 0, gate=1, says_idle=True), None)
         await ticks(host)
         assert port.pids == []
         for _ in range(2):
