@@ -608,6 +608,26 @@ def places(page: Path) -> list[str]:
     return sorted(set(found))
 
 
+def lost_names(text: str) -> list[str]:
+    """File names in rows of the map that are not beside the last full path before them."""
+    lost = []
+    for line in text.splitlines():
+        folder = ROOT
+        for name in re.findall(r"`([\w./-]+(?:\.(?:py|cpp|js|toml|txt)|/))`", line) if line.startswith("|") else ():
+            if "/" in name:
+                folder = ROOT / name if name.endswith("/") else (ROOT / name).parent
+            elif not (folder / name).exists() and not (ROOT / name).exists() and name != "metrics.py":
+                lost.append(f"{name}: {line[:60]}")
+    return lost
+
+
+def test_bare_names_of_the_map_lie_beside_the_last_full_path() -> None:
+    assert lost_names((ROOT / "docs/MAP.md").read_text()) == []
+    assert lost_names("| x | `chaos/world/net.py`, `faults.py` |") == [
+        "faults.py: | x | `chaos/world/net.py`, `faults.py` |"
+    ]
+
+
 @pytest.mark.parametrize("page", [ROOT / "docs/MAP.md", ROOT / "bench/README.md"], ids=named)
 def test_paths_of_the_map_and_of_the_list_of_experiments_exist(page: Path) -> None:
     found = places(page)
