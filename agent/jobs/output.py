@@ -1,8 +1,8 @@
 """What ranks wrote, on this host's disk: bounded for each rank, for the host, and in time.
 
     jobs/j7/rank0.log                      the head of what rank 0 wrote, for good
-    jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the number
-    is the jobs/j7/rank0.log.000000083886080      offset of a part's first byte in all that was ever written
+    jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the
+    jobs/j7/rank0.log.000000083886080      number is the offset of a part's first byte in all that was ever written
 
 What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """

@@ -69,7 +69,7 @@ def ranked(
 
 
 QUIET = Fraction(1, 3)
-"""Planned load up to which an aggregator may get jobs that hurt elsewhere (`machine.pool.Rules.quiet`)."""
+"""Planned load up to which an aggregator may get jobs that hurt elsewhere (`machine.pool.PoolRules.quiet`)."""
 
 
 def ranked_for(

@@ -4,7 +4,7 @@ The paper takes jobs in the order of its lists (Algorithm 1, line 5), and of gro
 hosts. Ours: the mean completion time is least when the job with the least left goes first, so jobs are looked at in
 that order. And since a job does one iteration while its group does one of each, a job of short iterations among long
 ones hardly advances, though the hosts are busy: so each job has a *bonus*, which a grouping is paid for as it lets the
-job run (`policy/model.Profile.bonus`). It has two parts:
+job run (`policy/model.JobProfile.bonus`). It has two parts:
 
     for the mean       more, the less the job has left
     for the end        hosts stay busy to the end only when no long job is left over for it. A job's *share* is what it

@@ -1,4 +1,4 @@
-"""The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader.py` has to
+"""The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader/leader.py` has to
 propose what this proposes; it was written from this."""
 
 from collections.abc import Sequence, Set
