@@ -1,5 +1,5 @@
-"""The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader/leader.py` has to
-propose what this proposes; it was written from this."""
+"""The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader/leader.py`
+has to propose what this proposes; it was written from this."""
 
 from collections.abc import Sequence, Set
 

@@ -1,4 +1,5 @@
-"""The meaning of a job's state is said once, in `machine/log/jobs.py`; no other file keeps a list of states of its own."""
+"""The meaning of a job's state is said once, in `machine/log/jobs.py`; no other file keeps a list of states of its
+own."""
 
 import ast
 import re
