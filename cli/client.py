@@ -309,7 +309,7 @@ def checked_address(text: str) -> str:
         return text
     raise AgentctlError(
         USAGE,
-        f"{text!r} is no address of an agent",
+        f"{text!r} is not an agent's address",
         "expected unix:PATH or HOST:PORT",
         "agentctl --agent 127.0.0.1:8470",
     )

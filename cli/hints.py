@@ -29,9 +29,11 @@ NOUNS = {
     "kill": "cancel ID", "delete": "cancel ID", "stop": "cancel ID", "scancel": "cancel ID", "abort": "cancel ID",
     "rm": "cancel ID", "terminate": "cancel ID", "migrate": "move ID HOST",
     # remote memory
-    "volume": "volumes", "lenders": "slabs", "swap": "memory attach --swap", "swapon": "memory attach --swap",
-    "swapoff": "memory detach", "export": "memory export VOLUME", "unexport": "memory unexport VOLUME",
-    "nbd": "memory export VOLUME", "mount": "attach VOLUME 64MiB", "umount": "detach VOLUME",
+    "volumes": "volume ls", "vol": "volume ls", "lenders": "slabs", "attach": "volume create NAME SIZE",
+    "detach": "volume rm NAME", "mount": "volume create NAME SIZE", "umount": "volume rm NAME",
+    "swap": "volume swap NAME SIZE", "swapon": "volume swap NAME SIZE", "swapoff": "volume unswap NAME",
+    "export": "volume export NAME --socket PATH", "unexport": "volume unexport NAME --socket PATH",
+    "nbd": "volume export NAME --socket PATH",
     # the rack
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
@@ -86,14 +88,14 @@ OTHERWISE = {
     "--cpus-per-task": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
     "--num-cpus": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
 }
-"""Of `submit`: what there is no flag for, and how it is done."""
+"""A flag of another tool that `submit` lacks -> how the same is done here."""
 FLAGS = {
     "-o": "--json", "--output": "--json", "--format": "--json", "-v": "--debug", "--verbose": "--debug",
     "--server": "--agent ADDRESS", "--address": "--agent ADDRESS", "-s": "--agent ADDRESS",
     "--no-color": "--color never", "--no-colour": "--color never", "--colour": "--color auto",
     "-t": "--timeout 30s", "--request-timeout": "--timeout 30s",
 }  # fmt: skip
-"""Of every command."""
+"""A flag of another tool -> ours, of every command."""
 OF_NOUN = {
     "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
              "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (events have their time)"},
@@ -101,13 +103,40 @@ OF_NOUN = {
     "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
     "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},
     "gpus": {"-l": "--watch", "--loop": "--watch"},
+    "memory": {"attach": "agentctl volume swap NAME SIZE", "detach": "agentctl volume unswap NAME",
+               "export": "agentctl volume export NAME --socket PATH",
+               "unexport": "agentctl volume unexport NAME --socket PATH"},
+    "volume create": {"--size": "agentctl volume create NAME SIZE", "--create": "--force"},
+    "volume swap": {"--size": "agentctl volume swap NAME SIZE"},
+    "volume rm": {"-f": "agentctl volume rm NAME    (it does not ask)",
+                  "--force": "agentctl volume rm NAME    (it does not ask)"},
 }  # fmt: skip
+"""Command -> what is typed after it that it does not have -> what to type instead."""
+VERBS = {
+    "volume": {
+        "list": "ls", "volumes": "ls", "add": "create NAME SIZE", "attach": "create NAME SIZE",
+        "mk": "create NAME SIZE", "make": "create NAME SIZE", "map": "create NAME SIZE", "new": "create NAME SIZE",
+        "open": "create NAME SIZE", "del": "rm NAME", "delete": "rm NAME", "destroy": "rm NAME", "detach": "rm NAME",
+        "forget": "rm NAME", "remove": "rm NAME", "unmap": "rm NAME", "get": "show NAME", "info": "show NAME",
+        "inspect": "show NAME", "stat": "show NAME", "status": "show NAME", "swapon": "swap NAME SIZE",
+        "swapoff": "unswap NAME", "nbd": "export NAME --socket PATH", "serve": "export NAME --socket PATH",
+        "unserve": "unexport NAME --socket PATH", "giveup": "give-up NAME",
+    },
+}  # fmt: skip
+"""Noun -> a word in the place of its verb -> the verb that does it."""
 
 
 def for_noun(word: str, nouns: Iterable[str]) -> str:
     """The command to type instead; empty when nothing is meant that there is."""
     near = next(iter(get_close_matches(word, [*nouns, *NOUNS], 1, NEARLY)), None)
     return NOUNS.get(word) or NOUNS.get(near or "", near or "")
+
+
+def for_verb(noun: str, word: str, verbs: Iterable[str]) -> str:
+    """The command to type instead of `noun word`, without `agentctl`; empty when nothing is meant that there is."""
+    near = next(iter(get_close_matches(word, [*verbs, *VERBS[noun]], 1, NEARLY)), "")
+    verb = VERBS[noun].get(near, near)
+    return f"{noun} {verb}" if verb else ""
 
 
 def for_flag(noun: str, flag: str, known: Iterable[str]) -> str:

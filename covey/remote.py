@@ -9,7 +9,7 @@ agent only to find it. When that process is killed the agent starts it again, an
 is harmless for reads and writes of the same bytes. Every later read returns what was written, also after the loss of a
 lender; after `flush` it is on this host's disk as well.
 
-A volume belongs to the user who opened it first and is forgotten by `detach`, not by `close`. Calls may come from many
+A volume belongs to the user who opened it first and is removed by `remove`, not by `close`. Calls may come from many
 threads and take turns. Standard library and msgspec only: it runs inside training processes.
 
 `RemoteArray` is the same as a numpy array whose memory is local in part:

@@ -200,7 +200,7 @@ class HttpApi:
         self._add_reads(app.router.add_get)
         if door.changes:
             self._add_changes(app.router.add_post)
-            app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+            app.router.add_delete("/v1/volumes/{id}", self._ask("memory.remove", _path_volume))
         return app
 
     def _add_reads(self, get: Add) -> None:
@@ -235,7 +235,7 @@ class HttpApi:
         post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/hosts/{id}/drain", self._ask("scheduler.drain", _path_and_body))
         post("/v1/hosts/{id}/resume", self._ask("scheduler.resume", _path_and_body))
-        post("/v1/volumes", self._ask("memory.attach", _body))
+        post("/v1/volumes", self._ask("memory.create", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))

@@ -473,7 +473,7 @@ def _with_request(done: Callable[[str, PageRequest], None], request: PageRequest
 
 def complain(given: ArrayGiven, what: str, why: str) -> None:
     """Three lines on the job's standard error, if it takes them at once."""
-    text = f"covey: {what}\n  why: {why}\n  next: agentctl volumes, and start the script again\n"
+    text = f"covey: {what}\n  why: {why}\n  next: agentctl volume ls, and start the script again\n"
     poll = select.poll()
     poll.register(given.errors, select.POLLOUT)
     try:

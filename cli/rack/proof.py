@@ -257,11 +257,11 @@ class Watch:
 
 
 def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
-    """Attach a volume on `host`, write it until its slabs are on other hosts, read all of it back."""
+    """Open a volume on `host`, write it until its slabs are on other hosts, read all of it back."""
     agent = Agent([host.address], f"rack host {host.name}")
     try:
-        with attach(host, agent) as memory:
-            timer.say(f"{format_size(VOLUME_BYTES)} of remote memory attached on {host.name}")
+        with opened(host, agent) as memory:
+            timer.say(f"{format_size(VOLUME_BYTES)} of remote memory opened on {host.name}")
             began_s = time.monotonic()
             seed = time.time_ns()
             written = write_until_placed(memory, agent, host, watch, outcome, seed)
@@ -279,7 +279,7 @@ def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
         raise AgentctlError(FAILED, error.what, error.why, error.next) from None
 
 
-def attach(host: RackHost, agent: Agent) -> RemoteMemory:
+def opened(host: RackHost, agent: Agent) -> RemoteMemory:
     """The volume of an earlier run, or a new one; one of another size is replaced."""
     path = str(host.run_dir / "jobs.sock")
     try:

@@ -256,7 +256,7 @@ class RemoteArray:
         answer = self._served("").ask(AskArray(0, what, first, end))
         if answer.why:
             what_failed = f"{what} of rows of the array in volume {self.memory.volume} failed"
-            raise RemoteMemoryError(what_failed, answer.why, "see agentctl volumes, or ask for fewer rows")
+            raise RemoteMemoryError(what_failed, answer.why, "see agentctl volume ls, or ask for fewer rows")
 
     def _chunks(self, rows: "slice | range | int | None") -> tuple[int, int]:
         if isinstance(rows, range):

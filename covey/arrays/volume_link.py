@@ -212,7 +212,7 @@ class VolumeLink:
         except OSError as error:
             if isinstance(error, PermissionError):
                 next_step = (
-                    f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
+                    f"ask whose volume it is; agentctl volume create {self.volume} SIZE --user NAME makes it somebody's"
                 )
             told = RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
             if self.heard:

@@ -19,9 +19,9 @@ from tests.cli.conftest import FakeAgent
 Job = Callable[..., dict[str, Any]]
 answers = test_agentctl.answers
 LOOKS = (
-    "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volumes", "memory", "tensors", "leader", "status",
-    "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9", "doctor",
-    "wait j1", "logs j1", "submit -- true",
+    "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volume ls", "volume show demo", "memory", "tensors",
+    "leader", "status", "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9",
+    "doctor", "wait j1", "logs j1", "submit -- true",
 )  # fmt: skip
 ODD = "größe=数 😀 \udce9"
 

@@ -114,7 +114,7 @@ def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
 
 
 def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) -> None:
-    """`agentctl memory export --socket` takes any path: in his folder, where all may write, or through a link."""
+    """`agentctl volume export --socket` takes any path: in his folder, where all may write, or through a link."""
     his, open_to_all, ours = tmp_path / "his", tmp_path / "open", tmp_path / "ours"
     for folder in (his, open_to_all, ours):
         folder.mkdir(mode=0o700)

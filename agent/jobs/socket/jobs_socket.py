@@ -308,7 +308,7 @@ class JobSocket:
                 await self._extend(peer, frame)
             else:
                 if isinstance(frame, Attach) and frame.job is not None:
-                    what = f"cannot attach {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
+                    what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
                     self._check_token(what, frame.job, frame.epoch, frame.token)
                     peer.of_job = frame.job
                 await self._deliver(peer, frame)

@@ -122,9 +122,9 @@ class MemoryService(PluginService):
         """A process whose user is not known gets no volume and ends none: -1 stands for a person at agentctl."""
         try:
             if isinstance(frame, Attach | Detach) and peer.uid < 0:
-                what = f"cannot {type(frame).__name__.lower()} volume {_volume_name(frame.volume)}"
-                why = "the kernel of this host does not tell whose process asks"
-                raise Refused(4, what, why, "as the agent's user: agentctl attach --help")
+                what = f"cannot {'open' if isinstance(frame, Attach) else 'remove'} volume {_volume_name(frame.volume)}"
+                why = "the kernel of this host does not tell which user's process asks"
+                raise Refused(4, what, why, "as the agent's user: agentctl volume create --help")
             match frame:
                 case Attach():
                     peer.send(await self._attach_for(peer, frame))
@@ -153,15 +153,20 @@ class MemoryService(PluginService):
     def _say_coming(self, peer: JobPeer, name: str, why: str) -> None:
         """Refused when the process that waits is gone."""
         if peer.gone:
-            raise Refused(1, f"volume {name} is not waited for", "who asked for it hung up", "ask again")
+            raise Refused(
+                1,
+                f"nobody waits for volume {name}",
+                "the process that asked for it has closed its connection",
+                "open it again",
+            )
         peer.send(VolumeComing(name, why[:WHY_MAX]))
 
     # ---- what people ask ----
 
     def commands(self) -> Mapping[str, Command]:
         return {
-            "attach": self._attach,
-            "detach": self._detach,
+            "create": self._create,
+            "remove": self._remove,
             "export": self._export,
             "swap": self._swap,
             "give_up": self._give_up,
@@ -170,7 +175,7 @@ class MemoryService(PluginService):
             "accounts": self._accounts,
         }
 
-    async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
+    async def _create(self, arguments: Mapping[str, Any]) -> VolumeView:
         """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
         `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
         `parity`: `K+1` for one on K + 1; `create`: true makes it anew, empty, whatever other hosts know of it."""
@@ -178,14 +183,14 @@ class MemoryService(PluginService):
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
-            raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
+            raise Refused(2, f"{owner!r} is not a user", "expected a uid: a number from 0 on", "give --user NAME")
         account = Payer(_tenant(arguments.get("tenant", "")))
         kind = Kind(arguments.get("mirror", 0), arguments.get("parity", ""))
         make: Make = "anew" if arguments.get("create") is True else ""
         volume = await self.borrowing.attach(name, size, -1, owner, kind, account, make)
         return self.borrowing.volume_view(volume)
 
-    async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _remove(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
         await self.borrowing.detach(name, -1)

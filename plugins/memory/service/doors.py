@@ -36,7 +36,7 @@ class Doors:
     def _volume(self, name: str) -> OpenVolume:
         volume = self._volumes.get(name)
         if volume is None:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
         return volume
 
     async def _ask(self, name: str, question: Callable[[int], Question], timeout_s: float) -> Answer:
@@ -103,7 +103,7 @@ class Doors:
         _must_be_formed(volume, what)
         if volume.known.uid != -1 or volume.known.exports:
             why = "processes of this host read and write it"
-            raise Refused(4, what, why, "agentctl memory attach ANOTHER --size SIZE --swap")
+            raise Refused(4, what, why, "agentctl volume swap ANOTHER SIZE")
         lacks = self._stay()
         if lacks:
             why = f"the agent could wait for itself: {lacks}"

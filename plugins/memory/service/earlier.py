@@ -103,7 +103,7 @@ class EarlierElsewhere:
 
 def word(name: str) -> str:
     """How a person says that a volume is made anew."""
-    return f"agentctl volumes give-up {name}, or create=True in RemoteMemory.open"
+    return f"agentctl volume give-up {name}, or create=True in RemoteMemory.open"
 
 
 def named(hosts: list[HostId]) -> str:

@@ -71,7 +71,7 @@ def refuse_over_budget(
             step = f"raise budgets.{by.tenant} in agent.toml of all hosts"
             if account.kind == "job":
                 step = "submit it with more --remote-memory"
-            raise Refused(4, what, why, f"detach one of its volumes (agentctl memory), or {step}")
+            raise Refused(4, what, why, f"remove one of its volumes (agentctl memory lists them), or {step}")
 
 
 def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by: Payer, what: str) -> None:
@@ -81,11 +81,11 @@ def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by:
     if by.job and of_job >= settings.volumes_per_job_max:
         most = f"{settings.volumes_per_job_max} (volumes_per_job_max in [memory])"
         why = f"job {by.job} has {of_job} volumes on this host, and may have {most}"
-        step = "use one volume for many steps, at offsets; detach() what is not needed, or raise it in agent.toml"
+        step = "use one volume for many steps, at offsets; remove() what is not needed, or raise it in agent.toml"
         raise Refused(4, what, why, step)
     if len(mine) >= settings.volumes_max:
         why = f"this host has {len(mine)} volumes, and may have {settings.volumes_max} (volumes_max in [memory])"
-        raise Refused(4, what, why, "detach one (agentctl volumes, agentctl detach), or raise it in agent.toml")
+        raise Refused(4, what, why, "remove one (agentctl volume ls, agentctl volume rm), or raise it in agent.toml")
 
 
 def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
@@ -149,7 +149,7 @@ class Former:
         if volume.refused is not None:
             raise volume.refused
         if not volume.known.formed:
-            raise Refused(1, what, "it was detached meanwhile", "attach it again")
+            raise Refused(1, what, "it was removed meanwhile", "open it again")
 
     async def _form(self, volume: OpenVolume) -> None:
         settled = volume.settled
@@ -233,12 +233,12 @@ def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
     trouble = f" ({volume.trouble})" if volume.trouble else ""
     known = volume.known
     why = (
-        f"{volume.numbers} places are needed ({counted(volume.slabs)}, on {hosts(known)} other hosts each), and {found}"
-        f" were found{trouble}; what was taken is given back"
+        f"it needs {volume.numbers} slabs at lenders ({counted(volume.slabs)}, each on {hosts(known)} other hosts), and"
+        f" only {found} were found{trouble}; those were given back"
     )
     without = "--parity" if known.parity else "--mirror"
-    next_step = f"agentctl hosts shows who lends; ask for less, or attach it without {without}"
-    return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)
+    next_step = f"agentctl hosts shows who lends; ask for less, or create it without {without}"
+    return Refused(4, f"cannot create volume {volume.known.volume}", why, next_step)
 
 
 def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> str:
@@ -272,12 +272,12 @@ def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | No
     """Refused: it exists and is another one. `asked`: members, and whether with parity; None: as it is."""
     if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
         why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
-        raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
+        raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or remove it first")
     if asked is not None and asked != (known.members, known.parity):
         why = f"it exists with {known.members} places for each slab, not {asked[0]}"
         if asked[0] == known.members:
             why = f"it exists {'with' if known.parity else 'without'} parity"
-        raise Refused(4, what, why, "ask for it as it is, or detach it first")
+        raise Refused(4, what, why, "ask for it as it is, or remove it first")
 
 
 def check_owner(known: KnownVolume, uid: int, what: str) -> None:

@@ -82,5 +82,5 @@ SLABS_UNRECOVERED = METRICS.counter(
     "covey_slabs_unrecovered_total", "Slabs lost at a restart: their lender had lost them, or was given up."
 )
 SPARE_BYTES = METRICS.gauge("covey_spare_bytes", "Memory above headroom, which may be lent.")
-VOLUMES = METRICS.gauge("covey_volumes", "Volumes of remote memory attached on this host.")
+VOLUMES = METRICS.gauge("covey_volumes", "Volumes of remote memory of this host.")
 VOLUMES_IN_TROUBLE = METRICS.gauge("covey_volumes_in_trouble", "Volumes whose disk refuses pages now.")

@@ -94,5 +94,5 @@ class UnsureLenders:
         """Of a volume whose record this host has lost: its pages at other hosts. Refused when none knows of one."""
         found = await self._earlier.forget(name)
         if not found:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
         return tuple(OpenPlace(0, 0, host, "", b"") for host in found)

@@ -88,8 +88,8 @@ class FakeApi:
                 "scheduler.cancel": {"id": "j1"},
                 "scheduler.quotas": [],
                 "scheduler.quota_set": {},
-                "memory.attach": {},
-                "memory.detach": {},
+                "memory.create": {},
+                "memory.remove": {},
                 "memory.give_up": {},
                 "scheduler.move": {},
                 "memory.export": {},
@@ -204,10 +204,10 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
             "POST",
             "/v1/volumes",
             {"volume": "v1", "size_bytes": 4096},
-            "memory.attach",
+            "memory.create",
             {"volume": "v1", "size_bytes": 4096},
         ),
-        ("DELETE", "/v1/volumes/v1", None, "memory.detach", {"volume": "v1"}),
+        ("DELETE", "/v1/volumes/v1", None, "memory.remove", {"volume": "v1"}),
         ("POST", "/v1/tensors/move", {"job": "j1", "to": "h2"}, "aggregator.move", {"job": "j1", "to": "h2"}),
         ("POST", "/v1/quotas", {"tenant": "a", "gpus": 4}, "scheduler.quota_set", {"tenant": "a", "gpus": 4}),
     ],
@@ -267,7 +267,7 @@ async def test_what_is_malformed_is_refused_with_what_is_wrong_and_why(
 
 
 async def test_a_plugin_that_is_off_is_named(rig: Rig) -> None:
-    del rig.api.commands["memory.attach"]
+    del rig.api.commands["memory.create"]
     status, body = await rig.ask("POST", "/v1/volumes", json={})
     assert status == 500
     assert "`memory`" in body["why"]

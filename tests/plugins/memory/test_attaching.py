@@ -90,7 +90,7 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
         assert "h1 had a volume of this name and has lost its record; 2 slabs of it lie at h2, h3" in refused.value.why
-        assert "agentctl volumes give-up data, or create=True" in refused.value.next
+        assert "agentctl volume give-up data, or create=True" in refused.value.next
         assert rack.command("h1", "volumes") == []
         rack.attach("h1", "other", "128 KiB")  # which nobody knows of
         assert rack.command("h1", "give_up", volume="data")["lenders"] == ["h2", "h3"]
@@ -102,7 +102,7 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
 
 def without_its_record(rack: MemoryRack, *also: str) -> None:
     """The volume `data` of user 1000 on h1, whose agent forgets it; and these files besides."""
-    rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+    rack.command("h1", "create", volume="data", size="128 KiB", uid=1000)
     kept_hot(rack, 2)
     rack.run(3)
     host = rack.host("h1")
@@ -137,7 +137,7 @@ def test_nobody_but_root_says_whose_a_volume_is_whose_files_do_not_say_it() -> N
         assert isinstance(refusal, Refusal) and "whose it was is not known" in refusal.why
         with pytest.raises(Refused, match="whose it was is not known"):
             rack.attach("h1", "data", "128 KiB")
-        rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+        rack.command("h1", "create", volume="data", size="128 KiB", uid=1000)
         until_done(rack, rack.client("h1", read_all, "data"))
         assert isinstance(said_to(rack, 1001), Refusal) and isinstance(said_to(rack, 1000), VolumeAt)
 
@@ -164,7 +164,7 @@ def test_its_lenders_remember_it_when_its_slabs_are_gone(how: str) -> None:
         process = Process()
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("data", 128 << 10, make="anew")))
         assert [type(frame) for frame in process.said] == [VolumeAt]
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.attach("h1", "data", "128 KiB")  # the word was said once and for all
 
 
@@ -172,7 +172,7 @@ def test_a_volume_that_was_detached_is_made_again_before_its_lenders_heard() -> 
     with a_rack(3) as rack:
         with_pages(rack)
         rack.world.network.cut([("h1", "h2"), ("h1", "h3")])
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.processes["h1"].signal(9)
         rack.world.network.heal()
         rack.host("h1").start_agent()
@@ -207,7 +207,7 @@ def test_one_that_must_exist_is_not_made() -> None:
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
         (refusal,) = process.said
         assert (refusal.what, refusal.why) == (
-            "no volume data", "h1 has none of that name: it was detached, or is on another host",
+            "no volume data", "h1 has none of that name: it was removed, or is on another host",
         )  # fmt: skip
         rack.attach("h1", "data", "128 KiB")
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
@@ -238,7 +238,7 @@ def test_what_its_process_died_of_is_told_to_whoever_opens_it(program: str, monk
         refusal = process.said[-1]
         assert refusal.what == "volume data is not ready"
         assert "the list of segments is damaged: 300 bytes behind its end" in refusal.why
-        assert "agentctl detach data" in refusal.next
+        assert "agentctl volume rm data" in refusal.next
         with pytest.raises(Refused, match="the list of segments is damaged"):
             rack.attach("h1", "data", "128 KiB")
         (view,) = rack.command("h1", "volumes")
@@ -330,10 +330,10 @@ def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words() -> None:
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, other), Attach("of-another", 64 << 10)))
         assert isinstance(other.said[-1], VolumeAt)
         rack.attach("h1", "persons", "64 KiB")
-        with pytest.raises(Refused, match="cannot attach volume sixth") as refused:
+        with pytest.raises(Refused, match="cannot open volume sixth") as refused:
             rack.attach("h1", "sixth", "64 KiB")
         assert refused.value.why == "this host has 5 volumes, and may have 5 (volumes_max in [memory])"
-        rack.command("h1", "detach", volume="step-1")
+        rack.command("h1", "remove", volume="step-1")
         rack.attach("h1", "sixth", "64 KiB")
 
 

@@ -41,7 +41,7 @@ class Attaching:
     async def _attach(self) -> None:
         began_s = self._rack.world.now
         try:
-            self.said = await self._rack.agents["h1"].commands()["attach"](self._asked)
+            self.said = await self._rack.agents["h1"].commands()["create"](self._asked)
         except Refused as refused:
             self.said = refused
         self.took_s = self._rack.world.now - began_s
@@ -84,9 +84,9 @@ def test_what_was_detached_and_attached_anew_is_another_volume() -> None:
     with a_rack(3) as rack:
         first = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
-        rack.command("h1", "detach", volume=VOLUME)
+        rack.command("h1", "remove", volume=VOLUME)
         assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
-        assert "it was detached meanwhile" in first.is_refused(1)
+        assert "it was removed meanwhile" in first.is_refused(1)
         rack.run(30)
         assert [view.slabs_whole for view in rack.command("h1", "volumes")] == [2]
 
@@ -96,8 +96,8 @@ def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> Non
     with a_rack(4, seed=seed) as rack:
         waiting, borrowing = Attaching(rack, "128 KiB", mirror=2), rack.agents["h1"].borrowing
         rack.until(lambda: VOLUME in borrowing.volumes and borrowing.volumes[VOLUME].formed() == 2)
-        rack.command("h1", "detach", volume=VOLUME)
-        assert "it was detached meanwhile" in waiting.is_refused(1)
+        rack.command("h1", "remove", volume=VOLUME)
+        assert "it was removed meanwhile" in waiting.is_refused(1)
         assert not borrowing.volumes
         assert not borrowing._record.now.volumes
         rack.run(5)
@@ -337,5 +337,5 @@ def test_a_volume_that_may_hold_pages_is_kept_though_there_is_no_room_for_all_of
         assert "it may hold pages" in waiting.is_refused(1)
         rack.run(20)
         assert lent(rack) and [view.volume for view in rack.command("h1", "volumes")] == [VOLUME]
-        rack.command("h1", "detach", volume=VOLUME)
+        rack.command("h1", "remove", volume=VOLUME)
         rack.until(lambda: not lent(rack))

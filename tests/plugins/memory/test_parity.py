@@ -239,7 +239,7 @@ def test_a_member_that_its_lender_wants_back_is_brought_elsewhere_first() -> Non
         (0, "1+1", "2 to 7 members"),
         (0, "two", "not of the form K"),
         (2, "2+1", "does one of them"),
-        (0, "4+1", r"5 places are needed \(1 slab, on 5 other hosts each\), and 3 were"),
+        (0, "4+1", r"5 slabs at lenders \(1 slab, each on 5 other hosts\), and only 3 were"),
     ],
 )
 def test_bad_parity_is_refused_in_words(mirror: int, text: str, said: str) -> None:

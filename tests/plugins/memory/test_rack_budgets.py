@@ -342,7 +342,7 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
             rack.do("h1", partial(service.frame, job, Attach(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         assert (said[1].what, said[1].why) == (
-            "cannot attach volume two",
+            "cannot open volume two",
             "job j1 has 128 KiB of 192 KiB, and this is 128 KiB more",
         )
         assert "--remote-memory" in said[1].next
@@ -477,7 +477,7 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
     with a_rack(4, settings=limited) as rack:
         rack.run(8)
         for host, name in (("h1", "one"), ("h2", "two")):
-            rack.command(host, "attach", volume=name, size="192 KiB", tenant="ann")
+            rack.command(host, "create", volume=name, size="192 KiB", tenant="ann")
         keep_hot(rack, "h1", "one", slabs=3)
         rack.run(3)
         keep_hot(rack, "h2", "two", slabs=1)
@@ -492,4 +492,4 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
         rows: Mapping[str, Any] = {row.name: row for row in rack.command("h4", "accounts")}
         assert (rows["ann"].used_bytes, rows["ann"].budget_bytes) == (lent["ann"], 256 << 10)
         with pytest.raises(Refused, match="tenant ann has 256 KiB of 256 KiB"):
-            rack.command("h3", "attach", volume="three", size="128 KiB", tenant="ann")
+            rack.command("h3", "create", volume="three", size="128 KiB", tenant="ann")

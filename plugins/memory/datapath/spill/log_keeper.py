@@ -98,8 +98,8 @@ class LogKeeper:
         if listed is None:
             if self._files:
                 raise Damaged(
-                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which says what the log of this "
-                    "volume consists of; next: restore it, or detach the volume for good (agentctl detach)"
+                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which lists the parts of this "
+                    "volume's log; next: restore it, or remove the volume for good (agentctl volume rm)"
                 )
             listed = SegmentList(
                 int.from_bytes(self._env.entropy(8), "little") >> 1, self._block, self._listed.segment_blocks
