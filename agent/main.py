@@ -251,7 +251,7 @@ def make_key(path: Path) -> int:
             f"cannot write {path}", error.strerror or str(error), "name another file; a key in use stays as it is"
         )
         return 2
-    print(f"agentd: {path} is new; copy it to every host of the rack, and to nobody else")
+    print(f"agentd: {path} is written; copy it to every host of the rack, and to nobody else")
     return 0
 
 

@@ -74,7 +74,7 @@ class Network:
 
     def stops(self, request: web.Request) -> NotAdmitted | None:
         if request.method not in READS:
-            why = "over TCP an agent cannot know who asks, so it answers reads alone there"
+            why = "an agent cannot tell who sends a request over TCP, so it only answers reads there"
             next = f"on host {self._own}: agentctl --agent unix:{self._path} ..."
             return NotAdmitted("change", "nothing can be changed over TCP", why, next)
         host = request.headers.get(hdrs.HOST, "")

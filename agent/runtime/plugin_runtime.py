@@ -281,7 +281,7 @@ class PluginRuntime:
         steady = agent.env.clock.now_s() - life.began_s >= STEADY_S
         again_s = self._pause(name, steady) if isinstance(error, OSError) else None
         self.health[name] = PluginHealth("failed", why, self.restarts.get(name, 0), again_s)
-        then = "restart the agent once that is corrected" if again_s is None else f"starts again in {again_s:g} s"
+        then = "correct that, then restart the agent" if again_s is None else f"starts again in {again_s:g} s"
         agent.event_log.note(f"host/{agent.id}", f"plugin {name} failed", f"{why}; {then}")
         self.publish_health()
         if not self._stopping:

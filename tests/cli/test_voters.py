@@ -52,16 +52,16 @@ def test_a_change_that_takes_long_goes_on_by_itself(agent: FakeAgent, capsys: py
     agent.replies["GET /v1/voters"] = view("gpu1", learner="gpu4", under_way="gpu4 is to vote: it learns the log first")
     assert run(agent, "voters", "add", "gpu4", "--timeout", "0.1s") == 6
     err = capsys.readouterr().err
-    assert "gpu4 is to vote" in err and "it goes on: agentctl voters" in err
+    assert "gpu4 is to vote" in err and "it continues; watch it with agentctl voters" in err
     assert run(agent, "voters", "add", "gpu4", "--no-wait") == 0
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ("add", "names 1 host"),
-        ("replace gpu3", "names 2 hosts"),
-        ("list gpu1", "names no hosts"),
+        ("add", "takes 1 host"),
+        ("replace gpu3", "takes 2 hosts"),
+        ("list gpu1", "takes no hosts"),
         ("drop gpu1", "invalid"),
     ],
 )

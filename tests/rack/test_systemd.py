@@ -40,7 +40,7 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         said = typed(first, "systemctl status covey --no-pager; agentctl hosts")
         assert "Active: active (running)" in said
         assert "1 of 1 host alive; gpu1 leads" in said
-        assert "good     covey.service: as it comes with this version" in typed(first, "agentctl doctor")
+        assert "good     covey.service: as installed with this version" in typed(first, "agentctl doctor")
         key = first.shell(f"cat {KEY}").stdout
         page, later = more_hosts()
         toml = f"{page}{DEVICES}"

@@ -61,7 +61,7 @@ def output_gone(job: Job, rank: int, host: HostId) -> Refused:
     """Its rank has ended, and its host has no file of it."""
     why = f"nothing of it is on {host}: removed for its age, number or size, or the rank never began there"
     limits = f"keep_ended_for, keep_ended and output_host_max of [jobs] in agent.toml of {host} say what is kept"
-    what = f"the output of rank {rank} of {job.id} is not kept any more"
+    what = f"the output of rank {rank} of {job.id} is no longer kept"
     return Refused(3, what, why, f"agentctl job {job.id} says how it ended; {limits}")
 
 
