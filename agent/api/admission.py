@@ -58,8 +58,8 @@ class OwnSocket:
         uid = _uid(request)
         if uid >= 0 and uid in self._may:
             return None
-        who = f"uid {uid}" if uid >= 0 else "a user whom the kernel does not tell"
-        why = f"this socket is for uid {self._may[0]} and root, and {who} asks"
+        who = f"uid {uid}" if uid >= 0 else "a user unknown to the kernel"
+        why = f"this socket is for uid {self._may[0]} and root, and {who} sent the request"
         return NotAdmitted("uid", "this request is not allowed", why, "run agentctl as the agent's user, or as root")
 
 
@@ -81,7 +81,7 @@ class Network:
         if request.path in ANY_NAME or is_known_name(host, self._names):
             return None
         why = f"the Host header says {host[:80]!r}"
-        next = "use an IP address or localhost, or write that name into `names` of [http] in agent.toml"
+        next = "use an IP address or localhost, or add that name to `names` of [http] in agent.toml"
         return NotAdmitted("host", "this request is not allowed", why, next)
 
 

@@ -125,7 +125,7 @@ class PluginInstance:
 
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         if not self.open:
-            raise TimeoutError(f"plugin {self.plugin.name} is over")
+            raise TimeoutError(f"plugin {self.plugin.name} has ended")
         return await self._agent.ask(plugin, to, question, deadline_s)
 
     # ---- its tasks ----

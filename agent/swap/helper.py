@@ -111,7 +111,7 @@ class SwapHelper:
             found = kernel.numbered(question.backend)
             if found is not None:
                 nbd.reconfigure(netlink, found, question.backend, question.timeout_s, descriptors[0])
-                self._say(f"{kernel.device(found)} of {question.backend} has another socket")
+                self._say(f"{kernel.device(found)} of {question.backend} has a new socket")
                 return SwapConnected(kernel.device(found), True)
             if question.resume:
                 raise Impossible("the kernel no longer has this device", "agentctl volume unswap NAME")
@@ -126,7 +126,9 @@ class SwapHelper:
 
     def _begin(self, question: BeginSwap) -> SwapNow:
         if self._lacks:
-            raise Impossible(f"the swap helper could wait for itself: {self._lacks}", "systemctl cat covey-swap")
+            raise Impossible(
+                f"the swap helper could deadlock on its own swap: {self._lacks}", "systemctl cat covey-swap"
+            )
         device = self._device(question.backend)
         if kernel.area(device) is None:
             kernel.begin(device, question.priority)

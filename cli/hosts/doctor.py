@@ -115,7 +115,12 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
     elif state == "away":
         yield Finding(f"host {name}", "lacking", "it restarts", "agentctl hosts")
     if not host.get("gpus_known", True):
-        yield Finding(f"host {name}", "wrong", f"its GPUs are not known: {host['gpus_why']}", f"nvidia-smi on {name}")
+        yield Finding(
+            f"host {name}",
+            "wrong",
+            f"its the GPUs of this host are not known: {host['gpus_why']}",
+            f"nvidia-smi on {name}",
+        )
     elif why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         what = f"GPUs that cannot take jobs: {out}" if out else "a GPU that a process holds cannot take another job"

@@ -223,7 +223,7 @@ def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
     from covey.core.carried import argv_excess, env_excess
 
     if excess := argv_excess(spec["argv"]):
-        raise AgentctlError(USAGE, *excess, "put what is long into a file, and give the job the file's name")
+        raise AgentctlError(USAGE, *excess, "put long content into a file, and give the job the file's name")
     if excess := env_excess(spec["env"]):
         next_step = "env -u NAME agentctl submit ... (or --no-env), or read long values from a file in the job"
         raise AgentctlError(USAGE, *excess, next_step)

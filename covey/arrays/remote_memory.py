@@ -237,7 +237,7 @@ class RemoteMemory:
 
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(f"{size} bytes at {offset} lie outside {self._at.volume} ({format_size(self.size)})")
+            raise ValueError(f"{size} bytes at {offset} are outside {self._at.volume} ({format_size(self.size)})")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -346,5 +346,5 @@ def _ask_agent(
                     raise RemoteMemoryError(frame.what, frame.why, frame.next)
     except OSError as error:
         raise RemoteMemoryError(
-            what, f"the agent at {path} does not answer: {error}", "see that agentd runs here"
+            what, f"the agent at {path} does not answer: {error}", "check that agentd runs here"
         ) from error

@@ -681,7 +681,11 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert "the driver does not answer" in run("hosts")[1]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, shown, _ = run("doctor")
-    assert code == 1 and "GPU-2 is lost: XID 79" in shown and "its GPUs are not known: the driver does not" in shown
+    assert (
+        code == 1
+        and "GPU-2 is lost: XID 79" in shown
+        and "its the GPUs of this host are not known: the driver does not" in shown
+    )
 
 
 def test_what_is_remembered_of_a_gpu_is_forgotten_by_name(run: Run, agent: FakeAgent) -> None:
@@ -777,7 +781,7 @@ def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
 
 SILENT: list[dict[str, Any]] = [
     {"host": "gpu3", "why": "no answer within 3 s", "age_s": None},
-    {"host": "gpu4", "why": "its agent restarts, back within 9 s", "age_s": 12.0},
+    {"host": "gpu4", "why": "its agent restarts and will be back within 9 s", "age_s": 12.0},
 ]
 EVERY_LIST = [
     "gpus",
@@ -804,7 +808,7 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
     assert code == 8
     assert err.splitlines() == [
         "incomplete: gpu3 is missing (no answer within 3 s)",
-        "incomplete: gpu4 is shown as it was 12 s ago (its agent restarts, back within 9 s)",
+        "incomplete: gpu4 is shown as it was 12 s ago (its agent restarts and will be back within 9 s)",
         "  next: add --timeout 30s to wait longer, or: agentctl why host/gpu3",
     ]
     assert words != "gpus --line" or out.endswith("; 2 hosts did not answer\n")
@@ -844,7 +848,7 @@ def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, ag
 
 def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, agent: FakeAgent) -> None:
     """Four hosts that each lead a rack of their own are alive; that is not all there is to say."""
-    other = {"what": "it belongs to another rack", "next": "choose the rack that stays"}
+    other = {"what": "it belongs to another rack", "next": "choose which rack stays"}
     twin = {"what": "two machines claim this name", "next": "rename one"}
     row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": []}
     agent.replies["GET /v1/hosts"] = [

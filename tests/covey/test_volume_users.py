@@ -129,9 +129,9 @@ def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) 
     target = ours / "kept"
     target.write_text("his")
     (ours / "link.sock").symlink_to(target)
-    with pytest.raises(OSError, match="exists and is no socket"):
+    with pytest.raises(OSError, match="exists and is not a socket"):
         bind_unix(str(ours / "link.sock"))
     (ours / "nowhere.sock").symlink_to(his / "x.sock")
-    with pytest.raises(OSError, match="exists and is no socket"):
+    with pytest.raises(OSError, match="exists and is not a socket"):
         bind_unix(str(ours / "nowhere.sock"))
     assert target.read_text() == "his" and not os.path.lexists(his / "x.sock")

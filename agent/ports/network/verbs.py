@@ -24,7 +24,7 @@ ACK_TIMEOUT, RETRIES = 14, 7
 """4.096 us * 2^14 = 67 ms without an answer, so many times; then the pair has failed."""
 NO_RECEIVER_TIMER = 12
 STATUSES = {
-    4: "a local protection error", 5: "flushed", 10: "the peer does not allow access to that memory any more",
+    4: "a local protection error", 5: "flushed", 10: "the peer no longer allows access to that memory",
     12: "the peer does not answer", 13: "the peer is not ready",
 }  # fmt: skip
 

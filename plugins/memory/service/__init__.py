@@ -273,14 +273,16 @@ class MemoryService(PluginService):
 def _volume_name(name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
-        raise Refused(2, f"{name!r} is no name for a volume", why, "choose such a name")
+        raise Refused(2, f"{name!r} is not a valid name for a volume", why, "choose such a name")
     return name
 
 
 def _tenant(name: object) -> str:
     if name == "" or (isinstance(name, str) and _NAME.fullmatch(name)):
         return name
-    raise Refused(2, f"{name!r} is no tenant", "it is a name as jobs are submitted with", "give --tenant NAME")
+    raise Refused(
+        2, f"{name!r} is not a tenant", "expected a name as in agentctl submit --tenant", "give --tenant NAME"
+    )
 
 
 def _size(size: object) -> int:
@@ -291,4 +293,4 @@ def _size(size: object) -> int:
             return size
         raise ValueError(f"size = {size!r}: expected bytes, or text such as '64 MiB'")
     except ValueError as error:
-        raise Refused(2, "that is no size for a volume", str(error), "give a size such as 64 MiB") from error
+        raise Refused(2, "invalid size for a volume", str(error), "give a size such as 64 MiB") from error

@@ -143,7 +143,7 @@ class Borrowing:
             return owner
         if owner is None and uid in (-1, 0) and whose != -1:
             return whose
-        known = "whose it was is not known" if owner is None else f"it belongs to another user (uid {owner})"
+        known = "its owner is not known" if owner is None else f"it belongs to another user (uid {owner})"
         why = f"its files are on {self._host.id}, whose agent has lost its record of it, and {known}"
         step = f"choose another name; root may say whose it is: agentctl volume create {name} SIZE --user NAME"
         raise Refused(4, f"cannot open volume {name}", why, step)
@@ -167,7 +167,7 @@ class Borrowing:
                 raise Refused(1, what, "it was removed meanwhile", "open it again")
             if process.deaths >= DEATHS_MAX:
                 step = f"see {logs}; put its files back from a copy, or drop what is in it: agentctl volume rm {name}"
-                raise Refused(1, what, f"{process.died}; it is started again and again", step)
+                raise Refused(1, what, f"{process.died}; it keeps dying after each start", step)
             try:
                 async with asyncio.timeout(LOOK_S):
                     await process.ready.wait()
@@ -184,7 +184,7 @@ class Borrowing:
         count, parity = forming.checked_members(kind, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
-            why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
+            why = f"{size_bytes} bytes; a volume may have 1 B to {format_size(most)}"
             raise Refused(2, what, why, "choose another size, or raise volume_max, slab or page in agent.toml")
         found = self.volumes.get(name)
         if found is None:
@@ -370,7 +370,11 @@ class Borrowing:
         if tenant == known.tenant or self.volumes.get(known.volume) is not volume:
             return
         volume.known = msgspec.structs.replace(known, tenant=tenant)
-        self._host.note(f"volume/{known.volume}", "payer", f"job {known.job} is of tenant {tenant}, whose it counts as")
+        self._host.note(
+            f"volume/{known.volume}",
+            "payer",
+            f"job {known.job} belongs to tenant {tenant}, and its volume counts there",
+        )
         try:
             await self._record.set_volume(volume.known)
         except OSError as error:  # the log says it again to the next agent

@@ -44,7 +44,7 @@ class Doors:
             return await self._volume(name).process.ask(question, timeout_s)
         except (ConnectionError, TimeoutError) as error:
             why = f"its process does not answer: {error}"
-            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
+            raise Refused(1, f"cannot reach the process of volume {name}", why, "try again in a few seconds") from error
 
     async def _remember(self, volume: OpenVolume, **changed: object) -> None:
         volume.known = msgspec.structs.replace(volume.known, **changed)
@@ -102,11 +102,11 @@ class Doors:
             return
         _must_be_formed(volume, what)
         if volume.known.uid != -1 or volume.known.exports:
-            why = "processes of this host read and write it"
+            why = "processes of this host use it as a volume"
             raise Refused(4, what, why, "agentctl volume swap ANOTHER SIZE")
         lacks = self._stay()
         if lacks:
-            why = f"the agent could wait for itself: {lacks}"
+            why = f"the agent could deadlock on its own swap: {lacks}"
             raise Refused(4, what, why, "see docs/guides/memory.md, As swap")
         backend = f"covey:{self._host.id}:{name}:{self._env.entropy(BACKEND_BYTES).hex()}"
         await self._remember(volume, swap=backend)  # first: of what the kernel has somebody must know
@@ -116,7 +116,7 @@ class Doors:
             await self._remember(volume, swap="")
             why, _, further = str(getattr(answer, "why", answer)).partition("; next: ")
             raise Refused(4, what, why, further or "see docs/guides/memory.md, As swap")
-        self._host.note(f"volume/{name}", "swap", "of this host from now on")
+        self._host.note(f"volume/{name}", "swap", "the host swaps to it from now on")
 
     async def end_swap(self, name: str) -> str:
         """`off`, or `ending`: it takes longer. Refused when there is no room for its pages: it stays swap."""
@@ -149,5 +149,5 @@ class Doors:
 def _must_be_formed(volume: OpenVolume, what: str) -> None:
     """Refused: it has no place for all of it yet, and may be given up for want of room, with all that is in it."""
     if volume.known.members > 1 and not volume.known.formed:
-        why = f"{volume.formed()} of its {volume.slabs} slabs have all their places so far"
+        why = f"{volume.formed()} of its {volume.slabs} slabs have all their lenders so far"
         raise Refused(1, what, why, "try again in a few seconds")

@@ -93,7 +93,7 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
     members, parity_ = kind
     if parity_:
         if members:
-            why = "--mirror keeps every page twice, --parity the pages once and their parity; a volume does one of them"
+            why = "--mirror keeps every page twice, --parity keeps pages once and their parity; choose one of them"
             raise Refused(2, what, why, f"give --mirror {MEMBERS} or --parity 2+1")
         try:
             return parity.parsed(parity_) + 1, True
@@ -101,8 +101,8 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
             step = f"give --parity 2+1 or 4+1, or --mirror {MEMBERS}"
             raise Refused(2, what, f"--parity {error}", step) from None
     if isinstance(members, bool) or members not in (0, 1, MEMBERS):
-        why = f"--mirror {members!r}: a slab has {MEMBERS} members, on two hosts, or the disk of this host beside one"
-        raise Refused(2, what, why, f"give --mirror {MEMBERS}, or nothing")
+        why = f"--mirror {members!r}: a mirrored slab is on exactly {MEMBERS} hosts"
+        raise Refused(2, what, why, f"give --mirror {MEMBERS}, or leave it out")
     assert isinstance(members, int)
     return max(1, members), False
 
@@ -144,7 +144,7 @@ class Former:
             except TimeoutError:
                 why = f"{volume.formed()} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far"
                 if waits is None:
-                    raise Refused(1, what, f"{why}, and it goes on", "try again in a few seconds") from None
+                    raise Refused(1, what, f"{why}; it is still being formed", "try again in a few seconds") from None
                 waits(why)
         if volume.refused is not None:
             raise volume.refused
@@ -182,7 +182,7 @@ class Former:
         name = volume.known.volume
         if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
             which = f"{volume.formed()} of {volume.slabs} slabs are whole"
-            why = f"there is no room for all of it, and it may hold pages, so it is kept; {which}"
+            why = f"there is no room for all of it, but it may hold pages, so it is kept; {which}"
             volume.settled, volume.refused = None, Refused(1, f"volume {name} is not ready", why, "agentctl slabs")
             self._host.note(f"volume/{name}", "kept", why)
             return
@@ -253,7 +253,9 @@ def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> 
     if not shared:
         return ""
     which = ", ".join(map(str, shared[:8])) + (" ..." if len(shared) > 8 else "")
-    return f"two members of slab {which} lie in one rack, since no host of another one had room: its loss is two losses"
+    return (
+        f"two members of slab {which} are in one rack, since no other rack had room: the loss of that rack loses both"
+    )
 
 
 def hosts(known: KnownVolume) -> str:
@@ -274,7 +276,7 @@ def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | No
         why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
         raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or remove it first")
     if asked is not None and asked != (known.members, known.parity):
-        why = f"it exists with {known.members} places for each slab, not {asked[0]}"
+        why = f"it exists with {known.members} lenders for each slab, not {asked[0]}"
         if asked[0] == known.members:
             why = f"it exists {'with' if known.parity else 'without'} parity"
         raise Refused(4, what, why, "ask for it as it is, or remove it first")

@@ -68,7 +68,7 @@ class UnsureLenders:
     async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
         volume = self._volumes.get(slab.volume)
         if volume is not None:
-            why = f"{lender} says that it does not hold it any more"
+            why = f"{lender} no longer holds it"
             await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
 
     async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
@@ -82,7 +82,7 @@ class UnsureLenders:
             try:
                 answer = await volume.process.ask(control.GiveUp, ASK_S)
             except (ConnectionError, TimeoutError) as error:
-                what = f"volume {name} cannot be asked"
+                what = f"cannot reach the process of volume {name}"
                 raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
             given_up += answer.places if isinstance(answer, PlaceList) else ()
             more = isinstance(answer, PlaceList) and answer.more

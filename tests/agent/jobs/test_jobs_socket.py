@@ -168,7 +168,7 @@ async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) ->
 async def test_a_process_whose_user_the_kernel_does_not_tell_joins_as_nobody(short: str) -> None:
     async with door(short) as found:
         for join in (Join(pid=5), GOOD):
-            with pytest.raises(Refused, match="the kernel of this host does not tell whose process it is"):
+            with pytest.raises(Refused, match="the kernel of this host does not tell the user of this process"):
                 found.socket._admit(join, cast(ByteStream, SimpleNamespace(uid=UNKNOWN_USER, peer="unix:pid 0")))
 
 
@@ -180,7 +180,7 @@ async def test_a_process_whose_user_the_kernel_does_not_tell_joins_as_nobody(sho
         (msgspec.structs.replace(GOOD, token="sécret\udcff".encode("utf-8", "replace").decode()), "COVEY_TOKEN"),
         (msgspec.structs.replace(GOOD, epoch=2), "epoch 2 of j1 does not run on h1"),
         (msgspec.structs.replace(GOOD, job=JobId("j9")), "epoch 3 of j9 does not run on h1"),
-        (msgspec.structs.replace(GOOD, rank=2), "another host"),
+        (msgspec.structs.replace(GOOD, rank=2), "does not run on"),
     ],
 )
 async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(

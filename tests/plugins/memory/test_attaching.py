@@ -86,10 +86,10 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
     with a_rack(3) as rack:
         with_pages(rack)
         loses_its_disk(rack, "h1")
-        with pytest.raises(Refused, match="volume data is not made anew, empty") as refused:
+        with pytest.raises(Refused, match="volume data is not created again, empty") as refused:
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
-        assert "h1 had a volume of this name and has lost its record; 2 slabs of it lie at h2, h3" in refused.value.why
+        assert "h1 had a volume of this name and has lost its record; 2 slabs of it are at h2, h3" in refused.value.why
         assert "agentctl volume give-up data, or create=True" in refused.value.next
         assert rack.command("h1", "volumes") == []
         rack.attach("h1", "other", "128 KiB")  # which nobody knows of
@@ -134,8 +134,8 @@ def test_nobody_but_root_says_whose_a_volume_is_whose_files_do_not_say_it() -> N
     with a_rack(3) as rack:
         without_its_record(rack, owner_file("data"))
         refusal = said_to(rack, 1000)
-        assert isinstance(refusal, Refusal) and "whose it was is not known" in refusal.why
-        with pytest.raises(Refused, match="whose it was is not known"):
+        assert isinstance(refusal, Refusal) and "its owner is not known" in refusal.why
+        with pytest.raises(Refused, match="its owner is not known"):
             rack.attach("h1", "data", "128 KiB")
         rack.command("h1", "create", volume="data", size="128 KiB", uid=1000)
         until_done(rack, rack.client("h1", read_all, "data"))
@@ -158,7 +158,7 @@ def test_its_lenders_remember_it_when_its_slabs_are_gone(how: str) -> None:
                 rack.host(host).power_on()
             rack.run(3)
         assert not any(rack.agents[host].lending.machine.lent for host in ("h2", "h3"))
-        with pytest.raises(Refused, match="2 slabs of it lay, until nobody renewed them, at h2, h3") as refused:
+        with pytest.raises(Refused, match="2 slabs of it were, until their lease ran out, at h2, h3") as refused:
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
         process = Process()
@@ -190,7 +190,7 @@ def test_a_host_that_is_alive_and_does_not_say_what_it_holds_is_named() -> None:
         asks(rack, "h1", process, Attach("data", 128 << 10))
         rack.until(lambda: bool(process.said) and isinstance(process.said[-1], Refusal), 30.0)
         assert process.said[0] == VolumeComing(
-            "data", "h2, h3 has not said whether it holds pages of an earlier volume of this name"
+            "data", "h2, h3 has not said yet whether it holds pages of an earlier volume of this name"
         )
         refusal = process.said[-1]
         assert "h2, h3, which may hold pages, did not say within 10 s" in refusal.why

@@ -70,7 +70,7 @@ def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_de
         attach(rack, "two", "256 KiB", "ann")
         found = {view.volume: (view.tenant, view.budget_bytes) for view in rack.command("h1", "volumes")}
         assert found == {"nobodys": ("", None), "two": ("ann", 256 << 10)}
-        with pytest.raises(Refused, match="no tenant"):
+        with pytest.raises(Refused, match="not a tenant"):
             attach(rack, "four", "64 KiB", "a tenant")
 
 

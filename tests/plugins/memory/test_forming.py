@@ -151,7 +151,7 @@ def test_lenders_whose_agents_answer_late_have_not_said_that_they_have_no_room(l
             return await post(sender, to, call, message)
 
         rack.post = slowly  # type: ignore[method-assign]
-        assert "and it goes on" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
+        assert "it is still being formed" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
         is_late[0] = False
         assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
 
@@ -203,7 +203,7 @@ def test_a_member_makes_way_where_room_is_on_the_host_of_its_sibling_alone(
         assert lent(rack) == 2 * slabs
         found = pairs(rack)
         assert sum(found.values()) == slabs and all(len(set(pair)) == 2 for pair in found)
-        assert any(event == "makes way" for index in range(slabs) for event, _ in rack.story(f"slab/data/{index}"))
+        assert any(event == "moves away" for index in range(slabs) for event, _ in rack.story(f"slab/data/{index}"))
 
 
 def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
@@ -216,7 +216,7 @@ def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
         rack.until(lambda: any("h4" in pair for pair in pairs(rack)))
         lose(rack, 1, leaves=(), to=())
         stories = [f"slab/{VOLUME}/{index}" for index in (1, 2, 3)]
-        rack.until(lambda: any(event == "makes way" for each in stories for event, _ in rack.story(each)))
+        rack.until(lambda: any(event == "moves away" for each in stories for event, _ in rack.story(each)))
         rack.until(lambda: sum("h4" in pair for pair in pairs(rack).elements()) == 2)
         assert rack.slab("h1", VOLUME, 1).place is None, "the hosts that have room now are not heard of"
         for host in ("h2", "h3"):
@@ -321,7 +321,7 @@ def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
     with a_rack(3) as rack:
         waiting = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
-        with pytest.raises(Refused, match="slabs have all their places so far") as refused:
+        with pytest.raises(Refused, match="slabs have all their lenders so far") as refused:
             rack.command("h1", door, volume=VOLUME, socket="/run/covey/h1/nbd.sock")
         assert refused.value.code == 1
         waiting.is_refused(4)

@@ -166,7 +166,7 @@ def test_a_volume_keeps_its_kind() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", VOLUME, "64 KiB", mirror=2)
         assert rack.attach("h1", VOLUME, "64 KiB").members == 2
-        with pytest.raises(Refused, match="2 places for each slab, not 1"):
+        with pytest.raises(Refused, match="2 lenders for each slab, not 1"):
             rack.attach("h1", VOLUME, "64 KiB", mirror=1)
 
 

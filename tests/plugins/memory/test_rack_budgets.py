@@ -141,7 +141,7 @@ def test_a_lender_counts_what_the_others_told() -> None:
 def test_what_is_left_is_divided_since_the_others_may_give_theirs_now() -> None:
     tale = LenderTale(8, peer(H2), peer(H3), peer(H1, None))  # the last one has no room
     assert [tale.map(index) for index in range(2)] == ["", ""]
-    assert "each host lends its share" in tale.map(2), "a third of 8"
+    assert "each host lends only a part" in tale.map(2), "a third of 8"
     tale.second(FRESH_S)
     assert [bool(tale.map(index)) for index in range(3, 6)] == [False, False, True], "a third of 6"
 
@@ -173,7 +173,7 @@ def test_the_turn_leaves_a_host_that_a_borrower_can_ask() -> None:
 
 def test_a_lender_that_began_just_now_does_not_know_the_others_yet() -> None:
     tale = LenderTale(8, began_s=0.0)
-    assert "known here 5 s after the start" in tale.map(0) and tale.map(1, tenant="bob") == ""
+    assert "known here only 5 s after the start" in tale.map(0) and tale.map(1, tenant="bob") == ""
     tale.second(FRESH_S)
     assert tale.map(2) == ""
 
@@ -203,7 +203,7 @@ def test_who_names_no_tenant_may_have_a_budget_too() -> None:
     tale = LenderTale(2)
     tale.accounts.budget_of = {"": MIB}.get
     assert tale.map(0, tenant="") == ""
-    assert "whoever names no tenant has 1 MiB of 1 MiB" in tale.map(1, tenant="")
+    assert "volumes without a tenant has 1 MiB of 1 MiB" in tale.map(1, tenant="")
     tale.second()
     assert as_told(tale.machine.told_accounts() or ()) == {BudgetAccount("tenant", "").number: MIB}
     assert MemorySettings(budgets={"": "1 MiB"}).budget_bytes("") == MIB

@@ -367,7 +367,7 @@ def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> Non
         rack.run(2)
         assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 2
         lost = [reason for event, reason in rack.story("slab/data/0") if event == "lost"]
-        assert any("may read back older" in reason for reason in lost)
+        assert any("may read older" in reason for reason in lost)
 
 
 def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:

@@ -105,7 +105,7 @@ class LenderTasks(ABC, Generic[P]):
         another time. SlabGone."""
         link = await self._connect(place, within_s)
         with ExitStack() as undo:
-            undo.callback(link.fail, "what was begun with it failed")
+            undo.callback(link.fail, "requests under way on it failed")
             yield link
             undo.pop_all()
 
