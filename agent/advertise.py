@@ -108,10 +108,10 @@ async def _looked_up(seeds: Sequence[Address], datagrams: Datagrams) -> tuple[li
 
 def _unreachable(config: Config, key: str, ip: str, seeds: Sequence[str], own: Sequence[str]) -> ConfigError:
     return ConfigError(
-        f"{config.source}: other hosts would be told that this one is at {ip}",
+        f"{config.source}: it would tell other hosts that its address is {ip}",
         f"`{key}` is a loopback address, and the rack is joined through {', '.join(seeds)}",
-        f"set `{key}` to this host's address in the rack; it has "
-        + (", ".join(own) or "none but loopback: bring its network up"),
+        f"set `{key}` to this host's address in the rack; the host has "
+        + (", ".join(own) or "only loopback addresses: bring its network up"),
     )
 
 

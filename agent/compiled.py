@@ -103,8 +103,10 @@ def trouble() -> str:
     never were."""
     if found(folder()) or not home().is_dir():
         return ""
-    return f"the byte path is interpreted: what lies in {home()} is for other sources, or open to others; next:" + (
-        f" {sys.executable} -m agent.compiled, then restart vold, slabd and this agent"
+    return (
+        f"the byte path is interpreted: the files in {home()} were built from other "
+        "sources, or others can write to them; next:"
+        + (f" {sys.executable} -m agent.compiled, then restart vold, slabd and this agent")
     )
 
 
@@ -163,7 +165,7 @@ def _compile(work: Path) -> None:
     try:
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=BUILD_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotCompiled(f"{error}\nnext: look at this machine, then again") from error
+        raise NotCompiled(f"{error}\nnext: check this machine, then run it again") from error
     if done.returncode:
         said = (done.stdout + done.stderr)[-2000:]
         missing = "No module named" in said

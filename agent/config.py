@@ -190,7 +190,7 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
             next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, see docs/reference/agent-toml.md"
-            here = f"[{name}] knows" if name else "the top of the file knows"
+            here = f"[{name}] knows" if name else "the settings at the top of the file are"
             raise ConfigError(
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step
             )
@@ -207,7 +207,7 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
 
 
 def _bad_value(source: str, key: str, why: str, next: str) -> ConfigError:
-    return ConfigError(f"{source}: `{key}` has a value that cannot be used", why, next)
+    return ConfigError(f"{source}: `{key}` has an invalid value", why, next)
 
 
 def _names(names: Any) -> str:
@@ -256,20 +256,22 @@ def _check_address(source: str, key: str, address: str) -> None:
     try:
         host, _ = ip_port(address)
     except OSError as error:
-        raise _bad_value(source, key, str(error), "write it such as 127.0.0.1:8470; port 0 takes a free one") from error
+        raise _bad_value(
+            source, key, str(error), "write it as in 127.0.0.1:8470; port 0 means any free port"
+        ) from error
     if not is_ip(host):
-        why = f"{address!r} names a host where this one's own IP is expected: IP:PORT or [IPV6]:PORT"
+        why = f"{address!r} is not an IP of this host; expected IP:PORT or [IPV6]:PORT"
         raise _bad_value(source, key, why, "write an IP of this host, or 0.0.0.0 for all of them")
 
 
 def _check_http(source: str, http: HttpSettings) -> None:
     if hears_others(http.bind) and not http.read_open:
-        why = f"whoever reaches {http.bind} could read all jobs, their arguments and their output"
-        next = 'write bind = "127.0.0.1:8470", or, if that is meant, read_open = true beside it in [http]'
+        why = f"anyone who can reach {http.bind} could read all jobs, their arguments and their output"
+        next = 'write bind = "127.0.0.1:8470", or read_open = true beside it in [http] if that is intended'
         raise _bad_value(source, "http.bind", why, next)
     for name in http.names:
         if len(name) > 253 or not re.match(NAME_PATTERN, name):
-            raise _bad_value(source, "http.names", f"{name!r} is no DNS name", "write it such as gpu1.example.org")
+            raise _bad_value(source, "http.names", f"{name!r} is not a DNS name", "write it as in gpu1.example.org")
 
 
 def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
@@ -277,8 +279,11 @@ def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
     found = [f"{host} ({bind})" for host, bind in sorted(binds) if hears_others(bind)]
     if not found:
         return []
-    why = f"whoever reaches {', '.join(found)} may read all jobs, their arguments and their output ([http] read_open)"
-    return [f'{why}; next: bind = "127.0.0.1:8470" there, unless that is meant']
+    why = (
+        f"anyone who can reach {', '.join(found)} may read all jobs, their "
+        "arguments and their output ([http] read_open)"
+    )
+    return [f'{why}; next: bind = "127.0.0.1:8470" there, unless that is intended']
 
 
 NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"
@@ -293,8 +298,8 @@ def _check_seed(source: str, seed: str) -> None:
     except OSError:
         good = False
     if not good:
-        why = f"{seed!r} is no host and port; expected NAME:PORT, IP:PORT or [IPV6]:PORT"
-        raise _bad_value(source, "gossip.seeds", why, "write it such as gpu1:7946, 10.0.0.7:7946 or [fd00::7]:7946")
+        why = f"{seed!r} is not a host and a port; expected NAME:PORT, IP:PORT or [IPV6]:PORT"
+        raise _bad_value(source, "gossip.seeds", why, "write it as in gpu1:7946, 10.0.0.7:7946 or [fd00::7]:7946")
 
 
 def _checked_advertise(key: str, text: str, source: str) -> str:
@@ -308,5 +313,5 @@ def _checked_advertise(key: str, text: str, source: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise _bad_value(source, key, f"{text!r} is no IP of one host", "write this host's IP, such as 10.0.0.7")
+        raise _bad_value(source, key, f"{text!r} is not the IP of a host", "write this host's IP, such as 10.0.0.7")
     return text

@@ -195,8 +195,13 @@ class HostAgent:
         with an old boot number. Raises OSError."""
         later = max(boot, self._identity_now.boot)
         await identity.save(self.env.disk, msgspec.structs.replace(self._identity_now, boot=later))
-        why = f"an older copy: other hosts know this host under boot number {boot}, and it began under {self.boot}"
-        raise OSError(errno.ESTALE, f"{why}; it starts again", self.env.disk.path("identity"))
+        why = (
+            f"other hosts know this host under boot number {boot}, and this agent "
+            f"started with {self.boot}, so they ignore it"
+        )
+        raise OSError(
+            errno.ESTALE, f"{why}; it exits and starts again with a higher one", self.env.disk.path("identity")
+        )
 
     async def next_boot(self) -> int:
         """A boot number above every earlier one, durable on return: a plugin begins anew under it. OSError."""
@@ -275,7 +280,7 @@ class HostAgent:
         decoder: Any = _asks if plugin == AGENT else self._decoders[plugin]
         decoded = _decode(decoder, answer)
         if decoded is None:
-            raise Refused(1, f"{to} answered something else", "it may run another version", "upgrade the older host")
+            raise Refused(1, f"{to} gave an unexpected answer", "it may run another version", "upgrade the older host")
         assert isinstance(decoded, msgspec.Struct)
         return decoded
 
@@ -380,7 +385,9 @@ class HostAgent:
             except ValueError as error:
                 self.counters["not_gossiped"] += 1
                 if self.counters["not_gossiped"] == 1:
-                    self.env.log.error("other hosts are not told of the log here", why=str(error), next="report this")
+                    self.env.log.error(
+                        "other hosts do not learn the state of the log here", why=str(error), next="report this"
+                    )
 
     def _leader_changed(self, term: int, leader: HostId | None) -> None:
         self.bus.publish(facts.LeaderChanged(term, leader))
@@ -390,7 +397,7 @@ class HostAgent:
     def _voters_changed(self) -> None:
         """Note the change in the event log of every host whose part changed."""
         now = self.log.configuration
-        says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "is to stop voting"}
+        says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "will stop voting"}
         for host in {*self._said_of_voters, *says} - {""}:
             if self._said_of_voters.get(host) != says.get(host):
                 self.event_log.note(

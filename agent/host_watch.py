@@ -88,7 +88,7 @@ class HostWatch:
                 self._note(event.host, "suspected", f"{event.by} could not reach it", "suspect", view)
             case MemberAway():
                 self._state[event.host] = "away"
-                self._note(event.host, "away", f"it restarts, and is back within {event.for_s:g} s", "away", view)
+                self._note(event.host, "away", f"it restarts, and will be back within {event.for_s:g} s", "away", view)
             case HostDown():
                 self._down(event, view)
             case NameConflict():
@@ -116,7 +116,7 @@ class HostWatch:
             case "away":
                 said = "came back", "after the restart that it announced"
             case "alive":
-                said = "began anew", f"its agent started again without a word before, {where}".rstrip(", ")
+                said = "restarted", f"its agent was restarted without notice, {where}".rstrip(", ")
         self._note(host, *said, "up", view)
         if was in ("suspect", "gone", "alive"):
             self._returns.setdefault(host, deque(maxlen=64)).append(self._env.clock.now_s())
@@ -124,9 +124,9 @@ class HostWatch:
     def _down(self, event: HostDown, view: HostView | None) -> None:
         was, self._state[event.host] = self._state.get(event.host), "left" if event.left else "gone"
         if event.left:
-            self._note(event.host, "left", "it said so", "down", view)
+            self._note(event.host, "left", "it said so itself", "down", view)
         elif was == "away":
-            self._note(event.host, "gone", "it was to be back by now", "down", view)
+            self._note(event.host, "gone", "it did not come back in time", "down", view)
         else:
             by = None if view is None else view.suspected_by
             why = f"{by or 'another host'} could not reach it, and it did not refute that in time"
@@ -145,8 +145,8 @@ class HostWatch:
         before, self._full = self._full, (event.host, self._env.clock.now_s())
         if before is None:
             trouble = full(event.host)
-            self._env.log.error("a host is not let in", peer=event.host, why=trouble.what, next=trouble.next)
-            self._event_log.note(f"host/{event.host}", "not let in", f"hosts_max of {self._me} is reached")
+            self._env.log.error("a host is not admitted", peer=event.host, why=trouble.what, next=trouble.next)
+            self._event_log.note(f"host/{event.host}", "not admitted", f"hosts_max of {self._me} is reached")
             self._event_log.note(f"host/{self._me}", "hosts_max reached", f"{trouble.what}; next: {trouble.next}")
 
     # ---- once a second ----
@@ -179,7 +179,7 @@ class HostWatch:
                 self._event_log.note(f"host/{host}", "name conflict over", "no other machine claims the name any more")
         if self._full is not None and now_s - self._full[1] > SEEN_KEPT_S:
             self._full = None
-            self._event_log.note(f"host/{self._me}", "hosts_max not reached", "no host is kept out any more")
+            self._event_log.note(f"host/{self._me}", "hosts_max not reached", "no host is refused any more")
         known = {view.host for view in views}
         for host, returns in list(self._returns.items()):
             while returns and now_s - returns[0] > FLAPS_S:
@@ -244,14 +244,14 @@ def _of_its_log(view: HostView, log: LogSeen) -> list[tuple[str, Trouble, bool]]
 def contested(at: Address) -> Trouble:
     other = f" (the other one at {at})" if at else ""
     return Trouble(
-        f"two machines claim this name{other}, and only one of them is let in",
+        f"two machines claim this name{other}, and only one of them is admitted",
         "give one of them another name in its agent.toml (name = ...), and restart its agent",
     )
 
 
 def full(host: HostId) -> Trouble:
     return Trouble(
-        f"it lets no further host in, {host} for one: as many hosts live as [gossip] hosts_max allows",
+        f"it admits no more hosts, such as {host}: the rack has as many hosts as [gossip] hosts_max allows",
         "raise hosts_max under [gossip] in the agent.toml of every host, and restart the agents one after another",
     )
 
@@ -272,8 +272,9 @@ def another_rack(host: HostId, leader: HostId, log: LogSeen) -> Trouble:
     voters = ", ".join(f'"{voter}"' for voter in log.voters)
     folder = log.folder
     return Trouble(
-        f"it belongs to another rack, {who}: that log began apart from the one here, and neither follows the other",
-        f"choose the rack that stays; to join {host} to this one, set leader.voters = [{voters}] in its agent.toml and "
+        f"it belongs to another rack, {who}: its log has a different origin from "
+        "the one here, so the two cannot be merged",
+        f"choose which rack stays; to join {host} to this one, set leader.voters = [{voters}] in its agent.toml and "
         f"type there: systemctl stop covey && mv {folder} {folder}.given-up && systemctl start covey    (jobs and "
         "quotas of its rack are forgotten)",
     )
@@ -281,12 +282,13 @@ def another_rack(host: HostId, leader: HostId, log: LogSeen) -> Trouble:
 
 def leaderless(host: HostId, leader: HostId) -> Trouble:
     return Trouble(
-        f"it knows no leader, while {leader} leads here: it gets no work and answers from an old log",
+        f"it knows no leader, while {leader} leads here: it gets no work, and answers from an old copy of the log",
         f"on {host}: agentctl status, agentctl voters",
     )
 
 
 def unknown_voter(host: HostId) -> Trouble:
     return Trouble(
-        f"{host} votes, and gossip knows no host of that name", f"start its agent, or: agentctl voters remove {host}"
+        f"{host} is a voter, but gossip knows no host of that name",
+        f"start its agent, or: agentctl voters remove {host}",
     )

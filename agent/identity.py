@@ -29,8 +29,7 @@ async def load(disk: Disk) -> Identity | None:
         raise checked.StateRefused(
             "the identity of this host cannot be read",
             str(error),
-            f"put {disk.path(FILE)} back from a copy; or delete it and start again: it is a new host under its old "
-            "name then",
+            f"restore {disk.path(FILE)} from a copy; or delete it and start again, as a new host under the old name",
         ) from error
 
 

@@ -115,7 +115,7 @@ class Daemon:
                 await agent.stop(leave=True, away_s=self._away_s)
                 await self._tasks.cancel_all()
         except TimeoutError:
-            self._log.warning("did not leave in time, cutting off")
+            self._log.warning("the agent did not leave in time and is cut off")
         self._devices.close()
         if self._refused is not None:
             return _refuse(self._refused)
@@ -195,7 +195,7 @@ def check_wheels() -> None:
         return  # a tree that was not installed
     if installed != VERSION:
         why = f"covey-agent is {installed}, covey-job is {VERSION}"
-        raise ConfigError("the wheels installed here are of two versions", why, "pip install -U covey-agent covey-job")
+        raise ConfigError("the installed wheels have different versions", why, "pip install -U covey-agent covey-job")
 
 
 def check(config: Config) -> None:
@@ -205,13 +205,13 @@ def check(config: Config) -> None:
         began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
         told = runner.run(log_differs(config)) if began else ""
     on = ", ".join(config.plugins)
-    print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, plugins {on}")
+    print(f"agentd: {config.source} is valid: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
     if hears_others(config.http.bind):
-        print(f"agentd: whoever reaches {config.http.bind} may read all jobs and their output ([http] read_open)")
+        print(f"agentd: anyone who can reach {config.http.bind} may read all jobs and their output ([http] read_open)")
     for seed, why in settled.unknown.items():
-        print(f"agentd: seed {seed} is not known now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
+        print(f"agentd: seed {seed} cannot be resolved now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
 
 
 async def log_differs(config: Config) -> str:
@@ -233,10 +233,12 @@ def _refuse(refused: StateRefused) -> int:
 
 def _cannot_start(error: OSError, config: Config) -> None:
     if error.errno in FULL:
-        next_step = f"free some, then start it again: df -h {config.state_dir}; du -xh {config.state_dir} | sort -h"
+        next_step = (
+            f"free some space, then start it again: df -h {config.state_dir}; du -xh {config.state_dir} | sort -h"
+        )
         _complain("cannot start: the disk of its state directory is full", str(error), next_step)
     else:
-        _complain("cannot start", str(error), f"see who holds it, or change {config.source}")
+        _complain("cannot start", str(error), f"see which process uses it, or change {config.source}")
 
 
 def _complain(what: str, why: str, next: str) -> None:
@@ -249,10 +251,12 @@ def make_key(path: Path) -> int:
         keys.generate(path)
     except OSError as error:
         _complain(
-            f"cannot write {path}", error.strerror or str(error), "name another file; a key in use stays as it is"
+            f"cannot write {path}",
+            error.strerror or str(error),
+            "name another file; an existing key is never overwritten",
         )
         return 2
-    print(f"agentd: {path} is new; copy it to every host of the rack, and to nobody else")
+    print(f"agentd: {path} is written; copy it to every host of the rack, and to nobody else")
     return 0
 
 

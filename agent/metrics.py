@@ -13,7 +13,7 @@ EVENT_LOOP_LAG_SECONDS = METRICS.gauge(
 )
 HOSTS_ALIVE = METRICS.gauge("covey_hosts_alive", "Hosts that gossip shows alive, this one included.")
 HOSTS_WRONG = METRICS.gauge(
-    "covey_hosts_wrong", "Hosts with something to mend: of another rack, with a contested name, lost again and again."
+    "covey_hosts_wrong", "Hosts that need attention: of another rack, with a contested name, lost again and again."
 )
 HTTP_REFUSED = METRICS.counter(
     "covey_http_refused_total", "HTTP requests refused before they reached a command.", "why"
@@ -65,7 +65,7 @@ RAFT = METRICS.counters(
         "elections": "Elections this host stood in.",
         "forwarded": "Proposals sent on to the leader.",
         "forwarding_failed": "Proposals whose leader did not answer.",
-        "handover_orders_stale": "Orders to stand for election that came too late to be followed.",
+        "handover_orders_stale": "Requests to stand for election that came too late.",
         "handovers": "Times this host handed its leadership over.",
         "handovers_for_slow_disk": "Times this host offered its leadership because its disk was slow.",
         "malformed": "Messages that could not be understood.",
@@ -76,7 +76,7 @@ RAFT = METRICS.counters(
         "snapshots_saved": "Snapshots written.",
         "snapshots_too_large": "Snapshots that were not written because of their size.",
         "stepped_down": "Times this host stopped being the leader.",
-        "two_leaders_in_one_term": "Never: two leaders seen in one term.",
+        "two_leaders_in_one_term": "Two leaders seen in one term; must stay 0.",
         "votes_of_another_log": "Votes not counted because the voter's log is not the one that votes.",
         "votes_of_strangers": "Votes of hosts that do not vote.",
         "votes_refused_leader_alive": "Votes refused because a leader is alive.",
@@ -97,8 +97,8 @@ RPC = METRICS.counters(
         "late_replies": "Replies received after the asker stopped waiting.",
         "malformed": "Envelopes that could not be understood.",
         "malformed_bodies": "Messages whose body their plugin does not know.",
-        "not_gossiped": "Times that the state of the log here did not fit into what a host gossips.",
-        "of_another_installation": "Messages of a machine that has not the name it gives, by gossip.",
+        "not_gossiped": "Times that the state of the log did not fit into this host's gossip.",
+        "of_another_installation": "Messages of a machine whose name does not match gossip.",
         "old_boot": "Messages of an earlier start of their sender.",
         "pages_not_kept": "Pages of answers asked for after they were forgotten.",
         "questions_refused": "Questions refused because one host asked too many at once.",

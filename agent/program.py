@@ -120,7 +120,7 @@ class NoLinks:
     public_key: bytes = b""
 
     async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
-        raise OSError("a program has no control links; it speaks to its own host's agent over a unix socket")
+        raise OSError("a program has no control links; it talks to the agent of its own host over a unix socket")
 
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:
         """No links, so no peers."""

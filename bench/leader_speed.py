@@ -81,7 +81,7 @@ class Rack:
         kinds = {type(command) for command in said}
         what = (
             "stops a job" if TakenBack in kinds else "starts a job" if Granted in kinds
-            else "keeps GPUs" if GpusKept in kinds else "changes nothing" if kinds <= {Elapsed} else "else"
+            else "reserves GPUs" if GpusKept in kinds else "changes nothing" if kinds <= {Elapsed} else "else"
         )  # fmt: skip
         self.times.setdefault(what, []).append(spent)
         for command in said:

@@ -93,8 +93,8 @@ def must(holds: bool, what: str) -> None:
 @contextlib.contextmanager
 def exported(rack: LivingRack) -> Iterator[Device]:
     for words in (
-        ("attach", VOLUME, str(SIZE), "--host", HOST),
-        ("memory", "export", VOLUME, "--socket", f"{rack.directory}/nbd.sock", "--host", HOST),
+        ("volume", "create", VOLUME, str(SIZE), "--host", HOST),
+        ("volume", "export", VOLUME, "--socket", f"{rack.directory}/nbd.sock", "--host", HOST),
     ):
         code, said = rack.agentctl(*words)
         must(code == 0, f"agentctl {' '.join(words)}: {said}")

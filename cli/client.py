@@ -123,7 +123,7 @@ class Agent:
         sockets = [address for address in self.addresses if _is_socket(address)]
         if self.addresses and not sockets:
             where = f"{_tried(self.addresses)} (from {self.found_by})"
-            why = f"over TCP, as at {where}, an agent cannot know who asks, so it answers reads alone"
+            why = f"an agent cannot tell who sends a request over TCP (as at {where}), so it only answers reads there"
             step = f"log in to its host and leave {self.found_by} out, or name its socket: --agent unix:{SYSTEM_SOCKET}"
             raise AgentctlError(REFUSED, "nothing can be changed over TCP", why, step)
         if self.address is not None and not _is_socket(self.address):
@@ -143,7 +143,7 @@ class Agent:
             status, found = _exchange(connection, method, target, body, timeout_s)
         except TimeoutError:
             raise AgentctlError(
-                TOO_LATE, f"{address} did not answer", f"{timeout_s:g} s have passed", "agentctl status"
+                TOO_LATE, f"{address} did not answer", f"no answer within {timeout_s:g} s", "agentctl status"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise Gone(method, address, error) from None
@@ -174,18 +174,18 @@ class Agent:
         if not self.addresses:
             return AgentctlError(
                 NO_AGENT,
-                "no agent was found",
+                "no agent found",
                 f"there is no {RACK_FILE} here or above, and no {SYSTEM_SOCKET}",
-                "make run    (a rack on this machine), or name one: agentctl --agent unix:PATH hosts",
+                "make run    (starts a rack on this machine), or name an agent: agentctl --agent unix:PATH hosts",
             )
         last = list(errors.values())[-1]
         reason = getattr(last, "strerror", None) or str(last) or "no answer"
         why = f"{_tried(list(errors))} (from {self.found_by}): {reason}"
         hint = "covey-rack start    (starts what is missing), or: covey-rack status"
         if isinstance(last, PermissionError):
-            hint = f"only its own user and root may ask it: sudo -u {_owner(list(errors)[-1])} agentctl ..."
+            hint = f"only its own user and root may use it: sudo -u {_owner(list(errors)[-1])} agentctl ..."
         elif "rack" not in self.found_by:
-            hint = "start one: agentd --config FILE, or name another: agentctl --agent unix:PATH hosts"
+            hint = "start an agent: agentd --config FILE, or name another one: agentctl --agent unix:PATH hosts"
         return AgentctlError(NO_AGENT, "no agent answers", why, hint)
 
 
@@ -201,9 +201,14 @@ class Gone(AgentctlError):
     """The agent went away between question and answer."""
 
     def __init__(self, method: str, address: str, error: Exception) -> None:
-        unknown = "" if method == "GET" else "; whether the change was made is not known"
+        unknown = "" if method == "GET" else "; the change may or may not have been made"
         why = f"{type(error).__name__}: {error}{unknown}"
-        super().__init__(TRY_AGAIN, f"{address} went away while answering", why, "look: agentctl jobs, then try again")
+        super().__init__(
+            TRY_AGAIN,
+            f"{address} closed the connection while answering",
+            why,
+            "check with agentctl jobs, then try again",
+        )
 
 
 def _no_agent(address: str, why: str) -> AgentctlError:
@@ -252,7 +257,7 @@ def _exchange(
         except ValueError:
             raise ValueError(f"HTTP status {response.status} with an answer that is not JSON") from None
         if not isinstance(found, dict):
-            raise ValueError(f"HTTP status {response.status} with JSON that is no object")
+            raise ValueError(f"HTTP status {response.status} with JSON that is not an object")
         return response.status, found
 
 
@@ -309,7 +314,7 @@ def checked_address(text: str) -> str:
         return text
     raise AgentctlError(
         USAGE,
-        f"{text!r} is no address of an agent",
+        f"{text!r} is not an agent's address",
         "expected unix:PATH or HOST:PORT",
         "agentctl --agent 127.0.0.1:8470",
     )
@@ -354,5 +359,5 @@ def wait_until_over(agent: Agent, job: str, deadline_s: float | None, poll_s: fl
                 return view
         if deadline_s is not None and time.monotonic() > deadline_s:
             why = "the deadline passed" if "view" not in locals() else f"it is {view['state']}: {view['reason']}"
-            raise AgentctlError(TOO_LATE, f"{job} has not ended in time", why, f"agentctl why {job}")
+            raise AgentctlError(TOO_LATE, f"{job} has not ended yet", why, f"agentctl why {job}")
         time.sleep(poll_s)

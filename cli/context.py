@@ -22,6 +22,11 @@ class Context:
     def json(self) -> bool:
         return bool(self.args.json)
 
+    @property
+    def command(self) -> str:
+        """What was typed, without arguments: `agentctl volume rm`."""
+        return f"agentctl {self.args.noun}"
+
     def say(self, text: str = "") -> None:
         print(text, flush=True)
 
@@ -43,16 +48,16 @@ class Context:
         if not self.json:
             paint = Paint(self.args.color, sys.stderr)
             for each in answer.unanswered:
-                print(f"{paint('not whole:', RED)} {printable(missing(each))}", file=sys.stderr)
+                print(f"{paint('incomplete:', RED)} {printable(missing(each))}", file=sys.stderr)
             host = answer.unanswered[0]["host"]
-            print(f"  next: agentctl {self.args.noun} --timeout 30s, or agentctl why host/{host}", file=sys.stderr)
+            print(f"  next: add --timeout 30s to wait longer, or: agentctl why host/{host}", file=sys.stderr)
         return NOT_WHOLE
 
 
 def missing(each: Mapping[str, Any]) -> str:
     """`gpu3 is missing (no answer within 3 s)`."""
     age_s = each.get("age_s")
-    part = "is missing" if age_s is None else f"is shown as it answered {ago(age_s)}"
+    part = "is missing" if age_s is None else f"is shown as it was {ago(age_s)}"
     return f"{each['host']} {part} ({each['why']})"
 
 
@@ -62,8 +67,8 @@ def on_host(context: Context, host: str | None) -> Agent:
         return context.agent
     found = context.agent.of_host(host)
     if found is None:
-        why = f"none of the agents known here ({context.agent.found_by}) is {host}'s and answers"
-        raise AgentctlError(NO_AGENT, f"{host} cannot be asked from here", why, f"agentctl hosts, or go to {host}")
+        why = f"none of the agents known here ({context.agent.found_by}) is {host}'s, or it does not answer"
+        raise AgentctlError(NO_AGENT, f"cannot reach the agent of {host}", why, f"agentctl hosts, or log in to {host}")
     return found
 
 
@@ -78,5 +83,5 @@ def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:
         near = get_close_matches(given, list(names), 1, 0.5)
         if near:
             job = names[near[0]]
-            error.next = f"did you mean {job}?    agentctl {context.args.noun} {job}"
+            error.next = f"did you mean {job}?    {context.command} {job}"
     raise error

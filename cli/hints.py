@@ -29,9 +29,11 @@ NOUNS = {
     "kill": "cancel ID", "delete": "cancel ID", "stop": "cancel ID", "scancel": "cancel ID", "abort": "cancel ID",
     "rm": "cancel ID", "terminate": "cancel ID", "migrate": "move ID HOST",
     # remote memory
-    "volume": "volumes", "lenders": "slabs", "swap": "memory attach --swap", "swapon": "memory attach --swap",
-    "swapoff": "memory detach", "export": "memory export VOLUME", "unexport": "memory unexport VOLUME",
-    "nbd": "memory export VOLUME", "mount": "attach VOLUME 64MiB", "umount": "detach VOLUME",
+    "volumes": "volume ls", "vol": "volume ls", "lenders": "slabs", "attach": "volume create NAME SIZE",
+    "detach": "volume rm NAME", "mount": "volume create NAME SIZE", "umount": "volume rm NAME",
+    "swap": "volume swap NAME SIZE", "swapon": "volume swap NAME SIZE", "swapoff": "volume unswap NAME",
+    "export": "volume export NAME --socket PATH", "unexport": "volume unexport NAME --socket PATH",
+    "nbd": "volume export NAME --socket PATH",
     # the rack
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
@@ -46,16 +48,16 @@ SUBMIT_FLAGS = {
     "--replicas": "--workers N", "--np": "--workers N", "-N": "--nodes N", "--nnodes": "--nodes N",
     "--num-nodes": "--nodes N", "-G": "--gpus N", "--gres": "--gpus N", "--num-gpus": "--gpus N",
     "--gpus-per-task": "--gpus N", "--gpus-per-node": "--gpus N", "--gpus-per-worker": "--gpus N",
-    "--exclusive": "--gpus N    (a GPU is a job's alone, unless the hosts share theirs)",
+    "--exclusive": "--gpus N    (a GPU belongs to one job, unless its host shares GPUs)",
     "--contiguous": "--pack host", "--spread": "--pack any",
     # how long, how often
     "-t": "--time 2h", "--time-limit": "--time 2h", "--walltime": "--time 2h", "--max-time": "--time 2h",
     "--requeue": "--retries N", "--max-retries": "--retries N", "--max-restarts": "--retries N",
     "--restarts": "--retries N", "--kill-wait": "--grace 60s", "--grace-period": "--grace 60s",
-    "--signal": "--grace 60s    (SIGTERM comes first, and so much later SIGKILL)",
+    "--signal": "--grace 60s    (SIGTERM first, and SIGKILL after this time)",
     # memory
-    "--mem": "--gpu-memory 8GiB    (of each GPU; memory of the host is not asked for)",
-    "--memory": "--gpu-memory 8GiB    (of each GPU; memory of the host is not asked for)",
+    "--mem": "--gpu-memory 8GiB    (of each GPU; host memory is not requested)",
+    "--memory": "--gpu-memory 8GiB    (of each GPU; host memory is not requested)",
     "--mem-per-gpu": "--gpu-memory 8GiB", "--mem-per-cpu": "--gpu-memory 8GiB    (of each GPU)",
     "--vram": "--gpu-memory 8GiB",
     # who, what, where from
@@ -72,19 +74,19 @@ OTHERWISE = {
     "--after": "agentctl wait ID && agentctl submit ...    (one job after another)",
     "--dependency": "agentctl wait ID && agentctl submit ...    (one job after another)",
     "-d": "agentctl wait ID && agentctl submit ...    (one job after another)",
-    "--begin": "at TIME, or a timer of systemd, that calls agentctl submit ...",
+    "--begin": "use at(1) or a systemd timer that runs agentctl submit ...",
     "-a": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
     "--array": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
-    "-o": "agentctl logs ID    (hosts keep what ranks write)",
-    "--output": "agentctl logs ID    (hosts keep what ranks write)",
-    "--error": "agentctl logs ID    (hosts keep what ranks write)",
-    "-w": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
-    "--nodelist": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
-    "-x": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
-    "--exclude": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
-    "-c": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
-    "--cpus-per-task": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
-    "--num-cpus": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
+    "-o": "agentctl logs ID    (hosts keep the output of ranks)",
+    "--output": "agentctl logs ID    (hosts keep the output of ranks)",
+    "--error": "agentctl logs ID    (hosts keep the output of ranks)",
+    "-w": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
+    "--nodelist": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
+    "-x": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
+    "--exclude": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
+    "-c": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
+    "--cpus-per-task": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
+    "--num-cpus": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
 }
 """Flags of other schedulers that `submit` does not have, and how the same is done."""
 FLAGS = {
@@ -96,18 +98,45 @@ FLAGS = {
 """Flags that people try with every command, and ours."""
 OF_NOUN = {
     "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
-             "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (events have their time)"},
-    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (tenants have a column)"},
+             "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (shows events with their time)"},
+    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (has a column for tenants)"},
     "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
     "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},
     "gpus": {"-l": "--watch", "--loop": "--watch"},
+    "memory": {"attach": "agentctl volume swap NAME SIZE", "detach": "agentctl volume unswap NAME",
+               "export": "agentctl volume export NAME --socket PATH",
+               "unexport": "agentctl volume unexport NAME --socket PATH"},
+    "volume create": {"--size": "agentctl volume create NAME SIZE", "--create": "--force"},
+    "volume swap": {"--size": "agentctl volume swap NAME SIZE"},
+    "volume rm": {"-f": "agentctl volume rm NAME    (it does not ask)",
+                  "--force": "agentctl volume rm NAME    (it does not ask)"},
 }  # fmt: skip
+"""Command -> what is typed after it that it does not have -> what to type instead."""
+VERBS = {
+    "volume": {
+        "list": "ls", "volumes": "ls", "add": "create NAME SIZE", "attach": "create NAME SIZE",
+        "mk": "create NAME SIZE", "make": "create NAME SIZE", "map": "create NAME SIZE", "new": "create NAME SIZE",
+        "open": "create NAME SIZE", "del": "rm NAME", "delete": "rm NAME", "destroy": "rm NAME", "detach": "rm NAME",
+        "forget": "rm NAME", "remove": "rm NAME", "unmap": "rm NAME", "get": "show NAME", "info": "show NAME",
+        "inspect": "show NAME", "stat": "show NAME", "status": "show NAME", "swapon": "swap NAME SIZE",
+        "swapoff": "unswap NAME", "nbd": "export NAME --socket PATH", "serve": "export NAME --socket PATH",
+        "unserve": "unexport NAME --socket PATH", "giveup": "give-up NAME",
+    },
+}  # fmt: skip
+"""Noun -> a word in the place of its verb -> the verb that does it."""
 
 
 def for_noun(word: str, nouns: Iterable[str]) -> str:
     """The command to type instead; empty when nothing is meant that there is."""
     near = next(iter(get_close_matches(word, [*nouns, *NOUNS], 1, NEARLY)), None)
     return NOUNS.get(word) or NOUNS.get(near or "", near or "")
+
+
+def for_verb(noun: str, word: str, verbs: Iterable[str]) -> str:
+    """The command to type instead of `noun word`, without `agentctl`; empty when nothing is meant that there is."""
+    near = next(iter(get_close_matches(word, [*verbs, *VERBS[noun]], 1, NEARLY)), "")
+    verb = VERBS[noun].get(near, near)
+    return f"{noun} {verb}" if verb else ""
 
 
 def for_flag(noun: str, flag: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""`agentctl`: look at a rack and act on it. Every noun has a table for people and `--json` for programs.
+"""`agentctl`: look at a rack and act on it. Every command prints tables for people, or with `--json` JSON for programs.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 not found, 4 refused, 5 no agent answers, 6 deadline passed, 7 can never
 be placed, 8 hosts did not answer and the list lacks them, 75 no leader now, try again. `wait` and `submit --wait`
@@ -23,37 +23,52 @@ from cli.table import BOLD, DIM, RED, Paint
 
 LOOK, ACT = "look", "act"
 NOUNS = {
-    "hosts": (LOOK, "who is in the rack, and what each can spare"),
-    "gpus": (LOOK, "every GPU of the rack, and who holds it (--watch: who shares it)"),
-    "interference": (LOOK, "what jobs on one GPU cost the guaranteed one"),
-    "jobs": (LOOK, "jobs and why each is where it is (-a: ended ones too)"),
-    "job": (LOOK, "one job: places, ranks, steps"),
-    "logs": (LOOK, "what its ranks wrote (-f: follow)"),
-    "why": (LOOK, "all events of one job, slab, volume or host"),
-    "slabs": (LOOK, "whose memory lies where"),
-    "volumes": (LOOK, "remote memory volumes and their traffic"),
-    "tensors": (LOOK, "whose gradients are summed where"),
-    "leader": (LOOK, "who leads, and since when"),
-    "status": (LOOK, "the answering agent and its plugins"),
-    "doctor": (LOOK, "what is wrong, what this host lacks, and the next step for each"),
+    "hosts": (LOOK, "list hosts, their state, and what each can spare; drain one"),
+    "gpus": (LOOK, "list all GPUs and who holds each (--watch: how jobs share them)"),
+    "interference": (LOOK, "show how much jobs that share a GPU slow the guaranteed one"),
+    "jobs": (LOOK, "list jobs, and why each is in its state (-a: ended ones too)"),
+    "job": (LOOK, "show one job: hosts, ranks, steps"),
+    "logs": (LOOK, "show what a job's ranks wrote (-f: follow)"),
+    "why": (LOOK, "show all events of one job, slab, volume or host"),
+    "slabs": (LOOK, "list the slabs of all volumes, and the host that lends memory for each"),
+    "memory": (LOOK, "show latencies of remote memory, and what tenants and jobs use"),
+    "tensors": (LOOK, "show which hosts sum the gradients of which jobs"),
+    "leader": (LOOK, "show which host leads, and since when"),
+    "status": (LOOK, "show the answering agent and its plugins"),
+    "doctor": (LOOK, "find what is wrong with the rack or missing on this host, with the next step"),
+    "version": (LOOK, "print the version of agentctl"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
-    "move": (ACT, "have ranks go on on another host: agentctl move j1 gpu2"),
+    "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),
     "wait": (ACT, "wait for a job and return its exit code"),
-    "attach": (ACT, "make a remote memory volume: agentctl attach NAME 64MiB"),
-    "memory": (ACT, "remote memory as swap, or as a block device: agentctl memory attach --size 64G --swap"),
-    "detach": (ACT, "forget a volume and everything in it"),
-    "voters": (ACT, "see or change which hosts vote on the log"),
-    "quota": (ACT, "see or set how many GPUs a tenant may hold"),
-    "version": (LOOK, "of agentctl"),
+    "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
+    "voters": (ACT, "show or change which hosts vote on the log"),
+    "quota": (ACT, "show or set how many GPUs a tenant may hold"),
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
     "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
     "jobs": ("cancel", "interference", "job", "jobs", "logs", "move", "quota", "submit", "tensors", "wait"),
-    "memory": ("attach", "detach", "memory", "slabs", "volumes"),
+    "memory": ("memory", "slabs"),
 }
-MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for noun in nouns}
+VERBS = {
+    "volume": {
+        "ls": "list the volumes of all hosts, and their traffic",
+        "show": "show one volume: kind, owner, traffic, latencies, swap, troubles",
+        "create": "create a volume: agentctl volume create vol1 64MiB",
+        "rm": "remove a volume and everything in it",
+        "swap": "use a volume as swap of its host: agentctl volume swap swap1 64GiB",
+        "unswap": "end that: bring its pages back into memory, then remove the volume",
+        "export": "serve a volume as an NBD device on a unix socket",
+        "unexport": "stop serving it there",
+        "give-up": "stop waiting for lenders that do not answer; their newest pages are lost",
+    },
+}
+"""Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
+MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for noun in nouns} | {
+    f"{noun} {verb}": f"cli.{noun}.{verb.replace('-', '_')}" for noun, verbs in VERBS.items() for verb in verbs
+}
+"""Command as it is typed after `agentctl` -> its module."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,18 +81,18 @@ class Parser(argparse.ArgumentParser):
 def shared_flags() -> argparse.ArgumentParser:
     """Flags that stand before or after the noun."""
     flags = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    flags.add_argument("--json", action="store_true", help="JSON, errors too")
+    flags.add_argument("--json", action="store_true", help="print JSON, errors too")
     flags.add_argument(
-        "--agent", metavar="ADDRESS", help="unix:PATH, or http://HOST:PORT for reading (default: found by itself)"
+        "--agent", metavar="ADDRESS", help="agent to ask: unix:PATH, or http://HOST:PORT for reading (default: search)"
     )
     flags.add_argument("--timeout", metavar="TIME", help="how long to wait, such as 30s")
-    flags.add_argument("--color", choices=("auto", "always", "never"), help="default: auto")
-    flags.add_argument("--debug", action="store_true", help="tracebacks")
+    flags.add_argument("--color", choices=("auto", "always", "never"), help="use colours (default: auto)")
+    flags.add_argument("--debug", action="store_true", help="print a traceback when agentctl fails")
     return flags
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """All arguments; `noun` is empty when only help is wanted. AgentctlError on wrong usage."""
+    """All arguments; `noun` is the command with its verb, empty when help is asked for. AgentctlError: wrong usage."""
     top = Parser("agentctl", parents=[shared_flags()], add_help=False, allow_abbrev=False)
     top.add_argument("-h", "--help", action="store_true")
     top.add_argument("--version", action="store_true")
@@ -93,20 +108,47 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         return merged
     if noun == "help":
         merged.noun = ""
-        return merged if not after else parse([after[0], "--help"])
+        return merged if not after else parse([*after[:2], "--help"])
     if noun not in NOUNS:
-        raise unknown_noun(noun)
+        raise unknown_command(noun)
     if "--" in after:
         place = list(after).index("--")
         after, merged.command = after[:place], list(after[place + 1 :])
-    module = importlib.import_module(MODULES[noun])
-    parser = Parser(f"agentctl {noun}", parents=[shared_flags()], description=module.__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    if args.help:
+        after = [*after[: int(noun in VERBS)], "--help"]
+    command, after = (noun, list(after)) if noun not in VERBS else verb_of(noun, after, merged)
+    module = importlib.import_module(MODULES[command])
+    parser = parser_of(command, module.__doc__)
     module.arguments(parser)
-    rest, unknown = parser.parse_known_args(["--help"] if args.help else after, merged)
+    rest, unknown = parser.parse_known_args(after, merged)
     refuse_unknown(parser, unknown)
-    rest.run = module.run
+    rest.noun, rest.run = command, module.run
     return rest
+
+
+def parser_of(command: str, text: str | None) -> Parser:
+    """A parser of the shared flags, for a command or for a noun that has commands of its own."""
+    return Parser(f"agentctl {command}", parents=[shared_flags()], description=text, allow_abbrev=False,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+
+def verb_of(noun: str, words: Sequence[str], found: argparse.Namespace) -> tuple[str, list[str]]:
+    """`volume create`, and what follows it; shared flags before the verb go to `found`. AgentctlError when there is no
+    such verb."""
+    before, verb, after = split(words)
+    lines = "\n".join(f"  {name:<9} {text}" for name, text in VERBS[noun].items())
+    text = importlib.import_module(f"cli.{noun}").__doc__
+    parser = parser_of(noun, f"{text}\n\ncommands:\n{lines}\n\n`agentctl {noun} COMMAND --help` says more.")
+    parser.usage = f"agentctl {noun} COMMAND ..."
+    _, unknown = parser.parse_known_args(before, found)
+    refuse_unknown(parser, unknown)
+    verb = verb or next(iter(VERBS[noun]))
+    if verb not in VERBS[noun]:
+        near = hints.for_verb(noun, verb, VERBS[noun])
+        why = f"agentctl {noun} has {', '.join(VERBS[noun])}"
+        step = f"agentctl {near}" if near else f"agentctl {noun} --help"
+        raise AgentctlError(USAGE, f"unknown command '{noun} {verb}'", why, step)
+    return f"{noun} {verb}", after
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -126,36 +168,37 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
     if not unknown:
         return
     word = unknown[0].partition("=")[0]
-    if word.startswith("-"):
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        next_step = hints.for_flag(parser.prog.rpartition(" ")[2], word, known) or f"{parser.prog} --help"
-        if parser.prog.endswith(" submit"):
-            next_step += "    (flags of the job's own command come after a lone --)"
-        raise AgentctlError(USAGE, f"{parser.prog} has no flag {word}", "it is not known here", next_step)
-    raise AgentctlError(
-        USAGE, f"{word!r} is one word too many", f"{parser.prog} does not take it", f"{parser.prog} --help"
-    )
+    command = parser.prog.removeprefix("agentctl").strip()
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    next_step = hints.for_flag(command, word, known) or f"{parser.prog} --help"
+    if not word.startswith("-"):
+        why = f"{parser.prog} takes no more arguments"
+        raise AgentctlError(USAGE, f"unexpected argument {word!r}", why, next_step)
+    if command == "submit":
+        next_step += "    (flags of the job's own command come after a lone --)"
+    raise AgentctlError(USAGE, f"unknown option {word}", f"{parser.prog} has no such option", next_step)
 
 
-def unknown_noun(noun: str) -> AgentctlError:
+def unknown_command(noun: str) -> AgentctlError:
     near = hints.for_noun(noun, NOUNS)
-    next_step = f"agentctl {near}" if near else "agentctl --help    (it lists all commands)"
-    return AgentctlError(USAGE, f"agentctl has no command {noun!r}", "it is none of the things it can do", next_step)
+    next_step = f"agentctl {near}" if near else "agentctl --help lists the commands"
+    return AgentctlError(USAGE, f"unknown command {noun!r}", "agentctl has no command of that name", next_step)
 
 
 def help_text(paint: Paint) -> str:
     lines = ["agentctl: look at a rack of GPU hosts and act on it, through any of its agents", ""]
     for group in (LOOK, ACT):
         lines.append(paint(group, BOLD))
-        lines += [f"  {noun:<9} {text}" for noun, (kind, text) in NOUNS.items() if kind == group]
+        lines += [f"  {noun:<12}  {text}" for noun, (kind, text) in NOUNS.items() if kind == group]
         lines.append("")
-    lines.append(paint("everywhere", BOLD))
+    lines.append(paint("options of every command", BOLD))
     lines += [
-        "  --json    for programs",
-        "  --agent   unix:PATH, or http://HOST:PORT for reading; also $COVEY_AGENT",
+        "  --json        print JSON, for programs",
+        "  --agent       the agent to ask: unix:PATH, or http://HOST:PORT for reading; also $COVEY_AGENT",
+        "  --timeout     how long to wait, such as 30s",
         "",
     ]
-    lines.append(paint("agentctl NOUN --help says more.", DIM))
+    lines.append(paint("agentctl COMMAND --help explains a command.", DIM))
     return "\n".join(lines)
 
 
@@ -189,7 +232,7 @@ def seconds(text: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError as error:
-        raise AgentctlError(USAGE, f"--timeout {text} cannot be used", str(error), "agentctl --help") from None
+        raise AgentctlError(USAGE, f"invalid --timeout {text}", str(error), "agentctl --help") from None
 
 
 def speak_in_any_locale() -> None:
@@ -234,7 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            why = f"what was to be written, or read, could not be: {error.strerror}"
+            why = f"it cannot read its input or write its output: {error.strerror}"
             forget_output()
-        say_error(AgentctlError(1, "agentctl failed", why, "the same again with --debug shows where"), as_json)
+        say_error(
+            AgentctlError(1, "agentctl failed", why, "run the same command with --debug for a traceback"), as_json
+        )
         return 1

@@ -9,8 +9,8 @@ agent only to find it. When that process is killed, the agent starts it again an
 which is harmless: it reads or writes the same bytes. Every later read returns what was written, also after the loss of
 a lender; after `flush` it is on this host's disk as well.
 
-A volume belongs to the user who opened it first and is forgotten by `detach`, not by `close`. Many threads may call;
-their calls take turns. Standard library and msgspec only: it runs inside training processes.
+A volume belongs to the user who opened it first and is removed by `remove`, not by `close`. Calls may come from many
+threads and take turns. Standard library and msgspec only: it runs inside training processes.
 
 `RemoteArray` is a numpy array in such a volume; a part of it is in local memory:
 

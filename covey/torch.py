@@ -103,7 +103,8 @@ def attach(
         found.wait_joined(JOIN_S)
     if (ranks := ddp.process_group.size()) != found.world_size:
         what = (
-            f"DDP has {ranks} ranks, and this job {found.world_size}: Covey averages over ranks that the agent started"
+            f"DDP has {ranks} ranks, and this job has {found.world_size}: Covey "
+            "averages over the ranks that the agent started"
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:

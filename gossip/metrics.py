@@ -16,7 +16,7 @@ COUNTED = METRICS.counters(
     "covey_gossip",
     {
         "dropped": "Datagrams dropped before their content was used, by reason.",
-        "facts_ignored": "Facts of hosts that were older than what was known.",
+        "facts_ignored": "Facts of hosts that were older than the known ones.",
         "facts_refused": "Facts received of hosts that are not members.",
         "full": "Hosts not taken into the table of members, which is full.",
         "messages_unknown": "Messages of a kind that this version does not know.",

@@ -63,12 +63,12 @@ class Seeds:
             self.unknown.pop(seed, None)
         else:
             kind, bind = ("IPv4", "0.0.0.0") if is_v6(self._bound) else ("IPv6", "[::]")
-            self.unknown[seed] = f"it has {kind} addresses only and gossip listens on {self._bound}; bind to {bind}"
+            self.unknown[seed] = f"it only has {kind} addresses, and gossip listens on {self._bound}; bind to {bind}"
 
     def _tell_changes(self, before: Mapping[Address, str]) -> None:
         for seed, why in self.unknown.items():
             if seed not in before:
-                self._log.warning("seed not known", seed=seed, why=why, next=f"asked again every {LOOK_AGAIN_S:g} s")
+                self._log.warning("unknown seed", seed=seed, why=why, next=f"asked again every {LOOK_AGAIN_S:g} s")
         for seed in before:
             if seed not in self.unknown:
-                self._log.info("seed known", seed=seed, addresses=self._found[seed])
+                self._log.info("seed resolved", seed=seed, addresses=self._found[seed])

@@ -456,7 +456,7 @@ class PluginService:
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         """Answer a read-only question from this plugin on another host."""
         what = f"{self.name} does not answer {type(question).__name__}"
-        raise Refused(2, what, "this question is not known here", "upgrade the older host")
+        raise Refused(2, what, "this agent does not know the question", "upgrade the older host")
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
         """Handle a frame from a joined process; answer with `peer.send`."""

@@ -31,7 +31,7 @@ from agent.api.exposition import declared
 from agent.api.http import HttpApi
 from cli import client
 from cli.main import MODULES as CLI
-from cli.main import NOUNS, Parser
+from cli.main import NOUNS, VERBS, Parser
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"
@@ -91,11 +91,11 @@ ROUTES = {
     "POST /v1/hosts/{id}/give-up": "say that a lost host will not come back",
     "POST /v1/hosts/{id}/drain": "have everything leave a host",
     "POST /v1/hosts/{id}/resume": "use a drained host again",
-    "POST /v1/volumes": "make a volume, or find it again",
-    "DELETE /v1/volumes/{id}": "forget a volume and everything in it",
-    "POST /v1/volumes/{id}/give-up": "call pages lost that only a lost lender has",
-    "POST /v1/volumes/{id}/export": "start or stop to serve a volume over NBD",
-    "POST /v1/volumes/{id}/swap": "make a volume swap of its host, or end that",
+    "POST /v1/volumes": "create a volume; one of this name and size that exists is used",
+    "DELETE /v1/volumes/{id}": "remove a volume and everything in it",
+    "POST /v1/volumes/{id}/give-up": "stop waiting for lenders that do not answer",
+    "POST /v1/volumes/{id}/export": "start or stop serving a volume over NBD",
+    "POST /v1/volumes/{id}/swap": "use a volume as swap of its host, or stop that",
     "POST /v1/tensors/move": "move a table of a job's tensors to another aggregator",
     "POST /v1/voters": "add, remove or replace a voter",
     "POST /v1/quotas": "set a tenant's quota",
@@ -128,16 +128,27 @@ def agentctl() -> Iterator[str]:
     shared = "`--json` (for programs, errors too), `--agent unix:PATH | http://HOST:PORT`, `--timeout TIME`"
     yield from head("agentctl", f"Every command also takes {shared}, `--color` and `--debug`.")
     for noun in NOUNS:
-        module = importlib.import_module(CLI[noun])
-        parser = Parser(f"agentctl {noun}", add_help=False)
-        module.arguments(parser)
-        yield from (f"## {noun}", "")
-        usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-        yield from ("```text", *textwrap.wrap(usage, 112, subsequent_indent="    "), "```", "")
-        yield from (said(module), "")
-        options = [action for action in parser._actions if action.help and action.help != argparse.SUPPRESS]
-        yield from (f"- `{name_of(action)}`: {help_of(action)}" for action in options)
-        yield from ("",) if options else ()
+        if noun in VERBS:
+            yield from (f"## {noun}", "", said(importlib.import_module(f"cli.{noun}")), "")
+            yield from ("| command | what it does |", "|---|---|")
+            yield from (f"| [{noun} {verb}](#{noun}-{verb}) | {text} |" for verb, text in VERBS[noun].items())
+            yield ""
+        for command in [f"{noun} {verb}" for verb in VERBS[noun]] if noun in VERBS else [noun]:
+            module = importlib.import_module(CLI[command])
+            parser = Parser(f"agentctl {command}", add_help=False)
+            module.arguments(parser)
+            yield from (f"{'###' if noun in VERBS else '##'} {command}", "")
+            yield from usage_of(module, parser)
+
+
+def usage_of(module: Any, parser: Parser) -> Iterator[str]:
+    """One command: how it is typed, what it does, and its arguments."""
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    yield from ("```text", *textwrap.wrap(usage, 112, subsequent_indent="    "), "```", "")
+    yield from (said(module), "")
+    options = [action for action in parser._actions if action.help and action.help != argparse.SUPPRESS]
+    yield from (f"- `{name_of(action)}`: {help_of(action)}" for action in options)
+    yield from ("",) if options else ()
 
 
 def said(module: Any) -> str:

@@ -58,8 +58,8 @@ class OwnSocket:
         uid = _uid(request)
         if uid >= 0 and uid in self._may:
             return None
-        who = f"uid {uid}" if uid >= 0 else "a user whom the kernel does not tell"
-        why = f"this socket is for uid {self._may[0]} and root, and {who} asks"
+        who = f"uid {uid}" if uid >= 0 else "a user unknown to the kernel"
+        why = f"this socket is for uid {self._may[0]} and root, and {who} sent the request"
         return NotAdmitted("uid", "this request is not allowed", why, "run agentctl as the agent's user, or as root")
 
 
@@ -75,14 +75,14 @@ class Network:
 
     def stops(self, request: web.Request) -> NotAdmitted | None:
         if request.method not in READS:
-            why = "over TCP an agent cannot know who asks, so it answers reads alone there"
+            why = "an agent cannot tell who sends a request over TCP, so it only answers reads there"
             next = f"on host {self._own}: agentctl --agent unix:{self._path} ..."
             return NotAdmitted("change", "nothing can be changed over TCP", why, next)
         host = request.headers.get(hdrs.HOST, "")
         if request.path in ANY_NAME or is_known_name(host, self._names):
             return None
         why = f"the Host header says {host[:80]!r}"
-        next = "use an IP address or localhost, or write that name into `names` of [http] in agent.toml"
+        next = "use an IP address or localhost, or add that name to `names` of [http] in agent.toml"
         return NotAdmitted("host", "this request is not allowed", why, next)
 
 

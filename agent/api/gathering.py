@@ -113,7 +113,7 @@ def wait_of(arguments: Mapping[str, Any]) -> float:
         wait_s = 0.0
     if not 0 < wait_s <= WAIT_S_MAX:
         why = f"expected seconds above 0, and at most {WAIT_S_MAX:g}"
-        raise Refused(2, f"{WAIT} = {str(asked)[:40]!r} cannot be used", why, "agentctl slabs --timeout 10s")
+        raise Refused(2, f"invalid {WAIT}: {str(asked)[:40]!r}", why, "agentctl slabs --timeout 10s")
     return wait_s
 
 
@@ -123,7 +123,7 @@ def words(unanswered: tuple[Unanswered, ...]) -> str:
 
 
 def _restarts(view: HostView) -> str:
-    return f"its agent restarts, back within {format_seconds(view.away_s)}"
+    return f"its agent restarts and will be back within {format_seconds(view.away_s)}"
 
 
 def _aged(row: T, age_s: float) -> T:

@@ -203,7 +203,7 @@ class HttpApi:
         self._add_reads(app.router.add_get)
         if door.changes:
             self._add_changes(app.router.add_post)
-            app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+            app.router.add_delete("/v1/volumes/{id}", self._ask("memory.remove", _path_volume))
         return app
 
     def _add_reads(self, get: Add) -> None:
@@ -238,7 +238,7 @@ class HttpApi:
         post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/hosts/{id}/drain", self._ask("scheduler.drain", _path_and_body))
         post("/v1/hosts/{id}/resume", self._ask("scheduler.resume", _path_and_body))
-        post("/v1/volumes", self._ask("memory.attach", _body))
+        post("/v1/volumes", self._ask("memory.create", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))
@@ -309,7 +309,9 @@ class HttpApi:
             why = str(none) or "no leader is known now"
             response = _error(75, "nothing was changed", why, "try again in a few seconds (agentctl status)")
         except OutcomeUnknown:
-            response = _error(75, "the outcome is not known", "the leader was lost half way", "look: agentctl jobs -a")
+            response = _error(
+                75, "the outcome is unknown", "the leader was lost before it answered", "check with agentctl jobs -a"
+            )
         except web.HTTPException as refusal:
             self.refused[f"http_{refusal.status}"] += 1
             response = _http_error(request, refusal)
@@ -376,7 +378,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         text = await request.read()
     except (ConnectionError, web.RequestPayloadError, HttpProcessingError) as error:
-        raise _malformed("the body is not whole", str(error)) from None
+        raise _malformed("the body is incomplete", str(error)) from None
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -384,7 +386,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _malformed("the body is not a JSON object", f"it is a {type(found).__name__}")
     if _is_deep(found):
-        raise _malformed("the body cannot be used", f"it is nested deeper than {DEPTH_MAX} levels")
+        raise _malformed("invalid body", f"it is nested deeper than {DEPTH_MAX} levels")
     return found
 
 
@@ -407,14 +409,14 @@ def _within(found: object) -> Iterable[object]:
 def _id(request: web.Request) -> str:
     found = request.match_info["id"]
     if not 0 < len(found) <= ID_CHARACTERS_MAX or not found.isprintable():
-        raise _malformed("that is not an id", f"expected 1 to {ID_CHARACTERS_MAX} printable characters")
+        raise _malformed("invalid id", f"expected 1 to {ID_CHARACTERS_MAX} printable characters")
     return found
 
 
 def _count(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise _malformed(f"{name}={text[:40]!r} cannot be used", "expected a whole number, 0 or more")
+        raise _malformed(f"invalid {name}={text[:40]!r}", "expected a whole number, 0 or more")
     return int(text)
 
 
@@ -438,7 +440,7 @@ def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Respons
     if refusal.status == 413:
         what, why = "the request is too long", f"a body has at most {BODY_BYTES_MAX} bytes"
     elif refusal.status == 404:
-        what, why = f"there is no {request.path[:ID_CHARACTERS_MAX]}", "this agent does not know that path"
+        what, why = f"there is no {request.path[:ID_CHARACTERS_MAX]}", "unknown path"
     elif refusal.status == 405:
         what, why = f"{request.path[:ID_CHARACTERS_MAX]} does not take {request.method}", "wrong method"
     else:

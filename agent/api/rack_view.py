@@ -205,8 +205,8 @@ class RackView:
     async def _change_voters(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         add, remove, force = (arguments.get(name, default) for name, default in CHANGE.items())
         if not (_is_host(add) and _is_host(remove) and isinstance(force, bool)):
-            why = "`add` and `remove` are names of hosts, `force` is true or false"
-            raise Refused(2, "that is no change of voters", why, "agentctl voters --help")
+            why = "`add` and `remove` must be names of hosts, `force` true or false"
+            raise Refused(2, "invalid change of voters", why, "agentctl voters --help")
         return {"said": await self._agent.change_voters(add, remove, force)}
 
     # ---- from this host ----
@@ -236,12 +236,12 @@ class RackView:
         """Forget what this host knows of a GPU of its own, and say in words what that was."""
         uuid, probes = str(arguments.get("id", "")), self._agent.env.probes
         if not any(gpu.uuid == uuid for gpu in probes.gpus()):
-            why = f"{self._agent.id}, which was asked, has no GPU of that name"
-            raise Refused(3, f"{uuid[:80]!r} cannot be forgotten", why, "agentctl gpus, then on the host that has it")
+            why = f"{self._agent.id}, which got the request, has no GPU of that name"
+            raise Refused(3, f"cannot forget GPU {uuid[:80]!r}", why, "find its host with agentctl gpus, and ask there")
         said = probes.forget_gpu(uuid)
         if said:
             self._agent.env.log.info("forgotten of a GPU", gpu=uuid, what=said)
-            self._agent.event_log.note(f"host/{self._agent.id}", "GPU forgotten", f"{uuid}: {said}, as somebody asked")
+            self._agent.event_log.note(f"host/{self._agent.id}", "GPU forgotten", f"{uuid}: {said}, by request")
         return {"said": said}
 
     async def _gpu_holders(self) -> Mapping[str, GpuHolders]:
@@ -280,14 +280,14 @@ class RackView:
         lost = tuple(Unanswered(view.host, "it is gone") for view in self._agent.hosts() if view.state == "gone")
         if not lines and found.unanswered + lost:
             silent = words(found.unanswered + lost)
-            why = f"no host that answered has events of that name, and not all answered: {silent}"
+            why = f"no host that answered has events of that name, and not all hosts answered: {silent}"
             next = f"ask again, and wait longer: agentctl why {subject} --timeout 30s"
-            raise Refused(NOT_WHOLE, f"nothing was found of {subject!r}", why, next)
+            raise Refused(NOT_WHOLE, f"nothing was found about {subject!r}", why, next)
         if not lines:
             raise Refused(
                 3,
-                f"nothing is known of {subject!r}",
-                "no host has events of a job, slab, volume or host of that name",
+                f"nothing is known about {subject!r}",
+                "no host has events about a job, slab, volume or host of that name",
                 "agentctl jobs, agentctl slabs and agentctl hosts list the names",
             )
         return Gathered(lines, found.unanswered)
@@ -319,13 +319,13 @@ class RackView:
         health = self._agent.health.get(plugin)
         if health is not None and health.state == "off":
             return []
-        why = "it has not begun yet" if health is None else f"it has {health.state}: {health.why}"
+        why = "it has not started yet" if health is None else f"it has {health.state}: {health.why}"
         raise Refused(1, f"{self._agent.id} has no plugin {plugin} now", why, "agentctl status")
 
     async def answer(self, question: AskView) -> ViewAnswer:
         """Answer another agent's live question. Refused when it is none of `READS`, or cannot be read here now."""
         if question.read not in READS:
-            raise Refused(3, f"{question.read!r} cannot be read here", "there is no such read", "agentctl version")
+            raise Refused(3, f"{question.read!r} cannot be read here", "unknown kind of question", "agentctl version")
         return ViewAnswer(msgspec.json.encode(await self._here(question.read, question.arguments)))
 
 

@@ -130,11 +130,11 @@ class Keeper:
         except ArrayImpossible as refused:
             self._refuse(stranger, str(refused))
         except ConnectionError as error:
-            self._env.log.warning("a process sent what opens no array", why=str(error))
+            self._env.log.warning("a process sent an invalid request to open an array", why=str(error))
             stranger.close()
         except OSError as error:  # no process, no descriptor, no disk for the file of locks
             self._env.log.error("an array cannot be served", why=str(error))
-            self._refuse(stranger, f"this host cannot: {error}")
+            self._refuse(stranger, f"this host cannot serve arrays: {error}")
             if lock >= 0:
                 os.close(lock)
         else:
@@ -158,12 +158,15 @@ class Keeper:
             raise ArrayImpossible(f"it belongs to another user (uid {config.uid}), and this process has uid {uid}")
         opened = arraywire.unpack(data, arraywire.to_pager)
         if not isinstance(opened, OpenArray) or flags & socket.MSG_CTRUNC or len(descriptors) != arraywire.DESCRIPTORS:
-            raise ArrayWireError("an array is opened by one message with four descriptors")
+            raise ArrayWireError("expected one message with four descriptors")
         why = arraywire.wrong(opened, config.size_bytes, config.page_bytes, userfault.PAGE_BYTES)
         if not why and opened.budget < CHUNKS_MIN * opened.chunk:
-            why = f"a local budget of {opened.budget} bytes; it takes {CHUNKS_MIN} chunks of {opened.chunk} at least"
+            why = (
+                f"a local budget of {opened.budget} bytes is too small: at least "
+                f"{CHUNKS_MIN} chunks of {opened.chunk} are needed"
+            )
         if not why and len(self.arrays) >= ARRAYS_MAX:
-            why = f"{ARRAYS_MAX} arrays of this volume are open"
+            why = f"{ARRAYS_MAX} arrays of this volume, the limit, are open"
         faults, memory, lifeline, errors = descriptors
         why = why or wrong_descriptors(faults, memory, lifeline, opened.size)
         if why:
@@ -243,13 +246,13 @@ def may_use(uid: int, owner: int) -> bool:
 def wrong_descriptors(faults: int, memory: int, lifeline: int, size: int) -> str:
     """Why these descriptors cannot be those of an array; empty: they can."""
     if not userfault.is_one(faults):
-        return "its first descriptor is no userfaultfd"
+        return "its first descriptor is not a userfaultfd"
     if not stat.S_ISSOCK(os.fstat(lifeline).st_mode):
-        return "its third descriptor is no socket"
+        return "its third descriptor is not a socket"
     try:
         seals = fcntl.fcntl(memory, memfd.F_GET_SEALS)
     except OSError:
-        return "its second descriptor is no sealed memory"
+        return "its second descriptor is not sealed memory"
     found = os.fstat(memory)
     fixed = memfd.SHRINK | memfd.GROW
     if seals & fixed != fixed or seals & ~(fixed | memfd.SEAL) or found.st_size != size:

@@ -212,7 +212,7 @@ class Pager:
             return
         except ConnectionError as error:
             if isinstance(error, ArrayWireError):
-                self._log.warning("an array's job sent what is no message", why=str(error), uid=self._given.uid)
+                self._log.warning("an array's job sent a malformed message", why=str(error), uid=self._given.uid)
             raise JobGone from error
         if not isinstance(asked, AskArray):
             raise JobGone
@@ -235,7 +235,7 @@ class Pager:
             self._since = {chunk: self._since.get(chunk, now_s) for chunk in waiting}
             for chunk, since_s in self._since.items():
                 if now_s > since_s + WAIT_S:
-                    self._tell(paging.WaitedTooLong(chunk, f"the volume has not given it for {WAIT_S:g} s"))
+                    self._tell(paging.WaitedTooLong(chunk, f"the volume has not returned it for {WAIT_S:g} s"))
 
     def _bring_home(self) -> None:
         """Send the volume everything that it does not have."""
@@ -255,7 +255,7 @@ class Pager:
             if not self._link.busy and not self._later and self.machine.unsaved:
                 self._tell(paging.AskedFor(0, "save", 0, 0))
         if self.machine.unsaved:
-            self._log.error("what a job wrote to its array did not reach the volume", uid=self._given.uid)
+            self._log.error("the writes of a job to its array did not reach the volume", uid=self._given.uid)
 
     # ---- actions ----
 
@@ -279,7 +279,7 @@ class Pager:
                 if self._given.opened.writable:
                     self._kernel(lambda: userfault.protect(self._given.faults, *self._where(action.chunk), False))
                 else:
-                    self._poison(action.chunk, "it was opened for reading alone")
+                    self._poison(action.chunk, "it was opened read-only")
             case paging.GoOn():
                 self._kernel(lambda: userfault.wake(self._given.faults, *self._where(action.chunk)))
             case paging.PunchHole():
@@ -383,7 +383,7 @@ class Pager:
             for each in range(chunk, chunk + run):
                 self._unstage(each)
                 if writable and not self._given.opened.writable:
-                    self._poison(each, "it was opened for reading alone")
+                    self._poison(each, "it was opened read-only")
             chunk += run
 
     def _copy(self, chunk: int, count: int, source: int, protected: bool) -> None:
@@ -443,7 +443,7 @@ class Pager:
     def _poison(self, chunk: int, why: str) -> None:
         """Give SIGBUS to the threads that wait for a chunk, and tell the job why; where the kernel cannot do that, end
         its whole process."""
-        self._complain(f"bytes {chunk * self._chunk} to {chunk * self._chunk + self._bytes(chunk)} cannot be had", why)
+        self._complain(f"bytes {chunk * self._chunk} to {chunk * self._chunk + self._bytes(chunk)} cannot be read", why)
         try:
             userfault.poison(self._given.faults, *self._where(chunk))
         except OSError as error:
@@ -476,7 +476,7 @@ def _with_request(done: Callable[[str, PageRequest], None], request: PageRequest
 
 def complain(given: ArrayGiven, what: str, why: str) -> None:
     """Write three lines to the job's standard error, if it takes them at once."""
-    text = f"covey: {what}\n  why: {why}\n  next: agentctl volumes, and start the script again\n"
+    text = f"covey: {what}\n  why: {why}\n  next: agentctl volume ls, and start the script again\n"
     poll = select.poll()
     poll.register(given.errors, select.POLLOUT)
     try:

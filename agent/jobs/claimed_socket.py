@@ -14,7 +14,7 @@ async def claimed_socket(env: Env, address: Address, accept: Accept) -> AsyncIte
     try:
         listener = await env.bytes.listen(address, accept)
     except OSError as error:
-        env.log.info("another supervisor is at work", why=str(error))
+        env.log.info("another supervisor is running", why=str(error))
         yield False
         return
     try:

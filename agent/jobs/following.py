@@ -109,7 +109,7 @@ class Following:
             elif stored is None and epoch.found and epoch.record.supervisor is None:
                 return False
             elif stored is None and epoch.found and not epoch.launches:
-                why = f"the file of what ran is gone on {self._env.host}; nothing starts twice under one epoch"
+                why = f"the record of what ran is gone on {self._env.host}; nothing is started twice under one epoch"
                 await self._give_up(key, epoch, SupervisorState(), why)
             elif epoch.launches >= LAUNCHES_MAX:
                 await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key))
@@ -160,7 +160,7 @@ class Following:
         await self._end_here(key, epoch, lost_of(epoch, state, why))
 
     async def _again(self, key: Key, epoch: Epoch) -> None:
-        self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
+        self._env.log.warning("the supervisor ended; starting another one", job=key[0], epoch=key[1])
         epoch.launches += 1
         try:
             await self._launch(key, epoch)

@@ -80,7 +80,7 @@ class KeptSpares:
                 if self._env.clock.now_s() >= deadline_s:
                     if kept.launches >= LAUNCHES_MAX:
                         name = self._env.disk.path(f"logs/{spares_of(key)}.log")
-                        self._tell(SparesReady(*key, 0, f"their keeper does not start; see {name}"))
+                        self._tell(SparesReady(*key, 0, f"their parent process does not start; see {name}"))
                         return
                     deadline_s = self._env.clock.now_s() + BOOT_S
                     await self._launch(key, kept)
@@ -97,7 +97,7 @@ class KeptSpares:
         try:
             await self._env.processes.start_program("spares", spares_of(key), config)
         except OSError as error:
-            self._env.log.error("the keeper of spares cannot start", job=key[0], epoch=key[1], why=str(error))
+            self._env.log.error("the parent process of spares cannot start", job=key[0], epoch=key[1], why=str(error))
 
     async def _end_older(self, stream: ByteStream) -> None:
         """End what an earlier agent had kept, which has another token."""

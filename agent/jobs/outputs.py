@@ -90,7 +90,7 @@ class Outputs:
             # Without the number of free bytes, which changes with every look: the text goes to other hosts.
             self.refusal = f"less than {format_size(self._free_min)} is free in {disk.path('jobs')} of {self._env.host}"
         if bool(self.refusal) != bool(before):
-            self._env.log.warning("disk", free_bytes=free, refuses=self.refusal or "nothing any more")
+            self._env.log.warning("disk", free_bytes=free, refuses=self.refusal or "nothing")
 
     async def sweep(self, fences: Mapping[JobId, Fence], unfence: Callable[[JobId], None]) -> None:
         """Remove output of ended jobs that is too old, too much or of too many, and in the end their fences too."""

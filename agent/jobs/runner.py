@@ -285,12 +285,10 @@ class SupervisedRunner:
         """Give a rank more time than its grace. Refused says why not; otherwise `on_stopping` follows."""
         known, stopping = self._epochs.get((job, epoch)), self.stopping(job, epoch)
         if known is None or known.stream is None or stopping is None:
-            why = "nobody has asked this job to end" if stopping is None else "its supervisor is being started again"
+            why = "this job was not asked to end" if stopping is None else "its supervisor is being started again"
             raise Refused(4, GRACE_KEPT, why, "ask while job.stopping is true")
         if not stopping.may_extend:
-            raise Refused(
-                4, GRACE_KEPT, "it was extended before, or may not be", f"save within {stopping.left_s:.0f} s"
-            )
+            raise Refused(4, GRACE_KEPT, "it was extended before, or cannot be", f"save within {stopping.left_s:.0f} s")
         with contextlib.suppress(ConnectionError):
             await known.stream.write(pack(Extend(seconds)))
 

@@ -54,7 +54,7 @@ class DirectoryDisk:
     def path(self, name: str) -> str:
         """The path of a file. OSError when `name` is not a name."""
         if len(name) > 200 or not NAME.match(name) or name.endswith("\n"):
-            raise OSError(f"{name!r} is not the name of a file here; expected a-z, 0-9, '.', '_', '-' and '/'")
+            raise OSError(f"{name!r} is not a valid file name here; expected a-z, 0-9, '.', '_', '-' and '/'")
         return os.path.join(self._root, name)
 
     async def read(self, name: str) -> bytes | None:
@@ -154,7 +154,7 @@ class DirectoryDisk:
             if end and os.stat(path).st_size >= end:
                 return
         if free_in(self._root) - size < self.kept_free_bytes:
-            why = f"less than {format_size(self.kept_free_bytes)} is free, which the log of this host may need"
+            why = f"less than {format_size(self.kept_free_bytes)} is free, and the log of this host may need it"
             raise OSError(errno.ENOSPC, why, path)
 
     def _file(self, path: str, make: bool = True) -> int:

@@ -56,8 +56,8 @@ class Answers:
             self._counters["asked_again"] += 1
         elif len(at_work) >= AT_ONCE_MAX:
             self._counters["questions_refused"] += 1
-            why = f"{AT_ONCE_MAX} of them are being answered"
-            what = f"{self._env.host} has too many questions of {sender}"
+            why = f"{AT_ONCE_MAX} of them, the limit, are being answered"
+            what = f"{self._env.host} has too many requests from {sender}"
             self._refuse(sender, envelope, Refused(75, what, why, "ask again later"))
         else:
             at_work.add(question)
@@ -89,7 +89,7 @@ class Answers:
     def _check_length(self, body: bytes) -> None:
         if len(body) > ANSWER_BYTES_MAX:
             self._counters["answers_too_long"] += 1
-            why = f"it has {len(body)} bytes, and at most {ANSWER_BYTES_MAX} are sent"
+            why = f"it has {len(body)} bytes, and the limit is {ANSWER_BYTES_MAX}"
             raise Refused(1, f"the answer of {self._env.host} is too long", why, f"ask the agent of {self._env.host}")
 
     # ---- pages ----
@@ -115,7 +115,7 @@ class Answers:
         known = self._kept.get(question)
         if known is None or envelope.page * PAGE_BYTES >= len(known[1]):
             self._counters["pages_not_kept"] += 1
-            gone = Refused(75, "the rest of that answer is gone", "it was not fetched in time", "ask again")
+            gone = Refused(75, "the rest of the answer is gone", "the rest was not fetched in time", "ask again")
             self._refuse(sender, envelope, gone)
             return
         self._page(sender, envelope, known[1])

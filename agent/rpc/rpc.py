@@ -122,7 +122,7 @@ class Messenger:
             found += reply.body
             page, pages = page + 1, reply.pages
             if (page < pages and not reply.body) or len(found) > ANSWER_BYTES_MAX:
-                raise Refused(1, f"the answer of {to} is malformed", "a page of it is empty or too long", "upgrade it")
+                raise Refused(1, f"the answer of {to} is malformed", "a part of it is empty or too long", "upgrade it")
         return bytes(found)
 
     def raw(self, plugin: str, to: HostId, body: bytes) -> bool:
@@ -247,5 +247,5 @@ def _refusal(by: HostId, body: bytes) -> Refused:
     try:
         no = msgspec.msgpack.decode(body, type=RefusedBody)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Refused(1, f"{by} refused", "its reason cannot be decoded here", "upgrade the older host")
+        return Refused(1, f"{by} refused", "the reason it gave cannot be read here", "upgrade the older host")
     return Refused(no.code, no.what, no.why, no.next)

@@ -125,7 +125,7 @@ class PluginInstance:
 
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         if not self.open:
-            raise TimeoutError(f"plugin {self.plugin.name} is over")
+            raise TimeoutError(f"plugin {self.plugin.name} has ended")
         return await self._agent.ask(plugin, to, question, deadline_s)
 
     # ---- its tasks ----
@@ -281,7 +281,7 @@ class PluginRuntime:
         steady = agent.env.clock.now_s() - life.began_s >= STEADY_S
         again_s = self._pause(name, steady) if isinstance(error, OSError) else None
         self.health[name] = PluginHealth("failed", why, self.restarts.get(name, 0), again_s)
-        then = "restart the agent once that is corrected" if again_s is None else f"starts again in {again_s:g} s"
+        then = "correct that, then restart the agent" if again_s is None else f"starts again in {again_s:g} s"
         agent.event_log.note(f"host/{agent.id}", f"plugin {name} failed", f"{why}; {then}")
         self.publish_health()
         if not self._stopping:

@@ -106,28 +106,30 @@ class SwapHelper:
 
     def _connect(self, question: ConnectSwap, descriptors: Sequence[int]) -> SwapConnected:
         if len(descriptors) != 1 or not stat.S_ISSOCK(os.fstat(descriptors[0]).st_mode):
-            raise Impossible("one socket comes along with it", "upgrade covey-swapd and the agent together")
+            raise Impossible("the request must carry one socket", "upgrade covey-swapd and the agent together")
         netlink = _netlink()
         with self._changing, contextlib.closing(netlink):
             found = kernel.numbered(question.backend)
             if found is not None:
                 nbd.reconfigure(netlink, found, question.backend, question.timeout_s, descriptors[0])
-                self._say(f"{kernel.device(found)} of {question.backend} has another socket")
+                self._say(f"{kernel.device(found)} of {question.backend} has a new socket")
                 return SwapConnected(kernel.device(found), True)
             if question.resume:
-                raise Impossible("the kernel has no such device any more", "agentctl memory detach NAME")
+                raise Impossible("the kernel no longer has this device", "agentctl volume unswap NAME")
             size = question.size_bytes // question.block_bytes * question.block_bytes
             shape = size, question.block_bytes, question.timeout_s
             number = nbd.connect(netlink, question.backend, *shape, descriptors[0])
             if kernel.numbered(question.backend) != number:
                 nbd.disconnect(netlink, number)
-                raise Impossible("this kernel forgets whose device is whose", "Linux 5.14 or newer is needed")
+                raise Impossible("this kernel does not keep the names of NBD devices", "use Linux 5.14 or newer")
         self._say(f"{kernel.device(number)} is {question.backend}, {size} bytes")
         return SwapConnected(kernel.device(number), False)
 
     def _begin(self, question: BeginSwap) -> SwapNow:
         if self._lacks:
-            raise Impossible(f"the swap helper could wait for itself: {self._lacks}", "systemctl cat covey-swap")
+            raise Impossible(
+                f"the swap helper could deadlock on its own swap: {self._lacks}", "systemctl cat covey-swap"
+            )
         device = self._device(question.backend)
         if kernel.area(device) is None:
             kernel.begin(device, question.priority)
@@ -143,14 +145,16 @@ class SwapHelper:
             self._take_back(device)
             self._say(f"swap is off: {device}")
         if kernel.in_use(device):
-            raise Impossible(f"the kernel has {device} in use", f"swapoff {device}, or unmount it, and detach again")
+            raise Impossible(
+                f"the kernel has {device} in use", f"swapoff {device}, or unmount it, then agentctl volume unswap again"
+            )
         with contextlib.closing(_netlink()) as netlink:
             nbd.disconnect(netlink, number)
         return SwapNow()
 
     def _take_back(self, device: str) -> None:
         """Take back the swap of a device by `swapoff`, which a signal ends with the swap as it was."""
-        further = "free memory, raise the limit or end programs, and detach again"
+        further = "free memory, raise the limit or end programs, then agentctl volume unswap again"
         why = lacks_room(kernel.room(device))
         if why:
             raise Impossible(why, further)
@@ -183,7 +187,7 @@ class SwapHelper:
     def _device(self, backend: str) -> str:
         number = kernel.numbered(backend)
         if number is None:
-            raise Impossible("the kernel has no such device", "agentctl memory attach NAME --swap")
+            raise Impossible("the kernel does not have this device", "agentctl volume swap NAME")
         return kernel.device(number)
 
 

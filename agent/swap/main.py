@@ -39,7 +39,7 @@ def main() -> None:
     try:
         listener = bind_unix(options.socket, uid=owner)
     except OSError as error:
-        _fail(f"cannot listen at {options.socket}: {error}", "is another one running?")
+        _fail(f"cannot listen at {options.socket}: {error}", "check whether another covey-swapd is running")
     listener.setblocking(True)
     try:
         kernel.load_module()

@@ -59,7 +59,7 @@ def connect(netlink: Netlink, backend: str, size_bytes: int, block_bytes: int, t
         INDEX, b""
     )
     if len(found) != 4:
-        raise NetlinkError(errno.EPROTO, "the kernel did not say which device it made")
+        raise NetlinkError(errno.EPROTO, "the kernel did not say which device it created")
     return int(struct.unpack("=I", found)[0])
 
 

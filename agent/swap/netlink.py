@@ -66,7 +66,7 @@ def attributes(data: bytes) -> dict[int, bytes]:
     at = 0
     while at < len(data):
         if len(data) - at < _ATTRIBUTE.size:
-            raise NetlinkError(errno.EPROTO, "half an attribute")
+            raise NetlinkError(errno.EPROTO, "an incomplete attribute")
         length, kind = _ATTRIBUTE.unpack_from(data, at)
         if length < _ATTRIBUTE.size or at + length > len(data):
             raise NetlinkError(errno.EPROTO, f"an attribute of {length} bytes where {len(data) - at} are left")
@@ -80,7 +80,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at < len(data):
         if len(data) - at < HEADER_BYTES:
-            raise NetlinkError(errno.EPROTO, "half a message")
+            raise NetlinkError(errno.EPROTO, "an incomplete message")
         length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
         if length < HEADER_BYTES or at + length > len(data):
             raise NetlinkError(errno.EPROTO, f"a message of {length} bytes where {len(data) - at} are left")
@@ -105,13 +105,13 @@ class KernelAnswer:
                 self.over = True
             elif kind == NLMSG_ERROR:
                 if len(body) < _ERROR.size:
-                    raise NetlinkError(errno.EPROTO, "half an error")
+                    raise NetlinkError(errno.EPROTO, "an incomplete error")
                 number = -_ERROR.unpack_from(body)[0]
                 if number:
                     raise OSError(number, os.strerror(number) if 0 < number < 4096 else f"error {number}")
                 self.over = True
             elif len(body) < _GENERIC.size:
-                raise NetlinkError(errno.EPROTO, "half an answer")
+                raise NetlinkError(errno.EPROTO, "an incomplete answer")
             else:
                 self.attributes = attributes(body[_GENERIC.size :])
 

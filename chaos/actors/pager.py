@@ -202,7 +202,7 @@ class VolumeClient:
             await stream.read_into(memoryview(data))
             if headers.welcome(data).status is not Status.OK:
                 stream.close()
-                raise headers.WireError("not let in")
+                raise headers.WireError("not admitted")
             self._stream = stream
         return self._stream
 

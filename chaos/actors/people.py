@@ -155,7 +155,7 @@ class People:
 
     def volume(self) -> Question:
         """A volume of their own, made, given back, asked for in another size, or forgotten."""
-        command = self.rng.choice(("attach", "attach", "detach", "give_up"))
+        command = self.rng.choice(("create", "create", "remove", "give_up"))
         name: Any = self.rng.choice(("theirs", "theirs", "theirs", "none", "", 5))
         size: Any = self.rng.choice((1 << 16, 1 << 16, "64 KiB", "much", -1, True, None, 1 << 60))
         return f"memory.{command}", {"volume": name, "size": size}

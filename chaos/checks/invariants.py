@@ -403,7 +403,7 @@ class JobsKnown:
                 try:
                     scheduler._find({"id": id})
                 except Refused as no:
-                    assert "no job was ever" not in no.why, f"{name} denies {id}, which was accepted"
+                    assert "no job ever had" not in no.why, f"{name} denies {id}, which was accepted"
 
 
 class SlabsExclusive:

@@ -73,7 +73,7 @@ def play_with(rack: SimRack, device: Device) -> None:
     rack.settle()
     world.on_log.append(lambda event, fields: _blames(rack, str(fields.get("why", ""))))
     kinds: dict[str, dict[str, Any]] = {"disk": {}, "mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}
-    rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **kinds[device.kind]})
+    rack.ask(BORROWER, "memory.create", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **kinds[device.kind]})
     rack.until(lambda: device.kind == "disk" or whole(rack), 60.0, "every slab has its members")
     rack.until(lambda: _exported(rack), 10.0, "the volume is exported")
     page_bytes = parse_size(str(SMALL_SLABS["page"]))

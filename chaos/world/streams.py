@@ -170,7 +170,7 @@ class SimStream:
                     self._usable(flushing)
         except asyncio.CancelledError:
             if out.size < out.whole:  # half a unit is of no use
-                self.abort(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+                self.abort(ConnectionAbortedError(f"a write to {self.peer} was cancelled half way"))
             raise
 
     async def _flush(self, unsent: Sequence[Outgoing]) -> None:

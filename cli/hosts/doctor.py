@@ -1,7 +1,7 @@
-"""What is wrong with the rack and with this host, what this host lacks for more, and the next step for each.
+"""Report what is wrong with the rack and with this host, which features this host lacks, and the next step for each.
 
-Exit status 1 when something is wrong. What is *lacking* stops nothing: without it a part of Covey does less, or is
-slower. The host is looked at only where its own agent is asked, and as far as this user may look.
+Exit code 1 when something is wrong. A *lacking* feature stops nothing: without it a part of Covey does less, or is
+slower. The host itself is examined only through its own agent, and as far as this user may read it.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def of_rack(status: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> It
     if leader := status.get("leader"):
         yield Finding("rack", "good", f"hosts alive: {alive} of {len(hosts)}; {leader} leads")
     else:
-        yield Finding("leader", "wrong", "none now: what runs goes on, changes wait", "agentctl voters")
+        yield Finding("leader", "wrong", "none now: running jobs continue, changes wait", "agentctl voters")
     for host in hosts:
         yield from _of_host(host, host["host"] == status.get("host"))
     for name, plugin in sorted(status.get("plugins", {}).items()):
@@ -115,10 +115,15 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
     elif state == "away":
         yield Finding(f"host {name}", "lacking", "it restarts", "agentctl hosts")
     if not host.get("gpus_known", True):
-        yield Finding(f"host {name}", "wrong", f"nobody knows its GPUs: {host['gpus_why']}", f"nvidia-smi on {name}")
+        yield Finding(
+            f"host {name}",
+            "wrong",
+            f"its the GPUs of this host are not known: {host['gpus_why']}",
+            f"nvidia-smi on {name}",
+        )
     elif why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
-        what = f"GPUs that take no job: {out}" if out else "a GPU that is held takes no other job"
+        what = f"GPUs that cannot take jobs: {out}" if out else "a GPU that a process holds cannot take another job"
         yield Finding(f"host {name}", "wrong", f"{what} ({why})", f"agentctl why host/{name}")
     for trouble in host.get("troubles") or ():
         yield Finding(f"host {name}", "wrong", trouble["what"], trouble["next"])
@@ -143,7 +148,7 @@ def unheard(hosts: Sequence[Mapping[str, Any]], silent: Sequence[Mapping[str, An
     alive = {host["host"] for host in hosts if host["state"] == "alive"}
     for each in silent:
         if each["host"] in alive:
-            why = f"alive by gossip, and its agent did not answer: {each['why']}"
+            why = f"its gossip works, but its agent did not answer: {each['why']}"
             yield Finding(f"host {each['host']}", "wrong", why, f"agentctl why host/{each['host']}")
 
 
@@ -182,24 +187,27 @@ def look(root: Path, prefix: Path) -> Looked:
 def of_host(looked: Looked) -> Iterator[Finding]:
     for name, is_ours in looked.units.items():
         if is_ours:
-            yield Finding(name, "good", "as it comes with this version")
+            yield Finding(name, "good", "as installed with this version")
         else:
             next = (
                 f"cp {looked.share}/{name} /etc/systemd/system/ && systemctl daemon-reload && systemctl restart {name}"
             )
-            yield Finding(name, "wrong", "/etc/systemd/system has another one than this version", next)
+            yield Finding(name, "wrong", "the file in /etc/systemd/system is not that of this version", next)
     if looked.send_bytes_max is not None and looked.send_bytes_max < BULK_BYTES:
         why = f"net.core.wmem_max is {format_size(looked.send_bytes_max)}: long reads of remote memory take longer"
         next = f"cp {looked.share}/covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl"
         yield Finding("sockets", "lacking", why, next)
     if looked.no_faults:
-        why = f"{looked.no_faults}: a RemoteArray of this user is read and written by calls alone"
-        yield Finding("arrays", "lacking", why, "Linux 5.19 or newer, without a sandbox that forbids userfaultfd")
+        why = f"{looked.no_faults}: a RemoteArray of this user can only be read and written by calls"
+        yield Finding("arrays", "lacking", why, "use Linux 5.19 or newer, without a sandbox that forbids userfaultfd")
     if looked.ptrace_scope is not None and looked.ptrace_scope > 1:
-        why = f"kernel.yama.ptrace_scope is {looked.ptrace_scope}: ranks of a host copy large tensors for one another"
+        why = (
+            f"kernel.yama.ptrace_scope is {looked.ptrace_scope}: ranks on one host "
+            "copy large tensors instead of sharing them"
+        )
         yield Finding("tensors", "lacking", why, "sysctl kernel.yama.ptrace_scope=1")
     if looked.huge_pages == "never":
-        why = "transparent huge pages are off: ranks of a host copy large tensors for one another"
+        why = "transparent huge pages are off: ranks on one host copy large tensors instead of sharing them"
         yield Finding("huge pages", "lacking", why, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
 
 

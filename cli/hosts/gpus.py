@@ -1,9 +1,9 @@
-"""Every GPU of the rack, and which job holds it. `--line` gives one line for a status bar, `--watch` shows who shares
-each of them and what each may do there, again and again.
+"""List every GPU of the rack, and which job holds it. `--line` prints one line for a status bar; `--watch` shows every
+second how jobs share each GPU.
 
-A GPU that is `lost`, to be emptied (`drain`) or of which nobody knows how it is (`unknown`) takes no job; NOTE says
-why. What the agent remembers of one, its XIDs and that it is there, is forgotten by `agentctl gpus forget UUID` on its
-host, once it was reset, replaced or taken out."""
+A GPU that is `lost`, to be emptied (`drain`) or in an unknown state takes no job; NOTE says why. Once a GPU was reset,
+replaced or taken out, `agentctl gpus forget UUID` on its host drops what the agent remembers of it: its XID errors, and
+that it exists."""
 
 import argparse
 from collections.abc import Mapping
@@ -22,10 +22,15 @@ AWAY = ("away", "gone", "left")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=("forget",), help="forget UUID: it was reset or taken out")
-    parser.add_argument("gpu", nargs="?", metavar="UUID", help="of the GPU")
-    parser.add_argument("--line", action="store_true", help="one line for tmux and the like")
-    said = "who shares each GPU, again every second or so"
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("forget",),
+        help="forget UUID: drop what the agent remembers of a GPU that was reset or taken out",
+    )
+    parser.add_argument("gpu", nargs="?", metavar="UUID", help="UUID of the GPU")
+    parser.add_argument("--line", action="store_true", help="print one line, for a status bar such as tmux's")
+    said = "show how jobs share each GPU, again every second (or SECONDS)"
     parser.add_argument("--watch", nargs="?", const=1.0, type=float, metavar="SECONDS", help=said)
 
 
@@ -70,11 +75,11 @@ def run(context: Context) -> int:
 
 def forget(context: Context, gpu: str | None) -> int:
     if not gpu:
-        raise AgentctlError(USAGE, "no GPU is named", "forget is about one of this host", "agentctl gpus --json")
+        raise AgentctlError(
+            USAGE, "no GPU is named", "`forget` needs the UUID of a GPU of this host", "agentctl gpus --json"
+        )
     said = context.agent.post("gpus", gpu, "forget").data["said"]
-    context.say(
-        f"forgotten of {gpu}: {said}" if said else f"nothing was remembered of {gpu} beside what its driver says"
-    )
+    context.say(f"{gpu}: forgot {said}" if said else f"{gpu}: the agent remembers nothing beyond what its driver says")
     return 0
 
 

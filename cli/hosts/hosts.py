@@ -1,12 +1,11 @@
-"""Who is in the rack, what state each host is in, and what it can spare, as the answering agent knows it by gossip.
+"""List the hosts of the rack, the state of each, and what it can spare, as the answering agent knows it by gossip.
 
-`agentctl hosts give-up NAME` says that nothing runs any more on a host that is gone (its power is off, say): jobs that
-wait for it are taken back and placed again at once, those submitted with --on-lost keep too.
+`agentctl hosts give-up NAME` declares that nothing runs any more on a host that is gone (because its power is off, for
+example): jobs that wait for it, also those submitted with --on-lost keep, are taken back and placed again at once.
 
-`agentctl hosts drain NAME` has everything leave a host before it is shut down or upgraded: no rank starts there, jobs
-that heal (job.state) go on on other hosts, slabs and sums go elsewhere, and other jobs stay until they end, or with
---stop-jobs stop and are queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` takes that
-back."""
+`agentctl hosts drain NAME` empties a host before it is shut down or upgraded. No rank starts there; jobs that heal
+(job.state) move to other hosts, and so do slabs and sums; other jobs stay until they end, or with --stop-jobs are
+stopped and queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` uses the host again."""
 
 import argparse
 import getpass
@@ -21,9 +20,9 @@ from covey.core.units import format_seconds
 TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT", "SUMS FOR", "SEEN", "NOTE")
 
 ACTIONS = {
-    "give-up": "give-up NAME: it is lost for good",
-    "drain": "drain NAME: everything leaves it",
-    "resume": "resume NAME: it is used again",
+    "give-up": "give-up NAME: declare the host lost for good",
+    "drain": "drain NAME: move everything away from the host",
+    "resume": "resume NAME: use the host again",
 }
 ASK_AGAIN_S = 0.5
 STOPS = "agentctl hosts drain --stop-jobs"
@@ -31,9 +30,11 @@ STOPS = "agentctl hosts drain --stop-jobs"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), help="; ".join(ACTIONS.values()))
-    parser.add_argument("host", nargs="?", metavar="NAME", help="of the host")
-    parser.add_argument("--stop-jobs", action="store_true", help="drain: jobs that cannot move stop, and queue again")
-    parser.add_argument("--wait", action="store_true", help="drain: return once nothing is left there")
+    parser.add_argument("host", nargs="?", metavar="NAME", help="name of the host")
+    parser.add_argument(
+        "--stop-jobs", action="store_true", help="with drain: stop jobs that cannot move, and queue them again"
+    )
+    parser.add_argument("--wait", action="store_true", help="with drain: return once nothing is left on the host")
 
 
 def run(context: Context) -> int:
@@ -71,21 +72,23 @@ def run(context: Context) -> int:
 
 def act(context: Context, action: str, host: str | None) -> int:
     if not host:
-        raise AgentctlError(USAGE, "no host is named", f"{action} is about one", f"agentctl hosts {action} gpu2")
+        raise AgentctlError(
+            USAGE, "no host is named", f"`{action}` needs the name of a host", f"agentctl hosts {action} gpu2"
+        )
     body = {"by": person(), "stop_jobs": context.args.stop_jobs}
     answer = context.agent.post("hosts", host, action, body=body)
     if context.json and not context.args.wait:
         return context.say_json(answer.whole)
     jobs = ", ".join(job["id"] for job in answer.data)
     if action == "give-up":
-        context.say(f"{host} is given up; {f'taken back: {jobs}' if jobs else 'no job waited for it'}")
+        context.say(f"{host} is given up; {f'jobs taken back: {jobs}' if jobs else 'no job waited for it'}")
     elif action == "resume":
         context.say(f"{host} is used again")
     elif context.args.wait:
         return wait_until_empty(context, host)
     else:
         context.say(
-            f"{host} is drained: nothing new starts there; {f'jobs there now: {jobs}' if jobs else 'no job is'}"
+            f"{host} is drained: nothing new starts there; {f'jobs there now: {jobs}' if jobs else 'no jobs there now'}"
         )
         context.say(f"next: agentctl hosts drain {host} --wait, or agentctl hosts")
     return 0
@@ -99,7 +102,7 @@ def wait_until_empty(context: Context, host: str) -> int:
         state = "unknown" if row is None else row["state"]
         if row is None or state in ("gone", "left"):
             next_step = f"agentctl hosts give-up {host}, if nothing runs there any more"
-            raise AgentctlError(REFUSED, f"{host} was not seen to be empty", f"it is {state}", next_step)
+            raise AgentctlError(REFUSED, f"cannot tell whether {host} is empty", f"it is {state}", next_step)
         heard, rest = row.get("drained_by") is not None, left(row)
         if heard and not rest:
             break
@@ -109,12 +112,14 @@ def wait_until_empty(context: Context, host: str) -> int:
                 context.say(f"{host}: {rest} left")
         limit_s = context.args.timeout
         if limit_s is not None and time.monotonic() - began_s > limit_s:
-            why = f"after {limit_s:g} s {f'{said} are left' if said else 'it has not said that it is drained'}"
+            why = f"after {limit_s:g} s {f'{said} left' if said else 'it has not confirmed that it is drained'}"
             raise AgentctlError(TOO_LATE, f"{host} is not empty yet", why, f"agentctl jobs, or {STOPS} {host}")
         time.sleep(ASK_AGAIN_S)
     if context.json:
         return context.say_json({"schema": 1, "data": row})
-    context.say(f"{host} is empty: no job, slab or sum is left; it can be shut down, or agentctl hosts resume {host}")
+    context.say(
+        f"{host} is empty: no job, slab or sum is left; shut it down, or use it again: agentctl hosts resume {host}"
+    )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Who leads, since when, and how old this host's copy of the log may be."""
+"""Show which host leads, since when, and how old this host's copy of the log may be."""
 
 import argparse
 
@@ -18,7 +18,7 @@ def run(context: Context) -> int:
     leader = answer.data
     known_s = leader["since_s"]
     rows = [
-        ("leader", leader["leader"] or "none now: what runs goes on, changes wait"),
+        ("leader", leader["leader"] or "none now: running jobs continue, changes wait"),
         ("for", "" if known_s is None else format_seconds(known_s)),
         ("term", leader["term"]),
         ("voters", ", ".join(leader["voters"])),

@@ -58,5 +58,5 @@ def _job(job: Mapping[str, Any]) -> tuple[object, ...]:
 def _obeyed(job: Mapping[str, Any]) -> str:
     """Whether it goes by its memory limit, where that needs a word."""
     if job.get("fixed"):
-        return " (at its start)" if job["applied"] else " (not obeyed)"
+        return " (at its start)" if job["applied"] else " (ignored)"
     return "" if job["applied"] else " (not yet)"

@@ -1,4 +1,4 @@
-"""The answering agent: how long it has run, whether its plugins work, and whether it knows a leader."""
+"""Show the answering agent: how long it has run, whether its plugins work, and which leader it knows."""
 
 import argparse
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def run(context: Context) -> int:
     rows = [
         ("agent", answer.host),
         ("answers at", context.agent.address),
-        ("found by", context.agent.found_by),
+        ("found through", context.agent.found_by),
         ("up", "" if up_s is None else format_seconds(up_s)),
         ("boot", answer.data.get("boot")),
         ("leader", answer.data.get("leader") or "none now"),
@@ -34,7 +34,7 @@ def run(context: Context) -> int:
         *(("wrong", f"{each['host']}: {each['what']}; next: {each['next']}") for each in wrong),
         *([("log", trouble)] if (trouble := answer.data.get("log")) else []),
         *answer.data.get("lines", {}).items(),
-        *(("seed not known", f"{seed}: {why}") for seed, why in answer.data.get("seeds_unknown", {}).items()),
+        *(("unknown seed", f"{seed}: {why}") for seed, why in answer.data.get("seeds_unknown", {}).items()),
     ]
     context.say(pairs([*rows, *(("note", note) for note in answer.data.get("notes", []))], context.paint))
     context.say()
@@ -48,5 +48,5 @@ def _why(plugin: Mapping[str, Any]) -> str:
     if plugin["state"] != "failed":
         return str(plugin["why"])
     again_s = plugin.get("again_s")
-    then = "restart the agent once that is corrected" if again_s is None else f"starts again every {again_s:g} s or so"
+    then = "correct that, then restart the agent" if again_s is None else f"it is restarted about every {again_s:g} s"
     return f"{plugin['why']}; {then}"

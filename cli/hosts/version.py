@@ -1,4 +1,4 @@
-"""The version of agentctl."""
+"""Print the version of agentctl."""
 
 import argparse
 

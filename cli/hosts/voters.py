@@ -1,11 +1,11 @@
-"""Which hosts vote on the log. `agentctl voters` shows them; the rest changes them, one at a time, through the log.
+"""Show or change which hosts vote on the log. `agentctl voters` shows them; changes are made one at a time.
 
-  add HOST          it receives the log as a learner and votes once it has caught up
-  remove HOST       it stops voting and observes; a leader hands over first
+  add HOST          HOST receives the log as a learner, and votes once it has caught up
+  remove HOST       HOST stops voting and observes; a leader hands over its leadership first
   replace OLD NEW   add NEW, then remove OLD
 
-A change goes on by itself under any leader: waiting for it here may be interrupted. It is called off by its contrary:
-`remove` of the learner, `add` of the one that leaves."""
+A change continues under any leader, so waiting for it here may be interrupted. To cancel a change, type its opposite:
+`remove` the learner, or `add` the host that is leaving."""
 
 import argparse
 import time
@@ -28,15 +28,17 @@ LOOK_S = 0.3
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", default="list", choices=tuple(HOSTS))
     parser.add_argument("hosts", nargs="*", metavar="HOST")
-    parser.add_argument("--force", action="store_true", help="add a host that is away: it is brought up when it comes")
-    parser.add_argument("--no-wait", action="store_true", help="return once the change has begun")
+    parser.add_argument("--force", action="store_true", help="add a host that is away; it catches up when it returns")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="return once the change has begun, without waiting for its end"
+    )
 
 
 def run(context: Context) -> int:
     verb, hosts = context.args.verb, context.args.hosts
     if len(hosts) != HOSTS[verb]:
         usage = {"list": "", "replace": " OLD NEW"}.get(verb, " HOST")
-        why = f"`{verb}` names {HOSTS[verb] or 'no'} host{'' if HOSTS[verb] == 1 else 's'}"
+        why = f"`{verb}` takes {HOSTS[verb] or 'no'} host{'' if HOSTS[verb] == 1 else 's'}"
         raise AgentctlError(USAGE, f"voters {verb}: {len(hosts)} hosts given", why, f"agentctl voters {verb}{usage}")
     if verb == "list":
         return show(context, context.agent.gather("voters"))
@@ -61,7 +63,12 @@ def wait(context: Context, add: str, remove: str) -> Answer:
             return answer
         if time.monotonic() > end_s:
             why = now["under_way"] or "this host's copy of the log does not show it yet"
-            raise AgentctlError(TOO_LATE, f"not done within {limit_s:g} s", why, "it goes on: agentctl voters")
+            raise AgentctlError(
+                TOO_LATE,
+                f"the change is not complete after {limit_s:g} s",
+                why,
+                "it continues; watch it with agentctl voters",
+            )
         time.sleep(LOOK_S)
 
 

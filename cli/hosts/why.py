@@ -1,7 +1,7 @@
-"""The event log of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why.
+"""Show the event log of one job (j1), slab (slab/VOLUME/N), volume or host: what happened, when, where and why.
 
-HOST is where it happened; `rack` stands for what the hosts agreed on in their common log. Events of a host are
-recorded by the others, so there the column names the host that recorded it."""
+HOST is where an event happened; `rack` means that the hosts agreed on it in their common log. Events about a host are
+recorded by other hosts, so there the column names the host that recorded them."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""End a job: its ranks get a notice and SIGTERM, and SIGKILL after their grace."""
+"""End a job: its ranks get SIGTERM, and SIGKILL after the job's grace period."""
 
 import argparse
 

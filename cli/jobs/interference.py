@@ -1,8 +1,8 @@
-"""What jobs on one GPU cost the guaranteed one there: its mini-batches against its own alone, and how sure that is.
+"""Show how much the jobs that share a GPU slow the guaranteed one: its mini-batches beside them against its own alone.
 
-SLOWER is measured in the window under way, with its 90 % interval; ALONE is its mini-batch with the others stopped, and
-AGE how long ago that was measured or confirmed. `checking`: the others are stopped at this moment, to tell drift from
-harm.
+SLOWER is measured in the current window, with its 90 % interval; ALONE is a mini-batch with the other jobs stopped,
+and AGE how long ago that was measured or confirmed. STATE `checking`: the other jobs are stopped at this moment, to
+find out whether they cause the slowdown.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CHECKING = ("baseline", "verify")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", metavar="JOB", help="this job alone")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="show only this job")
 
 
 def run(context: Context) -> int:

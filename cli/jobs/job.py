@@ -1,4 +1,4 @@
-"""One job: what it is, where its ranks are, how far it is, and how it ended."""
+"""Show one job: its command, the hosts of its ranks, its steps, and how it ended."""
 
 import argparse
 import signal
@@ -43,7 +43,7 @@ def run(context: Context) -> int:
         ]
         context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
     for host in job.get("unanswered", ()):
-        context.say(f"{host} has not answered: what ranks do there is not known; next: agentctl why host/{host}")
+        context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
     return code
 
@@ -70,14 +70,14 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("workers", f"{job['workers']}, {gpus}"),
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("step", job["step"]),
-        ("step takes", step_takes(job)),
+        ("step time", step_takes(job)),
         ("waits", job.get("waits")),
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
-        ("beside", with_whom(job)),
-        ("kept for it", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
+        ("shares GPUs", with_whom(job)),
+        ("GPUs reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
         ("submitted", clock(job["submitted_wall_s"])),
@@ -86,14 +86,17 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("time", how_long(job)),
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
         ("coordinator", job["coordinator"]),
-        ("sums at", job["aggregator"]),
+        ("gradients at", job["aggregator"]),
         ("kernels", job.get("unlike")),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
-        ("started again", started_again(job)),
-        ("on lost host", on_lost(job)),
-        ("spares", f"{job['spares']} wait on each of its hosts, and on one more" if job.get("spares") else ""),
+        ("restarts", started_again(job)),
+        ("if a host is lost", on_lost(job)),
+        (
+            "spares",
+            f"{job['spares']} processes wait on each of its hosts, and on one more" if job.get("spares") else "",
+        ),
         ("hang", hang(job)),
-        ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
+        ("information", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
 
 
@@ -101,18 +104,22 @@ def hang(job: dict[str, Any]) -> str:
     """What becomes of ranks that hang."""
     if not job.get("hang_s"):
         return ""
-    does = "a rank that others wait for is replaced, a gang that stands still ended"
+    does = "a rank that the others wait for is replaced; a job in which no rank makes progress is ended"
     return job.get("hang_unseen") or f"{does}, after {format_seconds(job['hang_s'])}"
 
 
 def on_lost(job: dict[str, Any]) -> str:
     """What becomes of it if one of its hosts is lost now."""
     if job.get("on_lost") == "keep":
-        return "its ranks go on there (keep)"
+        return "its ranks keep running there (keep)"
     if job["state"] != "running":
         return ""
     why = job.get("heals_not", "")
-    return f"it begins again: {why}" if why else "the rest goes on, and another host takes its ranks over"
+    return (
+        f"the whole job starts again: {why}"
+        if why
+        else "its other ranks keep running, and another host takes over the lost ones"
+    )
 
 
 def step_takes(job: dict[str, Any]) -> str:
@@ -121,7 +128,7 @@ def step_takes(job: dict[str, Any]) -> str:
         return ""
     took, waited, memory = timed(job)
     by = job["timing"]["boundary"]
-    counted = "as the script says" if by == "script" else f"counted by its {by}"
+    counted = "counted by the script" if by == "script" else f"counted by its {by}"
     return "; ".join(part for part in (f"{took}, of which {waited}" if waited else took, memory, counted) if part)
 
 
@@ -142,8 +149,15 @@ def unseen(job: dict[str, Any]) -> str:
         return ""
     options = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words)
     if hiding := [word for word in options if word[1:2] not in "-WX" and set(word) & set("IES")]:
-        return f"nothing: Python reads no PYTHONPATH with {hiding[0]}; next: covey.join() in the script, or without it"
-    return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if job["for_s"] > UNSEEN_S else ""
+        return (
+            f"nothing: Python ignores PYTHONPATH with {hiding[0]}; next: leave that "
+            "out, or call covey.join() in the script"
+        )
+    return (
+        "nothing: the script has imported neither PyTorch nor JAX yet (or --no-attach was given)"
+        if job["for_s"] > UNSEEN_S
+        else ""
+    )
 
 
 def with_whom(job: dict[str, Any]) -> str:
@@ -155,7 +169,7 @@ def with_whom(job: dict[str, Any]) -> str:
 def started_again(job: dict[str, Any]) -> str:
     """`preempted 2 times, host lost 1 time of 5`: what happened to it, and how often it is started again for that."""
     counts = {"preempted": "preemptions", "host lost": "hosts_lost", "exit 75": "requeues", "failed": "failures"}
-    counts["did not fit beside others"] = "unfit"
+    counts["no room beside other jobs"] = "unfit"
     limits = job.get("retries", {})
     happened = [(cause, job.get(field, 0), limits.get(cause)) for cause, field in counts.items()]
     return ", ".join(

@@ -1,4 +1,4 @@
-"""Jobs, and why each is where it is: those that wait or run, or with -a all that are remembered."""
+"""List the jobs that wait or run, and why each is in its state; with -a also ended ones that are still remembered."""
 
 import argparse
 from typing import Any

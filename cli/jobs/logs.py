@@ -1,5 +1,6 @@
-"""What a job's ranks wrote: all of it, every line with its rank, or one rank as it is (--rank N). -f follows until the
-job has ended. With --json every line is an object of its own: {"rank": 0, "line": "..."}."""
+"""Print what a job's ranks wrote: all lines, each with its rank, or the output of one rank unchanged (--rank N).
+
+-f follows until the job has ended. With --json every line is an object of its own: {"rank": 0, "line": "..."}."""
 
 import argparse
 import base64
@@ -19,14 +20,16 @@ COLOURS = ("36", "33", "35", "32", "34", "31")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
-    parser.add_argument("--rank", type=int, metavar="N", help="only this rank, without prefix")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing until the job ends")
+    parser.add_argument("--rank", type=int, metavar="N", help="print only this rank, without a prefix")
 
 
 def run(context: Context) -> int:
     job, rank = context.args.job, context.args.rank
     if rank is not None and rank < 0:
-        raise AgentctlError(USAGE, f"there is no rank {rank}", "ranks begin at 0", f"agentctl logs {job} --rank 0")
+        raise AgentctlError(
+            USAGE, f"there is no rank {rank}", "ranks are numbered from 0", f"agentctl logs {job} --rank 0"
+        )
     try:
         view = context.agent.get("jobs", job).data
     except AgentctlError as error:
@@ -57,7 +60,7 @@ class Reader:
     def skip_to(self, offset: int) -> None:
         """What lay in between was dropped by its host (`[jobs] output_rank_max`)."""
         self.flush()
-        self.lines.append(f"[covey: {offset - self.offset} bytes of output are not kept]".encode())
+        self.lines.append(f"[covey: {offset - self.offset} bytes of output are no longer kept]".encode())
         self.offset = offset
 
     def flush(self) -> None:
@@ -92,7 +95,7 @@ def say_troubles(troubles: Sequence[tuple[int, AgentctlError]], job: str, reader
     """Whether there were none. That hosts have removed all that was asked for is an error of its own."""
     if len(troubles) == len(readers) and all(error.code == NOT_FOUND for _, error in troubles):
         _, first = troubles[0]
-        what = first.what if len(readers) == 1 else f"the output of {job} is not kept any more"
+        what = first.what if len(readers) == 1 else f"the output of {job} is no longer kept"
         raise AgentctlError(NOT_FOUND, what, first.why, first.next)
     for rank, error in troubles:
         print(f"rank {rank}: {error.what}: {error.why}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Have ranks of a running job go on on another host: `agentctl move j1 gpu2`, `agentctl move j1 3 gpu5`.
+"""Move a job's ranks from one host to another: `agentctl move j1 gpu2`, `agentctl move j1 3 gpu5`.
 
-All its ranks on that host go: a rank stands for the host that it is on. The rest of the job waits while they start, and
-nobody begins anew. Only a job whose script attached its state (`job.state`, `covey.torch.attach`) can do that."""
+Name a host, or one of its ranks: all ranks of the job on that host move. The other ranks wait meanwhile, and none
+starts again from the beginning. The job's script must have registered its state (`job.state`, `covey.torch.attach`)."""
 
 import argparse
 
@@ -11,8 +11,8 @@ from cli.context import Context, not_found
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
-    parser.add_argument("what", metavar="RANK|HOST", help="what is to go")
-    parser.add_argument("to", metavar="TO", nargs="?", help="a host; without it, one that has room")
+    parser.add_argument("what", metavar="RANK|HOST", help="a rank or a host; all ranks of that host move")
+    parser.add_argument("to", metavar="TO", nargs="?", help="the host to move to (default: one that has room)")
 
 
 def run(context: Context) -> int:

@@ -1,6 +1,8 @@
-"""How many GPUs each tenant may hold. `agentctl quota` shows; `agentctl quota TENANT N` sets, and `none` lifts it.
+"""Show or set how many GPUs a tenant may hold: `agentctl quota` shows all tenants, `agentctl quota TENANT N` sets a
+quota, `agentctl quota TENANT none` lifts it.
 
-USED is what its guaranteed jobs hold; BEYOND what its opportunistic ones hold until guaranteed jobs need it."""
+USED is what the tenant's guaranteed jobs hold; BEYOND what its opportunistic jobs hold until guaranteed jobs need
+it."""
 
 import argparse
 
@@ -49,5 +51,5 @@ def count(text: str) -> int | None:
     if text.isascii() and text.isdigit():
         return int(text)
     raise AgentctlError(
-        USAGE, f"{text!r} is no number of GPUs", "expected 0 or more, or none", "agentctl quota TENANT 8"
+        USAGE, f"{text!r} is not a number of GPUs", "expected 0 or more, or none", "agentctl quota TENANT 8"
     )

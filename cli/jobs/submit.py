@@ -1,7 +1,7 @@
-"""Start a job: agentctl submit [flags] -- COMMAND ...
+"""Start a job: agentctl submit [options] -- COMMAND ...
 
-The command runs once for each worker, in this directory and with this environment (so an activated venv or conda just
-works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. The gang starts whole or not at all.
+The command runs once for each worker, in this directory and with this environment (so an activated venv or conda
+environment works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. Either all workers start or none.
 """
 
 import argparse
@@ -48,11 +48,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
         if option.field == "attach":
             parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
-    parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
-    parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
-    parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
-    parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="KEY=VAL", help="set an environment variable; may be repeated"
+    )
+    parser.add_argument(
+        "--no-env",
+        action="store_true",
+        help="do not copy this environment into the job, only PATH, HOME, USER and LANG",
+    )
+    parser.add_argument("--cwd", metavar="DIR", help="working directory of the job (default: this directory)")
+    parser.add_argument("--wait", action="store_true", help="wait until the job has ended, and return its exit code")
+    parser.add_argument(
+        "--follow", action="store_true", help="show the job's output until it has ended, and return its exit code"
+    )
     parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
 
 
@@ -78,15 +86,15 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 def run(context: Context) -> int:
     args = context.args
     if args.word:
-        what, example = f"{args.word[0]!r} is out of place", f"agentctl submit -- {' '.join(args.word)}"
-        raise AgentctlError(USAGE, what, "the command begins after a lone --", example)
+        what, example = f"unexpected argument {args.word[0]!r}", f"agentctl submit -- {' '.join(args.word)}"
+        raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
     command = getattr(args, "command", [])
     if not command:
         example = "agentctl submit --workers 4 -- python train.py"
-        raise AgentctlError(USAGE, "there is no command to run", "a job needs one, after a lone --", example)
+        raise AgentctlError(USAGE, "no command to run", "the job's command must come after a lone --", example)
     if len(command) == 1 and len(command[0].split()) > 1 and not os.path.exists(command[0]):
-        what = f"there is no program {command[0][:80]!r}"
-        why = "the whole command is one word in quotes, and no shell takes it apart"
+        what = f"no program {command[0][:80]!r}"
+        why = "the whole command is one quoted argument, and no shell splits it"
         example = f"agentctl submit -- {command[0]}    (or: -- sh -c {command[0]!r})"
         raise AgentctlError(USAGE, what, why, example)
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
@@ -124,7 +132,7 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         if said is not None:
             spec[option.field] = value_of(option, said)
     if spec.get("remote_memory") == 0:
-        what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
+        what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
         raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
     if args.aggregate:
         spec["env"]["COVEY_AGGREGATE"] = "1"
@@ -138,12 +146,12 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
 def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
     """AgentctlError names two flags that do not go together."""
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
-        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
-        raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
+        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} cannot be used together"
+        raise AgentctlError(USAGE, what, "--nodes N means N workers, each on a different host", "leave one of them out")
     if args.attach is False and args.aggregate:
         what, why = (
-            "--aggregate and --no-attach do not go together",
-            "it is by attaching that Covey sees the script's DDP",
+            "--aggregate and --no-attach cannot be used together",
+            "Covey finds the script's DDP by its hooks, which --no-attach leaves out",
         )
         raise AgentctlError(USAGE, what, why, "leave --no-attach out, or call covey.torch.attach(ddp) in the script")
 
@@ -204,8 +212,10 @@ def here(environ: Mapping[str, str], given: str | None) -> str:
     except OSError as error:
         if given is not None and os.path.isabs(given):
             return "/"
-        why = f"it is where the job would run, and it was deleted, or may not be read: {error.strerror}"
-        raise AgentctlError(USAGE, "this directory is gone", why, "cd to another one, or --cwd /a/directory") from None
+        why = f"the job would run in it, and it was deleted or cannot be read: {error.strerror}"
+        raise AgentctlError(
+            USAGE, "the current directory is gone", why, "cd to another one, or --cwd /a/directory"
+        ) from None
 
 
 def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
@@ -213,7 +223,7 @@ def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
     from covey.core.carried import argv_excess, env_excess
 
     if excess := argv_excess(spec["argv"]):
-        raise AgentctlError(USAGE, *excess, "put what is long into a file, and give the job the file's name")
+        raise AgentctlError(USAGE, *excess, "put long content into a file, and give the job the file's name")
     if excess := env_excess(spec["env"]):
         next_step = "env -u NAME agentctl submit ... (or --no-env), or read long values from a file in the job"
         raise AgentctlError(USAGE, *excess, next_step)
@@ -222,7 +232,7 @@ def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
 def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise AgentctlError(USAGE, f"--env {text!r} cannot be used", "expected KEY=VAL", "--env EPOCHS=3")
+        raise AgentctlError(USAGE, f"invalid --env {text!r}", "expected KEY=VAL", "--env EPOCHS=3")
     return name, value
 
 
@@ -231,18 +241,18 @@ def duration(flag: str, text: str) -> float:
 
     number = text.strip()
     if number.replace(".", "", 1).isdigit() and float(number):
-        why = "a bare number is minutes in Slurm and seconds elsewhere"
+        why = "a number without a unit means minutes in Slurm and seconds elsewhere"
         raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
     if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
         parts = [int(part or 0) for part in found.groups()]
         days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
         whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        why = "a time is a number and a unit (Slurm writes days-hours:minutes:seconds)"
-        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", why, f"{flag} {whole}s")
+        why = "expected a number and a unit, not Slurm's days-hours:minutes:seconds"
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", why, f"{flag} {whole}s")
     try:
         return parse_seconds(text)
     except ValueError as error:
-        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), "agentctl submit --help") from None
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", str(error), "agentctl submit --help") from None
 
 
 def memory(flag: str, text: str) -> int:
@@ -252,4 +262,4 @@ def memory(flag: str, text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), f"{flag} 8GiB") from error
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", str(error), f"{flag} 8GiB") from error

@@ -1,10 +1,11 @@
-"""Whose gradients are summed where, what their aggregator promised them, and how much has gone through.
+"""Show which host sums the gradients of which job, the time its aggregator reserves for them, and the traffic.
 
-A job on several hosts has a line for each owner: `train`, `train/1`, ... (`covey.tensors.numbers.blocks`). D is an
-iteration of the job alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to it, LOSS
-the part of its speed that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
+A job on several hosts has a line for each table of its tensors: `train`, `train/1`, ... D is the time of an iteration
+of the job alone, WORK the aggregator's work in one iteration, LOAD the share of the aggregator reserved for it, LOSS
+the planned loss of speed by sharing the aggregator and, in brackets, the measured one. A job on trial has none of
+these.
 
---move gives one line's sums to another host, which may decline. Ranks go on meanwhile, and notice nothing.
+--move asks another host to take over one line; that host may decline. Ranks keep training meanwhile.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--move",
         nargs=2,
         metavar=("JOB", "HOST"),
-        help="have that host sum it: j7, or j7/1 of a job with several",
+        help="move the sums of a table to this host; JOB is j7, or j7/1 for a job with several tables",
     )
 
 
@@ -71,7 +72,8 @@ def run(context: Context) -> int:
         if job.get("not_finite"):
             count = plural(job["not_finite"], "number")
             context.say(
-                f"{job['job']}: {count} in its sums NaN or infinite; the log of aggd on {job['host']} says where first"
+                f"{job['job']}: {count} of its sums were NaN or infinite; the log "
+                f"of aggd on {job['host']} names the first"
             )
         if awaited := silent([job]):
             context.say(f"{job['job']} {awaited}")
@@ -107,7 +109,9 @@ def loss(planned: float | None, measured: float | None) -> str:
 def move(context: Context, job: str, host: str) -> int:
     now = row_of(context, job)
     if now is None:
-        raise AgentctlError(NOT_FOUND, f"{job} was not moved", "no host sums tensors of that name", "agentctl tensors")
+        raise AgentctlError(
+            NOT_FOUND, f"{job} was not moved", "no host sums tensors of a job of that name", "agentctl tensors"
+        )
     body = {"job": job, "epoch": now["epoch"], "from": now["host"], "to": host}
     answer = context.agent.post("tensors", "move", body=body)
     end_s = time.monotonic() + MOVE_S
@@ -119,8 +123,8 @@ def move(context: Context, job: str, host: str) -> int:
             context.say(f"{job} is summed on {host} now, epoch {epoch_text(now['epoch'])}")
             return 0
         time.sleep(LOOK_S)
-    why = f"{host} has not taken it within {MOVE_S:g} s; it may have declined"
-    raise AgentctlError(FAILED, f"{job} stays where it is", why, f"agentctl why {job_of(JobId(job))}")
+    why = f"{host} did not take it over within {MOVE_S:g} s; it may have declined"
+    raise AgentctlError(FAILED, f"{job} was not moved", why, f"agentctl why {job_of(JobId(job))}")
 
 
 def row_of(context: Context, job: str) -> dict[str, Any] | None:
@@ -129,5 +133,5 @@ def row_of(context: Context, job: str) -> dict[str, Any] | None:
     rows = [row for row in answer.data if row["job"] == job]
     if not rows and answer.unanswered:
         why = "; ".join(map(missing, answer.unanswered))
-        raise AgentctlError(NOT_WHOLE, f"who sums {job} is not known", why, "agentctl tensors --timeout 30s")
+        raise AgentctlError(NOT_WHOLE, f"the host that sums {job} is not known", why, "agentctl tensors --timeout 30s")
     return max(rows, key=lambda row: int(row["epoch"]), default=None)

@@ -1,5 +1,6 @@
-"""Wait until a job has ended, and return its exit code: its own, or 128+N when signal N ended it. With --timeout, 6
-when that passes first."""
+"""Wait until a job has ended, and return its exit code, or 128+N when signal N ended it.
+
+With --timeout: exit code 6 when the job has not ended by then."""
 
 import argparse
 import time

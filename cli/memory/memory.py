@@ -1,33 +1,18 @@
-"""How remote memory does, and a volume as a block device (NBD on a unix socket).
+"""Show how long requests to remote memory take, and what tenants and jobs use of it.
 
-Without an action: how long reads and writes of each volume took in the last minute (half of them took less than P50)
-and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`. Then what the
-volumes of each tenant may take on each host; and what the whole rack lends to each tenant and job, of which budget, and
-where, as the host that answers heard it some seconds ago.
-
-`agentctl memory attach --size 64G --swap` makes a volume (NAME, or `swap`) and has the kernel of its host swap to it,
-which takes `covey-swapd` on that host. With `--mirror 2` or `--parity K+1` it has no disk of its own, as with
-`agentctl attach`. `agentctl memory detach` brings its pages back into memory and then forgets the
-volume; where there is no room for them it says so, and the swap stays on.
-
-`agentctl memory export NAME --socket PATH` serves any NBD client (qemu, nbdfuse, nbdcopy, fio), also after a restart of
-the volume's process; `agentctl memory unexport NAME --socket PATH` ends it. The socket belongs to the agent's user."""
+For each volume: how long reads and writes took in the last minute (half of them took less than P50) and who answered:
+`zeros` (nothing was written there), `ring` (memory on its way to the disk), `lender` or `disk`. Then the volumes of
+each tenant on each host with its budget; and what the whole rack lends to each tenant and job, and where, as the
+answering host heard it some seconds ago."""
 
 import argparse
-import os
-import time
 from typing import Any
 
-from cli.client import NOT_FOUND, REFUSED, TRY_AGAIN, USAGE, Agent, AgentctlError
-from cli.context import Context, on_host
-from cli.memory.attach import asked_kind, kind_arguments
-from cli.memory.detach import say_where
+from cli.client import Agent, AgentctlError
+from cli.context import Context
 from cli.table import plural, table
-from covey.core.units import format_size, parse_size
+from covey.core.units import format_size
 
-SWAP = "swap"
-"""A volume that is swap, where no name is given."""
-LOOK_S = 0.5
 ACCOUNTS = ("TENANT", "HOST", "HAS", "BUDGET", "VOLUMES (JOB)")
 RACK = ("ON THE RACK", "HAS", "BUDGET", "LENT BY")
 LENDERS_SHOWN = 4
@@ -35,109 +20,10 @@ TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=("attach", "detach", "export", "unexport"))
-    parser.add_argument("volume", nargs="?", metavar="NAME", help=f"(attach, detach: default {SWAP})")
-    parser.add_argument("--size", metavar="SIZE", help="of a volume that is attached, such as 64G")
-    parser.add_argument("--swap", action="store_true", help="it is swap of its host")
-    kind_arguments(parser)
-    parser.add_argument("--socket", metavar="PATH", help="of the unix socket that clients connect to")
-    parser.add_argument("--host", metavar="NAME", help="whose volume it is (default: of the agent that answers)")
+    del parser
 
 
 def run(context: Context) -> int:
-    match context.args.action:
-        case None:
-            return show(context)
-        case "attach":
-            return attach_swap(context)
-        case "detach":
-            return detach(context)
-        case _:
-            return export(context)
-
-
-def export(context: Context) -> int:
-    """Start serving the volume over NBD, or stop (`unexport`)."""
-    if context.args.volume is None or context.args.socket is None:
-        what = f"{context.args.action} of which volume, at which socket?"
-        step = f"agentctl memory {context.args.action} NAME --socket PATH"
-        raise AgentctlError(USAGE, what, "its name or --socket is missing", step)
-    name, end = context.args.volume, context.args.action == "unexport"
-    path = os.path.abspath(context.args.socket)
-    try:
-        agent = on_host(context, context.args.host)
-        answer = agent.post("volumes", name, "export", body={"socket": path, "end": end})
-    except AgentctlError as error:
-        if error.code == NOT_FOUND and context.args.host is None:
-            say_where(context, error, f"agentctl memory {context.args.action} {name} --socket {path}")
-        raise
-    if context.json:
-        return context.say_json(answer.whole)
-    context.say(f"{name} is served at {path} no more" if end else f"{name}: nbd+unix:///?socket={path}")
-    return 0
-
-
-def attach_swap(context: Context) -> int:
-    """Idempotent: a volume of that name and size that is there is used."""
-    name = context.args.volume or SWAP
-    step = f"agentctl memory attach {name} --size 64G --swap"
-    if context.args.size is None or not context.args.swap:
-        what = "--size is missing" if context.args.size is None else "without --swap it is agentctl attach NAME SIZE"
-        raise AgentctlError(USAGE, "no volume is attached", what, step)
-    try:
-        size_bytes = parse_size(context.args.size)
-    except ValueError as error:
-        raise AgentctlError(USAGE, "that volume cannot be made", str(error), step) from None
-    agent = on_host(context, context.args.host)
-    was_there = bool(row_of(agent, name))
-    agent.post("volumes", body={"volume": name, "size_bytes": size_bytes, **asked_kind(context.args)})
-    try:
-        answer = agent.post("volumes", name, "swap", body={})
-    except AgentctlError:
-        if not was_there and not row_of(agent, name)["swap"]["device"]:
-            agent.delete("volumes", name)  # nobody else uses it
-        raise
-    if context.json:
-        return context.say_json(answer.whole)
-    context.say(f"{name}: {format_size(size_bytes)}, swap of {answer.host}; next: agentctl memory")
-    return 0
-
-
-def detach(context: Context) -> int:
-    """Swap ends first, however long that takes; then the volume is forgotten."""
-    name = context.args.volume or SWAP
-    try:
-        agent = on_host(context, context.args.host)
-        word = agent.post("volumes", name, "swap", body={"end": True}).data["swap"]
-    except AgentctlError as error:
-        if error.code == NOT_FOUND and context.args.host is None:
-            say_where(context, error, f"agentctl memory detach {name}")
-        raise
-    while word == "ending":
-        time.sleep(LOOK_S)
-        now = row_of(agent, name).get("swap", {"word": "off"})
-        word = now["word"]
-        if word in ("on", "waits"):
-            why, _, step = now["why"].partition("; next: ")
-            again = f"agentctl memory detach {name}"
-            raise AgentctlError(REFUSED, f"volume {name} stays swap", why or "it was not given up", step or again)
-    answer = agent.delete("volumes", name)
-    if context.json:
-        return context.say_json(answer.whole)
-    context.say(f"{name} is forgotten on {answer.host}")
-    return 0
-
-
-def row_of(agent: Agent, name: str) -> dict[str, Any]:
-    """The volume of that name on that agent's host; empty: it has none."""
-    answer = agent.gather("volumes")
-    for each in answer.unanswered:
-        if each["host"] == answer.host:
-            raise AgentctlError(TRY_AGAIN, f"the state of volume {name} is not known", each["why"], "agentctl status")
-    return next((row for row in answer.data if (row["volume"], row["host"]) == (name, answer.host)), {})
-
-
-def show(context: Context) -> int:
     """Volumes that nobody used in the last minute have a line too."""
     answer = context.agent.gather("volumes")
     accounts = rack_accounts(context.agent)
@@ -159,18 +45,28 @@ def show(context: Context) -> int:
             context.say("")
             context.say(table(titles, lines, ("HAS", "BUDGET"), context.paint))
     for volume in answer.data:
-        swap = volume.get("swap") or {"word": "off"}
-        if swap["word"] != "off":
-            used = f"{swap['device'] or 'no device'}, {format_size(swap['used_bytes'])} used"
-            why = f": {swap['why']}" if swap["why"] else ""
-            context.say(f"{volume['volume']} on {volume['host']}: swap {swap['word']}, {used}{why}")
+        if text := swap_text(volume):
+            context.say(f"{volume['volume']} on {volume['host']}: swap {text}")
     for volume in answer.data:
-        links = {state: count for state, count in (volume.get("links") or {}).items() if count}
-        if set(links) - {"open"}:
-            said = ", ".join(f"{count} {state}" for state, count in links.items())
-            context.say(f"{volume['volume']} on {volume['host']}: places at lenders: {said}")
+        if text := links_text(volume):
+            context.say(f"{volume['volume']} on {volume['host']}: links to lenders: {text}")
     context.as_of(answer, plural(len(answer.data), "volume"))
     return context.whole(answer)
+
+
+def swap_text(volume: dict[str, Any]) -> str:
+    """`on, /dev/nbd0, 12 MiB used`; empty when the volume is not swap."""
+    swap = volume.get("swap") or {"word": "off"}
+    if swap["word"] == "off":
+        return ""
+    why = f": {swap['why']}" if swap["why"] else ""
+    return f"{swap['word']}, {swap['device'] or 'no device'}, {format_size(swap['used_bytes'])} used{why}"
+
+
+def links_text(volume: dict[str, Any]) -> str:
+    """`3 open, 1 reopening`; empty when all links to lenders are open."""
+    links = {state: count for state, count in (volume.get("links") or {}).items() if count}
+    return ", ".join(f"{count} {state}" for state, count in links.items()) if set(links) - {"open"} else ""
 
 
 def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Whose memory lies where: each slab of each volume, its state and its lender."""
+"""List the slabs of all volumes, or of one: their state, and the host that lends the memory for each."""
 
 import argparse
 

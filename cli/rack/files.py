@@ -100,13 +100,16 @@ def read_host(config: Path) -> RackHost:
     for key in ("name", "state_dir", "run_dir"):
         if not isinstance(tree.get(key), str):
             raise AgentctlError(
-                USAGE, f"{config} has no `{key}`", "a rack on one machine needs it", "remove the file and start again"
+                USAGE,
+                f"{config} lacks `{key}`",
+                "every host of a rack on one machine needs this setting",
+                "remove the file and start again",
             )
     state_dir = Path(tree["state_dir"])
     if state_dir != config.parent and state_dir.parts[-2:] == config.parent.parts[-2:]:
         # Two racks with one state and the same sockets would stop one another.
         why, next_step = (
-            f"its files still say {state_dir}",
+            f"its files still name {state_dir}",
             f"remove {config.parent.parent}: the next start writes it again",
         )
         raise AgentctlError(USAGE, f"the rack in {config.parent.parent} was copied or moved here", why, next_step)
@@ -128,14 +131,12 @@ def generate(
     `devices`: of a new host, `gpus` of them: `simulated`, or `cpu`, cores of this machine, which all hosts share; or
     `nvml`, the GPUs that this machine's driver lists, of one host alone."""
     if devices == "nvml" and hosts != 1:
-        why = "each host would give out the same GPUs to jobs"
+        why = "each host would give the same GPUs to jobs"
         raise AgentctlError(
-            USAGE, f"--hosts {hosts} cannot be with --devices nvml", why, "covey-rack run --hosts 1 --devices nvml"
+            USAGE, f"--hosts {hosts} cannot be used with --devices nvml", why, "covey-rack run --hosts 1 --devices nvml"
         )
     if not 1 <= hosts <= HOSTS_MAX:
-        raise AgentctlError(
-            USAGE, f"--hosts {hosts} cannot be", f"expected 1 to {HOSTS_MAX}", "covey-rack run --hosts 4"
-        )
+        raise AgentctlError(USAGE, f"invalid --hosts {hosts}", f"expected 1 to {HOSTS_MAX}", "covey-rack run --hosts 4")
     directory.mkdir(parents=True, exist_ok=True)
     key = directory / "gossip.key"
     if not key.exists():
@@ -227,11 +228,11 @@ def cpu_devices(count: int) -> str:
     """The cores of this machine in `count` parts, as devices of one host. AgentctlError when there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= count <= len(cores):
-        why = f"a device has a core at least, and this machine has {plural(len(cores), 'core')} for us"
-        raise AgentctlError(USAGE, f"--gpus {count} cannot be with --devices cpu", why, "covey-rack run --gpus 1")
+        why = f"a device needs at least one core, and this machine has {plural(len(cores), 'core')} for us"
+        raise AgentctlError(USAGE, f"invalid --gpus {count} with --devices cpu", why, "covey-rack run --gpus 1")
     parts = [cores[len(cores) * n // count : len(cores) * (n + 1) // count] for n in range(count)]
     listed = ",\n".join(f'  {{cores = "{",".join(map(str, part))}", memory = "{CPU_MEMORY}"}}' for part in parts)
-    said = "# Cores in the place of GPUs. The hosts of this rack share the machine, so they share these."
+    said = "# CPU cores instead of GPUs. The hosts of this rack share the machine, so they share these cores."
     return f"{said}\ncpu = [\n{listed},\n]"
 
 
@@ -280,7 +281,7 @@ def make_run_dirs(hosts: Sequence[RackHost]) -> None:
             found = folder.lstat()
             if found.st_uid != os.geteuid() or not folder.is_dir() or folder.is_symlink():
                 why = f"it belongs to user {found.st_uid}"
-                raise AgentctlError(REFUSED, f"{folder} cannot be used for sockets", why, "set XDG_RUNTIME_DIR")
+                raise AgentctlError(REFUSED, f"cannot use {folder} for sockets", why, "set XDG_RUNTIME_DIR")
 
 
 PROOF_LOCK = "proof.lock"
@@ -300,7 +301,7 @@ def locked(directory: Path, name: str = "rack.lock", patience_s: float = LOCK_S)
             os.close(file)
             if time.monotonic() > until_s:
                 why = f"another covey-rack holds {path}"
-                raise AgentctlError(FAILED, "the rack is busy", why, "wait for it, or end it") from None
+                raise AgentctlError(FAILED, "the rack is busy", why, "wait until it has ended, or end it") from None
             time.sleep(0.1)
             continue
         if _is_current(file, path):

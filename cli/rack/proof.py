@@ -102,7 +102,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
         if len(rack) > 1:
             borrow(rack[-1], watch, outcome, timer)
         else:
-            timer.say("one host alone has no lender of memory: that part is left out")
+            timer.say("remote memory is left out: a single host has no lender")
         view = watch.until_ended(time.monotonic() + JOB_S)
         progress.clear()
         timer.say(f"{job} {view['state']} after {how_long(view)}: {view['reason']}")
@@ -116,8 +116,8 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
     print()
     if outcome.failures:
         why = "\n        ".join(outcome.failures)
-        raise AgentctlError(FAILED, "the rack did not do what it must", why, f"agentctl why {job}, agentctl logs {job}")
-    print(f"Everything held, in {format_seconds(timer.passed_s)}. The rack goes on running. Try:")
+        raise AgentctlError(FAILED, "the rack failed its checks", why, f"agentctl why {job}, agentctl logs {job}")
+    print(f"All checks passed in {format_seconds(timer.passed_s)}. The rack keeps running. Try:")
     print(next_commands(job))
     return 0
 
@@ -126,9 +126,9 @@ def next_commands(job: str) -> str:
     bin_dir = Path(sys.executable).parent
     shown = bin_dir.relative_to(Path.cwd()) if bin_dir.is_relative_to(Path.cwd()) else bin_dir
     lines = [
-        ("agentctl hosts", "who is there, who leads"),
+        ("agentctl hosts", "hosts and leader"),
         (f"agentctl why {job}", "all events of that job"),
-        (f"agentctl why slab/{VOLUME}/0", "and of a slab"),
+        (f"agentctl why slab/{VOLUME}/0", "all events of a slab"),
         (f"agentctl logs {job}", "what its workers wrote"),
         ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),
         ("covey-rack stop", "end the rack"),
@@ -257,18 +257,18 @@ class Watch:
 
 
 def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
-    """Attach a volume on `host`, write it until its slabs are on other hosts, read all of it back."""
+    """Open a volume on `host`, write it until its slabs are on other hosts, read all of it back."""
     agent = Agent([host.address], f"rack host {host.name}")
     try:
-        with attach(host, agent) as memory:
-            timer.say(f"{format_size(VOLUME_BYTES)} of remote memory attached on {host.name}")
+        with opened(host, agent) as memory:
+            timer.say(f"{format_size(VOLUME_BYTES)} of remote memory opened on {host.name}")
             began_s = time.monotonic()
             seed = time.time_ns()
             written = write_until_placed(memory, agent, host, watch, outcome, seed)
             watch.progress.clear()
             lenders = sorted({slab["lender"] for slab in slabs_of(agent, host) if slab["state"] == "mapped"})
             took = format_seconds(time.monotonic() - began_s)
-            timer.say(f"{len(written)} pages written one by one; its slabs lie on {', '.join(lenders)} after {took}")
+            timer.say(f"{len(written)} pages written one by one; its slabs are on {', '.join(lenders)} after {took}")
             fill(memory, watch, written, seed)
             wrong = differing_pages(memory, watch, seed)
             watch.progress.clear()
@@ -279,7 +279,7 @@ def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
         raise AgentctlError(FAILED, error.what, error.why, error.next) from None
 
 
-def attach(host: RackHost, agent: Agent) -> RemoteMemory:
+def opened(host: RackHost, agent: Agent) -> RemoteMemory:
     """The volume of an earlier run, or a new one; one of another size is replaced."""
     path = str(host.run_dir / "jobs.sock")
     try:

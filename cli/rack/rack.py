@@ -1,10 +1,10 @@
-"""`covey-rack`: a rack of several agents on this machine, to look at, to break, and to develop with.
+"""Run a rack of several agents on this machine, to look at, to break, and to develop with.
 
-run      start it, run a real job and remote memory through it, check both, say what happened (make run)
-start    start the agents that are not running, wait until they see each other and one leads
-stop     end every process of the rack, and leave no socket or lock (make stop); state and logs stay
-status   which agents run
-summary  what the rack is doing now
+run      start the rack, run a real job and remote memory on it, check both, print what happened (make run)
+start    start the agents that are not running, and wait until they see each other and have a leader
+stop     end every process of the rack and remove its sockets and locks (make stop); state and logs stay
+status   list the agents, and which of them run
+summary  print what the rack is doing now
 """
 
 import argparse
@@ -110,9 +110,12 @@ def agentd_command() -> list[str]:
 def check_ports(host: RackHost) -> None:
     for key, bind in (("gossip.bind", host.gossip), ("control.bind", host.control), ("http.bind", host.http)):
         if bind and not bind.endswith(":0") and not rack_ports.is_free(bind):
-            what = f"{host.name} cannot start: {bind} is taken"
+            what = f"{host.name} cannot start: {bind} is in use"
             raise AgentctlError(
-                FAILED, what, "another process uses it (ss -ltnup)", f"end that one, or change {key} in {host.config}"
+                FAILED,
+                what,
+                "another process uses it (ss -ltnup)",
+                f"end that process, or change {key} in {host.config}",
             )
 
 
@@ -143,8 +146,8 @@ def wait_up(rack: Sequence[RackHost], started: Mapping[str, _Agentd], timer: Tim
     timer.say(f"{plural(len(rack), 'agent')} up")
     wait_for(lambda: [h for h in rack if alive_seen(h) < len(rack)], started, rack, until_s, "do not see all others")
     timer.say(f"every agent sees {len(rack)} hosts alive")
-    wait_for(lambda: [host for host in rack if leader_of(host) is None], started, rack, until_s, "know no leader")
-    timer.say(f"{leader_of(rack[0])} is elected leader")
+    wait_for(lambda: [host for host in rack if leader_of(host) is None], started, rack, until_s, "do not know a leader")
+    timer.say(f"{leader_of(rack[0])} is the leader")
 
 
 def wait_for(
@@ -275,16 +278,20 @@ def arguments() -> Parser:
         "covey-rack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("verb", choices=("run", "start", "stop", "status", "summary"))
-    parser.add_argument("--hosts", type=int, metavar="N", help="default: as many as there are, or 4")
+    parser.add_argument(
+        "--hosts", type=int, metavar="N", help="number of hosts (default: as many as the rack has, or 4)"
+    )
     parser.add_argument("--gpus", type=int, default=2, metavar="N", help="devices of a new host (default 2)")
     parser.add_argument(
         "--devices",
         choices=("simulated", "cpu", "nvml"),
         default="simulated",
-        help="of a new host: GPUs to pretend (default); cpu: cores of this machine, to which ranks are bound; "
-        "nvml: this machine's GPUs, with --hosts 1",
+        help="devices of a new host: simulated GPUs (default); cpu: cores of this machine, to which ranks are bound; "
+        "nvml: this machine's GPUs (needs --hosts 1)",
     )
-    parser.add_argument("--dir", type=Path, default=Path(".rack"), metavar="DIR", help="default: .rack")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".rack"), metavar="DIR", help="directory of the rack (default: .rack)"
+    )
     parser.add_argument("--debug", action="store_true", help="tracebacks")
     return parser
 
@@ -299,13 +306,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error(error, as_json=False, program="covey-rack")
         return error.code
     except KeyboardInterrupt:
-        print("\nthe rack, if it was started, goes on; next: covey-rack status, covey-rack stop", file=sys.stderr)
+        print(
+            "\ninterrupted; the rack keeps running if it was started; next: covey-rack status, covey-rack stop",
+            file=sys.stderr,
+        )
         return 130
 
 
 def command(args: argparse.Namespace) -> int:
     if not 0 <= args.gpus <= 64:
-        raise AgentctlError(USAGE, f"--gpus {args.gpus} cannot be", "expected 0 to 64", "covey-rack run --gpus 2")
+        raise AgentctlError(USAGE, f"invalid --gpus {args.gpus}", "expected 0 to 64", "covey-rack run --gpus 2")
     if args.verb == "stop":
         stop(args.dir, os.environ)
         return 0

@@ -138,7 +138,7 @@ class FaultedMemory:
         try:
             answer = self.ask(AskArray(0, "save"))
             if answer.why:
-                next_step = "the pager goes on trying for a minute; see agentctl volumes"
+                next_step = "the pager goes on trying for a minute; see agentctl volume ls"
                 raise RemoteMemoryError("not all of the array reached its volume", answer.why, next_step)
         finally:
             self._stop_watching()

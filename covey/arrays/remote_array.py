@@ -104,17 +104,19 @@ class RemoteArray:
         length = -(-self.nbytes // step) * step
         try:
             if self.offset + length > self.memory.size:
-                raise OSError(f"the volume ends within the last {step} bytes that the array would take")
+                raise OSError(f"the volume ends within the last {step} bytes of the array")
             opened = userfault.opened()
         except OSError as error:
             if insist:
-                raise RemoteMemoryError("no faults for this array", str(error), "leave out way='faults'") from error
+                raise RemoteMemoryError(
+                    "page faults are not available for this array", str(error), "leave out way='faults'"
+                ) from error
             self.way = f"explicit: {error.strerror or error}"
             _log.warning("array in volume %s is %s; use read_into and write_from", self.memory.volume, self.way)
             return
         self._faults = FaultedMemory(self.memory, opened.descriptor, self.offset, length, self._chunk, self._budget,
                                      self.mode == "r+")  # fmt: skip
-        only = " of the script alone: a system call on rows that are not here fails (EFAULT)"
+        only = " of the script only: a system call on rows that are not local fails (EFAULT)"
         self.way = "faults" + (only if opened.user_mode_only else "")
         _log.info("array in volume %s: %s", self.memory.volume, self.way)
 
@@ -126,7 +128,7 @@ class RemoteArray:
         process (SIGSEGV)."""
         import numpy
 
-        view = self._served("there is no memory to look at").view
+        view = self._served("there is no memory to read").view
         whole: numpy.ndarray[Any, Any] = numpy.frombuffer(view, numpy.uint8, self.nbytes).view(self.dtype)
         return whole.reshape(self.shape)
 
@@ -205,10 +207,10 @@ class RemoteArray:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                raise IndexError("rows without a step are possible on the explicit way")
+                raise IndexError("with way='explicit' a slice of rows must have step 1")
             return start, max(0, stop - start), False
         if not hasattr(index, "__index__"):
-            raise IndexError("a row, or a slice of rows, is possible on the explicit way")
+            raise IndexError("with way='explicit' the index must be a row or a slice of rows")
         row = index.__index__()
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
@@ -259,7 +261,7 @@ class RemoteArray:
         answer = self._served("").ask(AskArray(0, what, first, end))
         if answer.why:
             what_failed = f"{what} of rows of the array in volume {self.memory.volume} failed"
-            raise RemoteMemoryError(what_failed, answer.why, "see agentctl volumes, or ask for fewer rows")
+            raise RemoteMemoryError(what_failed, answer.why, "see agentctl volume ls, or ask for fewer rows")
 
     def _chunks(self, rows: "slice | range | int | None") -> tuple[int, int]:
         if isinstance(rows, range):
@@ -309,7 +311,7 @@ class RemoteArray:
     def _check_process(self) -> None:
         if this_process() != self._process:
             what, opened = f"array in volume {self.memory.volume}", self._process[0]
-            why = f"process {opened} opened it, and this is {os.getpid()}: its memory does not come along with fork"
+            why = f"process {opened} opened it, and this is {os.getpid()}: a forked process does not get its memory"
             raise RemoteMemoryError(what, why, "open it again in this process, with mode='r' where both are open")
 
     def _served(self, why: str) -> "FaultedMemory":

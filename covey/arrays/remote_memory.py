@@ -76,7 +76,7 @@ class RemoteMemory:
         if not path:
             raise RemoteMemoryError(
                 f"cannot open volume {volume}",
-                "no agent is known here: COVEY_SOCKET is not set",
+                "no agent is known: COVEY_SOCKET is not set",
                 "start the script with agentctl submit, or give agent_socket=",
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
@@ -88,8 +88,8 @@ class RemoteMemory:
 
     @classmethod
     def at(cls, path: str) -> "RemoteMemory":
-        """The volume with this socket path (`agentctl attach NAME SIZE --user ME` prints it), for a process of the user
-        who owns the volume; no agent is asked. RemoteMemoryError when it belongs to another user or does not exist."""
+        """Open the volume whose socket this is; `agentctl volume create NAME SIZE --user ME` prints it. No agent is
+        asked. RemoteMemoryError when the volume belongs to another user or is not there."""
         name = os.path.basename(path).removeprefix("vol-").removesuffix(".sock")
         memory = cls(wire.VolumeAt(name, 0, 0, path, NO_TOKEN), "")
         memory._connect()
@@ -184,12 +184,12 @@ class RemoteMemory:
             self._closed = True
             self._link.close()
 
-    def detach(self) -> None:
-        """Forget the volume and everything in it. RemoteMemoryError when the agent refuses or does not run."""
+    def remove(self) -> None:
+        """Remove the volume and everything in it. RemoteMemoryError when the agent refuses or is not there."""
         self.close()
         if not self._agent_socket:
-            step = f"agentctl detach {self.volume}"
-            raise RemoteMemoryError(f"cannot detach volume {self.volume}", "it was opened without an agent", step)
+            step = f"agentctl volume rm {self.volume}"
+            raise RemoteMemoryError(f"cannot remove volume {self.volume}", "it was opened without an agent", step)
         _ask_agent(self._agent_socket, wire.Detach(self._at.volume), wire.Detached)
 
     def __enter__(self) -> "RemoteMemory":
@@ -203,7 +203,7 @@ class RemoteMemory:
     def found(self, again: bool) -> tuple[str, bytes]:
         """Socket and token of the volume now. The agent may have moved it; without an agent the same ones are given."""
         if again and self._agent_socket:
-            wanted = wire.Attach(self.volume, self.size, make="never")  # a detached volume is not made anew
+            wanted = wire.Attach(self.volume, self.size, make="never")  # one that was removed is not created again
             try:
                 self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt, _not_waited_for)
             except RemoteMemoryError as refused:
@@ -237,7 +237,7 @@ class RemoteMemory:
 
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(f"{size} bytes at {offset} lie outside {self._at.volume} ({format_size(self.size)})")
+            raise ValueError(f"{size} bytes at {offset} are outside {self._at.volume} ({format_size(self.size)})")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -272,7 +272,7 @@ class RemoteMemory:
         self._link.finish(lambda: self._link.busy == 0)
         if failed and requests:
             what = f"{what} of {pages} pages at page {page} of {self.volume} failed"
-            next_step = f"see agentctl volumes and agentctl why volume/{self.volume}, and try again"
+            next_step = f"see agentctl volume ls and agentctl why volume/{self.volume}, and try again"
             raise RemoteMemoryError(what, failed[0], next_step)
 
 
@@ -347,5 +347,5 @@ def _ask_agent(
                     raise RemoteMemoryError(frame.what, frame.why, frame.next)
     except OSError as error:
         raise RemoteMemoryError(
-            what, f"the agent at {path} does not answer: {error}", "see that agentd runs here"
+            what, f"the agent at {path} does not answer: {error}", "check that agentd runs here"
         ) from error

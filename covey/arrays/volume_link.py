@@ -214,7 +214,7 @@ class VolumeLink:
         except OSError as error:
             if isinstance(error, PermissionError):
                 next_step = (
-                    f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
+                    f"check whose volume it is: agentctl volume create {self.volume} SIZE --user NAME gives it an owner"
                 )
             told = RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
             if self.heard:
@@ -362,9 +362,9 @@ def greet(volume: str, path: str, token: bytes, door: bytes) -> tuple[socket.soc
             raise RemoteMemoryError(what, why, step)
         if found.status is Status.OTHER_USER:
             why = f"it belongs to another user (uid {found.size_bytes}), and this process has uid {os.geteuid()}"
-            raise RemoteMemoryError(what, why, "choose another name, or ask its user")
+            raise RemoteMemoryError(what, why, "choose another name, or ask its owner")
         if found.status is Status.REFUSED and token == NO_TOKEN:
-            why, step = "it was made for no user in particular", "open it by its name, on its host's agent"
+            why, step = "it has no owner", "open it by its name, through its host's agent"
             raise RemoteMemoryError(what, why, step)
         if found.status is not Status.OK or found.page_bytes <= 0:
             raise WireError(f"the volume answered {found}")
@@ -406,7 +406,7 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
     try:
         receive(stream, memoryview(data))
     except ConnectionError as error:
-        raise ConnectionResetError("its process hangs up on us: it is just ending") from error
+        raise ConnectionResetError("its process closes the connection, since it is ending") from error
     return headers.welcome(data)
 
 

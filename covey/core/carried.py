@@ -60,18 +60,18 @@ def size(text: str) -> int:
 def argv_excess(argv: Sequence[str]) -> tuple[str, str] | None:
     """Why Linux or the log cannot carry this command, as what and why; None when they can."""
     if len(argv) > ARGUMENTS_MAX:
-        return f"the command has {len(argv):,} arguments", f"at most {ARGUMENTS_MAX:,} are carried"
+        return f"the command has {len(argv):,} arguments", f"the limit is {ARGUMENTS_MAX:,}"
     sizes = [size(each) for each in argv]
     for place, each in enumerate(sizes):
         if each > STRING_BYTES_MAX:
             what = f"argument {place} of the command has {_bytes(each)} ({_beginning(argv[place])})"
-            return what, f"Linux gives a process no argument of more than {_bytes(STRING_BYTES_MAX)}"
+            return what, f"Linux limits an argument to {_bytes(STRING_BYTES_MAX)}"
     if (whole := sum(len(each.encode()) for each in argv)) > ARGV_BYTES_MAX:
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         what = f"the arguments have {_bytes(whole)} together"
         return (
             what,
-            f"at most {_bytes(ARGV_BYTES_MAX)} are carried; argument {longest} alone has {_bytes(sizes[longest])}",
+            f"the limit is {_bytes(ARGV_BYTES_MAX)}; argument {longest} alone has {_bytes(sizes[longest])}",
         )
     return None
 
@@ -81,18 +81,18 @@ def env_excess(env: Mapping[str, str]) -> tuple[str, str] | None:
     for name in env:
         if len(name) > NAME_CHARACTERS_MAX:
             what = f"the name of variable {_beginning(name)} has {len(name):,} characters"
-            return what, f"at most {NAME_CHARACTERS_MAX} are carried"
+            return what, f"the limit is {NAME_CHARACTERS_MAX}"
     sizes = {name: size(name) + 1 + size(value) for name, value in env.items()}
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:NAMED_MAX]
     if largest and sizes[largest[0]] > STRING_BYTES_MAX:
         what = f"variable {for_people(largest[0])} has {_bytes(sizes[largest[0]])}"
-        return what, f"Linux gives a process no variable of more than {_bytes(STRING_BYTES_MAX)}, its name among them"
+        return what, f"Linux limits a variable to {_bytes(STRING_BYTES_MAX)}, including its name"
     if len(env) > VARIABLES_MAX:
-        return f"the environment has {len(env):,} variables", f"at most {VARIABLES_MAX:,} are carried"
+        return f"the environment has {len(env):,} variables", f"the limit is {VARIABLES_MAX:,}"
     if (whole := sum(len(name.encode()) + 1 + len(value.encode()) for name, value in env.items())) > ENV_BYTES_MAX:
         named = ", ".join(f"{for_people(name)} ({_bytes(sizes[name])})" for name in largest)
         what = f"the environment has {_bytes(whole)}"
-        return what, f"at most {_bytes(ENV_BYTES_MAX)} are carried; the largest variables are {named}"
+        return what, f"the limit is {_bytes(ENV_BYTES_MAX)}; the largest variables are {named}"
     return None
 
 

@@ -98,6 +98,6 @@ def _exactly(file: int, size: int) -> bytes:
     while len(found) < size:
         part = os.read(file, size - len(found))
         if not part:
-            raise EOFError("nobody wants it any more")
+            raise EOFError("it is no longer needed")
         found += part
     return found

@@ -81,7 +81,9 @@ class JobClient(OfOneProcess):
     """
 
     _kind = "the steps and tensors of a rank"
-    _instead = "call them in the process that called covey.join(), or covey.join() in this one if it is the rank now"
+    _instead = (
+        "use them in the process that called covey.join(), or call covey.join() in this process if it is the rank now"
+    )
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Connect in the background. CoveyError when this process is not a rank of a job."""
@@ -137,9 +139,9 @@ class JobClient(OfOneProcess):
         """Report that one mini-batch is done. Never waits. `step` counts from 0 by itself. Times are in seconds:
         `step_s` since the last call, `communicate_s` of that inside `tensors`, `input_s` of that waiting for input,
         `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
-        by `agentctl job`. While the agent is away, only the newest step is kept. From the first call on, only these
-        calls count steps, not what `covey.hooks` sees."""
-        self._check_process(f"no step of job {self.id} was told")
+        by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
+        alone count steps, not what `covey.hooks` sees."""
+        self._check_process(f"cannot report a step of job {self.id}")
         self._by_hand = True
         told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
         self._stepped(told)
@@ -155,7 +157,7 @@ class JobClient(OfOneProcess):
 
     def alive(self) -> None:
         """Report progress that is not a step (the script evaluates, saves, compiles), for `submit --hang`."""
-        self._check_process(f"no sign of life of job {self.id} was given")
+        self._check_process(f"cannot give a sign of life of job {self.id}")
         self.heartbeats.sign()
 
     def attached(self, to: str, problem: str = "") -> None:
@@ -205,14 +207,16 @@ class JobClient(OfOneProcess):
         self._check_process(GRACE_KEPT)
         self._stop.asks_for_more()
         self._say(ExtendGrace(float(seconds)))
-        return self._stop.more(timeout_s, lambda: "the agent did not answer" if self._joined else "the agent is away")
+        return self._stop.more(
+            timeout_s, lambda: "the agent did not answer" if self._joined else "the agent is not running"
+        )
 
     @property
     def tensors(self) -> "TensorClient":
         """The client that pushes and pulls named tensors; numpy is imported at the first use."""
         from covey.job.tensors import TensorClient
 
-        self._check_process(f"job {self.id} has no tensors here")
+        self._check_process(f"tensors of job {self.id} are not available here")
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
@@ -255,7 +259,7 @@ class JobClient(OfOneProcess):
         ends with 70: the job fails, or with retries left runs again from its last checkpoint."""
         from covey.job.job_state import begun
 
-        self._check_process(f"job {self.id} has no state here")
+        self._check_process(f"the state of job {self.id} is not available here")
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
         if self._follows:
             self._cannot_share(why)

@@ -48,7 +48,7 @@ def _check_shape(descriptor: int, more: int = 0) -> None:
     try:
         seals = fcntl.fcntl(descriptor, F_GET_SEALS)
     except OSError as error:
-        raise ValueError(f"the descriptor is no sealed memory: {error}") from error
+        raise ValueError(f"the descriptor is not sealed memory: {error}") from error
     wanted = SHRINK | GROW | more
     if seals & wanted != wanted or os.fstat(descriptor).st_size != PAGE_BYTES:
         raise ValueError(f"the page has {os.fstat(descriptor).st_size} bytes and seals {seals:#x}, not {wanted:#x}")

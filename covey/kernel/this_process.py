@@ -60,7 +60,7 @@ class OfOneProcess:
         if self.is_elsewhere:
             why = (
                 f"{self._kind} belong to process {self._process[0]}, and this is process {os.getpid()}:"
-                " connections, threads and shared memory do not come along with fork"
+                " a forked process does not get connections, threads and shared memory"
             )
             raise OtherProcess(what, why, self._instead)
 

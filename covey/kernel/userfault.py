@@ -109,7 +109,7 @@ def _checked(descriptor: int) -> int:
             fcntl.ioctl(descriptor, API, bytearray(_api.pack(_API_VERSION, _NEEDED, 0)))
     except OSError as error:
         os.close(descriptor)
-        why = "this kernel cannot write-protect shared memory (Linux 5.19 can)"
+        why = "this kernel cannot write-protect shared memory (Linux 5.19 or newer can)"
         raise OSError(error.errno, why) from error
     return descriptor
 

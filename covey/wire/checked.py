@@ -47,7 +47,7 @@ class Damaged(ValueError):
 
 def other_format(name: str, found: int, reads: int) -> tuple[str, str, str]:
     """The three lines (what, why, next) for a file in a format that this version does not read."""
-    step = "start the version that wrote the file; docs/compatibility.md says which versions follow one another"
+    step = "start the version that wrote the file; docs/compatibility.md lists the versions that can follow one another"
     return f"{name} has format {found}", f"Covey {VERSION} reads and writes format {reads} of it", step
 
 
@@ -63,11 +63,11 @@ def unseal(
     """The value that `seal` wrote. Damaged when the bytes are anything else, OtherFormat when they have another
     version. `name`: name of the file, for people."""
     if len(data) < _HEAD.size:
-        raise Damaged(f"it has {len(data)} bytes, and less than its header")
+        raise Damaged(f"it has {len(data)} bytes, fewer than its header needs")
     magic, found, length, crc = _HEAD.unpack_from(data)
     body = memoryview(data)[_HEAD.size :]
     if magic != _MAGIC:
-        raise Damaged("it does not begin as a file of ours does")
+        raise Damaged("it does not begin like a file of Covey")
     if len(body) != length:
         raise Damaged(f"it has {len(body)} bytes after its header instead of {length}")
     if _crc(found, body) != crc:
@@ -77,7 +77,7 @@ def unseal(
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Damaged(f"it holds something else: {error}") from error
+        raise Damaged(f"its content is invalid: {error}") from error
 
 
 def _crc(version: int, body: bytes | memoryview) -> int:

@@ -71,7 +71,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
     """The proof under `key` for one side. `hello` has one length in each protocol, so its end is clear. ValueError for
     an empty key: anyone could compute that proof."""
     if not key:
-        raise ValueError("a link without a secret")
+        raise ValueError("a connection without a secret")
     return hashlib.blake2b(hello + nonce, digest_size=PROOF_BYTES, key=key, person=role).digest()
 
 

@@ -94,7 +94,7 @@ def welcome(data: bytes | bytearray) -> Welcome:
     expect("welcome", data, WELCOME_BYTES)
     magic, status, page_bytes, size_bytes = _WELCOME.unpack(data)
     if magic != MAGIC:
-        raise WireError("the other end serves no pages")
+        raise WireError("the other end does not serve pages")
     return Welcome(_status(status), page_bytes, size_bytes)
 
 
@@ -110,7 +110,7 @@ def request(data: bytes | bytearray, pages: int, pages_max: Mapping[Op, int]) ->
     code, count, page, tag = _REQUEST.unpack(data)
     limit = pages_max.get(code)
     if limit is None:
-        raise WireError(f"no operation here has the number {code}")
+        raise WireError(f"unknown operation {code}")
     op = _OPS[code]
     if limit and (not 1 <= count <= limit or page + count > pages):
         raise WireError(f"{op.name} of {count} pages at {page}; there are {pages}, a request has at most {limit}")
@@ -152,5 +152,5 @@ def expect(what: str, data: bytes | bytearray | memoryview, size: int) -> None:
 def _status(code: int) -> Status:
     status = _STATUSES.get(code)
     if status is None:
-        raise WireError(f"no status has the number {code}")
+        raise WireError(f"unknown status {code}")
     return status

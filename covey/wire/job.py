@@ -314,6 +314,6 @@ def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | Non
     if other.protocol == PROTOCOL:
         return None
     here = "covey-agent" if there == "covey-job" else "covey-job"
-    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of a version that it does not say"
+    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of an unknown version"
     why = f"{there} {version} speaks version {other.protocol} of jobs.sock, {here} {VERSION} here speaks {PROTOCOL}"
     return Refusal(what, why, "install the covey-job of this host's agent where the script runs, and start it again")

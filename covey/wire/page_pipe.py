@@ -38,7 +38,7 @@ class PagePipe:
     def __init__(self) -> None:
         """OSError where this system cannot give pages to sockets."""
         if _give is None:
-            raise OSError(errno.ENOSYS, "this system gives no pages to sockets")
+            raise OSError(errno.ENOSYS, "this system cannot give pages to sockets")
         self._out, self._in = os.pipe()
         try:
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

@@ -29,7 +29,7 @@ OPERATIONS = {
     Op.FLUSH: 0,
 }
 """The operations of a volume, with the most pages of one request. The pages follow a WRITE, and the reply to a READ."""
-SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
+SPOKEN = f"this process uses version {MAGIC[-1:].decode()} of the protocol"
 
 
 class OtherVersion(WireError):

@@ -190,7 +190,7 @@ def _checked(rules: OrderRules) -> OrderRules:
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ValueError(f"{text} is no whole number")
+        raise ValueError(f"{text} is not a whole number")
     return int(text)
 
 

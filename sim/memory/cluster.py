@@ -330,7 +330,7 @@ class Rack:
 
     def _count(self, note: LogEvent) -> None:
         self.counts["given_back"] += note.event == "cold"
-        self.counts["nowhere"] += note.event in ("nobody asked", "nobody has room")
+        self.counts["nowhere"] += note.event in ("no host asked", "no host has room")
 
 
 _OF_LENDERS = (SlabRegistered, SlabFreed, AnswersOver)

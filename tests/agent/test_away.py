@@ -95,7 +95,7 @@ def test_nothing_new_is_placed_on_a_host_that_is_away() -> None:
         rack.start()
         rack.settle()
         rack.run(5.0)
-        rack.ask("h1", "memory.attach", {"volume": "vol", "size_bytes": 1 << 20})
+        rack.ask("h1", "memory.create", {"volume": "vol", "size_bytes": 1 << 20})
         stopped(rack, "h3")
         rack.run(3.0)
         spec = {"argv": ["sleeper", "300"], "workers": 6, "gpus_per_worker": 1, "cwd": "/", "tenant": "red"}

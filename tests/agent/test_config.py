@@ -116,7 +116,7 @@ def test_a_seed_may_be_a_name_or_an_ip(seed: str) -> None:
 
 @pytest.mark.parametrize("section", ["gossip", "control", "http"])
 def test_a_name_is_nothing_to_listen_at(section: str) -> None:
-    assert "names a host" in refused({section: {"bind": "gpu2:7946"}}).why
+    assert "not an IP of this host" in refused({section: {"bind": "gpu2:7946"}}).why
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_name_is_nothing_to_listen_at(section: str) -> None:
 )
 def test_what_everybody_could_read_is_refused_unless_that_is_said(bind: str) -> None:
     error = refused({"http": {"bind": bind}})
-    assert "http.bind" in error.what and f"whoever reaches {bind} could read all jobs" in error.why
+    assert "http.bind" in error.what and f"anyone who can reach {bind} could read all jobs" in error.why
     assert "read_open = true" in error.next and "127.0.0.1" in error.next
     assert "http.bind" in refused({"http": {"bind": bind, "read_open": False}}).what
     assert parse({"http": {"bind": bind, "read_open": True}}, "agent.toml", ENV).http.bind == bind
     (note,) = open_to_read([(HostId("gpu2"), bind), (HostId("gpu1"), "127.0.0.1:1"), (HostId("gpu0"), "")])
-    assert f"whoever reaches gpu2 ({bind}) may read all jobs" in note and "; next: " in note
+    assert f"anyone who can reach gpu2 ({bind}) may read all jobs" in note and "; next: " in note
 
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1:8470", "127.9.9.9:1", "[::1]:0", "[::ffff:127.0.0.1]:1"])

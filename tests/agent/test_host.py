@@ -119,7 +119,7 @@ def test_hosts_that_everybody_may_read_are_told_by_every_agent() -> None:
         rack.run(20)
         for name in ("h1", "h2", "h3"):
             (note,) = rack.ask(name, "agent.health", {})["notes"]
-            assert note.startswith("whoever reaches h2 (0.0.0.0:8470) may read all jobs")
+            assert note.startswith("anyone who can reach h2 (0.0.0.0:8470) may read all jobs")
 
 
 def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None:

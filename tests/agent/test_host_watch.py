@@ -142,20 +142,20 @@ def test_a_host_that_lets_nobody_in_any_more_says_so_to_all() -> None:
     watched = Watched()
     watched.heard(TableFull(HostId("d")))
     (found,) = watched.look()
-    assert found.startswith("a: it lets no further host in, d for one")
+    assert found.startswith("a: it admits no more hosts, such as d")
     assert "hosts_max" in watched.watch.troubles[A][0].next
     other = Watched()
     other.says(B, wrong=watched.watch.told())
     assert {each.split(":")[0] for each in other.look()} == {"b"}
     watched.heard(TableFull(HostId("e")))
-    assert watched.story(A) == ["hosts_max reached"] and watched.story(HostId("d")) == ["not let in"]
+    assert watched.story(A) == ["hosts_max reached"] and watched.story(HostId("d")) == ["not admitted"]
     assert watched.look(SEEN_KEPT_S + 1) == set() and watched.story(A)[-1] == "hosts_max not reached"
 
 
 LOST: dict[str, list[Any]] = {
     "suspected": [MemberSuspected(B, C), HostUp(B)],
     "gone": [MemberSuspected(B, C), HostDown(B, left=False), HostUp(B)],
-    "began anew": [HostUp(B)],
+    "restarted": [HostUp(B)],
 }
 
 
@@ -186,11 +186,11 @@ def test_the_story_of_a_host_has_all_that_gossip_told_of_it_and_once() -> None:
     watched.heard(HostUp(B), MemberSuspected(B, C), HostUp(B), MemberSuspected(B, C), HostDown(B, left=False))
     watched.heard(HostUp(B), HostUp(B), MemberAway(B, 60.0), HostDown(B, left=False), HostUp(B))
     assert watched.story(B) == [
-        *("joined", "suspected", "answers again", "suspected", "gone", "came back", "began anew", "away", "gone"),
+        *("joined", "suspected", "answers again", "suspected", "gone", "came back", "restarted", "away", "gone"),
         "came back",
     ]
     reasons = {line.event: line.reason for line in watched.event_log.lines_of(["host/b"])}
-    assert reasons["suspected"] == "c could not reach it" and reasons["gone"] == "it was to be back by now"
+    assert reasons["suspected"] == "c could not reach it" and reasons["gone"] == "it did not come back in time"
     keys = [line.key for line in watched.event_log.lines_of(["host/b"])]
     assert len(set(keys)) == len(keys) and all(keys), "hosts that see one event note it under one key"
 
@@ -200,7 +200,7 @@ def test_a_voter_that_gossip_does_not_know_is_wrong_when_that_lasts() -> None:
     voters = (A, B, HostId("v"))
     assert watched.look(LASTING_S - 1, voters=voters) == set()
     (found,) = watched.look(2.0, voters=voters)
-    assert found.startswith("a: v votes, and gossip knows no host of that name")
+    assert found.startswith("a: v is a voter, but gossip knows no host of that name")
 
 
 # ---- whole agents ----------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_of_a_host_that_stands_still_nothing_is_missing_without_a_word() -> None
     with SimRack(5, hosts=3) as rack:
         rack.start()
         rack.settle()
-        rack.ask("h3", "memory.attach", {"volume": "wide", "size_bytes": 512 << 20})
+        rack.ask("h3", "memory.create", {"volume": "wide", "size_bytes": 512 << 20})
         agent = rack.hosts["h3"].agent
         assert agent is not None
         agent.signal(signal.SIGSTOP)

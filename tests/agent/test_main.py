@@ -149,7 +149,7 @@ def test_wheels_of_two_versions_are_refused_at_start_in_three_lines(
         main.main()
     assert ended.value.code == 2
     what, why, following = capsys.readouterr().err.splitlines()
-    assert what == "agentd: the wheels installed here are of two versions"
+    assert what == "agentd: the installed wheels have different versions"
     assert why == f"  why: covey-agent is 9.8.7, covey-job is {VERSION}"
     assert following == "  next: pip install -U covey-agent covey-job"
 

@@ -355,7 +355,7 @@ def test_a_plugin_that_cannot_even_be_made_fails_alone_and_is_named_to_every_hos
     two.run(2)
     assert two.agents["h1"].health["memory"].state == "on" and plugins_failed(two, "h2") == ("pet",)
     story = [(line.event, line.reason) for line in two.ask("h1", "agent.why", {"id": "h1"})]
-    why = "ZeroDivisionError: while it was made; restart the agent once that is corrected"
+    why = "ZeroDivisionError: while it was made; correct that, then restart the agent"
     assert ("plugin pet failed", why) in story
     full = ("plugin pet failed", "OSError: [Errno 28] no space left; starts again in 1 s")
     assert (full in story) == (life == 2)

@@ -183,7 +183,7 @@ async def test_a_job_hears_of_it_and_may_ask_for_more_time_once(host: Here, shor
         told = await stopped.play(sys.executable, "-c", SAVER, grace_s=1.0)
         assert (told.codes, stopped.output().split("\n")[1:]) == (
             {0: 0},
-            ["the time to end was not extended: it was extended before, or may not be", "saved", ""],
+            ["the time to end was not extended: it was extended before, or cannot be", "saved", ""],
         )
     finally:
         await jobs.stop()

@@ -88,7 +88,7 @@ def test_a_dead_voter_is_replaced() -> None:
         rack.run(20.0)
         with pytest.raises(Refused, match="cannot be removed now"):
             change(rack, "h1", remove="h2")
-        assert "h4 is to take the place of h3" in change(rack, "h1", "h4", "h3")
+        assert "h4 will replace h3" in change(rack, "h1", "h4", "h3")
         vote(rack, "h1", "h2", "h4")
         rows = {row.host: row.part for row in rack.ask("h4", "agent.voters", {}).rows}
         assert rows == {"h1": "votes", "h2": "votes", "h4": "votes"}
@@ -105,7 +105,7 @@ def test_the_voter_that_leads_is_retired() -> None:
         leader = rack.leader()
         assert leader is not None
         others = sorted({"h1", "h2", "h3"} - {leader})
-        assert f"{leader} is to stop voting" in change(rack, "h4", remove=leader)
+        assert f"{leader} will stop voting" in change(rack, "h4", remove=leader)
         vote(rack, *others)
         assert rack.leader() in others
         assert "h4 is to vote" in change(rack, leader, add="h4")

@@ -187,12 +187,17 @@ def error_of(text: str) -> dict[str, Any]:
             "jobs",
             ["j1", "digits", "running", "1 min", "all ranks started", "1 job waiting or running; as gpu1 knows it"],
         ),
-        ("job j1", ["gpu1: ranks 0-1", "loss 0.25", "2, 1 GPU each", "killed by SIGKILL", "sums at", "gpu3"]),
+        ("job j1", ["gpu1: ranks 0-1", "loss 0.25", "2, 1 GPU each", "killed by SIGKILL", "gradients at", "gpu3"]),
         ("why j1", ["gpu2", "granted", "first in its queue", "1 event"]),
         ("slabs", ["demo", "mapped", "gpu2", "812.2", "1 of 2 slabs mapped on 1 lender"]),
         ("slabs other", ["0 of 0 slabs"]),
-        ("volumes", ["64 MiB", "1/4", "2 KiB", "alive"]),
-        ("memory", ["ANSWERED BY", "lender", "812", "55 us", "1.2 ms", "places at lenders: 3 open, 1 reopening"]),
+        (
+            "volume show demo",
+            ["with a disk", "ann of a budget of 96 MiB", "1 KiB, of that 512 B from lenders", "55 us"],
+        ),
+        ("volume", ["64 MiB", "1/4", "2 KiB", "alive"]),
+        ("volume ls", ["64 MiB", "1/4", "2 KiB", "alive"]),
+        ("memory", ["ANSWERED BY", "lender", "812", "55 us", "1.2 ms", "links to lenders: 3 open, 1 reopening"]),
         ("memory", ["TENANT", "ann", "96 MiB", "demo (j1)"]),
         ("memory", ["ON THE RACK", "job j1 of ann", "3 GiB", "2 GiB (over)", "gpu3 2 GiB, gpu2 1 GiB", "no limit"]),
         ("tensors", ["gpu3", "3/4", "1 MiB", "2 MiB"]),
@@ -213,7 +218,22 @@ def test_people_read_what_they_look_for(run: Run, words: str, expected: list[str
 
 
 @pytest.mark.parametrize(
-    "words", ["hosts", "gpus", "jobs", "job j1", "why j1", "slabs", "volumes", "tensors", "leader", "status", "quota"]
+    "words",
+    [
+        "hosts",
+        "gpus",
+        "jobs",
+        "job j1",
+        "why j1",
+        "slabs",
+        "volume",
+        "volume ls",
+        "volume show demo",
+        "tensors",
+        "leader",
+        "status",
+        "quota",
+    ],
 )
 def test_programs_get_the_answer_as_it_came(run: Run, words: str) -> None:
     for argv in (["--json", *words.split()], [*words.split(), "--json"]):
@@ -251,10 +271,10 @@ def test_what_a_jax_job_waits_for_its_device_is_shown(
 @pytest.mark.parametrize(
     ("argv", "ago_s", "said"),
     [
-        (["python", "-I", "train.py"], 1.0, "nothing: Python reads no PYTHONPATH with -I"),
-        (["/usr/bin/python3.12", "-u", "-BE", "train.py"], 1.0, "nothing: Python reads no PYTHONPATH with -BE"),
+        (["python", "-I", "train.py"], 1.0, "nothing: Python ignores PYTHONPATH with -I"),
+        (["/usr/bin/python3.12", "-u", "-BE", "train.py"], 1.0, "nothing: Python ignores PYTHONPATH with -BE"),
         (["python", "train.py"], 1.0, ""),
-        (["python", "train.py", "-I"], 60.0, "nothing so far: it has imported neither PyTorch nor JAX"),
+        (["python", "train.py", "-I"], 60.0, "nothing: the script has imported neither PyTorch nor JAX yet"),
         (["python", "-Wignore::ImportWarning", "train.py"], 1.0, ""),
         (["./train.sh"], 60.0, ""),
     ],
@@ -294,7 +314,7 @@ def test_a_failed_plugin_makes_status_fail(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/status"] = {"plugins": {"memory": waiting}}
     code, out, _ = run("status")
     assert code == 1
-    assert "disk is full; starts again every 4 s or so" in out
+    assert "disk is full; it is restarted about every 4 s" in out
 
 
 def test_a_host_that_restarts_is_away_and_back_within_the_time_it_said(run: Run, agent: FakeAgent) -> None:
@@ -310,7 +330,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
     agent.replies["GET /v1/status"] = {"plugins": {}, "seeds_unknown": {"gpu9:7946": "Name or service not known"}}
     code, out, _ = run("status")
     assert code == 0
-    assert "seed not known" in out and "gpu9:7946: Name or service not known" in out
+    assert "unknown seed" in out and "gpu9:7946: Name or service not known" in out
 
 
 # ---- wrong usage -----------------------------------------------------------------------------------------------------
@@ -319,36 +339,40 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
 @pytest.mark.parametrize(
     ("words", "what", "next_step"),
     [
-        ("hots", "no command 'hots'", "agentctl hosts"),
-        ("nodes", "no command 'nodes'", "agentctl hosts"),
-        ("run", "no command 'run'", "agentctl submit"),
-        ("jobs --al", "no flag --al", "--all"),
-        ("hosts --jsno", "no flag --jsno", "--json"),
+        ("hots", "unknown command 'hots'", "agentctl hosts"),
+        ("nodes", "unknown command 'nodes'", "agentctl hosts"),
+        ("run", "unknown command 'run'", "agentctl submit"),
+        ("jobs --al", "unknown option --al", "--all"),
+        ("hosts --jsno", "unknown option --jsno", "--json"),
         ("hosts gpu1", "invalid choice: 'gpu1'", "--help"),
-        ("--agnet x hosts", "no flag --agnet", "--agent"),
+        ("--agnet x hosts", "unknown option --agnet", "--agent"),
         ("job", "required: ID", "--help"),
         ("logs j1 --rank two", "invalid int value", "--help"),
         ("logs j1 --rank -1", "no rank -1", "--rank 0"),
         ("logs j1 --rank 2", "no rank 2", "--rank 0"),
-        ("hosts --timeout soon", "--timeout soon", "--help"),
-        ("hosts --agent nowhere", "'nowhere' is no address", "--agent"),
-        ("attach demo large", "cannot be made", "64MiB"),
-        ("quota ann many", "'many' is no number", "quota TENANT"),
+        ("hosts --timeout soon", "invalid --timeout soon", "--help"),
+        ("hosts --agent nowhere", "'nowhere' is not an agent's address", "--agent"),
+        ("volume create demo large", "invalid size 'large'", "64MiB"),
+        ("volume destroy demo", "unknown command 'volume destroy'", "agentctl volume rm NAME"),
+        ("volume rm demo twice", "unexpected argument 'twice'", "agentctl volume rm --help"),
+        ("volumes", "unknown command 'volumes'", "agentctl volume ls"),
+        ("memory attach swap1 --size 1G", "unexpected argument 'attach'", "agentctl volume swap NAME SIZE"),
+        ("quota ann many", "'many' is not a number", "quota TENANT"),
         ("submit", "no command", "--"),
-        ("submit python train.py", "'python' is out of place", "-- python train.py"),
-        ("submit --lr 3 -- python", "no flag --lr", "after a lone --"),
+        ("submit python train.py", "unexpected argument 'python'", "-- python train.py"),
+        ("submit --lr 3 -- python", "unknown option --lr", "after a lone --"),
         ("submit --env X -- python", "--env 'X'", "KEY=VAL"),
         ("submit --time soon -- python", "--time soon", "--help"),
         ("submit --time 120 -- python", "--time 120 has no unit", "--time 120min, or --time 120s"),
         ("submit --hang 1.5 -- python", "--hang 1.5 has no unit", "--hang 1.5min"),
-        ("submit --time 2:00:00 -- python", "--time 2:00:00 cannot be used", "--time 7200s"),
-        ("submit --time 1-12:30 -- python", "--time 1-12:30 cannot be used", "--time 131400s"),
-        ("drain gpu1", "no command 'drain'", "agentctl hosts drain HOST"),
-        ("frobnicate", "no command 'frobnicate'", "agentctl --help"),
-        ("submit --mem 8G -- python", "no flag --mem", "--gpu-memory 8GiB"),
-        ("submit --after j1 -- python", "no flag --after", "agentctl wait ID && agentctl submit"),
-        ("submit --frob 1 -- python", "no flag --frob", "agentctl submit --help"),
-        ("logs j1 --tail 5", "no flag --tail", "| tail -n N"),
+        ("submit --time 2:00:00 -- python", "invalid --time 2:00:00", "--time 7200s"),
+        ("submit --time 1-12:30 -- python", "invalid --time 1-12:30", "--time 131400s"),
+        ("drain gpu1", "unknown command 'drain'", "agentctl hosts drain HOST"),
+        ("frobnicate", "unknown command 'frobnicate'", "agentctl --help"),
+        ("submit --mem 8G -- python", "unknown option --mem", "--gpu-memory 8GiB"),
+        ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
+        ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
+        ("logs j1 --tail 5", "unknown option --tail", "| tail -n N"),
         ("submit --class best -- python", "invalid choice", "--help"),
         ("submit --nodes 2 --workers 4 -- python", "--nodes and --workers", "leave one of them out"),
         ("submit --nodes 2 --pack any -- python", "--nodes and --pack", "leave one of them out"),
@@ -481,7 +505,7 @@ def test_a_scripts_gradients_are_averaged_by_covey_if_it_is_attached_to(run: Run
     run("submit", "--", "true")
     assert "COVEY_AGGREGATE" not in agent.asked[-1][1]["env"]
     code, _, errors = run("submit", "--aggregate", "--no-attach", "--", "true")
-    assert code == 2 and "--aggregate and --no-attach do not go together" in errors
+    assert code == 2 and "--aggregate and --no-attach cannot be used together" in errors
 
 
 def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, job: Job) -> None:
@@ -495,7 +519,7 @@ def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, j
         assert code == 2 and f"--remote-memory {size}" in errors and "next" in errors
     asked = len(agent.asked)
     code, _, errors = run("submit", "--gpu-memory", "much", "--", "true")
-    assert code == 2 and "--gpu-memory much cannot be used" in errors and len(agent.asked) == asked
+    assert code == 2 and "invalid --gpu-memory much" in errors and len(agent.asked) == asked
 
 
 def test_each_submission_has_its_own_key_and_no_env_carries_little(
@@ -571,10 +595,10 @@ def test_cancel_says_what_it_did(run: Run, agent: FakeAgent, job: Job) -> None:
 
 def test_a_volume_of_another_host_is_not_forgotten_but_found(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"GET /v1/volumes": [VOLUME | {"volume": "demo", "host": "gpu4"}]}
-    code, _, err = run("detach", "demo")
+    code, _, err = run("volume", "rm", "demo")
     assert code == 3
-    assert "gpu1 has none of that name; gpu4 has" in err
-    assert "next: agentctl detach demo --host gpu4" in err
+    assert "gpu1 has no volume of that name; gpu4 has" in err
+    assert "next: agentctl volume rm demo --host gpu4" in err
 
 
 WAITS = {"lender": "gpu3", "slabs": [0, 2], "why": "cannot connect to gpu3"}
@@ -582,39 +606,41 @@ WAITS = {"lender": "gpu3", "slabs": [0, 2], "why": "cannot connect to gpu3"}
 
 def test_a_volume_that_waits_for_a_lender_says_for_whom_and_what_may_be_done(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/volumes"] = [VOLUME | {"waits_for": [WAITS], "trouble": "read-only: no space left"}]
-    said = run("volumes")[1]
-    assert "2 slabs may be newer at gpu3, which has not answered: cannot connect to gpu3" in said
-    assert "agentctl volumes give-up demo --host gpu1" in said
+    said = run("volume", "ls")[1]
+    assert "2 slabs may be newer at gpu3, which does not answer: cannot connect to gpu3" in said
+    assert "agentctl volume give-up demo --host gpu1" in said
     assert "demo on gpu1: read-only: no space left" in said
 
 
 def test_lenders_that_do_not_answer_may_be_given_up(run: Run, agent: FakeAgent) -> None:
     agent.replies["POST /v1/volumes/demo/give-up"] = {"volume": "demo", "slabs": [0, 2], "lenders": ["gpu3"]}
-    code, said, _ = run("volumes", "give-up", "demo")
+    code, said, _ = run("volume", "give-up", "demo")
     assert (code, said) == (
         0,
-        "demo waits no longer for gpu3: pages of slab 0, 2 that were written last may read older\n",
+        "demo no longer waits for gpu3: pages of slab 0, 2 that were written last may read older\n",
     )
     agent.replies["POST /v1/volumes/demo/give-up"] = {"volume": "demo", "slabs": [], "lenders": []}
-    assert run("volumes", "give-up", "demo")[1] == "demo waits for no lender\n"
-    assert run("volumes", "give-up")[0] == 2
-    assert run("volumes", "forget")[0] == 2
+    assert run("volume", "give-up", "demo")[1] == "demo waits for no lender\n"
+    assert run("volume", "give-up")[0] == 2
+    assert run("volume", "frobnicate")[0] == 2
 
 
 def test_a_volume_is_exported_at_a_socket_and_no_more(run: Run, agent: FakeAgent) -> None:
     agent.replies["POST /v1/volumes/demo/export"] = {"volume": "demo", "socket": "/tmp/d.sock"}
-    code, said, _ = run("memory", "export", "demo", "--socket", "/tmp/d.sock")
+    code, said, _ = run("volume", "export", "demo", "--socket", "/tmp/d.sock")
     assert (code, said) == (0, "demo: nbd+unix:///?socket=/tmp/d.sock\n")
-    assert run("memory", "unexport", "demo", "--socket", "/tmp/d.sock")[1] == "demo is served at /tmp/d.sock no more\n"
-    assert run("memory", "export", "demo")[0] == 2
-    assert run("memory", "forget", "demo", "--socket", "/tmp/d.sock")[0] == 2
+    assert (
+        run("volume", "unexport", "demo", "--socket", "/tmp/d.sock")[1] == "demo is no longer served at /tmp/d.sock\n"
+    )
+    assert run("volume", "export", "demo")[0] == 2
+    assert run("volume", "frobnicate", "demo", "--socket", "/tmp/d.sock")[0] == 2
 
 
 def test_giving_up_a_volume_of_another_host_says_whose_it_is(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"GET /v1/volumes": [VOLUME | {"volume": "demo", "host": "gpu4"}]}
-    code, _, err = run("volumes", "give-up", "demo")
+    code, _, err = run("volume", "give-up", "demo")
     assert code == 3
-    assert "next: agentctl volumes give-up demo --host gpu4" in err
+    assert "next: agentctl volume give-up demo --host gpu4" in err
 
 
 def test_a_host_that_was_named_is_the_one_that_is_asked(
@@ -623,17 +649,17 @@ def test_a_host_that_was_named_is_the_one_that_is_asked(
     other = agents()
     whole = {"schema": 1, "as_of_wall_s": 0.0, "host": "gpu4", "data": {}}
     monkeypatch.setattr(other, "reply", lambda method, target, body: (200, whole))
-    assert run("detach", "demo", "--host", "gpu4")[:2] == (0, "demo is forgotten on gpu4\n")
-    assert run("attach", "demo", "1MiB", "--host", "gpu4")[1].startswith("demo: 1 MiB on gpu4")
+    assert run("volume", "rm", "demo", "--host", "gpu4")[:2] == (0, "demo is removed from gpu4\n")
+    assert run("volume", "create", "demo", "1MiB", "--host", "gpu4")[1].startswith("demo: 1 MiB on gpu4")
     assert not [target for target, _ in agent.asked if not target.startswith("GET")]
-    code, _, err = run("detach", "demo", "--host", "gpu9")
-    assert code == 5 and "gpu9 cannot be asked from here" in err
+    code, _, err = run("volume", "rm", "demo", "--host", "gpu9")
+    assert code == 5 and "cannot reach the agent of gpu9" in err
 
 
 def test_a_volume_without_a_disk_is_asked_for_as_it_was_said(run: Run, agent: FakeAgent) -> None:
     agent.replies["POST /v1/volumes"] = {}
     for flags, body in ((["--mirror", "2"], {"mirror": 2}), (["--parity", "2+1"], {"parity": "2+1"})):
-        assert run("attach", "demo", "64MiB", *flags)[0] == 0
+        assert run("volume", "create", "demo", "64MiB", *flags)[0] == 0
         assert agent.asked[-1][1] == {"volume": "demo", "size_bytes": 64 << 20} | body
 
 
@@ -655,14 +681,18 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert "the driver does not answer" in run("hosts")[1]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, shown, _ = run("doctor")
-    assert code == 1 and "GPU-2 is lost: XID 79" in shown and "nobody knows its GPUs: the driver does not" in shown
+    assert (
+        code == 1
+        and "GPU-2 is lost: XID 79" in shown
+        and "its the GPUs of this host are not known: the driver does not" in shown
+    )
 
 
 def test_what_is_remembered_of_a_gpu_is_forgotten_by_name(run: Run, agent: FakeAgent) -> None:
     agent.replies["POST /v1/gpus/GPU-2/forget"] = {"said": "XID 48"}
-    assert run("gpus", "forget", "GPU-2")[1] == "forgotten of GPU-2: XID 48\n"
+    assert run("gpus", "forget", "GPU-2")[1] == "GPU-2: forgot XID 48\n"
     agent.replies["POST /v1/gpus/GPU-2/forget"] = {"said": ""}
-    assert "nothing was remembered of GPU-2" in run("gpus", "forget", "GPU-2")[1]
+    assert "GPU-2: the agent remembers nothing beyond" in run("gpus", "forget", "GPU-2")[1]
     assert run("gpus", "forget")[0] == 2
 
 
@@ -691,7 +721,7 @@ def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"POST /v1/quotas": {}, "POST /v1/volumes": {}, "DELETE /v1/volumes/demo": {}}
     assert run("quota", "ann", "8")[:2] == (0, "ann may hold 8 GPUs\n")
     assert run("quota", "ann", "none")[:2] == (0, "ann may hold any number of GPUs\n")
-    assert run("attach", "demo", "64MiB")[0] == run("detach", "demo")[0] == 0
+    assert run("volume", "create", "demo", "64MiB")[0] == run("volume", "rm", "demo")[0] == 0
     changes = [(target, body) for target, body in agent.asked if not target.startswith("GET")]
     assert changes == [
         ("POST /v1/quotas", {"tenant": "ann", "gpus": 8}),
@@ -704,20 +734,23 @@ def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
 SWAP_ON = {"word": "on", "device": "/dev/nbd0", "used_bytes": 12 << 20, "why": ""}
 
 
-def test_a_volume_is_attached_as_swap_and_taken_away_when_it_was_refused(run: Run, agent: FakeAgent) -> None:
+def test_a_volume_becomes_swap_and_one_that_exists_needs_no_size(run: Run, agent: FakeAgent) -> None:
     row = VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON}
     agent.replies |= {"GET /v1/volumes": [], "POST /v1/volumes": row, "POST /v1/volumes/swap/swap": {"swap": "on"}}
-    code, said, _ = run("memory", "attach", "--size", "64G", "--swap")
+    code, said, _ = run("volume", "swap", "swap", "64G")
     assert (code, said) == (0, "swap: 64 GiB, swap of gpu1; next: agentctl memory\n")
     assert ("POST /v1/volumes", {"volume": "swap", "size_bytes": 64 << 30}) in agent.asked
-    assert run("memory", "attach", "--size", "1G", "--swap", "--mirror", "2", "--tenant", "ann")[0] == 0
+    assert run("volume", "swap", "swap", "1G", "--mirror", "2", "--tenant", "ann")[0] == 0
     asked = {"volume": "swap", "size_bytes": 1 << 30, "mirror": 2, "tenant": "ann"}
     assert ("POST /v1/volumes", asked) in agent.asked
-    assert run("memory", "attach", "--size", "1G", "--swap", "--parity", "2+1")[0] == 0
+    assert run("volume", "swap", "swap", "1G", "--parity", "2+1")[0] == 0
     assert ("POST /v1/volumes", {"volume": "swap", "size_bytes": 1 << 30, "parity": "2+1"}) in agent.asked
-    assert run("memory", "attach", "--size", "64G")[0] == 2
-    assert run("memory", "attach", "--swap")[0] == 2
-    assert run("memory", "attach", "--size", "much", "--swap")[0] == 2
+    assert run("volume", "swap", "swap")[0] == 2, "there is no such volume, and no size"
+    assert run("volume", "swap", "swap", "much")[0] == 2
+    agent.replies["GET /v1/volumes"] = [row]
+    before = len(agent.asked)
+    assert run("volume", "swap", "swap")[:2] == (0, "swap: 64 MiB, swap of gpu1; next: agentctl memory\n")
+    assert "POST /v1/volumes" not in [asked for asked, _ in agent.asked[before:]], "it is used as it is"
 
 
 def test_memory_says_how_swap_is(run: Run, agent: FakeAgent) -> None:
@@ -732,25 +765,36 @@ def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
     run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lack of room is known only after a while: what the volume says then is told."""
-    monkeypatch.setattr("cli.memory.memory.LOOK_S", 0.0)
+    monkeypatch.setattr("cli.volume.unswap.LOOK_S", 0.0)
     kept = SWAP_ON | {"why": "there is room for 1 MiB; next: free memory"}
     agent.replies |= {
         "POST /v1/volumes/swap/swap": {"swap": "ending"},
         "DELETE /v1/volumes/swap": {"volume": "swap"},
         "GET /v1/volumes": [VOLUME | {"volume": "swap", "host": "gpu1", "swap": kept}],
     }
-    code, _, errors = run("memory", "detach")
+    code, _, errors = run("volume", "unswap", "swap")
     assert code == 4 and "there is room for 1 MiB" in errors and "next: free memory" in errors
     assert not [target for target, _ in agent.asked if target.startswith("DELETE")]
     agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON | {"word": "off"}}]
-    assert run("memory", "detach")[:2] == (0, "swap is forgotten on gpu1\n")
+    assert run("volume", "unswap", "swap")[:2] == (0, "swap is removed from gpu1\n")
 
 
 SILENT: list[dict[str, Any]] = [
     {"host": "gpu3", "why": "no answer within 3 s", "age_s": None},
-    {"host": "gpu4", "why": "its agent restarts, back within 9 s", "age_s": 12.0},
+    {"host": "gpu4", "why": "its agent restarts and will be back within 9 s", "age_s": 12.0},
 ]
-EVERY_LIST = ["gpus", "gpus --line", "slabs", "volumes", "memory", "tensors", "why j1", "voters", "interference"]
+EVERY_LIST = [
+    "gpus",
+    "gpus --line",
+    "slabs",
+    "volume ls",
+    "volume show demo",
+    "memory",
+    "tensors",
+    "why j1",
+    "voters",
+    "interference",
+]
 
 
 @pytest.mark.parametrize("words", EVERY_LIST)
@@ -763,9 +807,9 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
     code, out, err = run(*words.split())
     assert code == 8
     assert err.splitlines() == [
-        "not whole: gpu3 is missing (no answer within 3 s)",
-        "not whole: gpu4 is shown as it answered 12 s ago (its agent restarts, back within 9 s)",
-        f"  next: agentctl {words.split()[0]} --timeout 30s, or agentctl why host/gpu3",
+        "incomplete: gpu3 is missing (no answer within 3 s)",
+        "incomplete: gpu4 is shown as it was 12 s ago (its agent restarts and will be back within 9 s)",
+        "  next: add --timeout 30s to wait longer, or: agentctl why host/gpu3",
     ]
     assert words != "gpus --line" or out.endswith("; 2 hosts did not answer\n")
     code, out, err = run(*words.split(), "--json")
@@ -791,7 +835,7 @@ def test_a_list_waits_for_hosts_as_long_as_its_reader_says(run: Run, agent: Fake
 def test_a_job_names_hosts_that_did_not_say_what_its_ranks_do(run: Run, agent: FakeAgent, job: Job) -> None:
     agent.replies["GET /v1/jobs/j1"] = job(unanswered=["gpu2"])
     code, out, _ = run("job", "j1")
-    assert (code, "gpu2 has not answered" in out) == (8, True)
+    assert (code, "gpu2 did not answer" in out) == (8, True)
 
 
 def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, agent: FakeAgent) -> None:
@@ -804,7 +848,7 @@ def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, ag
 
 def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, agent: FakeAgent) -> None:
     """Four hosts that each lead a rack of their own are alive, but that is not all there is to say."""
-    other = {"what": "it belongs to another rack", "next": "choose the rack that stays"}
+    other = {"what": "it belongs to another rack", "next": "choose which rack stays"}
     twin = {"what": "two machines claim this name", "next": "rename one"}
     row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": []}
     agent.replies["GET /v1/hosts"] = [

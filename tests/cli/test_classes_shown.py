@@ -37,7 +37,7 @@ def test_a_demoted_or_upgraded_job_says_what_it_was(shown: Shown, now: str) -> N
 
 def test_the_answer_of_an_older_agent_is_shown_too(shown: Shown) -> None:
     assert "auto" in shown("jobs", job_class="auto")
-    assert "kept for it" not in shown("job", "j1", job_class="auto")
+    assert "GPUs reserved" not in shown("job", "j1", job_class="auto")
 
 
 def test_a_job_says_how_much_is_reserved_for_it(shown: Shown) -> None:

@@ -44,7 +44,10 @@ def test_a_rack_that_is_well_is_good() -> None:
 @pytest.mark.parametrize(
     ("status", "found"),
     [
-        ({"leader": None}, Finding("leader", "wrong", "none now: what runs goes on, changes wait", "agentctl voters")),
+        (
+            {"leader": None},
+            Finding("leader", "wrong", "none now: running jobs continue, changes wait", "agentctl voters"),
+        ),
         (
             {"plugins": {"memory": {"state": "failed", "why": "the disk is full"}}},
             Finding("plugin memory", "wrong", "the disk is full", "agentctl status"),
@@ -143,7 +146,7 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     assert out.splitlines()[-5:-1] == [
         "lacking  note: slow",
         "           next: do it",
-        "wrong    leader: none now: what runs goes on, changes wait",
+        "wrong    leader: none now: running jobs continue, changes wait",
         "           next: agentctl voters",
     ]
     code, out, _ = run("doctor", "--json")
@@ -159,5 +162,5 @@ def test_a_host_that_is_alive_and_does_not_answer_is_wrong(run: Run, agent: Fake
     agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in ("gpu2", "gpu3")]
     code, out, _ = run("doctor")
     assert code == 1
-    assert "wrong    host gpu2: alive by gossip, and its agent did not answer: no answer within 3 s" in out
+    assert "wrong    host gpu2: its gossip works, but its agent did not answer: no answer within 3 s" in out
     assert "host gpu3: alive" not in out

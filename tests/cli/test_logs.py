@@ -118,8 +118,8 @@ def test_a_rank_whose_host_is_away_does_not_hide_the_others(
 @pytest.mark.parametrize(
     ("rank", "what"),
     [
-        ([], "the output of j1 is not kept any more"),
-        (["--rank", "1"], "the output of rank 1 of j1 is not kept any more"),
+        ([], "the output of j1 is no longer kept"),
+        (["--rank", "1"], "the output of rank 1 of j1 is no longer kept"),
     ],
 )
 def test_output_that_was_removed_is_said_to_be(
@@ -129,7 +129,7 @@ def test_output_that_was_removed_is_said_to_be(
         if "/logs" not in target:
             return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": job(state="done")}
         number = target.partition("rank=")[2][:1]
-        gone = f"the output of rank {number} of j1 is not kept any more"
+        gone = f"the output of rank {number} of j1 is no longer kept"
         return 404, {"code": 3, "what": gone, "why": "gpu2 removed it", "next": "agentctl job j1"}
 
     agent.reply = reply  # type: ignore[method-assign]
@@ -154,5 +154,5 @@ def test_what_a_host_has_not_kept_is_said_in_its_place(
     output.texts = [b"", b"begin\nlo" + b"x" * 92 + b"ng\nend\n"]
     output.dropped = range(8, 100)
     assert main(["logs", "j1", "--rank", "1"]) == 0
-    assert capfdbinary.readouterr().out == b"begin\nlo\n[covey: 92 bytes of output are not kept]\nng\nend\n"
+    assert capfdbinary.readouterr().out == b"begin\nlo\n[covey: 92 bytes of output are no longer kept]\nng\nend\n"
     assert collect(Agent([agent.address]), "j1", 1) == "begin\nlong\nend\n"

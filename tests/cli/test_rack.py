@@ -59,7 +59,7 @@ def test_a_rack_comes_up_tells_how_long_it_took_and_goes_away_whole(
         f"2 agents started; files in {bench.directory}",
         "2 agents up",
         "every agent sees 2 hosts alive",
-        "gpu1 is elected leader",
+        "gpu1 is the leader",
     ]
     assert len(bench.alive()) == 4
     monkeypatch.chdir(bench.directory.parent)

@@ -90,4 +90,4 @@ def test_who_keeps_the_memory_it_took_at_its_start_is_shown_as_such(
     monkeypatch.setattr(time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["--agent", agent.address, "gpus", "--watch", "0.5"]) == 130
     shown = capsys.readouterr().out
-    assert "40 GiB (at its start)" in shown and "30 GiB (not obeyed)" in shown
+    assert "40 GiB (at its start)" in shown and "30 GiB (ignored)" in shown

@@ -19,9 +19,9 @@ from tests.cli.conftest import FakeAgent
 Job = Callable[..., dict[str, Any]]
 answers = test_agentctl.answers
 LOOKS = (
-    "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volumes", "memory", "tensors", "leader", "status",
-    "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9", "doctor",
-    "wait j1", "logs j1", "submit -- true",
+    "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volume ls", "volume show demo", "memory", "tensors",
+    "leader", "status", "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9",
+    "doctor", "wait j1", "logs j1", "submit -- true",
 )  # fmt: skip
 ODD = "größe=数 😀 \udce9"
 
@@ -82,7 +82,7 @@ def test_a_directory_that_was_deleted_keeps_nobody_from_looking(
     code, errors = ran(words, out, monkeypatch)
     assert "agentctl failed" not in errors
     if words.startswith("submit --") and words != "submit --help":
-        assert code == 2 and "this directory is gone" in errors and "--cwd" in errors
+        assert code == 2 and "the current directory is gone" in errors and "--cwd" in errors
         assert ran("submit --cwd /usr -- true", out, monkeypatch)[0] == 0
         assert odd.asked[-1][1]["cwd"] == "/usr"
 

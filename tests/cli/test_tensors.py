@@ -63,7 +63,9 @@ def test_an_agent_of_another_version_says_less_and_is_shown_all_the_same(shown: 
 
 def test_sums_that_are_not_finite_are_a_line_of_its_own(shown: Any) -> None:
     out = shown(ROW, ROW | {"job": "j3", "not_finite": 12})
-    assert "j3: 12 numbers in its sums NaN or infinite; the log of aggd on gpu3 says where first" in out.splitlines()
+    assert (
+        "j3: 12 numbers of its sums were NaN or infinite; the log of aggd on gpu3 names the first" in out.splitlines()
+    )
     assert out.count("NaN") == 1
 
 
@@ -89,7 +91,7 @@ def test_a_table_is_moved_and_waited_for(agent: FakeAgent, capsys: pytest.Captur
     wish = {"job": "j1/1", "epoch": ROW["epoch"], "from": "gpu3", "to": "gpu4"}
     assert ("POST /v1/tensors/move", wish) in agent.asked
     assert main(["tensors", "--move", "j7", "gpu4"]) == 3
-    assert "no host sums tensors of that name" in capsys.readouterr().err
+    assert "no host sums tensors of a job of that name" in capsys.readouterr().err
 
 
 def test_a_move_that_is_declined_says_where_to_look(
@@ -100,4 +102,4 @@ def test_a_move_that_is_declined_says_where_to_look(
     agent.replies |= {"GET /v1/tensors": [ROW], "POST /v1/tensors/move": {}}
     assert main(["tensors", "--move", "j1", "gpu4"]) == 1
     said = capsys.readouterr().err
-    assert "gpu4 has not taken it" in said and "agentctl why j1" in said
+    assert "gpu4 did not take it over" in said and "agentctl why j1" in said

@@ -141,7 +141,7 @@ def test_the_owner_of_a_table_is_asked_for_once_a_rank_has_blocks_in_it(rack: Ra
     assert not rack.wanted
     threads = rack.begin(2)
     until(lambda: len(rack.wanted) == 4)
-    until(lambda: "has not named an aggregator yet" in rack.clients[0].why("w"))
+    until(lambda: "has not assigned an aggregator yet" in rack.clients[0].why("w"))
     rack.tell(rack.serve(1))
     rack.tell(rack.serve(2))
     rack.end(threads)
@@ -174,7 +174,7 @@ def test_one_table_that_belongs_to_another_run_ends_the_waits_for_all(rack: Rack
         rack.tell(rack.serve(table))  # nobody sums table 2
     threads = rack.begin(1)
     until(lambda: len(rack.wanted) == 4)
-    until(lambda: all(client.why("w") == "the agent has not named an aggregator yet" for client in rack.clients))
+    until(lambda: all(client.why("w") == "the agent has not assigned an aggregator yet" for client in rack.clients))
     time.sleep(0.05)  # they wait for table 2 now
     rack.tell(AggregatorAt(JOB, 2 << 32, HostId("h1"), "", b"", 1))
     for thread in threads:

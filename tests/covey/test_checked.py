@@ -62,5 +62,5 @@ def test_another_version_and_another_kind_are_refused_in_words() -> None:
         unseal(seal(THING, version=2), decoder, name="the thing")
     assert (other.value.what, other.value.status) == ("the thing has format 2", 3)
     assert "reads and writes format 1" in other.value.why and "start the version that wrote" in other.value.next
-    with pytest.raises(Damaged, match="it holds something else"):
+    with pytest.raises(Damaged, match="its content is invalid"):
         unseal(seal(Thing("x")), msgspec.msgpack.Decoder(int))

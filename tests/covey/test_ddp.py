@@ -279,6 +279,6 @@ async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
 
     for name, value in agent.environ(COVEY_RANK="0", COVEY_WORLD_SIZE="1").items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match=r"DDP has 4 ranks, and this job 1.*--workers 4, without torchrun"):
+    with pytest.raises(RuntimeError, match=r"DDP has 4 ranks, and this job has 1.*--workers 4, without torchrun"):
         await asyncio.to_thread(covey.torch.attach, model_of(4))
     await asyncio.to_thread(client.of_process().close)

@@ -342,7 +342,7 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
         whys: set[str] = set()
         while time.monotonic() < end_s and len(whys) < 2:
             whys = {client.why("g") for client in job.clients[:2]}
-        assert any("the agent has not named an aggregator yet" in why for why in whys)
+        assert any("the agent has not assigned an aggregator yet" in why for why in whys)
         assert any("of this host waits for the sum of all hosts" in why for why in whys)
         assert not any(handle.done for handle in handles)
 

@@ -114,7 +114,7 @@ def test_a_tree_that_changes_its_shape_is_refused_in_the_step() -> None:
     job = _NoJob()
     state = covey.jax.state(tree(), job=job)  # type: ignore[arg-type]
     state.tree = tree() | {"w": jax.numpy.zeros(3)}
-    with pytest.raises(CoveyError, match="became another one"):
+    with pytest.raises(CoveyError, match="the structure of this training"):
         job.get()
 
 

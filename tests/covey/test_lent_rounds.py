@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_copied_in_that_round(seed: int, monkeypatch: pyt
     faulty.install(monkeypatch)
     shared = play(2 + seed % 4, ORDERS[seed % 2], ("grad", "model")[seed // 2 % 2], 6, seed, 300_007)
     said = [each.getvalue() for each in shared.said]
-    assert all(each.count("copies large tensors where they could stay") <= 1 for each in said), "each says it once"
+    assert all(each.count("copies large tensors instead of sharing them") <= 1 for each in said), "each says it once"
     if faulty.failed:
         assert any("could not be read in round" in each and "Bad address" in each for each in said)
 

@@ -122,7 +122,7 @@ async def test_ranks_that_meet_a_new_agent_before_all_have_the_memory_use_none(
     serve(agent, aggd)
     await add(again)
     assert not any(map(shares, again))
-    assert "the agent began anew before every rank had the memory" in capfd.readouterr().err
+    assert "the agent was restarted before every rank had the memory" in capfd.readouterr().err
     await end(*again)
 
 
@@ -311,6 +311,6 @@ async def test_a_name_of_a_client_that_is_closed_is_not_used_again(agent: Agent)
     await add(clients)
     await end(clients[0])
     again = await agent.client(COVEY_RANK="0")
-    with pytest.raises(TensorError, match="another client of this rank has used this name"):
+    with pytest.raises(TensorError, match="another client of this rank uses this name"):
         await asyncio.to_thread(again.tensors.push_pull, "g", np.ones(50_000, np.float32))
     await end(again, clients[1])

@@ -181,12 +181,12 @@ async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.Mon
     async with an_agent() as agent:
         memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
         await agent.stop_vold()
-        agent.refuse = wire.Refusal("no volume data", "h1 has none of that name: it was detached", "agentctl volumes")
+        agent.refuse = wire.Refusal("no volume data", "h1 has none of that name: it was removed", "agentctl volume ls")
         agent.asked.clear()
-        with pytest.raises(RemoteMemoryError, match=r"it was detached; next: agentctl volumes"):
+        with pytest.raises(RemoteMemoryError, match=r"it was removed; next: agentctl volume ls"):
             await in_a_thread(lambda: memory.read(0, PAGE))
         assert set(agent.asked) == {wire.Attach("data", SIZE, make="never")}
-        agent.refuse, agent.coming = None, ["slab 0 waits for its lender: h2; next: agentctl volumes give-up data"]
+        agent.refuse, agent.coming = None, ["slab 0 waits for its lender: h2; next: agentctl volume give-up data"]
         with pytest.raises(
             RemoteMemoryError, match="slab 0 waits for its lender: h2"
         ):  # a request has a time of its own
@@ -227,7 +227,7 @@ async def test_threads_take_turns() -> None:
 async def test_detach_asks_the_agent_to_forget_it() -> None:
     async with an_agent() as agent:
         memory = await in_a_thread(lambda: RemoteMemory.open("data", "128 KiB", agent.path))
-        await in_a_thread(memory.detach)
+        await in_a_thread(memory.remove)
         assert (agent.asked[0], agent.asked[-1]) == (wire.Attach("data", SIZE), wire.Detach("data"))
         with pytest.raises(ValueError, match="closed here"):
             memory.read(0, 1)
@@ -247,7 +247,7 @@ async def test_a_volume_that_a_process_of_a_job_opens_is_of_the_job(monkeypatch:
 
 async def test_a_refusal_says_what_why_and_what_next() -> None:
     async with an_agent() as agent:
-        agent.refuse = wire.Refusal("cannot attach volume data", "it belongs to another user", "choose another name")
+        agent.refuse = wire.Refusal("cannot open volume data", "it belongs to another user", "choose another name")
         with pytest.raises(RemoteMemoryError, match=r"another user.*next: choose another name"):
             await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
 

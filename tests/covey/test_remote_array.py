@@ -217,7 +217,7 @@ array.close()
 """
     with LiveVolume() as volume:
         told, ended, touched = volume.run(said).splitlines()
-    assert "its memory does not come along with fork" in told
+    assert "a forked process does not get its memory" in told
     assert (ended, touched) == ("0", str(-signal.SIGSEGV))
 
 

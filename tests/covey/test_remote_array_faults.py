@@ -143,6 +143,6 @@ except RemoteMemoryError as error:
     with LiveVolume() as volume:
         lock = f"{volume.run_dir}/arr-data.sock.lock"
         os.mkdir(lock)
-        assert "this host cannot: [Errno 21] Is a directory" in volume.run(opens)
+        assert "this host cannot serve arrays: [Errno 21] Is a directory" in volume.run(opens)
         os.rmdir(lock)
         assert volume.run(opens) == "served\n"

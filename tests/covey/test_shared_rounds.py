@@ -338,18 +338,18 @@ def test_nothing_is_pushed_before_the_agent_has_spoken() -> None:
 def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="is for 3 ranks from rank 0 on, and not for rank 0 of 2"):
+    with pytest.raises(ValueError, match="is for 3 ranks from rank 0 on, not for rank 0 of 2"):
         TensorMemory(tensor_layout.make(3), 0, 2)
     for rank in (1, 4):
-        with pytest.raises(ValueError, match=f"is for 2 ranks from rank 2 on, and not for rank {rank} of 6"):
+        with pytest.raises(ValueError, match=f"is for 2 ranks from rank 2 on, not for rank {rank} of 6"):
             TensorMemory(tensor_layout.make(2, 2), rank, 6)
     monkeypatch.setattr(tensor_layout, "VERSION", 2)
     other = tensor_layout.make(2)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="is of version 2, and not of version 1"):
+    with pytest.raises(ValueError, match="has version 2, not 1"):
         TensorMemory(other, 0, 2)
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
-    with pytest.raises(ValueError, match="no sealed memory"):
+    with pytest.raises(ValueError, match="not sealed memory"):
         TensorMemory(plain, 0, 2)
 
 

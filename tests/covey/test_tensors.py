@@ -416,7 +416,7 @@ def test_a_job_that_is_no_longer_served_is_reported_and_waits(aggd: AggdThread) 
     ranks.moved(at)
     ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
     aggd.order(DropJob(JobId("j1"), EPOCH + 1))
-    until(lambda: (0, EPOCH + 1, "it does not serve this job under our epoch") in ranks.lost)
+    until(lambda: (0, EPOCH + 1, "it does not serve this job under this epoch") in ranks.lost)
     ranks.moved(aggd.serve("j1", EPOCH + 2, 1))
     assert ranks.clients[0].push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
     ranks.end([])
@@ -436,7 +436,7 @@ def test_who_waits_long_says_for_what() -> None:
     client.close()
     thread.join(5)
     assert "covey: rank 2 of j1 has waited" in said.getvalue()
-    assert "tensor 'g': the agent has not named an aggregator yet" in said.getvalue()
+    assert "tensor 'g': the agent has not assigned an aggregator yet" in said.getvalue()
 
 
 def test_lower_and_equal_epochs_are_no_news(aggd: AggdThread) -> None:

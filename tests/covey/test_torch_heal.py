@@ -272,8 +272,8 @@ def test_a_successor_with_another_model_says_what_differs(gangs: Gangs) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("late", "it is called after optimizer.step(), where a rank that takes over from a lost one does not call it"),
-        ("draws", "random numbers were drawn after a push of this step, and would be lost with this rank"),
+        ("late", "it is called after optimizer.step(), where a rank that replaces a lost one does not call it"),
+        ("draws", "random numbers were drawn after this step's first push, so they would be lost with this rank"),
     ],
 )
 def test_a_script_that_could_not_be_taken_over_is_told_so_at_once(gangs: Gangs, kind: str, why: str) -> None:

@@ -267,7 +267,7 @@ def test_a_sampler_has_the_order_of_pytorchs_own() -> None:
 def test_too_few_samples_for_a_step_are_refused() -> None:
     from covey.torch import StepSampler
 
-    with pytest.raises(ValueError, match="7 samples do not fill one step of 2 ranks, 1 batches, 4 samples"):
+    with pytest.raises(ValueError, match="7 samples are too few for one step of 2 ranks, 1 batches, 4 samples"):
         StepSampler(7, 4, rank=0, world_size=2)
 
 

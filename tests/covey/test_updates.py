@@ -340,7 +340,7 @@ def test_ranks_that_learn_at_different_rates_are_told_so(
         job.serve()
         job.share(but=range(sum(hosts)) if alone else ())
         job.play(script)
-    refused = [each for each in told if "learns at rate" in each]
+    refused = [each for each in told if "has learning rate" in each]
     assert refused, told
     for each in refused:
         assert "tensor 'w'" in each and "0.5" in each and "0.25" in each and "in round 1" in each
@@ -384,7 +384,7 @@ def test_a_rate_that_is_none_is_refused_and_the_tensor_goes_on(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("update", "moments", "array", "why"),
     [
-        (None, Moments(1, ()), np.ones(3, np.float32), "moments are given, and no update"),
+        (None, Moments(1, ()), np.ones(3, np.float32), "moments are given without an update"),
         (MOMENTUM, Moments(1, (np.ones(3, np.float16),)), np.ones(3, np.float16), "whose moments are float32"),
         (ADAM, Moments(1, (np.ones(3, np.float32),)), np.ones(3, np.float32), "2 moments, not 1 after 1 steps"),
         (

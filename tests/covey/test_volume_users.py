@@ -115,7 +115,7 @@ def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
 
 
 def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) -> None:
-    """`agentctl memory export --socket` takes any path: another user's folder, one open to all, or a link."""
+    """`agentctl volume export --socket` takes any path: in his folder, where all may write, or through a link."""
     his, open_to_all, ours = tmp_path / "his", tmp_path / "open", tmp_path / "ours"
     for folder in (his, open_to_all, ours):
         folder.mkdir(mode=0o700)
@@ -130,9 +130,9 @@ def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) 
     target = ours / "kept"
     target.write_text("his")
     (ours / "link.sock").symlink_to(target)
-    with pytest.raises(OSError, match="exists and is no socket"):
+    with pytest.raises(OSError, match="exists and is not a socket"):
         bind_unix(str(ours / "link.sock"))
     (ours / "nowhere.sock").symlink_to(his / "x.sock")
-    with pytest.raises(OSError, match="exists and is no socket"):
+    with pytest.raises(OSError, match="exists and is not a socket"):
         bind_unix(str(ours / "nowhere.sock"))
     assert target.read_text() == "his" and not os.path.lexists(his / "x.sock")

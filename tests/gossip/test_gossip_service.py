@@ -387,7 +387,7 @@ async def test_a_seed_whose_name_is_not_known_is_named_and_found_once_it_is(
     assert "not known" in b.seeds_unknown[f"gpu9:{port}"]
     assert b.metrics()[metrics.SEEDS_UNKNOWN.of()] == 1
     assert b.counters.get("sent", 0) == 0, "there is nobody it could be sent to"
-    assert rack.ports["b"].warnings.count("seed not known") == 1
+    assert rack.ports["b"].warnings.count("unknown seed") == 1
     rack.ports["b"].names["gpu9"] = ["127.0.0.1"]
     await until(lambda: states(b) == {"a": "alive", "b": "alive"})
     assert b.seeds_unknown == {}

@@ -57,7 +57,7 @@ def main() -> None:
         say(f"two hosts of {typed(first, 'systemctl --version').splitlines()[0]}")
         script = memory("memory.write(0, data)").replace(sys.executable, f"{PLACE}/bin/python")
         typed(first, script)
-        wait(lambda: "8/8" in first.shell("agentctl volumes").stdout, first.journal, 30.0)
+        wait(lambda: "8/8" in first.shell("agentctl volume ls").stdout, first.journal, 30.0)
         typed(first, script.replace("memory.write(0, data)", "assert memory.read(0, len(data)) == data"))
         say("32 MiB of remote memory, every byte right")
         found = [line.split(maxsplit=2) for host in (first, second) for line in typed(host, MAPPED).splitlines()]

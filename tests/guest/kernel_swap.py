@@ -186,11 +186,11 @@ def content(rack: LivingRack) -> dict[int, int]:
     if shutil.which("nbdinfo") is None:
         return {}
     path, found = str(rack.directory / "map.sock"), dict[int, int]()
-    must(ctl(rack, "memory", "export", VOLUME, "--socket", path)[0] == 0, "the volume is not exported")
+    must(ctl(rack, "volume", "export", VOLUME, "--socket", path)[0] == 0, "the volume is not exported")
     said = subprocess.run(
         ["nbdinfo", "--map", "--json", f"nbd+unix:///?socket={path}"], capture_output=True, text=True, check=True
     ).stdout
-    ctl(rack, "memory", "unexport", VOLUME, "--socket", path)
+    ctl(rack, "volume", "unexport", VOLUME, "--socket", path)
     size = int(row(rack)["slab_bytes"])
     for extent in json.loads(said):
         at, end = extent["offset"], extent["offset"] + extent["length"]
@@ -238,7 +238,7 @@ class Helper:
 
 def play(rack: LivingRack, kind: str, helper: Helper) -> None:
     size = SMALLER if kind in WORDS else "512M"
-    words = ("memory", "attach", VOLUME, "--size", size, "--swap", *WORDS.get(kind, ()))
+    words = ("volume", "swap", VOLUME, size, *WORDS.get(kind, ()))
     code, said = ctl(rack, *words)
     while "is not ready" in said:  # a busy machine: Python starts slowly in there
         code, said = ctl(rack, *words)
@@ -301,7 +301,7 @@ def with_job(rack: LivingRack, job: Any, helper: Helper) -> None:
     say(f"kill -9 of the helper and of vold while it writes: {took:.1f} s, then all of 160 MiB verified")
     if has_no_disk(rack):
         while_silent(rack, job)
-    _, said = ctl(rack, "memory")
+    said = rack.agentctl("memory")[1].strip()
     say(f"agentctl memory: {next((line for line in said.splitlines() if 'swap on' in line), said)}")
     no_room(rack, job)
     frees(rack, job)
@@ -326,13 +326,13 @@ def while_silent(rack: LivingRack, job: Any) -> None:
 
 
 def no_room(rack: LivingRack, job: Any) -> None:
-    code, said = ctl(rack, "memory", "detach", VOLUME)
-    must(code == 4 and "has room for" in said, f"to detach without room: {code}, {said}")
+    code, said = ctl(rack, "volume", "unswap", VOLUME)
+    must(code == 4 and "has room for" in said, f"unswap without room: {code}, {said}")
     must(swapped() > 60 * MIB, "the swap is off")
     job.do("verify", 0, PAGES // 4)
-    say(f"detach without room: exit {code}, {' / '.join(said.splitlines())}; swap stays on, pages verified")
-    code, said = rack.agentctl("detach", VOLUME, "--host", HOST)
-    must(code == 4, f"agentctl detach of swap: {code}, {said}")
+    say(f"unswap without room: exit {code}, {' / '.join(said.splitlines())}; swap stays on, pages verified")
+    code, said = rack.agentctl("volume", "rm", VOLUME, "--host", HOST)
+    must(code == 4, f"agentctl volume rm of swap: {code}, {said}")
 
 
 def has_no_disk(rack: LivingRack) -> bool:
@@ -365,11 +365,11 @@ def frees(rack: LivingRack, job: Any) -> None:
     must(swapped() > 60 * MIB, "nothing is swapped")
     limited(512 * MIB)
     began_s = time.monotonic()
-    code, said = ctl(rack, "memory", "detach", VOLUME)
-    must(code == 0, f"to detach with room: {code}, {said}")
+    code, said = ctl(rack, "volume", "unswap", VOLUME)
+    must(code == 0, f"unswap with room: {code}, {said}")
     must(len(Path("/proc/swaps").read_text().splitlines()) == 1, "the swap is still on")
     must(row(rack) == {}, "the volume is still there")
-    say(f"detach: {said} in {time.monotonic() - began_s:.1f} s")
+    say(f"unswap: {said} in {time.monotonic() - began_s:.1f} s")
     job.do("verify")
     say("every page verified after the swap was taken away")
     job.end()
@@ -396,7 +396,7 @@ def loses(rack: LivingRack, job: PageJob) -> None:
     say(f"all lenders died for {DEAD_S:g} s: the job waited, and had SIGBUS {time.monotonic() - began_s:.0f} s later")
     must(rack.program(HOST, "vold") == vold, "the volume's process was started again")
     wait("the swap area is empty", lambda: swapped() < MIB)
-    say(" / ".join(ctl(rack, "volumes")[1].splitlines()))
+    say(" / ".join(rack.agentctl("volume", "ls")[1].strip().splitlines()))
     other.do("verify", 0, 16 * MIB // 4096)
     wait("every slab has its members", lambda: row(rack)["slabs_whole"] == row(rack)["slabs"], 150)
     job = PageJob()

@@ -124,7 +124,7 @@ class Swapping:
     def detached(self, volume: str) -> None:
         typed(
             self.host,
-            f"systemctl set-property --runtime job MemoryMax=infinity; agentctl memory detach {volume}",
+            f"systemctl set-property --runtime job MemoryMax=infinity; agentctl volume unswap {volume}",
             120.0,
         )
         assert areas() == 0, "the swap is still on"
@@ -134,9 +134,9 @@ class Swapping:
 
 
 def attached(host: BootedHost, words: str) -> None:
-    """Run `agentctl memory attach`, again while lenders start their slab processes."""
+    """`agentctl volume swap`, again while lenders start their slab processes."""
     until_s = time.monotonic() + SLOW_S
-    while "is not ready" in (said := host.shell(f"agentctl memory attach {words}", SLOW_S)).stderr:
+    while "is not ready" in (said := host.shell(f"agentctl volume swap {words}", SLOW_S)).stderr:
         assert time.monotonic() < until_s, said.stderr
     assert said.returncode == 0, f"{said.stdout}{said.stderr}{host.journal()}"
     assert areas() == 1, said.stdout
@@ -163,7 +163,7 @@ def by_units(job: Swapping, hosts: Sequence[BootedHost]) -> None:
 
 def row(host: BootedHost) -> dict[str, object]:
     return next(
-        each for each in json.loads(typed(host, "agentctl volumes --json"))["data"] if each["volume"] == "swap1"
+        each for each in json.loads(typed(host, "agentctl volume ls --json"))["data"] if each["volume"] == "swap1"
     )
 
 
@@ -179,7 +179,7 @@ def whole(host: BootedHost) -> None:
     def formed() -> bool:
         return row(host)["slabs_whole"] == row(host)["slabs"]
 
-    wait(formed, lambda: typed(host, "agentctl volumes; agentctl slabs; agentctl why volume/swap1"), SLOW_S, 1.0)
+    wait(formed, lambda: typed(host, "agentctl volume ls; agentctl slabs; agentctl why volume/swap1"), SLOW_S, 1.0)
 
 
 def most_lent(first: BootedHost, hosts: Sequence[BootedHost]) -> BootedHost:
@@ -254,7 +254,7 @@ def main() -> None:
         installed(hosts, toml)
         say(f"{count} hosts, installed as the page says")
         is_mirrored = options.kind == "mirror"
-        attached(hosts[0], "swap1 --size 192M --swap --mirror 2" if is_mirrored else "swap1 --size 256M --swap")
+        attached(hosts[0], "swap1 192M --mirror 2" if is_mirrored else "swap1 256M")
         job = Swapping(hosts[0])
         if is_mirrored:
             by_lenders(job, hosts, options.idle_minutes)

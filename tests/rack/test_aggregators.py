@@ -122,13 +122,15 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
     row = living.wait("the third is refused there", lambda: refused_by(living.tensors().get(third), host), 90)
     assert row["host"] != host and row["period_us"] > 1e6 * LONG_S
     assert f"{host}: in a cycle of " in row["refused"] and "of its speed" in row["refused"]
-    living.wait("its story says so", lambda: f"tensors fit nowhere else: {row['refused']}" in living.story(third), 20)
+    living.wait(
+        "its story says so", lambda: f"its tensors have no room elsewhere: {row['refused']}" in living.story(third), 20
+    )
     shown = living.tensors()
     for job in (first, second):
         assert shown[job]["host"] == host
         assert 1e6 * SHORT_S < shown[job]["period_us"] < 1e6 * LONG_S
         assert 0 < shown[job]["work_us"] < shown[job]["period_us"] and shown[job]["loss"] < 0.1
-    moved = [job for job in (first, second) if any("gave all its jobs away" in line for line in living.story(job))]
+    moved = [job for job in (first, second) if any("handed over all its jobs" in line for line in living.story(job))]
     assert len(moved) >= 1, "one of them was moved to the other's aggregator while it ran"
     assert not any(living.ended(job) for job in (first, second, third)), "all of it while they ran"
     living.hurry.touch()

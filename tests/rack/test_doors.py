@@ -117,9 +117,9 @@ def test_who_may_read_over_the_network_and_that_it_is_said(rack: AgentRack) -> N
     assert curl(gpu2, "/v1/jobs?all=1", "evil.example").startswith("HTTP/1.1 403")
     assert curl(gpu2, "/metrics", "any.name.example").startswith("HTTP/1.1 200")
     checked = gpu1.shell("agentd --config /etc/covey/agent.toml --check")
-    assert checked.returncode == 0 and f"whoever reaches 0.0.0.0:{PORT} may read all jobs" in checked.stdout
+    assert checked.returncode == 0 and f"anyone who can reach 0.0.0.0:{PORT} may read all jobs" in checked.stdout
     doctor = gpu1.shell("agentctl doctor").stdout
-    assert f"whoever reaches gpu1 (0.0.0.0:{PORT}) may read all jobs, their arguments and their output" in doctor
+    assert f"anyone who can reach gpu1 (0.0.0.0:{PORT}) may read all jobs, their arguments and their output" in doctor
     reading = gpu2.shell(f"agentctl --agent http://{gpu1.address}:{PORT} hosts")
     assert reading.returncode == 0 and "gpu1" in reading.stdout
     changing = gpu2.shell(f"agentctl --agent http://{gpu1.address}:{PORT} submit -- true")

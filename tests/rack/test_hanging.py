@@ -57,13 +57,13 @@ def test_a_rank_that_hangs_before_its_part_of_a_sum_in_shared_memory(living: Liv
 
 def test_a_rank_behind_the_others_where_no_tensors_are_summed(living: LivingRack) -> None:
     why = failed(living, living.submit(SCRIPT, "step", "2", name="hanging", hang_s=HANG_S))
-    assert "for rank 2" in why and "it stands at step 10, and the others at 12 or beyond" in why
+    assert "for rank 2" in why and "it is at step 10, and the others are at step 12 or later" in why
 
 
 def test_a_gang_that_stands_still(living: LivingRack) -> None:
     job = living.submit(SCRIPT, "all", "0", name="hanging", hang_s=HANG_S)
     why = failed(living, job)
-    assert "no rank did a step" in why and "the newest is 9" in why and "nobody can be named" in why
+    assert "no rank finished a step" in why and "the last step was 9" in why and "no single rank is at fault" in why
     assert all("hang_in" in living.output(job, rank) for rank in range(4)), "stacks of all"
 
 
@@ -71,6 +71,6 @@ def test_a_job_of_which_nothing_is_known_runs_on_and_says_so(living: LivingRack)
     body = {"argv": ["/bin/sleep", "8"], "gpus_per_worker": 1, "hang_s": 1.0, "cwd": "/"}
     job = str(living.agent().post("jobs", body=body).data["id"])
     said = wait("it runs", lambda: living.job(job)["hang_unseen"])
-    assert said == "--hang sees nothing of this job: it reports no steps"
+    assert said == "--hang does not watch this job: it reports no steps"
     ended = wait("it has ended", lambda: (now := living.job(job))["over"] and now)
     assert ended["state"] == "done"

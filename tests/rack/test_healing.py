@@ -118,7 +118,7 @@ def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: Li
     wait("it may lose a host", lambda: living.job(job)["over"] or not living.job(job)["heals_not"])
     leaves, stays = list(at)
     said = living.agent().post("jobs", job, "move", body={"what": str(at[leaves][0]), "to": stays}).data
-    assert f"over from {leaves}, beside those that it has" in said["reason"], said
+    assert f"over from {leaves}, beside the ranks that it has" in said["reason"], said
     assert [len(each) for each in places(living, job).values()] == [2]
     assert digest(living, job) == digest(living, living.submit(SCRIPT, *OPTIONS, workers=2))
 

@@ -159,4 +159,4 @@ def test_a_job_and_remote_memory_survive_kill_9_of_the(
         "listed once, by every agent"
     )
     assert writer.wrong_pages() == []
-    writer.memory.detach()
+    writer.memory.remove()

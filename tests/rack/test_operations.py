@@ -30,8 +30,8 @@ NOT_TYPED = {
     "systemctl status covey": BOOTED,
     "systemctl edit covey": "opens an editor",
     "systemctl enable --now covey-swap": "would swap on this machine",
-    "agentctl memory attach swap1 --size 64G --swap": "would swap on this machine; tests/guest/kernel_swap.py does",
-    "agentctl memory attach swap2 --size 64G --swap --mirror 2": "likewise",
+    "agentctl volume swap swap1 64G": "would swap on this machine; tests/guest/kernel_swap.py does",
+    "agentctl volume swap swap2 64G --mirror 2": "likewise",
     "systemctl restart covey": BOOTED,
     "systemctl kill --signal=SIGINT covey": BOOTED,
     "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",
@@ -60,7 +60,8 @@ EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
     "agentctl gpus forget UUID": 3,  # no GPU is called that
-    "agentctl memory detach swap1": 3,
+    "agentctl volume show swap1": 3,
+    "agentctl volume unswap swap1": 3,
 }
 """The exit codes of commands, where they are not 0."""
 

@@ -41,7 +41,7 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         said = typed(first, "systemctl status covey --no-pager; agentctl hosts")
         assert "Active: active (running)" in said
         assert "1 of 1 host alive; gpu1 leads" in said
-        assert "good     covey.service: as it comes with this version" in typed(first, "agentctl doctor")
+        assert "good     covey.service: as installed with this version" in typed(first, "agentctl doctor")
         key = first.shell(f"cat {KEY}").stdout
         page, later = more_hosts()
         toml = f"{page}{DEVICES}"
@@ -119,7 +119,7 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     typed(borrower, "systemctl daemon-reload")
     typed(borrower, "cd /; agentctl submit -- sleep 600")
     typed(borrower, memory("memory.write(0, data)"))
-    wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, lambda: typed(borrower, "agentctl slabs"), 30.0)
+    wait(lambda: "8/8" in borrower.shell("agentctl volume ls").stdout, lambda: typed(borrower, "agentctl slabs"), 30.0)
     lives = running(*hosts)
     assert {"sleep", "supervisor", "vold", "spill", "slabd"} <= set(lives)
     stopped = "systemctl stop covey; sleep 1; systemctl start covey"
@@ -127,7 +127,7 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
         for line in lines:
             typed(host, line)
             up(host)
-            wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, borrower.journal, 30.0)
+            wait(lambda: "8/8" in borrower.shell("agentctl volume ls").stdout, borrower.journal, 30.0)
             now = running(*hosts)
             assert lives.pop("aggd", set()) <= now.pop("aggd", set()), "the other host may begin one"
             assert now == lives, f"{host.name}: {line}"
@@ -190,7 +190,7 @@ def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost,
         """Whether every byte is right, wherever it is: slabs that are asked for find a lender again."""
         typed(borrower, memory("assert memory.read(0, len(data)) == data"))
         lent = re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout)
-        return lent is not None and "8/8" in borrower.shell("agentctl volumes").stdout
+        return lent is not None and "8/8" in borrower.shell("agentctl volume ls").stdout
 
     for host in (lender, borrower):
         host.power_off()

@@ -90,8 +90,8 @@ def test_the_crowd_asks_and_takes_as_the_live_machine_does_ten_thousand_times() 
         crowd, machine = Choice(seed).step()
         assert crowd == machine, f"seed {seed}"
         asked, lender = machine
-        seen["nobody asked"] += not asked
-        seen["nobody has room"] += bool(asked) and lender is None
+        seen["no host asked"] += not asked
+        seen["no host has room"] += bool(asked) and lender is None
         seen["the second one"] += lender is not None and len(asked) > 1 and lender == asked[1]
         seen["placed"] += lender is not None
     assert min(seen.values()) > 200 and seen["placed"] > STEPS / 2, seen

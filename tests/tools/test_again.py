@@ -93,7 +93,7 @@ def test_a_damaged_file_is_said_and_begun_anew(tmp_path: Path, text: str, capsys
     path = tmp_path / "again.json"
     path.write_text(text)
     assert judge({}, {}, path, 0.0) == 0
-    assert "nothing is known of earlier runs" in capsys.readouterr().err and len(read(path)) == 1
+    assert "nothing is known about earlier runs" in capsys.readouterr().err and len(read(path)) == 1
 
 
 def test_what_cannot_be_remembered_is_not_forgiven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

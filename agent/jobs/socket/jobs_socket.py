@@ -187,11 +187,11 @@ class JobSocket:
         if (other := other_protocol(what, "covey-job", first)) is not None:
             raise Refused(4, other.what, other.why, other.next)
         if stream.uid < 0:
-            why = "the kernel of this host does not tell whose process it is"
+            why = "the kernel of this host does not tell the user of this process"
             raise Refused(4, what, why, "run it under the agent's own user, outside of user namespaces")
         if len(self._joined) >= PEERS_MAX:
-            why = f"{PEERS_MAX} processes are joined on {self._env.host}"
-            raise Refused(4, "cannot join", why, "close what you do not need and try again")
+            why = f"{PEERS_MAX} processes, the limit, have joined on {self._env.host}"
+            raise Refused(4, "cannot join", why, "close the ones that are not needed and try again")
         if first.job is not None:
             self._check_rank(first, first.job)
         return ConnectedProcess(first, stream.uid, stream)
@@ -200,7 +200,7 @@ class JobSocket:
         what = f"rank {join.rank} cannot join job {job}"
         spec = self._check_token(what, job, join.epoch, join.token)
         if all(rank.rank != join.rank for rank in spec.ranks):
-            raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
+            raise Refused(3, what, f"that rank does not run on {self._env.host}", f"agentctl job {job}")
 
     def _check_token(self, what: str, job: JobId, epoch: int, said: str) -> RanksSpec:
         """The spec of the job's ranks here; Refused when the token is not theirs."""
@@ -309,7 +309,7 @@ class JobSocket:
                 await self._extend(peer, frame)
             else:
                 if isinstance(frame, Attach) and frame.job is not None:
-                    what = f"cannot attach {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
+                    what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
                     self._check_token(what, frame.job, frame.epoch, frame.token)
                     peer.of_job = frame.job
                 await self._deliver(peer, frame)

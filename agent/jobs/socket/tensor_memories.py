@@ -17,7 +17,7 @@ from covey.tensors.same_host.layout import RANKS_MAX
 from covey.wire.job import NoTensorMemory, TensorMemoryHere
 from plugins.base import RanksSpec
 
-RESTARTED = "the agent began anew before every rank had the memory"
+RESTARTED = "the agent was restarted before every rank had the memory"
 
 
 class TensorMemories:
@@ -76,7 +76,7 @@ class TensorMemories:
         is made if no process has any."""
         cannot = [rank for rank, can in best.items() if not can]
         if cannot:
-            return f"rank {cannot[0]} cannot, or is not to (COVEY_SHARED_TENSORS)"
+            return f"rank {cannot[0]} cannot share memory, or COVEY_SHARED_TENSORS forbids it"
         if key in self._made or all(peer.tensor_memory != 1 for peer in peers):
             return ""
         if max(best.values()) == 2:

@@ -94,7 +94,7 @@ class SparesKeeper:
         """Start missing spares, one after another."""
         processes = self._env.processes
         if not isinstance(processes, StartsAhead):
-            self._say_why("processes cannot wait here")
+            self._say_why("spares cannot wait here")
             return
         while True:
             if self._why or len(self._warm) >= self._wanted:
@@ -132,7 +132,7 @@ class SparesKeeper:
 
     def _failed(self, why: str) -> None:
         self._fails += 1
-        self._env.log.warning("a spare is of no use", why=why)
+        self._env.log.warning("a spare cannot be used", why=why)
         if self._fails >= FAILS_MAX:
             self._say_why(why)
 
@@ -186,7 +186,7 @@ class SparesKeeper:
                     case TakeSpare(command):
                         outbox.put(pack(await self._take(command)))
                     case SparesStatus() | SpareTaken() | NoSpare():
-                        raise FrameError("only a keeper of spares says that")
+                        raise FrameError("only the parent process of spares sends that")
         finally:
             if outbox in self._agents:
                 self._agents.remove(outbox)

@@ -33,7 +33,7 @@ async def take(env: Env, socket: Address, command: Command) -> Process | None:
             return None
         found = env.processes.resume(command)
     except (ConnectionError, TimeoutError, OSError) as error:
-        raise AnswerLost(str(error) or "the keeper of spares does not answer") from error
+        raise AnswerLost(str(error) or "the parent process of spares does not answer") from error
     finally:
         stream.close()
     if found is None:

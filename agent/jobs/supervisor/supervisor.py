@@ -242,7 +242,7 @@ class Supervisor:
             if ended is not None:
                 self._stuck.pop(rank, None)
         if code is None and self._state.ending is None:
-            why = f"how rank {rank} ended is unknown: this machine was restarted, or the rank's shim was killed"
+            why = f"it is not known how rank {rank} ended: this machine was restarted, or the rank's shim was killed"
             self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
         elif rank in self._stuck and self._state.ending is None:
             self._state = msgspec.structs.replace(self._state, reason=self._state.reason or self._stuck[rank])
@@ -310,7 +310,7 @@ class Supervisor:
         if self._processes:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             why = self._stuck.get(rank, f"rank {rank} {how}")
-            self._ask_to_stop(self._config.grace_s, f"{why}; its siblings on this host were stopped")
+            self._ask_to_stop(self._config.grace_s, f"{why}; the job's other ranks on this host were stopped")
 
     def _ended(self, rank: int, code: int) -> None:
         self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
@@ -343,7 +343,7 @@ class Supervisor:
         if self._suspended != before:
             (self._goes_on.clear if self._suspended else self._goes_on.set)()
             silent = format_seconds(self._lease.silent_s(now_s))
-            self._env.log.warning("ranks stand still" if self._suspended else "ranks go on", unconfirmed_for=silent)
+            self._env.log.warning("ranks suspended" if self._suspended else "ranks continue", unconfirmed_for=silent)
         for process in self._processes.values():
             if self._suspended:
                 process.stand_still()
@@ -357,7 +357,7 @@ class Supervisor:
             self._state = msgspec.structs.replace(self._state, lost=True)
         why = (
             f"no leader has confirmed these ranks for {format_seconds(self._lease.silent_s(now_s))}: {self._env.host} "
-            f"may be cut off, and another host is to run them"
+            "may be cut off, so another host will run them"
         )
         grace_s = 0.0 if self._lease.lease is None else self._lease.lease.grace_s
         self._ask_to_stop(min(grace_s, self._config.grace_s), why, firm=True)

@@ -146,9 +146,9 @@ class CpuDevices:
             return DeviceHealth("unknown", why)
         gone = sorted(set(device.cores) - set(self._usable()))
         if len(gone) == len(device.cores):
-            return DeviceHealth("lost", f"its cores are gone: {','.join(map(str, gone))}")
+            return DeviceHealth("lost", f"its cores are no longer available: {','.join(map(str, gone))}")
         if gone:
-            return DeviceHealth("drain", f"cores {','.join(map(str, gone))} are gone")
+            return DeviceHealth("drain", f"cores {','.join(map(str, gone))} are no longer available")
         return DeviceHealth()
 
     def _changes(self) -> list[tuple[str, DeviceHealth]]:

@@ -33,8 +33,8 @@ XIDS: dict[int, tuple[Condition, str]] = {
 ACTIONS: dict[int, tuple[Condition, str]] = {
     1: ("drain", "the driver asks for a reset of the GPU"),
     2: ("drain", "the driver asks for a restart of this machine"),
-    3: ("drain", "the driver asks that what uses its links ends"),
-    4: ("drain", "the driver asks that all ends, and for a reset of the GPU"),
+    3: ("drain", "the driver asks to end the programs that use its links"),
+    4: ("drain", "the driver asks to end all programs and reset the GPU"),
     5: ("degraded", "the driver asks for recovery of the IMEX domain"),
     6: ("drain", "the driver asks for a reset of the bus"),
     7: ("drain", "the driver asks for a restart of the system"),
@@ -89,6 +89,6 @@ def of(counts: Counts) -> DeviceHealth:
     if counts.uncorrected > 0:
         found.append(DeviceHealth("degraded", f"uncorrectable memory errors: {counts.uncorrected}"))
     if counts.hidden:
-        why = f"whether it is well is not known whole: this agent may not read {', '.join(counts.hidden)}"
+        why = f"its health is only partly known: this agent may not read {', '.join(counts.hidden)}"
         found.append(DeviceHealth("degraded", why))
     return max(found, key=lambda one: ORDER.index(one.condition))

@@ -17,7 +17,7 @@ from agent.ports.devices import health
 from covey.ports.devices import Condition, DeviceHealth, Gpu
 from covey.ports.log import Logger
 
-FORGET = "agentctl gpus forget {uuid} on this host says that it was taken out"
+FORGET = "agentctl gpus forget {uuid} on this host if it was taken out"
 BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 
 
@@ -131,7 +131,7 @@ class Inventory:
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:
-            self._log.warning("which GPUs were here cannot be read", file=self._path, why=str(error))
+            self._log.warning("the record of GPUs cannot be read", file=self._path, why=str(error))
             return
         self.devices = {one.uuid: one for one in found.devices}
         if found.boot == self._boot:
@@ -147,7 +147,7 @@ class Inventory:
             _replace(self._path, msgspec.json.encode(now))
         except OSError as error:
             if self._sick != str(error):
-                self._log.warning("which GPUs are here cannot be written down", file=self._path, why=str(error))
+                self._log.warning("the record of GPUs cannot be written", file=self._path, why=str(error))
             self._sick = str(error)
             return
         self._saved, self._sick = now, ""
@@ -178,7 +178,7 @@ def shown(
         missing = {uuid: was for uuid, was in missing.items() if was not in meant}
         found += [_unknown(was, one.why, one.condition) for was in meant or (_nameless(one),)]
     for was in missing.values():
-        found.append(_unknown(was, f"the driver does not list it any more; {FORGET.format(uuid=was.uuid)}"))
+        found.append(_unknown(was, f"the driver no longer lists it; {FORGET.format(uuid=was.uuid)}"))
     return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.uuid)))
 
 

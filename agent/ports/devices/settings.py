@@ -28,10 +28,10 @@ class CpuDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for part in self.cores.split(","):
             first, _, last = part.strip().partition("-")
             if not first.isdecimal() or not (last or first).isdecimal():
-                raise ValueError(f"{self.cores!r} is no list of cores")
+                raise ValueError(f"{self.cores!r} is not a list of cores")
             low, high = int(first), int(last or first)
             if high < low or high > CORE_MAX:
-                raise ValueError(f"{part.strip()!r} is no range of cores")
+                raise ValueError(f"{part.strip()!r} is not a range of cores")
             found.update(range(low, high + 1))
         return tuple(sorted(found))
 
@@ -90,7 +90,7 @@ def _contradiction(settings: GpuSettings) -> Trouble | None:
     listed = {"simulated": settings.simulated > 0, "cpu": bool(settings.cpu)}
     if settings.chosen in listed and not listed[settings.chosen]:
         key = settings.chosen
-        return f"gpus.{key}", f'backend = "{key}", and `{key}` lists no device', f'set `{key}`, or backend = "auto"'
+        return f"gpus.{key}", f'backend = "{key}", and `{key}` lists no devices', f'set `{key}`, or backend = "auto"'
     for key, there in listed.items():
         if there and key != settings.chosen:
             why = f'the devices of this host are "{settings.chosen}", and a host has one kind'
@@ -106,13 +106,17 @@ def _cpu_trouble(devices: tuple[CpuDevice, ...], usable: Callable[[], Collection
         try:
             cores, memory_bytes = device.core_numbers, device.memory_bytes
         except ValueError as error:
-            return key, str(error), 'write it such as {cores = "0-3", memory = "2 GiB"}'
+            return key, str(error), 'write it as in {cores = "0-3", memory = "2 GiB"}'
         if memory_bytes <= 0:
-            return f"{key}.memory", "a device of 0 bytes can hold no tensor", 'give it memory, such as "2 GiB"'
+            return f"{key}.memory", "a device needs more than 0 bytes of memory", 'give it memory, such as "2 GiB"'
         for core in cores:
             if core not in there:
                 usual = ",".join(map(str, sorted(there)))
-                return f"{key}.cores", f"there is no core {core} for this agent", f"choose among {usual} (nproc, lscpu)"
+                return (
+                    f"{key}.cores",
+                    f"core {core} is not available to this agent",
+                    f"choose among {usual} (nproc, lscpu)",
+                )
             if core in owner:
                 why = f"core {core} is in cpu[{owner[core]}] too, and devices do not overlap"
                 return f"{key}.cores", why, "give each core to one device"

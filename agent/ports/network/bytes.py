@@ -89,7 +89,7 @@ class SocketListener:
                 await self._bind(path, uid)
             except OSError as error:
                 if not told:
-                    self._log.warning("nobody can reach this socket", address=self.address, why=str(error))
+                    self._log.warning("no process can reach this socket", address=self.address, why=str(error))
                 told = True
             else:
                 self._log.info("socket was removed, and is there again", address=self.address)

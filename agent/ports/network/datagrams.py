@@ -78,7 +78,7 @@ class UdpDatagrams:
         ips = dict.fromkeys(str(entry[4][0]) for entry in found)
         usable = [joined(ip, port) for ip in ips if is_ip(ip) and not _is_link_local_v6(ip)]
         if not usable:
-            raise OSError(f"{host} has no address that can be used: {', '.join(ips)}")
+            raise OSError(f"{host} has no usable address: {', '.join(ips)}")
         return usable
 
 

@@ -283,7 +283,7 @@ class SocketStream(asyncio.BufferedProtocol):
             while self._held_up():
                 await self._wait_writable(first=True)
         except asyncio.CancelledError:
-            self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+            self._end_with(ConnectionAbortedError(f"a write to {self.peer} was cancelled half way"))
             self._transport.abort()
             raise
         self._raise_if_ended()
@@ -335,7 +335,7 @@ class SocketStream(asyncio.BufferedProtocol):
             raise ConnectionResetError(f"{self.peer} cannot be given pages: {error}") from error
         finally:
             if not done:
-                self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+                self._end_with(ConnectionAbortedError(f"a write to {self.peer} was cancelled half way"))
                 if self._transport is not None:
                     self._transport.abort()
 

@@ -92,7 +92,7 @@ def _check_folder(directory: str, found: os.stat_result) -> None:
 def _remove_stale(path: str) -> None:
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(f"{path} exists and is no socket")
+            raise OSError(f"{path} exists and is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -25,7 +25,7 @@ ACK_TIMEOUT, RETRIES = 14, 7
 failed."""
 NO_RECEIVER_TIMER = 12
 STATUSES = {
-    4: "a local protection error", 5: "flushed", 10: "the peer does not allow access to that memory any more",
+    4: "a local protection error", 5: "flushed", 10: "the peer no longer allows access to that memory",
     12: "the peer does not answer", 13: "the peer is not ready",
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ def look(
     if not sysfs.is_dir() or not any(sysfs.iterdir()):
         return RdmaFound(None, "this host has no RDMA device")
     if pyverbs_spec(distribution) is None:
-        return RdmaFound(None, f"there is a device, but no pyverbs for Python {_python()}{_other(distribution)}")
+        return RdmaFound(None, f"this host has a device, but no pyverbs for Python {_python()}{_other(distribution)}")
     ports = [found for each in sorted(sysfs.iterdir()) for found in _ports(each)]
     if not ports:
         return RdmaFound(None, f"no port of {_names(sysfs)} is active and has an address; next: rdma link")

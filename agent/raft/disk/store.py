@@ -189,11 +189,11 @@ class Store:
     def _nobody_else(self, what: str) -> DiskRefused:
         folder, record = self._disk.path(FOLDER), self._disk.path(RECORD)
         return DiskRefused(
-            f"the log of this host, which alone votes, {what}",
+            f"the log of this host, the only voter, {what}",
             f"{record} shows that it held more, and no other host has a copy",
-            f"put {folder} back as it was; if other hosts vote by now, name one in leader.voters and move {folder} "
-            f"away; to go on with less of it, or with nothing, delete {record} as well: what was submitted since then "
-            "is lost",
+            f"restore {folder}; if other hosts vote by now, name one of them in leader.voters and move {folder} away; "
+            f"to continue with a part of the log, or with an empty one, delete {record} as well: what was submitted "
+            "since then is lost",
         )
 
     async def _lose(self, saved: Saved, alone: bool) -> Saved:
@@ -264,14 +264,14 @@ class Store:
         return DiskRefused(
             f"{name} cannot be used",
             why,
-            f"put the file back from a copy; or, while a majority of the voters is healthy, move {folder} away "
+            f"restore the file from a copy; or, while a majority of the voters is healthy, move {folder} away "
             "and start again: this host fetches the log from the leader",
         )
 
     def contradicted(self, leader: str, why: str) -> Contradicted:
         folder = self._disk.path(FOLDER)
         return Contradicted(
-            f"the log of this host contradicts that of its leader {leader}",
+            f"the log of this host contradicts the log of the leader {leader}",
             f"{why}: a majority of the voters lost entries that it had acknowledged",
             f"stop this host, keep a copy of {folder}: it holds entries that no other host has; to follow {leader} "
             f"without it, move {folder} away and start again",

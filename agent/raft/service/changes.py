@@ -96,26 +96,26 @@ class Changes:
         try:
             answer = decode_asked(await self._ask_leader(leader, encode_asked(asked), seconds))
         except TimeoutError:
-            return _again("the outcome is not known", f"{leader} leads and did not answer")
+            return _again("the outcome is unknown", f"the leader {leader} did not answer")
         except MalformedMessage as error:
-            return _again("the outcome is not known", f"{leader} answered something else: {error}")
+            return _again("the outcome is unknown", f"{leader} gave an unexpected answer: {error}")
         if isinstance(answer, ChangeReply):
             return answer
-        return _again("the outcome is not known", f"{leader} answered something else")
+        return _again("the outcome is unknown", f"{leader} gave an unexpected answer")
 
     # ---- as the leader ----
 
     def answer(self, sender: HostId, asked: ChangeVoters) -> bytes:
         """Answer another host's `change`. Refused when that one belongs to another rack."""
         if another_rack(asked.rack, self._desk.rack):
-            why = "its log began apart from the one here"
+            why = "its log has a different origin from the one here"
             raise Refused(2, f"{sender} belongs to another rack", why, f"on {sender}: {voters.GIVE_UP_LOG}")
         return encode_asked(self._decided(asked))
 
     def _decided(self, asked: ChangeVoters) -> ChangeReply:
         now = self._desk.configuration
         if not self._desk.may_change:
-            return _again("the voters were not changed", "the leader is new, or writes down a change just now")
+            return _again("the voters were not changed", "the leader is new, or is recording another change")
         alive = frozenset({self._me, *self.alive})
         rack = voters.VotersSeen(
             alive, frozenset(self.away) - alive, self._desk.heard_lately, frozenset(self.strangers)
@@ -163,4 +163,6 @@ class Changes:
 
 
 def _again(what: str, why: str) -> ChangeReply:
-    return ChangeReply(voters.AGAIN, what, why[:REASON_MAX], "try again in a few seconds: asking twice is harmless")
+    return ChangeReply(
+        voters.AGAIN, what, why[:REASON_MAX], "try again in a few seconds: repeating the command is harmless"
+    )

@@ -61,13 +61,15 @@ from covey.core.ids import HostId
 from covey.ports.env import Env
 
 FORGOTTEN = (
-    "the log of this host is new, or holds less than it acknowledged: it has no vote until a leader has brought it to "
-    "where a majority of the other voters is"
+    "the log of this host is new, or holds less than it acknowledged: it has no vote until it has caught up "
+    "with a majority of the other voters"
 )
-UNCOUNTED = "its log is new, or holds less than it acknowledged; it counts once the other voters have committed that"
+UNCOUNTED = (
+    "its log is new, or holds less than it acknowledged; its vote counts once the other voters have committed that"
+)
 WAITS = (
-    "the log of this host waits for room on its disk, and until then acknowledges nothing, gives no vote and leads no "
-    "longer than it must; next: free some in its state directory"
+    "the log of this host waits for room on its disk, and until then acknowledges nothing, does not vote "
+    "and hands over leadership; next: free some space in its state directory"
 )
 TIMER_S_MIN = 0.002
 """The shortest timer in seconds: uvloop's timers may fire a millisecond early."""
@@ -334,7 +336,7 @@ class Consensus:
             asked = decode_asked(data)
         except MalformedMessage as error:
             self.counters["malformed"] += 1
-            raise Refused(2, f"{sender} asked something unknown", str(error), "upgrade the older host") from error
+            raise Refused(2, f"{sender} sent an unknown question", str(error), "upgrade the older host") from error
         if isinstance(asked, ChangeVoters):
             return self.changes.answer(sender, asked)
         return await self._proposals.answer(sender, asked)
@@ -434,7 +436,9 @@ class Consensus:
             if self._leader is not None:
                 self._leaderless_since_s = self._env.clock.now_s()
             self._broken, self._leader = error, None
-            self._env.log.error("the log stopped on this host", why=repr(error), next="fix it, then restart the agent")
+            self._env.log.error(
+                "the log stopped on this host", why=repr(error), next="correct that, then restart the agent"
+            )
             self._writer.end(error)
             self._proposals.leader_changed()
             self._changed(self.term, None)

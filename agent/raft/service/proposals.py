@@ -138,7 +138,7 @@ class Proposals:
             attempt += 1
             leader = self._desk.leader
             if leader == self._me and self._desk.no_room and not tried:
-                raise NoLeader(f"{leader} leads and cannot write its log: {self._desk.no_room}")
+                raise NoLeader(f"the leader {leader} cannot write its log: {self._desk.no_room}")
             if leader is None:
                 await self.turning(left_s, result)
             elif leader == self._me:
@@ -233,7 +233,7 @@ class Proposals:
         """Answer a proposal that `sender` forwards. Refused when it is something else, or for another log."""
         if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
             self._counters["of_another_rack"] += 1
-            why = "its log began apart from the one here"
+            why = "its log has a different origin from the one here"
             next_step = "docs/guides/failures.md, 'A host of another rack'"
             raise Refused(2, f"{sender} belongs to another rack", why, next_step)
         return encode_asked(await self._asked(question))
@@ -269,7 +269,7 @@ def _reply(outcome: Outcome) -> ProposeReply:
 
 def _value(outcome: Outcome) -> bytes:
     if outcome.kind == "expired":
-        raise OutcomeUnknown("it was repeated so late that it cannot be known whether it was applied before")
+        raise OutcomeUnknown("it was repeated so late that it is unknown whether it was applied before")
     if outcome.result is None:
         raise OutcomeUnknown("it was applied, but its result is no longer kept")
     return outcome.result

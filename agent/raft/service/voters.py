@@ -37,7 +37,7 @@ def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configu
     """The next configuration; the present one when the request is fulfilled or under way. Refused."""
     add, remove = asked.add, asked.remove
     if (not add and not remove) or add == remove:
-        raise Refused(2, "nothing to change", "expected a host to add, one to remove, or two different ones", NEXT)
+        raise Refused(2, "nothing to change", "expected a host to add, a host to remove, or one of each", NEXT)
     if (now.learner or now.leaving) and (add, remove) != (now.learner, now.leaving):
         return _while_another_is_under_way(asked, now)
     if remove and remove not in now.hosts and remove not in rack.alive | rack.away:
@@ -69,7 +69,7 @@ def _while_another_is_under_way(asked: ChangeVoters, now: Configuration) -> Conf
         why, back = f"{under_way(now)}; one change at a time", f"agentctl voters remove {now.learner}"
     else:
         why, back = f"{under_way(now)}; one change at a time", f"agentctl voters add {now.leaving}"
-    raise Refused(REFUSED, "the voters cannot be changed now", why, f"wait: {NEXT} shows it; or call it off: {back}")
+    raise Refused(REFUSED, "the voters cannot be changed now", why, f"wait (see {NEXT}), or cancel it: {back}")
 
 
 def _check_new(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> None:
@@ -77,17 +77,17 @@ def _check_new(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Non
     if new in now.hosts:
         return
     if new in rack.strangers:
-        why = "its log is of another rack"
+        why = "its log belongs to another rack"
         raise Refused(REFUSED, f"{new} cannot vote here", why, f"on {new}: {GIVE_UP_LOG}")
     if new not in rack.alive and new not in rack.away:
         why = "gossip knows no host of that name"
         raise Refused(REFUSED, f"{new} cannot vote", why, "agentctl hosts lists the names; start its agent first")
     if new not in rack.alive and not asked.force:
-        next_step = "start its agent; with --force it is brought up whenever it comes"
+        next_step = "start its agent; or add --force, and it catches up when it returns"
         raise Refused(REFUSED, f"{new} cannot vote now", "it is away", next_step)
     if len(now.voters) - bool(asked.remove) >= VOTERS_AT_MOST:
         why = f"{len(now.voters)} hosts vote; more than {VOTERS_AT_MOST} make the log slower, not safer"
-        raise Refused(REFUSED, f"{new} is one voter too many", why, "agentctl voters replace OLD NEW")
+        raise Refused(REFUSED, f"{new} would be one voter too many", why, "agentctl voters replace OLD NEW")
 
 
 GIVE_UP_LOG = "stop its agent, move the folder consensus in its state directory away, start it again"
@@ -100,7 +100,7 @@ def _check_old(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Non
         raise Refused(REFUSED, f"{old} cannot be replaced", why, f"agentctl voters add {new}")
     rest = [host for host in now.hosts if host != old]
     if not rest and not new:
-        why = "it is the last voter: without it nothing could be changed any more"
+        why = "it is the last voter: without it nothing could be decided any more"
         raise Refused(REFUSED, f"{old} cannot be removed", why, f"agentctl voters replace {old} NEW")
     joins = [new] if new and new not in now.hosts else []
     before, after = [*now.hosts, *joins], [*rest, *joins]
@@ -109,7 +109,7 @@ def _check_old(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Non
         if not _majority(voters, coming):
             silent = [host for host in voters if host not in coming]
             why = f"a majority of {', '.join(voters)} must answer, and {', '.join(silent)} {_do(silent)} not"
-            next_step = f"bring {silent[0]} back first, or remove or replace it instead"
+            next_step = f"bring {silent[0]} back first, or remove or replace {silent[0]} instead"
             raise Refused(REFUSED, f"{old} cannot be {'replaced' if new else 'removed'} now", why, next_step)
 
 
@@ -131,17 +131,17 @@ def _majority(voters: list[HostId], heard: Iterable[HostId]) -> bool:
 def under_way(now: Configuration) -> str:
     """The change that is under way, in words; empty when there is none."""
     if now.learner and now.leaving:
-        return f"{now.learner} is to take the place of {now.leaving}: it learns the log first"
+        return f"{now.learner} will replace {now.leaving}; it is receiving the log"
     if now.learner:
-        return f"{now.learner} is to vote: it learns the log first"
-    return f"{now.leaving} is to stop voting" if now.leaving else ""
+        return f"{now.learner} will vote; it is receiving the log"
+    return f"{now.leaving} will stop voting" if now.leaving else ""
 
 
 def accepted(asked: ChangeVoters, before: Configuration, after: Configuration) -> str:
     """The answer to a request that was not refused, in words."""
     if not (after.learner or after.leaving) and (before.learner or before.leaving):
-        return f"called off: {', '.join(after.hosts)} {_vote(after.hosts)}"
-    return under_way(after) or f"it is so: {', '.join(after.hosts)} {_vote(after.hosts)}"
+        return f"cancelled: {', '.join(after.hosts)} {_vote(after.hosts)}"
+    return under_way(after) or f"no change needed: {', '.join(after.hosts)} {_vote(after.hosts)}"
 
 
 def even(now: Configuration) -> str:
@@ -150,16 +150,16 @@ def even(now: Configuration) -> str:
     if count % 2 or now.learner or now.leaving:
         return ""
     return (
-        f"{count} hosts vote: {quorum(count)} of them must answer, so they survive no more losses than {count - 1}; "
-        "add one or remove one"
+        f"{count} hosts vote: {quorum(count)} of them must answer, so they survive no more losses than {count - 1} "
+        "would; add or remove one"
     )
 
 
 def of_another_rack(host: HostId, folder: str) -> str:
     """The warning about a host whose log is of another rack."""
     return (
-        f"{host} has a log that began apart from the one here, so neither follows the other; "
-        f"on the one that is to give up its own: stop the agent, move {folder} away, start it again"
+        f"{host} has a log of a different origin from the one here, so the two cannot be merged; "
+        f"on the host that gives up its log: stop the agent, move {folder} away, start it again"
     )
 
 
@@ -179,6 +179,6 @@ def differs(founders: Iterable[str], now: Configuration, source: str) -> str:
     if named == sorted(now.hosts):
         return ""
     return (
-        f"{source} says leader.voters = {', '.join(named)}; the log says {', '.join(now.hosts)}, and that counts: "
+        f"{source} says leader.voters = {', '.join(named)}; the log says {', '.join(now.hosts)}, and the log counts: "
         "change voters with agentctl voters, and write them into agent.toml"
     )

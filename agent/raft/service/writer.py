@@ -93,7 +93,7 @@ class LogWriter:
         if not self.no_room:
             self.no_room = error.strerror or str(error)
             self._counters["waits_for_room"] += 1
-            self._env.log.error("the log waits for room", why=self.no_room, next="free some on this host's disk")
+            self._env.log.error("the log waits for room", why=self.no_room, next="free some space on this host's disk")
             self.told()
         self._turned.set()
         await asyncio.sleep(RETRY_S)

@@ -79,8 +79,8 @@ class HealedTree:
         structure than at first."""
         made = _made(self.tree)
         if made != self._made:
-            what, why = "the state of this training became another one", _difference(made, self._made)
-            raise CoveyError(what, why, "keep its structure, shapes and types as they were given to covey.jax.state")
+            what, why = "the structure of this training's state has changed", _difference(made, self._made)
+            raise CoveyError(what, why, "keep the structure, shapes and types that were given to covey.jax.state")
         found = {name: _stored(leaf) for name, leaf in _named(self.tree)}
         return found | {MADE: np.frombuffer(json.dumps(made).encode(), np.uint8)}
 
@@ -143,7 +143,9 @@ def _words(leaf: Any) -> str:
         return f"{leaf.dtype} {tuple(leaf.shape)}"
     if type(leaf) not in (bool, int, float):
         why = f"a leaf is a {type(leaf).__qualname__}"
-        raise CoveyError("this training cannot be given to another process", why, "keep arrays, keys and numbers in it")
+        raise CoveyError(
+            "the state of this training cannot be sent to another process", why, "keep arrays, keys and numbers in it"
+        )
     return type(leaf).__name__
 
 

@@ -222,7 +222,7 @@ def init_process_group(job: "JobClient | None" = None) -> None:
 def _made(store: Any, rank: int, size: int, timeout: Any) -> TensorsGroup:
     if dist.is_initialized() and size != dist.get_world_size():
         why = f"it would have {size} of {dist.get_world_size()} ranks, and each tensor is added by all of them"
-        raise CoveyError("this group was not made", why, "use the group of all ranks")
+        raise CoveyError("this group cannot be created", why, "use the group of all ranks")
     return TensorsGroup(rank, size)
 
 
@@ -232,7 +232,7 @@ dist.Backend.register_backend(BACKEND, _made, devices=["cpu"])
 def _not_attached(kind: str) -> None:
     raise CoveyError(
         f"{kind} was refused",
-        "this process does not know yet whether it begins, or takes over from a rank that was lost",
+        "this process does not know yet whether it starts from the beginning or replaces a lost rank",
         "call it after covey.torch.attach(ddp, optimizer), in a step",
     )
 

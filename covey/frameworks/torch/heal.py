@@ -215,7 +215,7 @@ class HealedTraining:
         """All sums are here. CoveyError when the random generators changed after they were sent."""
         self._finish_buffers()
         if self._drawn is not None and generators() != self._drawn:
-            why = "random numbers were drawn after a push of this step, and would be lost with this rank"
+            why = "random numbers were drawn after this step's first push, so they would be lost with this rank"
             raise CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
 
     def after_optimizer(self, *_: Any) -> None:
@@ -250,7 +250,7 @@ class HealedTraining:
         """CoveyError at a point that a successor would not pass."""
         if self._at is not Phase.IN_STEP:
             when = "before the first step" if self._at is Phase.BEFORE else "after optimizer.step()"
-            why = f"it is called {when}, where a rank that takes over from a lost one does not call it"
+            why = f"it is called {when}, where a rank that replaces a lost one does not call it"
             raise CoveyError(f"{kind} was refused", why, "call it after backward() and before optimizer.step()")
 
     def _leave(self) -> None:
@@ -265,7 +265,7 @@ def healed(
 ) -> HealedTraining:
     """The training of `covey.torch.attach` with an optimizer."""
     if job.world_size < 2:
-        why = "this job has one rank, so nobody holds what it has learnt"
+        why = "this job has one rank, so no other rank has its state"
         raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")
     group = ddp.process_group
     if not isinstance(group, TensorsGroup):

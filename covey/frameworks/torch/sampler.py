@@ -62,7 +62,8 @@ class StepSampler:
         self.steps_per_epoch = size // (self._world_size * batch * per_step)
         if self.steps_per_epoch < 1:
             raise ValueError(
-                f"{size} samples do not fill one step of {self._world_size} ranks, {per_step} batches, {batch} samples"
+                f"{size} samples are too few for one step of {self._world_size} "
+                f"ranks, {per_step} batches, {batch} samples"
             )
         self._counts: StepCount | None = None
         self._given = 0

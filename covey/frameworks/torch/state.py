@@ -197,7 +197,9 @@ def _check_place(what: str, tensor: Any) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         came = f"{what} is a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
         raise CoveyError(
-            "this training cannot be given to another process", came, "keep it in dense tensors on cpu, or attach(ddp)"
+            "the state of this training cannot be sent to another process",
+            came,
+            "keep it in dense tensors on cpu, or attach(ddp)",
         )
 
 
@@ -231,14 +233,19 @@ def _plain(value: Any, path: str, arrays: dict[str, Array]) -> Any:
         case Mapping():
             return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", arrays)] for key, each in value.items()]}
         case _:
-            what, why = "this training cannot be given to another process", f"{path} is a {type(value).__qualname__}"
+            what, why = (
+                "the state of this training cannot be sent to another process",
+                f"{path} is a {type(value).__qualname__}",
+            )
             raise CoveyError(what, why, "keep numbers, texts, lists, dicts and tensors in its state_dict")
 
 
 def _key(key: Any, path: str) -> Any:
     if not isinstance(key, (int, str)):
         why = f"{path} has a {type(key).__qualname__} as a key"
-        raise CoveyError("this training cannot be given to another process", why, "name it by a text or a number")
+        raise CoveyError(
+            "the state of this training cannot be sent to another process", why, "name it by a text or a number"
+        )
     return key
 
 

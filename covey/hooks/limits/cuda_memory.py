@@ -108,7 +108,7 @@ class CudaMemory:
             self._drop()
             more_bytes = need_bytes
         if not self._add(self._pieces(more_bytes)):
-            self._tell(LimitNotHeld("this host has no memory to place in what the device has no room for"))
+            self._tell(LimitNotHeld("this host has no memory for what does not fit on the device"))
             return False
         self._cuda.empty_cache()
         self._limit_bytes = limit_bytes
@@ -136,9 +136,9 @@ class CudaMemory:
         if backend != "native":
             return f"PyTorch's allocator is {backend}"
         if expands(os.environ, self._settings()):
-            return "its segments expand (expandable_segments)"
+            return "its allocator uses expandable_segments"
         if self._graphs():
-            return "it has recorded CUDA graphs, whose memory stays where it was recorded"
+            return "it has recorded CUDA graphs, whose memory cannot move"
         return ""
 
     def _room(self) -> Room:

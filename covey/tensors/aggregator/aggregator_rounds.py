@@ -79,7 +79,7 @@ class AggregatorRounds:
         """Guards the fields below, and the rounds; notified when any of them changes."""
         self._owner = PresentOwner()
         self._link: TensorLink | None = None
-        self._problem = "the agent has not named an aggregator yet"
+        self._problem = "the agent has not assigned an aggregator yet"
         self.fatal: Exception | None = None
         """Why nothing will be added any more; None: it will."""
         self._repeating = False
@@ -248,7 +248,7 @@ class AggregatorRounds:
         """Leave the present owner for this one. Superseded."""
         self.rounds.moved(at.epoch)
         if not at.address:
-            raise Superseded("this run of the job was taken back; this process should end")
+            raise Superseded("this run of the job was taken back; this process must end")
         self._problem = f"connecting to the aggregator on {at.host}"
         if self._link is not None:
             self._link.shut()

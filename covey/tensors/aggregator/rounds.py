@@ -60,7 +60,7 @@ class Stale(ConnectionError):
     """The aggregator serves this job under another epoch, which is `epoch`; 0 when it does not know the job."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__("it does not serve this job under our epoch")
+        super().__init__("it does not serve this job under this epoch")
         self.epoch = epoch
 
 
@@ -335,7 +335,7 @@ class Rounds:
         allowed now."""
         if header.job != self._hash or (header.epoch != self.epoch and header.op is not TensorOp.STALE):
             raise TensorWireError(
-                f"a frame of job {header.job:#x} epoch {header.epoch}; ours are {self._hash:#x}, {self.epoch}"
+                f"a frame of job {header.job:#x} epoch {header.epoch}; expected job {self._hash:#x} epoch {self.epoch}"
             )
         match header.op:
             case TensorOp.RESULT:
@@ -376,7 +376,9 @@ class Rounds:
                 tensor.fault, tensor.in_vain = bytes(payload).decode("utf-8", "replace"), header.round == IN_VAIN
             case TensorOp.STALE:
                 if header.round > self.incarnation:
-                    raise Superseded(f"another process runs as rank {self.rank} of {self.job} now: this one is to end")
+                    raise Superseded(
+                        f"another process runs as rank {self.rank} of {self.job} now: this process must end"
+                    )
                 if self.epoch and grant_of(header.epoch) > grant_of(self.epoch):
                     raise Superseded(self._superseded(header.epoch))
                 raise Stale(header.epoch)
@@ -446,7 +448,7 @@ class Rounds:
     def _tensor(self, header: Header) -> TensorRounds:
         tensor = self._by_key.get(header.key)
         if tensor is None:
-            raise TensorWireError(f"{header.op.name} of a tensor that we never named")
+            raise TensorWireError(f"{header.op.name} of a tensor that this rank never named")
         return tensor
 
     def _drain(self, length: int) -> memoryview:
@@ -457,5 +459,5 @@ class Rounds:
     def _superseded(self, epoch: int) -> str:
         return (
             f"rank {self.rank} of {self.job} belongs to grant {grant_of(self.epoch)}, but the job was taken back and "
-            f"runs again under grant {grant_of(epoch)}; this process should end"
+            f"runs again under grant {grant_of(epoch)}; this process must end"
         )

@@ -33,7 +33,7 @@ def check_moments(given: GivenArray, update: Update | None, moments: Moments | N
     """The arrays with which an optimizer begins; none: it begins with zeros. TypeError, ValueError."""
     if update is None:
         if moments is not None:
-            raise ValueError("moments are given, and no update that would have them; give both, or none")
+            raise ValueError("moments are given without an update that uses them; give both or neither")
         return ()
     if moments is None or not moments.steps:
         return ()

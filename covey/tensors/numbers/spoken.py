@@ -40,7 +40,7 @@ class Spoken:
     def __init__(self, declared: Declared, ranks: Node, world_size: int) -> None:
         """`ranks`: from the first up to, and without, the second."""
         if not 0 <= ranks[0] < ranks[1] <= world_size:
-            raise ValueError(f"ranks {ranks[0]} to {ranks[1] - 1} of {world_size} cannot be spoken for")
+            raise ValueError(f"ranks {ranks[0]} to {ranks[1] - 1} of {world_size} cannot be represented by this rank")
         self.declared, self.ranks = declared, ranks
         self.nodes = nodes_of(ranks, world_size, declared.order)
         self._added = ADDED_AS[declared.type]

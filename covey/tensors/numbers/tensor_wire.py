@@ -211,7 +211,7 @@ def parse(data: Payload) -> Header:
         raise TensorWireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
     version, number, flags, type_, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
     if version != VERSION:
-        raise TensorWireError(f"version {version} of the tensor path is not spoken here; this is version {VERSION}")
+        raise TensorWireError(f"version {version} of the tensor protocol is not supported; this is version {VERSION}")
     op = _OPS.get(number)
     if op is None:
         raise TensorWireError(f"unknown operation {number}")
@@ -416,7 +416,7 @@ def unpack_opening(flags: int, data: Payload) -> tuple[Declared, Node | None]:
     if not flags & SPEAKS:
         return unpack_declared(data), None
     if len(data) < _RANKS.size:
-        raise TensorWireError("OPEN does not say for which ranks")
+        raise TensorWireError("OPEN does not name the ranks")
     first, end = _RANKS.unpack_from(data)
     return unpack_declared(memoryview(data)[_RANKS.size :]), (first, end)
 

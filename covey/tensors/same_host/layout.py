@@ -89,15 +89,15 @@ def check(descriptor: int, rank: int, world_size: int) -> tuple[int, int]:
         seals = fcntl.fcntl(descriptor, F_GET_SEALS)
         head = os.pread(descriptor, HEAD.size, 0)
     except OSError as error:
-        raise ValueError(f"the descriptor is no sealed memory: {error}") from error
+        raise ValueError(f"the descriptor is not sealed memory: {error}") from error
     if seals & (SHRINK | GROW) != SHRINK | GROW or os.fstat(descriptor).st_size != SIZE_BYTES:
         raise ValueError("the memory for tensors may change its size")
     if len(head) < HEAD.size:
         raise ValueError("the memory for tensors has no head")
     magic, version, ranks, _, _, _, first = HEAD.unpack(head)
     if magic != MAGIC or version != VERSION:
-        raise ValueError(f"the memory for tensors is of version {version}, and not of version {VERSION}")
+        raise ValueError(f"the memory for tensors has version {version}, not {VERSION}")
     if not first <= rank < first + ranks <= world_size or ranks > RANKS_MAX:
         theirs = f"{ranks} ranks from rank {first} on"
-        raise ValueError(f"the memory for tensors is for {theirs}, and not for rank {rank} of {world_size}")
+        raise ValueError(f"the memory for tensors is for {theirs}, not for rank {rank} of {world_size}")
     return first, first + ranks

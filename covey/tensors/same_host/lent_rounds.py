@@ -151,7 +151,7 @@ class LentRounds:
         """Why this rank cannot be read; empty when it can."""
         peer = Peer(int(self._words[at, PID]), int(self._wide[at, TOKEN_AT]), self._wide[at, TOKEN].tobytes())
         if not peer.pid:
-            return "it does not say where it is (COVEY_SHARED_TENSORS=copy)"
+            return "it does not give the address of its memory (COVEY_SHARED_TENSORS=copy)"
         try:
             return "" if peer.is_there else "its pid is another process here (a container of its own)"
         except Unreadable as error:

@@ -238,7 +238,7 @@ class TensorMemory:
     def _allocate(self, at: int, size: int) -> None:
         """Allocate memory before it is touched."""
         if at % PAGE_BYTES or at < tensor_layout.tensors_at(self.ranks):
-            raise MemoryRefused(f"free memory is said to begin at {at}: it was overwritten")
+            raise MemoryRefused(f"free memory should begin at {at}, which was overwritten")
         available = available_bytes()
         if at + size > tensor_layout.SIZE_BYTES or size > FREE_SHARE * available:
             raise MemoryRefused(f"it takes {format_size(size)}, and the host has {format_size(available)} left")

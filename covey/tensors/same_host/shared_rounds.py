@@ -103,7 +103,7 @@ class SharedTensor:
         self.failure: Exception | None = None
         """Why it could not be moved to an aggregator."""
         if self._words[rank, 0]:
-            raise MemoryFault("another client of this rank has used this name; a name is for one client")
+            raise MemoryFault("another client of this rank uses this name, and a name belongs to one client")
 
     @property
     def whole_job(self) -> bool:
@@ -227,7 +227,7 @@ class SharedTensor:
             yield f"found NaN or infinity in the sum of tensor {self.declared.name!r} in round {self.rounds}"
         if self._lent is not None and self._lent.why and not memory.told_copies:
             memory.told_copies = True
-            yield f"copies large tensors where they could stay where they are: {self._lent.why}"
+            yield f"copies large tensors instead of sharing them: {self._lent.why}"
 
     def why(self) -> str:
         """Why no result is there, for people."""
@@ -253,7 +253,7 @@ class SharedTensor:
         rates: list[float] = self._rates.tolist()
         for rank, rate in enumerate(rates):
             if rate != rates[0]:
-                of = f"learns at rate {rate} in round {self.round - 1}, and rank {self._first} at {rates[0]}"
+                of = f"has learning rate {rate} in round {self.round - 1}, and rank {self._first} has {rates[0]}"
                 raise ValueError(f"rank {self._first + rank} {of}")
         return rates[0]
 

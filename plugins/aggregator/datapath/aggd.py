@@ -116,7 +116,7 @@ class Aggd:
         try:
             found = await self.env.bytes.listen(f"unix:{path}", self.accept, ANYBODY, bulk=True)
         except OSError as error:
-            self.env.log.warning("no unix socket for ranks of this host", path=path, why=str(error))
+            self.env.log.warning("cannot listen on a unix socket for ranks of this host", path=path, why=str(error))
             return None
         self.near = path
         return found
@@ -308,7 +308,7 @@ class Aggd:
         await stream.read_into(memoryview(head))
         header = parse(head)
         if header.op is not op or header.length != size:
-            raise TensorWireError(f"{op.name} comes here, not {header.op.name}")
+            raise TensorWireError(f"{op.name} expected here, not {header.op.name}")
         await stream.read_into(memoryview(payload))
         verify(head, payload)
         return header, bytes(head + payload)

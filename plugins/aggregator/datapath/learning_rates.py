@@ -16,10 +16,10 @@ class LearningRates:
         """Take in a rank's rate. UnlikeRates when another rank said otherwise of that round, or this one is further
         already."""
         if self._said.get(rank, (round, rate))[0] > round:
-            raise UnlikeRates(f"rank {rank} says at which rate it learns in round {round}, and is further already")
+            raise UnlikeRates(f"rank {rank} sends a learning rate for round {round}, which is over already")
         for other, (theirs, said) in self._said.items():
             if theirs == round and said != rate and other != rank:
-                raise UnlikeRates(f"rank {rank} learns at rate {rate} in round {round}, and rank {other} at {said}")
+                raise UnlikeRates(f"rank {rank} has learning rate {rate} in round {round}, and rank {other} has {said}")
         self._said[rank] = round, rate
 
     def has_said(self, rank: int, round: int) -> bool:

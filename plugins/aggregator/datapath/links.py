@@ -213,7 +213,7 @@ class WorkerLink:
             verify(head, payload, self._near)
             self.job.worked(began_s)
             if self.job.over or self._closed:
-                raise ConnectionAbortedError("served here no more")
+                raise ConnectionAbortedError("no longer served here")
             self._key = header.key
             self._heard(header, payload)
 
@@ -242,7 +242,7 @@ class WorkerLink:
             case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT | TensorOp.TELL | TensorOp.LEAVES:
                 pass
             case _:
-                raise TensorWireError(f"a worker does not say {header.op.name} here")
+                raise TensorWireError(f"unexpected {header.op.name} from a worker")
 
     def _heard(self, header: Header, payload: Payload) -> None:
         match header.op:

@@ -42,7 +42,7 @@ class OwnerLink:
 
     def _raise_if_over(self) -> None:
         if self.job.over:
-            raise ConnectionAbortedError("served here no more")
+            raise ConnectionAbortedError("no longer served here")
 
     async def blame(self, why: str) -> None:
         """Nothing is sent: the earlier owner hears of its fault by the end of its connection."""
@@ -59,7 +59,7 @@ class OwnerLink:
         try:
             copies.ended()
         except Violation as error:
-            job.env.log.warning("ranks hold what cannot be", job=job.job, why=str(error))
+            job.env.log.warning("ranks report impossible versions", job=job.job, why=str(error))
 
     def close(self) -> None:
         self._stream.close()

@@ -229,7 +229,7 @@ class TensorSum:
         if len(data) != piece.size:
             raise Violation(f"piece {number} has {piece.size} bytes, not {len(data)}")
         if self.declared.update is not None and not self._rates.has_said(rank, round):
-            raise Violation(f"rank {rank} pushed round {round} and did not say at which rate to learn")
+            raise Violation(f"rank {rank} pushed round {round} and sent no learning rate")
         if self.version is None:
             held_round, pieces = self._held.setdefault(rank, (round, {}))
             if round != held_round or round != self._held_versions[rank] + 1:

@@ -208,7 +208,7 @@ class Consolidator:
         if found is None:
             before, self.refused = self.refused, _refusals(said, held, cycles, self.me)
             notes = [(job, why) for job, why in self.refused.items() if job not in before]
-            return [*(LogEvent(job, "tensors fit nowhere else", why) for job, why in notes), *self._rest()]
+            return [*(LogEvent(job, "its tensors have no room elsewhere", why) for job, why in notes), *self._rest()]
         holding = {work.job: to for work, to in found.moves}
         self.state, self.refused = Reserving(holding, dict(held), frozenset(holding)), {}
         asks = [
@@ -246,9 +246,9 @@ class Consolidator:
             self.state = msgspec.structs.replace(state, missing=missing)
             return ()
         if held != state.planned:
-            return self._give_up("its jobs changed meanwhile")
+            return self._give_up("its jobs have changed meanwhile")
         self.state = HandingOver(state.holding)
-        why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
+        why = f"{self.me} was the least loaded aggregator and handed over all its jobs"
         handed = [
             Send(held[job].coordinator, Handover(job, held[job].epoch, to, why))
             for job, to in sorted(state.holding.items())
@@ -267,7 +267,7 @@ class Consolidator:
             return ()
         if message.job in held:
             self.refused[message.job] = f"{sender}: {message.reason}"
-        return self._give_up(f"{sender} holds no room for {message.job}: {message.reason}")
+        return self._give_up(f"{sender} has no room for {message.job}: {message.reason}")
 
     def _is_asked(self, sender: HostId, message: HoldMessage) -> bool:
         """Did this attempt ask the sender to hold room for the job?"""
@@ -276,7 +276,7 @@ class Consolidator:
     def ended(self, event: EmptyingEnds) -> Sequence[Action]:
         match self.state:
             case Reserving() if (event.attempt, event.handing_over) == (self._attempt, False):
-                return self._give_up("not all answered")
+                return self._give_up("not all hosts answered")
             case HandingOver() if (event.attempt, event.handing_over) == (self._attempt, True):
                 return self._rest()
             case _:

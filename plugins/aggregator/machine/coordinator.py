@@ -74,7 +74,7 @@ SERVE_S = 1.5
 COMPLAINTS_S = 5.0
 """Seconds of complaints by ranks after which an aggregator is replaced although it says that it serves."""
 
-NO_ROOM = "no aggregator that gossip shows has room for it"
+NO_ROOM = "no known aggregator has room for it"
 AGAIN_S = 30.0
 """Seconds between two attempts to find room for a job whose demand no host promised."""
 
@@ -194,7 +194,7 @@ class JobCoordinator:
             return ()
         if found is not None:
             return self._adopt(job, found)
-        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None), "nobody sums this job yet")
+        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None), "no host sums this job yet")
 
     def _adopt(self, job: TrackedJob, found: Assigned) -> Sequence[Action]:
         job.adopt(found)
@@ -227,19 +227,17 @@ class JobCoordinator:
         """No host takes the job. Without an owner it is offered again each second, also to hosts that declined."""
         if search.promised and job.gauge.demand is not None:
             anybody = OwnerSearch(promised=False, avoid=search.avoid)
-            return self._look(
-                job, anybody, f"nobody has room for it ({job.refused or NO_ROOM}), and somebody must sum it"
-            )
+            return self._look(job, anybody, f"no host has room for it ({job.refused or NO_ROOM}), and one must sum it")
         if isinstance(job.state, Nobody):
             return ()  # said before
         job.give_up()
-        reasons = "; ".join(f"{host}: {why}" for host, why in search.declined.items()) or "no host offers to"
-        return (LogEvent(job.job, "nobody sums its tensors", f"{reasons}; asking again each second"),)
+        reasons = "; ".join(f"{host}: {why}" for host, why in search.declined.items()) or "no host offered"
+        return (LogEvent(job.job, "no host sums its tensors", f"{reasons}; the hosts are asked again each second"),)
 
     def _next(self, job: TrackedJob, state: Offering | ChangingOwner, why: str) -> Sequence[Action]:
         job.refused = f"{state.to}: {why}"[:300]
         said = LogEvent(job.job, "tensors declined", f"by {state.to}: {why}")
-        return [said, *self._look(job, state.search.declining(state.to, why), "the one asked before declined")]
+        return [said, *self._look(job, state.search.declining(state.to, why), "the host asked before declined")]
 
     def _replace(self, job: TrackedJob, former: Assigned, why: str) -> Sequence[Action]:
         job.superseded[former.owner] = former.epoch
@@ -251,7 +249,7 @@ class JobCoordinator:
             if message.epoch == job.newest_epoch:
                 return ()  # said twice
             instead = job.state.assigned.epoch if isinstance(job.state, Summed) else 0
-            return (self._retire(job, sender, message.epoch, instead, "another was found meanwhile"),)
+            return (self._retire(job, sender, message.epoch, instead, "another host was found meanwhile"),)
         if state.epoch < job.epoch:  # hosts that know the higher one would not use this one
             job.superseded[sender] = state.epoch
             return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
@@ -282,7 +280,7 @@ class JobCoordinator:
         has the state that the present one needs."""
         job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
-        why = f"{assigned.owner} sums it now"
+        why = f"{assigned.owner} sums it"
         former = [(host, job.superseded.pop(host)) for host in told]
         takes, last = NextOwner(assigned.address, assigned.secret), None if before is None else before.epoch
         end = assigned.epoch, why, assigned.handed_over
@@ -307,7 +305,7 @@ class JobCoordinator:
         asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
         home = job.due_home(state.assigned.owner, self._gone, now_s)
         if home is not None:
-            return [*asks, *self._move(job, state.assigned, home, f"{home} is to have it", quiet=False)]
+            return [*asks, *self._move(job, state.assigned, home, f"it is to be summed on {home}", quiet=False)]
         if job.gauge.demand is None or state.promised or now_s < job.again_s:
             return asks
         job.again_s = now_s + AGAIN_S
@@ -346,8 +344,8 @@ class JobCoordinator:
         job.promise(state, False)
         job.again_s = now_s + AGAIN_S
         refused, job.refused = job.refused, f"{sender}: {message.reason}"[:300]
-        told = () if refused == job.refused else (LogEvent(job.job, "tensors have no promised place", job.refused),)
-        return [*told, *self._move(job, state.assigned, None, f"{sender} has no room for what it needs", quiet=False)]
+        told = () if refused == job.refused else (LogEvent(job.job, "tensors without a reserved share", job.refused),)
+        return [*told, *self._move(job, state.assigned, None, f"{sender} has not enough room for it", quiet=False)]
 
     def _move(self, job: TrackedJob, assigned: Assigned, to: HostId | None, why: str, quiet: bool) -> Sequence[Action]:
         """Move the job to another owner under a higher epoch; the present one keeps summing until then."""
@@ -437,7 +435,7 @@ class JobCoordinator:
         assigned = state.assigned
         after, since_s = job.complain(state, now_s)
         if since_s > COMPLAINTS_S:
-            return self._replace(job, assigned, f"{assigned.owner} cannot be used from {sender}: {message.reason}")
+            return self._replace(job, assigned, f"{sender} cannot use {assigned.owner}: {message.reason}")
         if after.checking:
             return ()
         job.question(after, True)

@@ -72,7 +72,7 @@ class CycleLedger:
         changes."""
         held = self.reserved.get(job)
         if held is not None and reservation.order < held.order:
-            return f"it holds room for it already, asked for later by {held.by}"
+            return f"it has reserved room for it already, asked for later by {held.by}"
         why = self.take(job, demand) if demand is not None else ""
         if not why:
             self.reserved[job] = reservation

@@ -52,7 +52,7 @@ from plugins.aggregator.policy.measured import BARRED, reverted
 
 OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
-RUN_OVER = "that run of the job is over"
+RUN_OVER = "that run of the job has ended"
 LEAVE_S = 15.0
 """Seconds that a job that was asked to leave may take before another one is asked."""
 
@@ -289,7 +289,7 @@ class Owner:
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch or message.to == self.me:
             return ()
-        why = f"a person wants it on {message.to}"
+        why = f"moved by request to {message.to}"
         return (Send(held.coordinator, Handover(held.job, held.epoch, message.to, why, wished=True)),)
 
     def _has_coordinator(self, sender: HostId, message: Coordinates) -> Sequence[Action]:
@@ -360,7 +360,7 @@ class Owner:
         if known is not None and known.epoch >= offer.epoch:
             return f"it knows epoch {epoch_text(known.epoch)}"
         if self._awaited(offer.job) >= offer.epoch:
-            return f"it holds room for what comes after epoch {epoch_text(self._awaited(offer.job))}"
+            return f"it has reserved room for what comes after epoch {epoch_text(self._awaited(offer.job))}"
         if known is None and (full := self._full(len(self.ledger.reserved.keys() - {offer.job}))):
             return full
         if offer.demand is not None:

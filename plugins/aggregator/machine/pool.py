@@ -47,7 +47,7 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the cycle of an aggregator that a job left where a shorter one would hurt the others."""
 
 
-NO_HOST = "no host is left to aggregate on"
+NO_HOST = "no host is left to sum on"
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class Pool:
         profile, before = self.jobs[job], dict(self.on[job])
         hosts = [host for host in self.cycles if host in before.values()]
         if len(hosts) >= profile.servers or self._spare() == 0:
-            told = f"{why}, alone on its aggregators: profile it again"
+            told = f"{why}, alone on its aggregators: measure it again"
             return (LogEvent(job, "slower than profiled", told),)
         self._taken_off(job)
         hosts.append(self._started())
@@ -389,7 +389,7 @@ class Pool:
         barred = self._barred.get(job, frozenset()) | hosts
         actions = self._moved(job, hosts, barred | avoid, why)
         if actions is None:
-            return (LogEvent(job, "tensors stay where they hurt", f"{why}; {NO_HOST}"),)
+            return (LogEvent(job, "tensors stay although they slow others", f"{why}; {NO_HOST}"),)
         self._barred[job] = barred
         return actions
 

@@ -166,7 +166,7 @@ TRANSITIONS: StateTable[State] = StateTable(
         },
         Summed: {
             Summed: f"its promise or the complaints of its ranks change; or {NEWER}",
-            ChangingOwner: "its owner has no room for what it needs, or wants it to leave: another one is asked",
+            ChangingOwner: "its owner has not enough room for it, or wants it to leave: another one is asked",
             Offering: "its owner is gone, dropped it or cannot be used: another one is asked",
             Nobody: "its owner is gone, dropped it or cannot be used, and no host can be asked",
             Away: ELSEWHERE,

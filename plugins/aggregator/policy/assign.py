@@ -114,7 +114,7 @@ def refusal_of(cycle: Cycle, job: JobId, share: Share) -> str:
         us = max(cycle.us, share.period_us)
         name = next(name for name, one in sorted({**cycle.shares, job: share}.items()) if hurts(us, one))
         period_us = share.period_us if name == job else cycle.shares[name].period_us
-        return f"in a cycle of {us} us {name} would lose {float(loss(us, period_us)):.1%} of its speed"
+        return f"in a cycle of {us} us, {name} would lose {float(loss(us, period_us)):.1%} of its speed"
     need_us = found.executions * share.work_us
     if need_us <= found.free_us:
         return ""

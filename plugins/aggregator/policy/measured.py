@@ -13,7 +13,7 @@ from covey.core.ids import JobId
 
 ITERATIONS = 100
 """Iterations after which a job's speed is judged (AutoPS §4.5.2.3)."""
-BARRED = "it was hurt or hurt others there"
+BARRED = "it was slowed, or slowed others, there"
 """Why an aggregator does not take a job back before one that was there has left, for people."""
 
 

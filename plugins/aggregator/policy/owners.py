@@ -126,7 +126,7 @@ def _spread(job: JobId, host: HostId) -> bytes:
 def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:
     """Why an aggregator takes no further job; empty when it does."""
     if jobs >= jobs_max:
-        return f"{jobs} jobs are summed here already (jobs_max)"
+        return f"{jobs} jobs are summed here already, the limit (jobs_max)"
     if load > load_max:
         return f"busy {load:.0%} of the time (load_max {load_max:.0%})"
     return ""

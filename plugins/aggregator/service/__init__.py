@@ -133,7 +133,7 @@ class AggregatorService(PluginService):
         try:
             return await checked.load(self.env.disk, STATE, kept_states) or AggregatorState()
         except checked.Damaged as error:
-            self.log.error("what was kept of aggregation is damaged, and begins anew", why=str(error))
+            self.log.error("the record of assignments is damaged, and starts empty", why=str(error))
             return AggregatorState()
 
     async def _save(self) -> None:
@@ -149,7 +149,7 @@ class AggregatorService(PluginService):
                 await self._save()
                 return
             except OSError as error:
-                self.log.error("who sums what cannot be written", why=str(error))
+                self.log.error("the record of assignments cannot be written", why=str(error))
                 await asyncio.sleep(SAVE_AGAIN_S)
 
     # ---- aggd ----
@@ -477,12 +477,14 @@ class AggregatorService(PluginService):
         if host == self.host.id:
             return self.tensors_here()
         if host not in {view.host for view in self.host.hosts()}:
-            raise Refused(3, f"there is no host {host!r}", "gossip knows none of that name", "agentctl hosts")
+            raise Refused(3, f"there is no host {host!r}", "gossip knows no host of that name", "agentctl hosts")
         try:
             answer = await self.host.ask(self.name, HostId(host), messages.TensorsHere(), ASK_ALL_S)
         except TimeoutError:
             what = f"{host} does not answer"
-            raise Refused(6, what, f"no word within {ASK_ALL_S:g} s", "agentctl hosts shows whether it is up") from None
+            raise Refused(
+                6, what, f"no answer within {ASK_ALL_S:g} s", "agentctl hosts shows whether it is up"
+            ) from None
         return answer.jobs if isinstance(answer, messages.Tensors) else []
 
     def metrics(self) -> Mapping[MetricSeries, float]:

@@ -4,9 +4,10 @@ from covey.core.metrics import MetricGroup
 
 METRICS = MetricGroup()
 BAD_FRAMES = METRICS.counter("covey_aggregator_bad_frames_total", "Frames of workers that aggd could not understand.")
-COPIED = METRICS.counter("covey_aggregator_copied_total", "Blocks of parameters that came from the aggregator before.")
+COPIED = METRICS.counter("covey_aggregator_copied_total", "Blocks of parameters received from the previous aggregator.")
 COPIES_FAILED = METRICS.counter(
-    "covey_aggregator_copies_failed_total", "Aggregators before that ended before they had brought all they had said."
+    "covey_aggregator_copies_failed_total",
+    "Previous aggregators that ended before they had sent all that they had announced.",
 )
 JOBS = METRICS.gauge("covey_aggregator_jobs", "Jobs whose tensors this host sums.")
 LOAD = METRICS.gauge("covey_aggregator_load", "Part of its cycle in which the aggregator is busy, 0 to 1.")

@@ -34,7 +34,7 @@ def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> TableMove:
         raise Refused(2, "nothing was moved", str(error), "agentctl tensors --move j7/1 gpu4") from error
     what, views = f"{order.job} was not moved", {view.host: view for view in hosts}
     if owner == order.to:
-        raise Refused(4, what, f"{owner} sums it already", "agentctl tensors")
+        raise Refused(4, what, f"{owner} already sums it", "agentctl tensors")
     for host in (owner, order.to):
         if host not in views:
             raise Refused(3, what, f"there is no host {host!r}", "agentctl hosts")

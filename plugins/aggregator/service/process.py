@@ -74,5 +74,5 @@ class AggdProcess:
             if not patience.looked(process.loaded):
                 process.signal(9)
                 await process.wait()
-                raise ConnectionError("lived and did not listen; it was killed")
+                raise ConnectionError("did not listen in time and was killed")
             await asyncio.sleep(LOOK_S)

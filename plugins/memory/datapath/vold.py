@@ -140,7 +140,7 @@ class Front:
             async with asyncio.timeout(HELLO_S):
                 await stream.read_into(memoryview(data))
         except TimeoutError as error:
-            raise WireError(f"no hello within {HELLO_S:g} s") from error
+            raise WireError(f"no greeting within {HELLO_S:g} s") from error
         try:
             hello = volumewire.hello(data)
         except OtherVersion as error:
@@ -226,7 +226,7 @@ class VolumeControl:
             case control.PlaceDead():
                 await self._volume.give_up(question.index, question.epoch, question.why)
             case control.GiveUp():
-                given_up = await self._volume.lenders.give_up_all("a person gave it up", SLABS_TOLD)
+                given_up = await self._volume.lenders.give_up_all("given up by request", SLABS_TOLD)
                 return PlaceList(question.id, given_up, len(given_up) == SLABS_TOLD)
             case control.StopProgram():
                 self.forget = question.forget

@@ -54,7 +54,7 @@ class BudgetAccount(NamedTuple):
     @property
     def words(self) -> str:
         """The account's name for people."""
-        return f"{self.kind} {self.name}" if self.name else "whoever names no tenant"
+        return f"{self.kind} {self.name}" if self.name else "volumes without a tenant"
 
 
 class BudgetHeld(NamedTuple):
@@ -125,7 +125,7 @@ def refused(held: BudgetHeld, more: int, me: HostId, lenders: Collection[HostId]
     if not held.fresh and me in in_turn(held, more, hosts, members):
         return ""
     has = f"{held.account.words} has {format_size(held.total)} of {format_size(held.budget)}"
-    return f"{has}: so near its budget each host lends its share of what is left every {FRESH_S:g} s; ask again"
+    return f"{has}: this near to its budget, each host lends only a part of what is left every {FRESH_S:g} s; try again"
 
 
 def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int = 1) -> set[HostId]:

@@ -75,7 +75,7 @@ def spare_bytes(budget: Budget) -> int:
 
 def shortage_told(budget: Budget | None) -> str:
     """Why slabs must be taken back, for people."""
-    assert budget is not None, "nothing goes before the first measurement"
+    assert budget is not None, "free memory has not been measured yet"
     free, kept = format_size(budget.free_at_best_bytes), format_size(budget.headroom_bytes)
     waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s" if budget.pressure > PRESSURE_MAX else ""
-    return f"memory is short: {free} free, headroom {kept}{waits}"
+    return f"memory is low: {free} free, headroom {kept}{waits}"

@@ -35,7 +35,7 @@ def parsed(text: object) -> int:
     """Number of data members in text of the form `K+1`. ValueError says what is wrong, for people."""
     data, plus, one = str(text).replace(" ", "").partition("+")
     if not (data.isascii() and data.isdigit() and len(data) < 4 and plus and one == "1"):
-        raise ValueError(f"{text!r} is not of the form K+1, such as 2+1 or 4+1")
+        raise ValueError(f"invalid parity {text!r}: expected K+1, such as 2+1 or 4+1")
     if not DATA_MIN <= int(data) <= DATA_MAX:
         raise ValueError(f"{text!r}: {DATA_MIN} to {DATA_MAX} members with pages, and one with their parity")
     return int(data)

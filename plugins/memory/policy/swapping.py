@@ -47,7 +47,7 @@ def lacks_room(now: RoomNow) -> str:
     room = max(0, now.available_bytes - kept) + now.elsewhere_bytes
     if now.used_bytes > room:
         return (
-            f"{format_size(now.used_bytes)} of pages are in it, and there is room for {format_size(room)}"
+            f"{format_size(now.used_bytes)} of pages are in it, and memory has room for {format_size(room)}"
             f" ({format_size(now.available_bytes)} available, of which {format_size(kept)} are kept,"
             f" and {format_size(now.elsewhere_bytes)} in other swap areas)"
         )

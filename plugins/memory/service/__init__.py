@@ -124,9 +124,9 @@ class MemoryService(PluginService):
         -1 stands for a person at agentctl."""
         try:
             if isinstance(frame, Attach | Detach) and peer.uid < 0:
-                what = f"cannot {type(frame).__name__.lower()} volume {_volume_name(frame.volume)}"
-                why = "the kernel of this host does not tell whose process asks"
-                raise Refused(4, what, why, "as the agent's user: agentctl attach --help")
+                what = f"cannot {'open' if isinstance(frame, Attach) else 'remove'} volume {_volume_name(frame.volume)}"
+                why = "the kernel of this host does not tell which user's process asks"
+                raise Refused(4, what, why, "as the agent's user: agentctl volume create --help")
             match frame:
                 case Attach():
                     peer.send(await self._attach_for(peer, frame))
@@ -155,15 +155,20 @@ class MemoryService(PluginService):
     def _say_coming(self, peer: JobPeer, name: str, why: str) -> None:
         """Tell a waiting process why its volume is not ready. Refused when that process is gone."""
         if peer.gone:
-            raise Refused(1, f"volume {name} is not waited for", "who asked for it hung up", "ask again")
+            raise Refused(
+                1,
+                f"nobody waits for volume {name}",
+                "the process that asked for it has closed its connection",
+                "open it again",
+            )
         peer.send(VolumeComing(name, why[:WHY_MAX]))
 
     # ---- what people ask ----
 
     def commands(self) -> Mapping[str, Command]:
         return {
-            "attach": self._attach,
-            "detach": self._detach,
+            "create": self._create,
+            "remove": self._remove,
             "export": self._export,
             "swap": self._swap,
             "give_up": self._give_up,
@@ -172,23 +177,23 @@ class MemoryService(PluginService):
             "accounts": self._accounts,
         }
 
-    async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
-        """Arguments: `volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: its owner, if it is
-        new; `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
+    async def _create(self, arguments: Mapping[str, Any]) -> VolumeView:
+        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
+        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
         `parity`: `K+1` for one on K + 1; `create`: true makes it anew, empty, whatever other hosts know of it."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
-            raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
+            raise Refused(2, f"{owner!r} is not a user", "expected a uid: a number from 0 on", "give --user NAME")
         account = Payer(_tenant(arguments.get("tenant", "")))
         kind = Kind(arguments.get("mirror", 0), arguments.get("parity", ""))
         make: Make = "anew" if arguments.get("create") is True else ""
         volume = await self.borrowing.attach(name, size, -1, owner, kind, account, make)
         return self.borrowing.volume_view(volume)
 
-    async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arguments: `volume`."""
+    async def _remove(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`volume`."""
         name = _volume_name(arguments.get("volume"))
         await self.borrowing.detach(name, -1)
         return {"volume": name}
@@ -271,14 +276,16 @@ class MemoryService(PluginService):
 def _volume_name(name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
-        raise Refused(2, f"{name!r} is no name for a volume", why, "choose such a name")
+        raise Refused(2, f"{name!r} is not a valid name for a volume", why, "choose such a name")
     return name
 
 
 def _tenant(name: object) -> str:
     if name == "" or (isinstance(name, str) and _NAME.fullmatch(name)):
         return name
-    raise Refused(2, f"{name!r} is no tenant", "it is a name as jobs are submitted with", "give --tenant NAME")
+    raise Refused(
+        2, f"{name!r} is not a tenant", "expected a name as in agentctl submit --tenant", "give --tenant NAME"
+    )
 
 
 def _size(size: object) -> int:
@@ -289,4 +296,4 @@ def _size(size: object) -> int:
             return size
         raise ValueError(f"size = {size!r}: expected bytes, or text such as '64 MiB'")
     except ValueError as error:
-        raise Refused(2, "that is no size for a volume", str(error), "give a size such as 64 MiB") from error
+        raise Refused(2, "invalid size for a volume", str(error), "give a size such as 64 MiB") from error

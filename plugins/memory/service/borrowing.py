@@ -128,7 +128,7 @@ class Borrowing:
                 found = self._keep(known)
                 size = format_size(known.size_bytes)
                 slabs = f"slabs of {format_size(known.slab_bytes)}"
-                self._host.note(f"volume/{name}", "attached", f"{size} in {slabs}{forming.in_words(known)}")
+                self._host.note(f"volume/{name}", "created", f"{size} in {slabs}{forming.in_words(known)}")
         await self._until_ready(found, began_s, waits)
         if found.known.members > 1 and not found.known.formed:
             await self._former.wait(found, began_s, waits)
@@ -143,17 +143,17 @@ class Borrowing:
             return owner
         if owner is None and uid in (-1, 0) and whose != -1:
             return whose
-        known = "whose it was is not known" if owner is None else f"it belongs to another user (uid {owner})"
+        known = "its owner is not known" if owner is None else f"it belongs to another user (uid {owner})"
         why = f"its files are on {self._host.id}, whose agent has lost its record of it, and {known}"
-        step = f"choose another name; root may say whose it is: agentctl attach {name} SIZE --user NAME"
-        raise Refused(4, f"cannot attach volume {name}", why, step)
+        step = f"choose another name; root may say whose it is: agentctl volume create {name} SIZE --user NAME"
+        raise Refused(4, f"cannot open volume {name}", why, step)
 
     async def _may_be_made(self, name: str, make: Make, waits: Waits | None) -> None:
         """Check that a volume may be made. Refused when it must exist, or when other hosts know of one whose record is
         lost and that was not given up."""
         if make == "never":
-            why = f"{self._host.id} has none of that name: it was detached, or is on another host"
-            raise Refused(3, f"no volume {name}", why, "agentctl volumes shows all; RemoteMemory.open makes one")
+            why = f"{self._host.id} has none of that name: it was removed, or is on another host"
+            raise Refused(3, f"no volume {name}", why, "agentctl volume ls shows all; RemoteMemory.open creates one")
         if make == "anew":
             await self.earlier.forget(name)
         else:
@@ -166,10 +166,10 @@ class Borrowing:
         what, logs = f"volume {name} is not ready", f"logs/{vold.control_name(name)}.log"
         while not process.ready.is_set():
             if self.volumes.get(name) is not found:
-                raise Refused(1, what, "it was detached meanwhile", "attach it again")
+                raise Refused(1, what, "it was removed meanwhile", "open it again")
             if process.deaths >= DEATHS_MAX:
-                step = f"see {logs}; put its files back from a copy, or give up what is in it: agentctl detach {name}"
-                raise Refused(1, what, f"{process.died}; it is started again and again", step)
+                step = f"see {logs}; put its files back from a copy, or drop what is in it: agentctl volume rm {name}"
+                raise Refused(1, what, f"{process.died}; it keeps dying after each start", step)
             try:
                 async with asyncio.timeout(LOOK_S):
                     await process.ready.wait()
@@ -183,11 +183,11 @@ class Borrowing:
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
         """The record of the volume, or what it will be. Refused: it is another user's, of another size, or
         impossible."""
-        settings, what = self._settings, f"cannot attach volume {name}"
+        settings, what = self._settings, f"cannot open volume {name}"
         count, parity = forming.checked_members(kind, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
-            why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
+            why = f"{size_bytes} bytes; a volume may have 1 B to {format_size(most)}"
             raise Refused(2, what, why, "choose another size, or raise volume_max, slab or page in agent.toml")
         found = self.volumes.get(name)
         if found is None:
@@ -227,11 +227,11 @@ class Borrowing:
         async with self._changing:
             found = self.volumes.get(name)
             if found is None:
-                raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-            forming.check_owner(found.known, uid, f"cannot detach volume {name}")
+                raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
+            forming.check_owner(found.known, uid, f"cannot remove volume {name}")
             if found.known.swap:
                 why = "it is swap of this host, and its pages would be lost"
-                raise Refused(4, f"cannot detach volume {name}", why, f"agentctl memory detach {name}")
+                raise Refused(4, f"cannot remove volume {name}", why, f"agentctl volume unswap {name}")
             await self._forget(found)
 
     async def _forget(self, found: OpenVolume) -> None:
@@ -242,7 +242,7 @@ class Borrowing:
         for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
             await self._env.disk.delete(file)
         await self._record.forget_volume(name)
-        self._host.note(f"volume/{name}", "detached", "forgotten here and at its lenders")
+        self._host.note(f"volume/{name}", "removed", "from this host and its lenders")
 
     def _keep(self, known: KnownVolume) -> OpenVolume:
         name, settings = known.volume, self._settings
@@ -374,7 +374,11 @@ class Borrowing:
         if tenant == known.tenant or self.volumes.get(known.volume) is not volume:
             return
         volume.known = msgspec.structs.replace(known, tenant=tenant)
-        self._host.note(f"volume/{known.volume}", "payer", f"job {known.job} is of tenant {tenant}, whose it counts as")
+        self._host.note(
+            f"volume/{known.volume}",
+            "payer",
+            f"job {known.job} belongs to tenant {tenant}, and its volume counts there",
+        )
         try:
             await self._record.set_volume(volume.known)
         except OSError as error:  # the log says it again to the next agent
@@ -408,7 +412,7 @@ class Borrowing:
         place, volume = action.place, self.volumes.get(action.volume)
         try:
             if volume is None:
-                raise ConnectionResetError("the volume was detached")
+                raise ConnectionResetError("the volume was removed")
             answer = await volume.process.ask(
                 lambda id: control.OpenSlabFrame(
                     id, action.index, place.epoch, place.lender, place.address, place.secret

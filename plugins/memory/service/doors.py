@@ -36,7 +36,7 @@ class Doors:
     def _volume(self, name: str) -> OpenVolume:
         volume = self._volumes.get(name)
         if volume is None:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
         return volume
 
     async def _ask(self, name: str, question: Callable[[int], Question], timeout_s: float) -> Answer:
@@ -44,7 +44,7 @@ class Doors:
             return await self._volume(name).process.ask(question, timeout_s)
         except (ConnectionError, TimeoutError) as error:
             why = f"its process does not answer: {error}"
-            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
+            raise Refused(1, f"cannot reach the process of volume {name}", why, "try again in a few seconds") from error
 
     async def _remember(self, volume: OpenVolume, **changed: object) -> None:
         volume.known = msgspec.structs.replace(volume.known, **changed)
@@ -105,11 +105,11 @@ class Doors:
             return
         _must_be_formed(volume, what)
         if volume.known.uid != -1 or volume.known.exports:
-            why = "processes of this host read and write it"
-            raise Refused(4, what, why, "agentctl memory attach ANOTHER --size SIZE --swap")
+            why = "processes of this host use it as a volume"
+            raise Refused(4, what, why, "agentctl volume swap ANOTHER SIZE")
         lacks = self._stay()
         if lacks:
-            why = f"the agent could wait for itself: {lacks}"
+            why = f"the agent could deadlock on its own swap: {lacks}"
             raise Refused(4, what, why, "see docs/guides/memory.md, As swap")
         backend = f"covey:{self._host.id}:{name}:{self._env.entropy(BACKEND_BYTES).hex()}"
         await self._remember(volume, swap=backend)  # first: of what the kernel has somebody must know
@@ -119,7 +119,7 @@ class Doors:
             await self._remember(volume, swap="")
             why, _, further = str(getattr(answer, "why", answer)).partition("; next: ")
             raise Refused(4, what, why, further or "see docs/guides/memory.md, As swap")
-        self._host.note(f"volume/{name}", "swap", "of this host from now on")
+        self._host.note(f"volume/{name}", "swap", "the host swaps to it from now on")
 
     async def end_swap(self, name: str) -> str:
         """End the swap: `off`, or `ending` when it takes longer. Refused when there is no room for its pages: it stays
@@ -154,5 +154,5 @@ def _must_be_formed(volume: OpenVolume, what: str) -> None:
     """Refuse a volume that has no place for all of it yet: it may be given up for want of room, with all its
     content."""
     if volume.known.members > 1 and not volume.known.formed:
-        why = f"{volume.formed()} of its {volume.slabs} slabs have all their places so far"
+        why = f"{volume.formed()} of its {volume.slabs} slabs have all their lenders so far"
         raise Refused(1, what, why, "try again in a few seconds")

@@ -58,7 +58,7 @@ class EarlierElsewhere:
                 raise _not_said(name, silent)
             if silent:
                 if waits is not None:
-                    waits(f"{named(silent)} has not said whether it holds pages of an earlier volume of this name")
+                    waits(f"{named(silent)} has not said yet whether it holds pages of an earlier volume of this name")
                 await asyncio.sleep(PAUSE_S)
 
     async def forget(self, name: str) -> list[HostId]:
@@ -67,7 +67,7 @@ class EarlierElsewhere:
         told = await asyncio.gather(*(self._ask(host, name, forget=True) for host in others))
         found = [each.host for each in told if each is not None and (each.held or each.freed)]
         if found:
-            self._host.note(f"volume/{name}", "given up", f"a person gave up its pages at {named(found)}")
+            self._host.note(f"volume/{name}", "given up", f"its pages were given up by request, at {named(found)}")
         return found
 
     def _others(self) -> list[HostId]:
@@ -96,15 +96,15 @@ class EarlierElsewhere:
         me = self._host.id
         held, freed = sum(each.held for each in told), sum(each.freed for each in told)
         hosts = named([each.host for each in told])
-        slabs = f"{held} slabs of it lie" if held else f"{freed} slabs of it lay, until nobody renewed them,"
+        slabs = f"{held} slabs of it are" if held else f"{freed} slabs of it were, until their lease ran out,"
         why = f"{me} had a volume of this name and has lost its record; {slabs} at {hosts}"
-        step = f"put the state directory of {me} back from a copy, or give those pages up: {word(name)}"
-        return Refused(4, f"volume {name} is not made anew, empty", why, step)
+        step = f"restore the state directory of {me} from a copy, or drop those pages: {word(name)}"
+        return Refused(4, f"volume {name} is not created again, empty", why, step)
 
 
 def word(name: str) -> str:
     """Command by which a person says that a volume is made anew."""
-    return f"agentctl volumes give-up {name}, or create=True in RemoteMemory.open"
+    return f"agentctl volume give-up {name}, or create=True in RemoteMemory.open"
 
 
 def named(hosts: list[HostId]) -> str:
@@ -112,7 +112,10 @@ def named(hosts: list[HostId]) -> str:
 
 
 def _not_said(name: str, silent: list[HostId]) -> Refused:
-    why = f"{named(silent)}, which may hold pages, did not say within {SILENT_S:g} s what it knows of an earlier one"
+    why = (
+        f"{named(silent)}, which may hold pages, did not say within {SILENT_S:g} "
+        "s whether it holds pages of an earlier one"
+    )
     return Refused(
-        1, f"volume {name} is not made", why, f"try again; if no page of an earlier one matters: {word(name)}"
+        1, f"volume {name} is not created", why, f"try again; if no page of an earlier volume matters: {word(name)}"
     )

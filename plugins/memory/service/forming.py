@@ -74,7 +74,7 @@ def refuse_over_budget(
             step = f"raise budgets.{by.tenant} in agent.toml of all hosts"
             if account.kind == "job":
                 step = "submit it with more --remote-memory"
-            raise Refused(4, what, why, f"detach one of its volumes (agentctl memory), or {step}")
+            raise Refused(4, what, why, f"remove one of its volumes (agentctl memory lists them), or {step}")
 
 
 def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by: Payer, what: str) -> None:
@@ -84,11 +84,11 @@ def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by:
     if by.job and of_job >= settings.volumes_per_job_max:
         most = f"{settings.volumes_per_job_max} (volumes_per_job_max in [memory])"
         why = f"job {by.job} has {of_job} volumes on this host, and may have {most}"
-        step = "use one volume for many steps, at offsets; detach() what is not needed, or raise it in agent.toml"
+        step = "use one volume for many steps, at offsets; remove() what is not needed, or raise it in agent.toml"
         raise Refused(4, what, why, step)
     if len(mine) >= settings.volumes_max:
         why = f"this host has {len(mine)} volumes, and may have {settings.volumes_max} (volumes_max in [memory])"
-        raise Refused(4, what, why, "detach one (agentctl volumes, agentctl detach), or raise it in agent.toml")
+        raise Refused(4, what, why, "remove one (agentctl volume ls, agentctl volume rm), or raise it in agent.toml")
 
 
 def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
@@ -96,7 +96,7 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
     members, parity_ = kind
     if parity_:
         if members:
-            why = "--mirror keeps every page twice, --parity the pages once and their parity; a volume does one of them"
+            why = "--mirror keeps every page twice, --parity keeps pages once and their parity; choose one of them"
             raise Refused(2, what, why, f"give --mirror {MEMBERS} or --parity 2+1")
         try:
             return parity.parsed(parity_) + 1, True
@@ -104,8 +104,8 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
             step = f"give --parity 2+1 or 4+1, or --mirror {MEMBERS}"
             raise Refused(2, what, f"--parity {error}", step) from None
     if isinstance(members, bool) or members not in (0, 1, MEMBERS):
-        why = f"--mirror {members!r}: a slab has {MEMBERS} members, on two hosts, or the disk of this host beside one"
-        raise Refused(2, what, why, f"give --mirror {MEMBERS}, or nothing")
+        why = f"--mirror {members!r}: a mirrored slab is on exactly {MEMBERS} hosts"
+        raise Refused(2, what, why, f"give --mirror {MEMBERS}, or leave it out")
     assert isinstance(members, int)
     return max(1, members), False
 
@@ -147,12 +147,12 @@ class Former:
             except TimeoutError:
                 why = f"{volume.formed()} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far"
                 if waits is None:
-                    raise Refused(1, what, f"{why}, and it goes on", "try again in a few seconds") from None
+                    raise Refused(1, what, f"{why}; it is still being formed", "try again in a few seconds") from None
                 waits(why)
         if volume.refused is not None:
             raise volume.refused
         if not volume.known.formed:
-            raise Refused(1, what, "it was detached meanwhile", "attach it again")
+            raise Refused(1, what, "it was removed meanwhile", "open it again")
 
     async def _form(self, volume: OpenVolume) -> None:
         settled = volume.settled
@@ -185,7 +185,7 @@ class Former:
         name = volume.known.volume
         if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
             which = f"{volume.formed()} of {volume.slabs} slabs are whole"
-            why = f"there is no room for all of it, and it may hold pages, so it is kept; {which}"
+            why = f"there is no room for all of it, but it may hold pages, so it is kept; {which}"
             volume.settled, volume.refused = None, Refused(1, f"volume {name} is not ready", why, "agentctl slabs")
             self._host.note(f"volume/{name}", "kept", why)
             return
@@ -237,12 +237,12 @@ def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
     trouble = f" ({volume.trouble})" if volume.trouble else ""
     known = volume.known
     why = (
-        f"{volume.numbers} places are needed ({counted(volume.slabs)}, on {hosts(known)} other hosts each), and {found}"
-        f" were found{trouble}; what was taken is given back"
+        f"it needs {volume.numbers} slabs at lenders ({counted(volume.slabs)}, each on {hosts(known)} other hosts), and"
+        f" only {found} were found{trouble}; those were given back"
     )
     without = "--parity" if known.parity else "--mirror"
-    next_step = f"agentctl hosts shows who lends; ask for less, or attach it without {without}"
-    return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)
+    next_step = f"agentctl hosts shows who lends; ask for less, or create it without {without}"
+    return Refused(4, f"cannot create volume {volume.known.volume}", why, next_step)
 
 
 def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> str:
@@ -257,7 +257,9 @@ def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> 
     if not shared:
         return ""
     which = ", ".join(map(str, shared[:8])) + (" ..." if len(shared) > 8 else "")
-    return f"two members of slab {which} lie in one rack, since no host of another one had room: its loss is two losses"
+    return (
+        f"two members of slab {which} are in one rack, since no other rack had room: the loss of that rack loses both"
+    )
 
 
 def hosts(known: KnownVolume) -> str:
@@ -276,12 +278,12 @@ def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | No
     """Refuse if the volume exists and differs. `asked`: members, and whether with parity; None: as it is."""
     if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
         why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
-        raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
+        raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or remove it first")
     if asked is not None and asked != (known.members, known.parity):
-        why = f"it exists with {known.members} places for each slab, not {asked[0]}"
+        why = f"it exists with {known.members} lenders for each slab, not {asked[0]}"
         if asked[0] == known.members:
             why = f"it exists {'with' if known.parity else 'without'} parity"
-        raise Refused(4, what, why, "ask for it as it is, or detach it first")
+        raise Refused(4, what, why, "ask for it as it is, or remove it first")
 
 
 def check_owner(known: KnownVolume, uid: int, what: str) -> None:

@@ -278,7 +278,7 @@ class Lending:
     def notes(self) -> list[str]:
         """Notes for people: privileges that the slab process lacks, and facts that other hosts are not told."""
         lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
-        return [*lacks, f"others do not hear to whom it lends: {self._untold}"] if self._untold else lacks
+        return [*lacks, f"other hosts do not learn to whom this host lends: {self._untold}"] if self._untold else lacks
 
     def metrics(self) -> dict[MetricSeries, float]:
         lent = self.machine.lent.values()

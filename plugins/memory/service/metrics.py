@@ -4,10 +4,8 @@ from covey.core.metrics import MetricGroup
 
 METRICS = MetricGroup()
 HEADROOM_BYTES = METRICS.gauge("covey_headroom_bytes", "Memory this host keeps free for itself.")
-LINKS = METRICS.gauge("covey_memory_links", "Places of volumes at lenders, by how their links are.", "state")
-PAGES_REFUSED = METRICS.counter(
-    "covey_memory_pages_refused_total", "Pages that came back from a lender and were not what had been sealed for it."
-)
+LINKS = METRICS.gauge("covey_memory_links", "Slabs of volumes at lenders, by the state of their links.", "state")
+PAGES_REFUSED = METRICS.counter("covey_memory_pages_refused_total", "Pages from lenders that failed authentication.")
 TENANT_BYTES = METRICS.gauge(
     "covey_memory_tenant_bytes",
     "Remote memory of each tenant: its volumes on this host, and what this host lends to it.",
@@ -41,7 +39,7 @@ WRITE_SECONDS = METRICS.histogram(
 PAGE_BYTES = METRICS.counter("covey_page_bytes_total", "Bytes of volumes' pages read and written.", "op", "from")
 PAGE_QUEUE_PAGES = METRICS.gauge("covey_page_queue_pages", "Pages that wait to be written to disk.")
 STALLS = METRICS.counter(
-    "covey_memory_stalls_total", "Times that slabd, or a vold, held up its own loop for more than 5 ms.", "process"
+    "covey_memory_stalls_total", "Times that the loop of slabd or of a vold stalled for more than 5 ms.", "process"
 )
 STALL_LONGEST_SECONDS = METRICS.gauge(
     "covey_memory_stall_longest_seconds",
@@ -82,5 +80,5 @@ SLABS_UNRECOVERED = METRICS.counter(
     "covey_slabs_unrecovered_total", "Slabs lost at a restart: their lender had lost them, or was given up."
 )
 SPARE_BYTES = METRICS.gauge("covey_spare_bytes", "Memory above headroom, which may be lent.")
-VOLUMES = METRICS.gauge("covey_volumes", "Volumes of remote memory attached on this host.")
+VOLUMES = METRICS.gauge("covey_volumes", "Volumes of remote memory of this host.")
 VOLUMES_IN_TROUBLE = METRICS.gauge("covey_volumes_in_trouble", "Volumes whose disk refuses pages now.")

@@ -130,7 +130,7 @@ class SlabRecord:
                 )
             elif why or why_no_copy:
                 both = f"{self._disk.path(FILE)} and {self._disk.path(COPY)}"
-                what_then = f"put one back; or end slabd and every vold of this host, and delete {both}"
+                what_then = f"restore one of them; or end slabd and every vold of this host, and delete {both}"
                 raise ValueError(f"{why or why_no_copy}, and there is no other copy; {what_then}")
         self.now = found or SlabsOnDisk(since=boot)
 

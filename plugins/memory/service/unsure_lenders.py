@@ -69,7 +69,7 @@ class UnsureLenders:
     async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
         volume = self._volumes.get(slab.volume)
         if volume is not None:
-            why = f"{lender} says that it does not hold it any more"
+            why = f"{lender} no longer holds it"
             await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
 
     async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
@@ -83,7 +83,7 @@ class UnsureLenders:
             try:
                 answer = await volume.process.ask(control.GiveUp, ASK_S)
             except (ConnectionError, TimeoutError) as error:
-                what = f"volume {name} cannot be asked"
+                what = f"cannot reach the process of volume {name}"
                 raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
             given_up += answer.places if isinstance(answer, PlaceList) else ()
             more = isinstance(answer, PlaceList) and answer.more
@@ -96,5 +96,5 @@ class UnsureLenders:
         one."""
         found = await self._earlier.forget(name)
         if not found:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
         return tuple(OpenPlace(0, 0, host, "", b"") for host in found)

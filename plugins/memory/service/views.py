@@ -138,12 +138,12 @@ def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests
 def trouble_told(trouble: str, members: int) -> tuple[str, str]:
     """Event and reason for the event log of a volume when its trouble begins, changes or ends."""
     if members == 1:
-        return ("disk refuses", trouble) if trouble else ("disk well again", "it takes pages")
+        return ("disk refuses", trouble) if trouble else ("disk works again", "it takes pages")
     return ("not whole", trouble) if trouble else ("whole again", f"every slab in use has {members} whole members")
 
 
 def given_up_told(place: OpenPlace, members: int) -> str:
     """Line for the event log of a volume when a person does not want to wait for a lender."""
     slab = mirroring.slab_of(place.index, members)
-    cost = "pages written there last may read older" if members == 1 else "what no other member has is lost"
-    return f"slab {slab} waits no longer for {place.lender}; {cost}"
+    cost = "pages written there last may read older" if members == 1 else "pages that no other member has are lost"
+    return f"slab {slab} no longer waits for {place.lender}; {cost}"

@@ -82,9 +82,9 @@ NO_LIMIT = ", or nothing for no limit"
 NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("name", "text", words=NAMED, flag="--name", help="default: the script's"),
+    Option("name", "text", words=NAMED, flag="--name", help="name of the job (default: that of the script)"),
     Option(
-        "workers", "count", 1, 4096, flag="--workers", metavar="N", help="processes of the gang (default 1)",
+        "workers", "count", 1, 4096, flag="--workers", metavar="N", help="number of processes (default 1)",
     ),
     Option(
         "gpus_per_worker", "count", 0, 64, flag="--gpus", metavar="N", help="GPUs for each worker or node (default 1)",
@@ -94,34 +94,37 @@ OPTIONS: tuple[Option, ...] = (
     Option("env", "text", words=f"an object of at most {VARIABLES_MAX} strings, without '=' in a name"),
     Option(
         "pack", "choice", choices=get_args(Pack), flag="--pack", flag_choices=("host", "any"),
-        help="host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
-        "default: the fewest hosts that have room now, and gaps once a model has shown that spreading does not slow it",
+        help="host: all workers on one host, waiting for one with room; any: wherever GPUs are free, filling gaps; "
+        "default: the fewest hosts that have room now, and gaps once a model was seen not to slow down when spread",
     ),
     Option(
         "bind_gpus", "switch", flag="--bind-gpus",
-        help="each worker sees its own GPUs only, as device 0 and up (for programs that take every GPU they see); "
-        "default: it sees all of the job's on its host, and LOCAL_RANK is its own",
+        help="each worker sees its own GPUs only, as device 0 and up (for programs that use every GPU they see); "
+        "default: it sees all GPUs of the job on its host, and uses the one numbered LOCAL_RANK",
     ),
     Option(
         "gpu_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 says nothing", flag="--gpu-memory",
-        metavar="SIZE", help="what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that "
-        "has less now is not taken beside others",
+        metavar="SIZE", help="memory that each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, a "
+        "GPU that has less free memory is not used beside other jobs",
     ),
     Option(
         "remote_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is no limit", flag="--remote-memory",
-        metavar="SIZE", help="the most memory of other hosts that its volumes have, all its hosts together, such as "
-        "8GiB (default: no limit but its tenant's budget)",
+        metavar="SIZE", help="the most memory of other hosts that the volumes of its ranks may take together, such as "
+        "8GiB (default: limited only by its tenant's budget)",
     ),
     Option(
         "attach", "switch", flag="--no-attach",
-        help="leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
-        "scripts are seen without a change to them",
+        help="do not hook the script; default: a folder of Covey comes first in PYTHONPATH, so the steps of PyTorch "
+        "and JAX scripts are seen without a change to them",
     ),
-    Option("tenant", "text", words=NAMED, flag="--tenant", help="who pays (default: default)"),
+    Option(
+        "tenant", "text", words=NAMED, flag="--tenant",
+        help="the tenant whose quota the job counts against (default: default)",
+    ),
     Option(
         "class", "choice", choices=get_args(JobClass), flag="--class",
-        help="guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; auto: "
-        "guaranteed, and opportunistic once it waited long",
+        help="guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left over, and yields; "
+        "auto: guaranteed, and opportunistic after a long wait",
     ),
     Option("skew", "number", 0, 1, words=": bytes of the largest tensor over bytes of all"),
     Option(
@@ -130,7 +133,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "retries", "count", 0, STARTS_MAX, flag="--retries", metavar="N",
-        help="starts again after a failure (default 0)",
+        help="how often to start the job again after a failure (default 0)",
     ),
     Option("retries_lost", "count", 0, STARTS_MAX),
     Option("retries_again", "count", 0, STARTS_MAX),
@@ -138,23 +141,25 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "on_lost", "choice", choices=("heal", "restart", "keep"), flag="--on-lost",
         flag_choices=("heal", "restart", "stop", "keep"),
-        help="when a host is lost, heal (default): another one takes its ranks over and the rest of the job goes on, "
-        "if the script attached its state, else as restart: the whole job begins again; stop: it fails; keep: ranks on "
-        "a host that is cut off go on, and the job waits until it is back or is given up",
+        help="when a host is lost: heal (default): another host takes over its ranks and the others keep running, if "
+        "the script registered its state (job.state), else as restart; restart: the whole job starts again; stop: the "
+        "job fails; keep: ranks on a host that is cut off keep running, and the job waits until the host is back or "
+        "is given up",
     ),
     Option(
         "spares", "count", 0, 64, flag="--spares", metavar="N",
-        help="processes on each of its hosts, and on one more, that have imported what the script imports and wait to "
-        "become a rank that is lost (default 0; where the script attached its state)",
+        help="processes, on each of its hosts and on one more, that have imported what the script imports and wait to "
+        "replace a lost rank (default 0; needs a script that registers its state)",
     ),
     Option(
         "hang_s", "seconds", 1, TIME_S_MAX, words=NO_LIMIT, flag="--hang", metavar="TIME",
-        help="how long the others may wait for one rank, or all stand still, such as 10m: then the stacks of all are "
-        "kept (agentctl logs), and that rank is started again, or the job fails where nobody can be named (default: "
-        "for ever)",
+        help="how long the other ranks may wait for one rank, or all make no progress, such as 10m: then the stacks "
+        "of all are kept (agentctl logs), and that rank is started again; the job fails if no single rank is at fault "
+        "(default: no limit)",
     ),
     Option(
-        "grace_s", "seconds", 0, 3600, flag="--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)",
+        "grace_s", "seconds", 0, 3600, flag="--grace", metavar="TIME",
+        help="time between SIGTERM and SIGKILL (default 60s)",
     ),
 )  # fmt: skip
 """All options, in the order in which `agentctl submit --help` lists them."""

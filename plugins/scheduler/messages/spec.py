@@ -152,8 +152,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
             if value is not None
         }
         if checked.get("spares") and checked.get("on_lost", "heal") != "heal":
-            why = f"they replace single ranks, and with on_lost = {checked['on_lost']!r} none is replaced alone"
-            raise SpecError("spares", "this job can have no spares", why, 'leave spares out, or set on_lost = "heal"')
+            why = (
+                f"spares replace single ranks, and with on_lost = {checked['on_lost']!r} "
+                "ranks are not replaced one by one"
+            )
+            raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
         checked.setdefault("name", name_of(checked["argv"]))
         return msgspec.convert(checked, cls)
 
@@ -175,7 +178,7 @@ def _wrong(name: str, value: Any, expected: str) -> SpecError:
     except RecursionError:
         shown = "nested so deeply"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return SpecError(name, f"{name} cannot be {shown}", f"expected {expected}", f"correct {name} and submit again")
+    return SpecError(name, f"invalid {name}: {shown}", f"expected {expected}", f"correct {name} and submit again")
 
 
 def _fits_a_process(name: str, value: Any) -> None:
@@ -183,27 +186,29 @@ def _fits_a_process(name: str, value: Any) -> None:
     if name == "argv" and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
         for place, each in enumerate(value):
             if not _TEXT.fullmatch(each):
-                raise SpecError("argv", f"argument {place} cannot be {_short(each)}", NO_TEXT, TEXT_NEXT)
+                raise SpecError("argv", f"invalid argument {place}: {_short(each)}", NO_TEXT, TEXT_NEXT)
         if excess := argv_excess(value):
-            raise SpecError("argv", *excess, "put what is long into a file, and give the job the file's name")
+            raise SpecError("argv", *excess, "put long content into a file, and give the job the file's name")
     if name == "env" and isinstance(value, Mapping):
         for variable, content in value.items():
             if not (isinstance(variable, str) and isinstance(content, str)):
-                why = f"a variable is a text, and this is a {type(content).__name__}"
-                raise SpecError("env", f"variable {_short(variable)} cannot be carried", why, "write it in quotes")
+                why = f"a variable must be text, and this is a {type(content).__name__}"
+                raise SpecError("env", f"variable {_short(variable)} cannot be passed on", why, "write it in quotes")
             if not variable or "=" in variable or not _TEXT.fullmatch(variable):
                 why = "a name is text of at least one character, without '=' and NUL"
-                raise SpecError("env", f"no variable can have the name {_short(variable)}", why, "give it another name")
+                raise SpecError("env", f"invalid name of a variable: {_short(variable)}", why, "give it another name")
             if not _TEXT.fullmatch(content):
-                raise SpecError("env", f"variable {for_people(variable)} cannot be carried", NO_TEXT, TEXT_NEXT)
+                raise SpecError("env", f"variable {for_people(variable)} cannot be passed on", NO_TEXT, TEXT_NEXT)
         if excess := env_excess(value):
             next = "leave variables out (env -u NAME agentctl submit ..., or --no-env), or read long ones from a file"
             raise SpecError("env", *excess, next)
 
 
 _TEXT = re.compile(f"{TEXT}*")
-NO_TEXT = "it has a NUL, or half of a pair of UTF-16, and no process can be given these"
-TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/core/carried.py; agentctl does)"
+NO_TEXT = "it has a NUL, or half of a pair of UTF-16, and a process cannot be given these"
+TEXT_NEXT = (
+    "write a byte that is not UTF-8 as NUL and its two hexadecimal digits (covey/core/carried.py; agentctl does)"
+)
 
 
 def _short(value: Any) -> str:
@@ -214,7 +219,7 @@ def _short(value: Any) -> str:
 def _unknown(name: Any, known: Iterable[str]) -> SpecError:
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     next = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}"
-    return SpecError(str(name)[:80], f"{str(name)[:80]!r} is no field of a job", "it is not known here", next)
+    return SpecError(str(name)[:80], f"{str(name)[:80]!r} is not a field of a job", "there is no such field", next)
 
 
 def name_of(argv: tuple[str, ...] | list[str]) -> str:

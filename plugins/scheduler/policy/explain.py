@@ -46,7 +46,7 @@ def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
     all take jobs."""
     rows = [f"{host} {one.count} ({one.why})" for host, one in sorted(out.items())]
     more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
-    return f"GPUs that take no job: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
+    return f"GPUs that cannot take jobs: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
 
 
 def ordinal(number: int) -> str:
@@ -68,15 +68,18 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
         return None
     what = f"{spec.name} can never be placed"
     if spec.pack == "host" and spec.gpus <= have:
-        why = f"all its workers want one host, which needs {gpus(spec.gpus)}, and the largest host has {largest}"
+        why = f"all its workers must be on one host, which needs {gpus(spec.gpus)}, and the largest host has {largest}"
         return Never(7, what, why, "submit it without --pack host, or ask for fewer workers")
     if spec.pack == "apart" and spec.gpus <= have:
-        why = f"{_needs(spec)}, and this rack has {fits} such hosts"
+        why = f"{_needs(spec)}, and this rack has only {fits} such hosts"
         return Never(7, what, why, f"ask for at most {fits} nodes, or use --workers, which may share a host")
     if spec.gpus > have:
         why = f"it needs {gpus(spec.gpus)}, and this rack has {have} on {len(totals)} hosts"
     else:
-        why = f"this rack's hosts take {fits} workers with {gpus(spec.gpus_per_worker)} each, and it has {spec.workers}"
+        why = (
+            f"this rack's hosts have room for {fits} workers with {gpus(spec.gpus_per_worker)} "
+            f"each, and the job has {spec.workers}"
+        )
     return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
 
 
@@ -101,8 +104,8 @@ def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Ne
 def demoted(spec: JobSpec, waited_s: float) -> str:
     """What happened to a job of class auto that waited for `waited_s` seconds."""
     return (
-        f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic, "
-        f"runs on GPUs that guaranteed jobs leave, and yields to them"
+        f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic: "
+        "it runs on GPUs that guaranteed jobs leave free, and yields to them"
     )
 
 
@@ -122,13 +125,13 @@ def shares(other: JobId, job_class: str, hosts: Sequence[HostId]) -> str:
 def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
     """The GPUs kept, in words: `2 of 4 GPUs kept: h1 2`."""
     if not kept:
-        return "it keeps no GPUs any more: others may have them"
+        return "its GPUs are no longer reserved; other jobs may use them"
     by_host: dict[str, int] = {}
     for place, count in kept.items():  # where GPUs are shared each is kept by itself: `h1/8f2c01aa`
         host = place.partition("/")[0]
         by_host[host] = by_host.get(host, 0) + count
     where = ", ".join(f"{host} {count}" for host, count in sorted(by_host.items()))
-    return f"{sum(kept.values())} of {gpus(wanted)} kept: {where}"
+    return f"{sum(kept.values())} of {gpus(wanted)} reserved: {where}"
 
 
 def named(rows: Sequence[Row], count: int | None = None) -> str:
@@ -170,22 +173,23 @@ def waits_for(
     position = walk.positions[job]
     row, waiting = position.row, position.ahead
     queue = queue_of(row.attained_gpu_s, order.thresholds)
-    place = f"{ordinal(waiting + 1)} of those waiting, in queue {queue}"
+    place = f"{ordinal(waiting + 1)} of the waiting jobs, in queue {queue}"
     if job in over_quota:
         return f"{place}; {_quota_words(row, walk, order.quota(row.tenant))}"
     if row.gpus > capacity:
         return (
-            f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have {capacity}: it starts when more join"
+            f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have "
+            f"{capacity}: it starts when more hosts join"
         )
     holders = walk.holders
     free = max(0, capacity - walk.held)
-    narrow = ", as gangs of fewer GPUs go first" if position.passed else ""
+    narrow = ", since jobs with fewer GPUs go first" if position.passed else ""
     first = walk.waiting[: min(waiting, NAMED_MAX)]
     ahead = f"; ahead: {named(first, waiting)}{narrow}" if waiting else ""
     if row.gpus <= free and not waiting:
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
-    until = f"; it starts when enough of {named(holders)} end" if holders else ""
+    until = f"; it starts when enough of {named(holders)} have ended" if holders else ""
     sinks = order.preempts and bool(holders) and not waiting
     sooner = _when_others_sink(row, queue, holders, free, order) if sinks else ""
     return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
@@ -223,7 +227,8 @@ def _when_others_sink(
     if have < row.gpus or not said:
         return ""
     shown = ", ".join(
-        f"{other.id} sinks below it in about {format_seconds(left_s)} of running" for left_s, other in said[:NAMED_MAX]
+        f"{other.id} falls behind it after about {format_seconds(left_s)} of running"
+        for left_s, other in said[:NAMED_MAX]
     )
     more = f" and {len(said) - NAMED_MAX} more later" if len(said) > NAMED_MAX else ""
     return f", or when {shown}{more}"
@@ -238,11 +243,11 @@ def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed
     older = f"; ahead: {named(opportunistic.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
     if row.gpus <= free:
         held = ", and guaranteed jobs come first" if guaranteed.waiting else ""
-        return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave, {free} are free{held}{older}"
+        return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave free, and {free} are free{held}{older}"
     holders = [*guaranteed.holders[:NAMED_MAX], *opportunistic.holders[:NAMED_MAX]]
     count = len(guaranteed.holders) + len(opportunistic.holders)
-    until = f"; it starts when enough of {named(holders, count)} end" if holders else ""
-    return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
+    until = f"; it starts when enough of {named(holders, count)} have ended" if holders else ""
+    return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave free, and {free} are free{older}{until}"
 
 
 def keeps_and_waits(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
@@ -286,7 +291,7 @@ def _needs(spec: JobSpec) -> str:
     """What a gang needs of hosts."""
     match spec.pack:
         case "host":
-            return f"all its workers want one host (--pack host), with {gpus(spec.gpus)}"
+            return f"all its workers must be on one host (--pack host), with {gpus(spec.gpus)}"
         case "apart":
             each = f"{gpus(spec.gpus_per_worker)} on a host" if spec.gpus else "a host"
             return f"each of its {spec.workers} workers needs {each} of its own (--nodes)"
@@ -339,13 +344,13 @@ def too_often(cause: str, count: int, allowed: int) -> str:
     if not allowed:
         return ""
     times = {
-        "preempted": f"it had to yield {count} times",
-        "host lost": f"hosts lost it {count} times",
-        "exit 75": f"it asked {count} times",
+        "preempted": f"it was preempted {count} times",
+        "host lost": f"its hosts were lost {count} times",
+        "exit 75": f"it asked to be queued again {count} times",
         "failed": f"it failed {count} times",
-        "unfit": f"it did not fit where it was placed {count} times",
+        "unfit": f"it had no room beside other jobs {count} times",
     }[cause]
-    return f"; {times}, and is started again {allowed} times at most for that"
+    return f"; {times}, and at most {allowed} restarts are allowed for that"
 
 
 def away(gone_s: Mapping[HostId, float], lost_after_s: float, keeps: bool, leads: bool) -> str:
@@ -355,10 +360,13 @@ def away(gone_s: Mapping[HostId, float], lost_after_s: float, keeps: bool, leads
     left_s = lost_after_s - max(gone_s.values())
     if keeps:
         hosts = ", ".join(f"agentctl hosts give-up {host}" for host in sorted(gone_s))
-        return f"waits for {where}; its ranks go on there (--on-lost keep) until it is back, or somebody says {hosts}"
+        return (
+            f"waits for {where}; its ranks there keep running (--on-lost keep) until "
+            f"the host is back, or somebody types {hosts}"
+        )
     if not leads:
-        return f"waits for {where}; nobody leads now, so it is not taken back"
-    soon = f"in {format_seconds(left_s)}" if left_s > 0 else "as soon as its ranks there are certainly over"
+        return f"waits for {where}; there is no leader now, so it is not taken back"
+    soon = f"in {format_seconds(left_s)}" if left_s > 0 else "as soon as its ranks there have certainly ended"
     return f"waits for {where}; taken back {soon}"
 
 

@@ -102,7 +102,7 @@ def _awaited(waiting: Sequence[RankSeen], rest: Sequence[RankSeen], limit_s: flo
             return StuckRank(rank.rank, waits_s, f"its last sign of life is {format_seconds(rank.quiet_s)} old")
     if all(not rank.runs and rank.age_s >= limit_s for rank in rest):
         gone = ", ".join(str(rank.rank) for rank in rest)
-        return StuckGang(waits_s, f"the others wait for rank {gone}, of which there is no process any more")
+        return StuckGang(waits_s, f"the others wait for rank {gone}, whose process is gone")
     return None
 
 
@@ -118,12 +118,14 @@ def _still(ranks: Sequence[RankSeen], limit_s: float) -> StuckRank | StuckGang |
         last, *others = sorted(steps)
         behind = [rank.rank for rank in ranks if rank.step == last]
         if others[0] > last:
-            return StuckRank(behind[0], quiet_s, f"it stands at step {last}, and the others at {others[0]} or beyond")
-    at = f"the newest is {max(steps)}" if steps else "it has done none since its start"
+            return StuckRank(
+                behind[0], quiet_s, f"it is at step {last}, and the others are at step {others[0]} or later"
+            )
+    at = f"the last step was {max(steps)}" if steps else "no step since the start"
     ended = [str(rank.rank) for rank in ranks if not rank.runs]
-    over = f"; of rank {', '.join(ended)} there is no process" if ended else ""
+    over = f"; rank {', '.join(ended)} has no process" if ended else ""
     return StuckGang(
-        quiet_s, f"no rank did a step, or gave another sign of life, for {format_seconds(quiet_s)} ({at}){over}"
+        quiet_s, f"no rank finished a step or gave another sign of life for {format_seconds(quiet_s)} ({at}){over}"
     )
 
 
@@ -131,11 +133,11 @@ def unseen(reported: bool, joined: bool, beside: bool) -> str:
     """Why `--hang` does nothing about a job that runs, for people; empty: it does. `reported`: a rank did a step, or
     waits for others in tensors; `joined`: a rank is connected to its agent; `beside`: it has parts of GPUs."""
     if beside:
-        return "not while it is opportunistic beside other jobs, for whom it may be stopped"
+        return "it is opportunistic and shares GPUs, so it may be stopped for other jobs"
     if reported:
         return ""
     why = "it has reported no step yet" if joined else "it reports no steps"
-    return f"--hang sees nothing of this job: {why}"
+    return f"--hang does not watch this job: {why}"
 
 
 def is_late(share: float, next_share: float) -> bool:

@@ -44,9 +44,9 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.discipline not in get_args(Discipline):
-            raise ValueError(f"no discipline {self.discipline}; known: {', '.join(get_args(Discipline))}")
+            raise ValueError(f"unknown discipline {self.discipline}; expected one of {', '.join(get_args(Discipline))}")
         if self.inside not in get_args(Inside):
-            raise ValueError(f"inside is {self.inside}; known: {', '.join(get_args(Inside))}")
+            raise ValueError(f"unknown inside {self.inside}; expected one of {', '.join(get_args(Inside))}")
         if any(low >= high for low, high in zip((0, *self.thresholds_gpu_s), self.thresholds_gpu_s, strict=False)):
             raise ValueError("thresholds_gpu_s must be over 0 and ascending")
         if self.quantum_s is not None and self.quantum_s < 1:

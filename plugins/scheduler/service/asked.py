@@ -19,11 +19,11 @@ def whole(given: Mapping[str, Any], field: str, default: int) -> int:
     try:
         found = int(value)
         if abs(found) > WHOLE_MAX:
-            raise ValueError(f"{WHOLE_MAX} is the most")
+            raise ValueError(f"the limit is {WHOLE_MAX}")
         return found
     except (TypeError, ValueError, OverflowError) as error:
-        why = f"{str(value)[:40]!r} is no whole number"
-        raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
+        why = f"{str(value)[:40]!r} is not a whole number"
+        raise Refused(2, f"invalid {field}", why, "give a whole number") from error
 
 
 def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
@@ -33,8 +33,8 @@ def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
     except (TypeError, ValueError, OverflowError):
         found = 0.0
     if not 0 < found <= SECONDS_MAX:
-        why = f"{str(value)[:40]!r} is no time above 0 s, and at most {SECONDS_MAX:g} s"
-        raise Refused(2, f"{field} cannot be used", why, "give a number of seconds")
+        why = f"{str(value)[:40]!r} is not a number of seconds above 0 and up to {SECONDS_MAX:g}"
+        raise Refused(2, f"invalid {field}", why, "give a number of seconds")
     return found
 
 
@@ -44,5 +44,5 @@ def quota_set(given: Mapping[str, Any]) -> QuotaSet:
         return msgspec.convert({"wall_s": 0.0, "tenant": tenant, "gpus": gpus}, QuotaSet)
     except msgspec.ValidationError as error:
         why = "expected a tenant (a-z, 0-9, '.', '-'; or * for all others) and a whole number of GPUs, or nothing"
-        what = f"the quota of {tenant!r} cannot be {gpus!r}"[:200]
+        what = f"invalid quota {gpus!r} for tenant {tenant!r}"[:200]
         raise Refused(2, what, why, "agentctl quota alice 8") from error

@@ -43,7 +43,7 @@ class Drains:
 
     def _known(self, host: HostId) -> None:
         if all(view.host != host for view in self.host.hosts()):
-            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
+            raise Refused(3, f"there is no host {str(host)[:80]!r}", "no host of that name is known", "agentctl hosts")
 
     async def _say(self, command: HostDrained) -> None:
         host = command.host

@@ -64,7 +64,9 @@ class OwnGpus:
         probes = self._host.env.probes
         if (unlisted := probes.gpus_unlisted()) != self._unlisted:
             self._unlisted = unlisted
-            self._note("GPUs are known" if not unlisted else "GPUs are not known", unlisted)
+            self._note(
+                "the GPUs of this host are known" if not unlisted else "the GPUs of this host are not known", unlisted
+            )
         for gpu in probes.gpus():
             before = self._told.get(gpu.uuid, ("ok", ""))
             if (gpu.condition, gpu.why) != before:
@@ -73,11 +75,11 @@ class OwnGpus:
 
     def _changed(self, gpu: Gpu, before: Condition) -> None:
         if gpu.takes_jobs:
-            event = "GPU takes jobs again" if before not in ("ok", "degraded") else f"GPU is {gpu.condition}"
+            event = "GPU in use again" if before not in ("ok", "degraded") else f"GPU is {gpu.condition}"
             said = f"{gpu.uuid} (GPU {gpu.index}){f': {gpu.why}' if gpu.why else ''}"
         else:
-            event, said = "GPU takes no job", f"{gpu.uuid} (GPU {gpu.index}) is {gpu.condition}: {gpu.why}"
-            self._host.env.log.warning("a GPU takes no job", gpu=gpu.uuid, condition=gpu.condition, why=gpu.why)
+            event, said = "GPU out of use", f"{gpu.uuid} (GPU {gpu.index}) is {gpu.condition}: {gpu.why}"
+            self._host.env.log.warning("a GPU is out of use", gpu=gpu.uuid, condition=gpu.condition, why=gpu.why)
         self._note(event, said)
         self._host.note(f"gpu/{gpu.uuid}", event, said)
 
@@ -88,9 +90,9 @@ class OwnGpus:
         """Notes for `agentctl status`: what is not as it should be."""
         probes = self._host.env.probes
         found = [
-            f"GPU {gpu.index} ({gpu.uuid}) takes no job: {gpu.condition}, {gpu.why}"
+            f"GPU {gpu.index} ({gpu.uuid}) cannot take jobs: {gpu.condition}, {gpu.why}"
             for gpu in probes.gpus()
             if not gpu.takes_jobs
         ]
         unlisted = probes.gpus_unlisted()
-        return [*found, *([f"nobody knows which GPUs are here: {unlisted}"] if unlisted else [])]
+        return [*found, *([f"the GPUs of this host are not known: {unlisted}"] if unlisted else [])]

@@ -191,8 +191,8 @@ async def relay(host: Host, queue: JobTable, question: RenewLeases) -> msgspec.S
     if knows_no_leader(host):
         return Leaderless(over_here(host, queue, question))
     if question.relayed or leader is None or leader == host.id:
-        raise Refused(75, what, "it does not lead", next)
+        raise Refused(75, what, "it is not the leader", next)
     try:
         return await host.ask("scheduler", leader, msgspec.structs.replace(question, relayed=True), ASK_S)
     except TimeoutError as error:
-        raise Refused(75, what, f"{leader}, which leads, does not answer it", next) from error
+        raise Refused(75, what, f"the leader {leader} does not answer it", next) from error

@@ -91,8 +91,8 @@ class QueueLog:
         stamped = msgspec.structs.replace(command, wall_s=wall_s, rack_s=rack_s)
         data = pack(stamped)
         if len(data) > COMMAND_BYTES_MAX:
-            why = f"it takes {len(data)} bytes and the log takes at most {COMMAND_BYTES_MAX}"
-            return NotApplied(4, f"{type(command).__name__} was not proposed", why, "use fewer workers")
+            why = f"it has {len(data)} bytes, and the log accepts at most {COMMAND_BYTES_MAX}"
+            return NotApplied(4, f"{type(command).__name__} was not submitted to the log", why, "use fewer workers")
         return open_result(await self.host.log.propose(data, timeout_s))
 
     async def insist(self, command: Command) -> Result:
@@ -111,13 +111,13 @@ class QueueLog:
             try:
                 result = await self.propose(command)
             except NoLeader as error:
-                why = str(error) or "no leader is known here now"
-                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl status)") from error
+                why = str(error) or "this host knows no leader now"
+                raise Refused(75, f"cannot {what}", why, "try again in a few seconds (agentctl status)") from error
             except OutcomeUnknown as error:
                 if attempt == tries:
-                    why = "the leader did not confirm it in time; it may still happen"
+                    why = "the leader did not confirm it in time; it may still be applied"
                     raise Refused(
-                        75, f"{what}: outcome unknown", why, "look with agentctl jobs, then repeat it"
+                        75, f"{what}: outcome unknown", why, "check with agentctl jobs, then repeat it"
                     ) from error
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -188,7 +188,7 @@ class SchedulerService(PluginService):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
         elif isinstance(fact, RankReplaced):
-            said = f"rank {fact.rank} was lost; process {fact.pid} takes its place, and the others wait for it"
+            said = f"rank {fact.rank} was lost; process {fact.pid} replaces it, and the other ranks wait for it"
             self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")
         elif isinstance(fact, SparesReady):
             self.spares.ready(fact)
@@ -332,13 +332,14 @@ class SchedulerService(PluginService):
         except SpecError as error:
             raise Refused(2, error.what, error.why, error.next) from error
         except msgspec.ValidationError as error:
-            raise Refused(2, "key cannot be used", "expected 8 to 64 letters, digits and '-'", "omit key") from error
+            raise Refused(2, "invalid key", "expected 8 to 64 letters, digits and '-'", "omit key") from error
         self._refuse_the_impossible(spec)
         if self.host.runner.refusal:
             next_step = (
-                f"free some there, or submit at another host; it is [jobs] disk_free_min in {self.host.id}'s agent.toml"
+                "free some space there, or submit at another host; the limit is [jobs] "
+                f"disk_free_min in {self.host.id}'s agent.toml"
             )
-            raise Refused(4, f"{spec.name} cannot be submitted here", self.host.runner.refusal, next_step)
+            raise Refused(4, f"cannot submit {spec.name} here", self.host.runner.refusal, next_step)
         sealed = await self.envs.seal(spec.env)
         submitted = msgspec.structs.replace(submitted, spec=msgspec.structs.replace(spec, env={}), env=sealed)
         result = await self.queue_log.change(submitted, f"submit {spec.name}")
@@ -470,10 +471,10 @@ class SchedulerService(PluginService):
         try:
             answer = await self.host.ask(self.name, host, ask, 5 * ASK_S)
         except TimeoutError as error:
-            why = f"it lies on {host}, which does not answer"
+            why = f"it is on {host}, which does not answer"
             raise Refused(75, what, why, "try again, or see agentctl hosts") from error
         if not isinstance(answer, LogTailAnswer):
-            raise Refused(1, what, f"{host} gave no such answer", "upgrade the older host")
+            raise Refused(1, what, f"{host} gave an unexpected answer", "upgrade the older host")
         return answer
 
     async def _quotas(self, given: Mapping[str, Any]) -> list[QuotaView]:

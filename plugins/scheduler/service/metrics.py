@@ -5,7 +5,7 @@ from covey.core.metrics import MetricGroup
 METRICS = MetricGroup()
 GPUS_FREE = METRICS.gauge("covey_gpus_free", "GPUs of this host that take jobs and that no gang holds.")
 GPUS_OUT = METRICS.gauge(
-    "covey_gpus_out", "GPUs of this host that take no job: sick ones, and those of which nobody knows how they are."
+    "covey_gpus_out", "GPUs of this host that take no job, since they failed or their state is not known."
 )
 GRANTS = METRICS.counter("covey_grants_total", "Grants this host decided as leader.")
 JOBS = METRICS.gauge("covey_jobs", "Jobs in this host's copy of the log.", "state")

@@ -42,7 +42,7 @@ class RunningMoves:
         if job.place_on(leaves) is None:
             return
         if leaves in job.healing.moving:
-            raise Refused(75, what, "no host has answered yet; it may still happen", f"agentctl why {job.id}")
+            raise Refused(75, what, "no host has been found yet; it may still move", f"agentctl why {job.id}")
         raise Refused(4, what, job.reason, f"name another host, or none: agentctl move {job.id} {leaves}")
 
     def _leaves(self, job: Job, what: str) -> HostId:
@@ -57,8 +57,8 @@ class RunningMoves:
         where = (
             ", ".join(f"{place.host} ({' '.join(map(str, place.ranks))})" for place in job.start.places) or "nowhere"
         )
-        why = f"{what[:80]!r} is no rank and no host of it; its ranks are on {where}"
-        raise Refused(3, f"nothing of {job.id} was moved", why, f"agentctl move {job.id} 0")
+        why = f"{what[:80]!r} is neither a rank of it nor a host with its ranks, which are on {where}"
+        raise Refused(3, f"no rank of {job.id} was moved", why, f"agentctl move {job.id} 0")
 
     def _wanted(self, given: Any) -> HostId | None:
         if given in (None, ""):
@@ -66,7 +66,7 @@ class RunningMoves:
         host = HostId(str(given)[:63])
         state = self._state(host)
         if state != "alive":
-            why = "nobody has heard of it" if state is None else f"it is {state}"
+            why = "no host of that name is known" if state is None else f"it is {state}"
             raise Refused(3 if state is None else 4, f"no rank can move to {host!r}", why, "agentctl hosts")
         return host
 
@@ -78,10 +78,12 @@ class RunningMoves:
         are taken back. Returns these jobs."""
         state, on_it = self._state(host), [job for job in self.queue.live() if job.awaits(host)]
         if state is None and not on_it:
-            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
+            raise Refused(3, f"there is no host {str(host)[:80]!r}", "no host of that name is known", "agentctl hosts")
         if state in ("alive", "suspect"):
             why = f"it is {state}, and {len(on_it)} jobs have ranks on it"
-            raise Refused(4, f"{host} was not given up", why, "stop its agent first, or agentctl cancel its jobs")
+            raise Refused(
+                4, f"{host} was not given up", why, "stop its agent first, or cancel its jobs (agentctl cancel ID)"
+            )
         by = str(given.get("by", ""))[:BY_MAX] or "a person"
         for job in on_it:
             said = f"{host} was given up by {by}"

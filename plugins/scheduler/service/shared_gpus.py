@@ -72,7 +72,7 @@ class GpuGossip:
     def _compare(self, others: Mapping[HostId, GpusShared | None]) -> None:
         has_gpus = {view.host: _has_gpus(view) for view in self.host.hosts() if view.state == "alive"}
         found = [
-            f"{host} {'says nothing' if said is None else f'has {said.setting}'}"
+            f"{host} {'does not say' if said is None else f'has {said.setting}'}"
             for host, said in sorted(others.items())
             if has_gpus.get(host) and (said is None or said.setting != self.settings.beside)
         ]
@@ -83,7 +83,7 @@ class GpuGossip:
             return
         if differs != self.differs and differs:
             why = f"[scheduler] beside is {self.settings.beside} here; {', '.join(differs[:8])}"
-            next_step = "the leader's counts, and a host with 0 takes none beside others: set it alike on all hosts"
+            next_step = "the leader's value counts, and a host with 0 shares no GPUs: set the same value on all hosts"
             self.host.env.log.warning("hosts share GPUs differently", why=why, next=next_step)
             self.host.note(f"host/{self.host.id}", "hosts share GPUs differently", f"{why}; {next_step}")
         self.differs = differs

@@ -50,19 +50,19 @@ def unknown(id: JobId, was: bool, host: HostId, caught_up: bool, age_s: float, c
     """The refusal of a job that this host's copy of the log does not have. A copy that is not current cannot say that
     there never was such a job."""
     if was:
-        return Refused(3, f"{id} is not kept any more", "it ended long ago", "agentctl jobs --all shows what is kept")
+        return Refused(3, f"{id} is no longer kept", "it ended long ago", "agentctl jobs --all shows what is kept")
     what = f"{str(id)[:80]!r}"
     if not caught_up or age_s > current_s:
         why = f"its copy of the log is {age_s:.0f} s old" if caught_up else "it has just started"
         return Refused(75, f"{host} does not know {what}", why, "ask again, or another host (--agent)")
-    return Refused(3, f"there is no job {what}", "no job was ever given this id", "agentctl jobs --all")
+    return Refused(3, f"there is no job {what}", "no job ever had this id", "agentctl jobs --all")
 
 
 def output_gone(job: Job, rank: int, host: HostId) -> Refused:
     """The refusal of output of a rank that has ended, and of which its host has no file."""
-    why = f"nothing of it is on {host}: removed for its age, number or size, or the rank never began there"
+    why = f"{host} has none of it: it was removed for its age, number or size, or the rank never started there"
     limits = f"keep_ended_for, keep_ended and output_host_max of [jobs] in agent.toml of {host} say what is kept"
-    what = f"the output of rank {rank} of {job.id} is not kept any more"
+    what = f"the output of rank {rank} of {job.id} is no longer kept"
     return Refused(3, what, why, f"agentctl job {job.id} says how it ended; {limits}")
 
 
@@ -191,7 +191,7 @@ class QueueSnapshot:
             return ""
         if gang is not None:
             kept = explain.keeps(gang.spec.gpus, queue.kept)
-            return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
+            return f"{gang.id} (tenant {gang.spec.tenant}) has GPUs reserved, {kept}"
         return self._scatter(job) if self._nobodys_for(job) >= job.spec.gpus else ""
 
     def _may_start(self, job: Job) -> bool:

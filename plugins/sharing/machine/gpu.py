@@ -204,7 +204,7 @@ class SharedGpu:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
         leaves = isinstance(event, RankArrived) or event.kind == "opportunistic"
         if isinstance(self.use, LostDevice) or (self.use.why and leaves):
-            return f"{self.uuid} is out of use: {self.use.why}"
+            return f"{self.uuid} cannot be used: {self.use.why}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
         if event.kind == "guaranteed" and guaranteed is not None:
@@ -217,7 +217,7 @@ class SharedGpu:
         why = self._cannot_come(event)
         if not why and event.limit_bytes > self.ledger.free_bytes:
             free = format_size(self.ledger.free_bytes)
-            why = f"it says it may hold {format_size(event.limit_bytes)}, but only {free} are not accounted for"
+            why = f"it claims a limit of {format_size(event.limit_bytes)}, but only {free} are free"
         if why:
             return [Terminate(event.job, why), LogEvent(f"job/{event.job}", "refused", why)]
         member = self._member(event)
@@ -246,7 +246,7 @@ class SharedGpu:
         if member is None or member.stage == "ended":
             return []
         was_guaranteed, member.stage = member.guaranteed, "ended"
-        self._why = f"{job} ended; its memory is handed on when the device shows it free"
+        self._why = f"{job} ended; its memory is given to others once the device shows it free"
         if was_guaranteed:
             self._unwatched()
         return []
@@ -274,7 +274,7 @@ class SharedGpu:
         self._why = f"{event.job} is opportunistic from now on"
         note = LogEvent(f"job/{event.job}", "downgraded", self._why)
         if isinstance(self.use, DrainingDevice):
-            return [Terminate(event.job, f"{self.uuid} is to be emptied: {self.use.why}"), note]
+            return [Terminate(event.job, f"{self.uuid} is being emptied: {self.use.why}"), note]
         return [note]
 
     def _upgraded(self, now_s: float) -> Actions:
@@ -296,7 +296,7 @@ class SharedGpu:
             return []
         self.use, self._why = LostDevice(reason), reason
         self._unwatched()
-        why = f"{self.uuid} is out of use: {reason}"
+        why = f"{self.uuid} cannot be used: {reason}"
         return [Terminate(member.job, why) for member in self.members.values() if member.stage != "ended"]
 
     def _device_draining(self, reason: str) -> Actions:
@@ -304,7 +304,7 @@ class SharedGpu:
             return []
         self.use, self._why = DrainingDevice(reason), reason
         self.trial.stop()
-        why = f"{self.uuid} is to be emptied: {reason}"
+        why = f"{self.uuid} is being emptied: {reason}"
         there = [member for member in self.members.values() if member.stage != "ended"]
         return [Terminate(m.job, why) for m in there if not m.guaranteed or m.stage == "waiting"]
 
@@ -365,7 +365,7 @@ class SharedGpu:
             if not isinstance(self.control, Surging):
                 spilled = f"placed {format_size(report.spill_bytes)} in host memory"
                 what = spilled if report.spill_bytes else f"failed to allocate {report.retries} times"
-                self._why = f"{member.job} {what}: the others stop and give way"
+                self._why = f"{member.job} {what}: the other jobs stop and free memory"
                 self.control = Surging(self.ladder)
             return True
         if not isinstance(self.control, Surging):
@@ -373,7 +373,7 @@ class SharedGpu:
         self.control = without_trouble(self.control.ladder)
         self._why = f"{member.job} has all its memory on the device again"
         if lacks:
-            self._why = f"{member.job} wants more than the device has: it goes on with what there is"
+            self._why = f"{member.job} wants more than the device has: it continues with what there is"
         if self.ladder is not None:
             self.ladder.restart(self._why)
         return True
@@ -402,11 +402,11 @@ class SharedGpu:
             self._why = now.ladder.passed(now_s, busy) or self._why
         if busy and silent_s > max(STUCK_S, STUCK_STEPS * member.step_s):
             self.control = Stuck(now.ladder, surging=isinstance(now, Surging))
-            self._why = f"{member.job} is busy but has finished no mini-batch for {silent_s:.0f} s: is it stuck?"
+            self._why = f"{member.job} is busy but has not finished a mini-batch for {silent_s:.0f} s: is it stuck?"
             if now.ladder is not None:
                 now.ladder.restart(self._why)
         elif isinstance(now, Settling) and now_s - member.started_s > INIT_S_MAX:
-            self._steady(member, f"{member.job} does not run steadily after {INIT_S_MAX:g} s: taken as it is")
+            self._steady(member, f"{member.job} does not run steadily after {INIT_S_MAX:g} s: measured as it is")
 
     # ---- what follows from the state ----
 
@@ -499,7 +499,7 @@ class SharedGpu:
                 member.started_s = member.last_step_s = now_s
                 if member.guaranteed and isinstance(self.control, Unwatched):
                     self._watched()
-                why = f"{format_size(held)} of device memory are there for it"
+                why = f"{format_size(held)} of device memory are available to it"
                 actions += [action, LogEvent(f"job/{job}", type(action).__name__.lower(), why)]
                 self._why = self._why or f"{job}: {why}"
         return actions

@@ -134,7 +134,7 @@ class Ladder:
 
     def check(self) -> None:
         assert 0 <= self.u <= ladder.U_MAX
-        assert self.phase in ("run", "idle") or self.u == 0, "while we measure, the others are stopped"
+        assert self.phase in ("run", "idle") or self.u == 0, "the others are stopped for a measurement"
         rates = self.rates
         assert 0 <= rates.busy <= 1 and 0 <= rates.idle <= 1 and rates.head_s >= 0
 
@@ -199,7 +199,9 @@ class Ladder:
             return None
         if changed or abs(measured.excess) > self.tolerance / 2:
             self.baseline, self.too_much = StepSamples(), None
-            return self._enter("baseline", self.resume_u, f"{measured} slower with the others stopped: it has changed")
+            return self._enter(
+                "baseline", self.resume_u, f"{measured} slower with the others stopped: the job itself has changed"
+            )
         self.baseline, self.baseline_s = self.baseline.joined(self.window), self.last_step_s
         self.audits += 1
         if not self._accused:

@@ -48,7 +48,7 @@ def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, no
         free = member.stage == "running" and not member.guaranteed and not member.gate
         if free and not member.evicted and since_s > (SILENT_S if member.gate is None else UNGATED_S):
             member.evicted = True
-            why = f"nothing in it can hold it back beside {guaranteed.job}, which is guaranteed"
+            why = f"it cannot be throttled beside {guaranteed.job}, which is guaranteed"
             actions += [Terminate(member.job, why), LogEvent(f"job/{member.job}", "evicted", why)]
     return actions + _in_vain(members, guaranteed, now_s)
 
@@ -112,7 +112,7 @@ def _just_began(member: GpuMember, now_s: float) -> bool:
 
 
 def _pressed(member: GpuMember, want: int) -> Actions:
-    what = "keeps what it took at its start, more than" if member.fixed else "has not applied"
+    what = "keeps the memory it took at its start, more than" if member.fixed else "has not applied"
     why = f"{member.job} {what} its limit of {format_size(want)}, and others wait for the memory"
     pressing: tuple[GpuAction, str]
     if member.press == 1:

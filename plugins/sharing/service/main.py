@@ -116,8 +116,8 @@ class SharingService(PluginService):
         """Say once for each rank that its page is garbage: such a page is ignored, and its rank goes by its lease."""
         count = pages.report.garbage
         if count and rank not in self._garbage:
-            self.log.warning("a page of a rank says nothing that can be", job=rank[0], rank=rank[1])
-            self.host.note(rank[0], "page ignored", f"what rank {rank[1]} writes into its page is no report")
+            self.log.warning("the page of a rank has impossible values", job=rank[0], rank=rank[1])
+            self.host.note(rank[0], "page ignored", f"the values rank {rank[1]} writes into its page are not a report")
         if count > self._garbage.get(rank, 0):
             self.counters["garbage"] += count - self._garbage.get(rank, 0)
             self._garbage[rank] = count
@@ -175,7 +175,7 @@ class SharingService(PluginService):
             try:
                 found = await self.watch.port.events()
             except (OSError, TimeoutError) as error:
-                self.log.warning("devices say nothing", why=str(error))
+                self.log.warning("devices do not answer", why=str(error))
                 await asyncio.sleep(LOOK_S)
                 continue
             for uuid, health in found:
@@ -251,7 +251,7 @@ class SharingService(PluginService):
 
     async def _lets_go(self, processes: LetsGo, job: JobId, rank: int, pid: int) -> None:
         if not await processes.let_go(pid):
-            self.log.warning("a rank stays held back", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
+            self.log.warning("a rank stays throttled", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _pages(self, job: JobId, rank: int) -> RankPages | None:
         """The pages of the process of this rank that joined last and mapped them."""

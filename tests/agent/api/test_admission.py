@@ -121,7 +121,7 @@ def test_of_whom_nothing_is_known_is_no_user_of_the_unix_socket() -> None:
         for transport in (None, Transport(None), Transport(unconnected), Transport(gone)):
             stopped = OwnSocket().stops(cast(Any, SimpleNamespace(transport=transport, method="GET")))
             assert stopped is not None and stopped.reason == "uid"
-            assert "a user whom the kernel does not tell asks" in stopped.why
+            assert "a user unknown to the kernel sent the request" in stopped.why
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert OwnSocket().stops(cast(Any, SimpleNamespace(transport=Transport(ours)))) is None
@@ -140,7 +140,7 @@ async def test_another_user_who_reaches_the_unix_socket_is_asked_who_he_is(rig: 
     for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/hosts"), ("GET", "/metrics")):
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
         said = await asyncio.to_thread(as_user, 64_999, partial(raw, rig.path, head.encode()))
-        assert "403" in said and "for uid 0 and root, and uid 64999 asks" in said, said
+        assert "403" in said and "for uid 0 and root, and uid 64999 sent the request" in said, said
     assert rig.api.asked == [] and rig.http.refused == {"uid": 3}
 
 

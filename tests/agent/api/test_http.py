@@ -88,8 +88,8 @@ class FakeApi:
                 "scheduler.cancel": {"id": "j1"},
                 "scheduler.quotas": [],
                 "scheduler.quota_set": {},
-                "memory.attach": {},
-                "memory.detach": {},
+                "memory.create": {},
+                "memory.remove": {},
                 "memory.give_up": {},
                 "scheduler.move": {},
                 "memory.export": {},
@@ -204,10 +204,10 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
             "POST",
             "/v1/volumes",
             {"volume": "v1", "size_bytes": 4096},
-            "memory.attach",
+            "memory.create",
             {"volume": "v1", "size_bytes": 4096},
         ),
-        ("DELETE", "/v1/volumes/v1", None, "memory.detach", {"volume": "v1"}),
+        ("DELETE", "/v1/volumes/v1", None, "memory.remove", {"volume": "v1"}),
         ("POST", "/v1/tensors/move", {"job": "j1", "to": "h2"}, "aggregator.move", {"job": "j1", "to": "h2"}),
         ("POST", "/v1/quotas", {"tenant": "a", "gpus": 4}, "scheduler.quota_set", {"tenant": "a", "gpus": 4}),
     ],
@@ -240,8 +240,8 @@ async def test_no_leader_is_a_try_again(rig: Rig) -> None:
 async def test_an_unknown_outcome_is_said_to_be_unknown_and_not_to_have_changed_nothing(rig: Rig) -> None:
     rig.api.refuse("scheduler.submit", OutcomeUnknown())
     status, body = await rig.ask("POST", "/v1/jobs", json={})
-    assert (status, body["code"], body["what"]) == (503, 75, "the outcome is not known")
-    assert body["next"] == "look: agentctl jobs -a" and rig.api.log.lines == []
+    assert (status, body["code"], body["what"]) == (503, 75, "the outcome is unknown")
+    assert body["next"] == "check with agentctl jobs -a" and rig.api.log.lines == []
     rig.api.refuse("scheduler.submit", NoLeader())
     assert (await rig.ask("POST", "/v1/jobs", json={}))[1]["what"] == "nothing was changed"
 
@@ -249,12 +249,12 @@ async def test_an_unknown_outcome_is_said_to_be_unknown_and_not_to_have_changed_
 @pytest.mark.parametrize(
     ("method", "path", "data", "what", "why"),
     [
-        ("GET", "/v1/nothing", None, "there is no /v1/nothing", "this agent does not know that path"),
+        ("GET", "/v1/nothing", None, "there is no /v1/nothing", "unknown path"),
         ("PUT", "/v1/jobs", None, "/v1/jobs does not take PUT", "wrong method"),
         ("POST", "/v1/jobs", b"[" + b" " * http.BODY_BYTES_MAX, "the request is too long", "at most 4194304 bytes"),
         ("POST", "/v1/jobs", b"[1]", "the body is not a JSON object", "it is a list"),
-        ("GET", "/v1/jobs/j1/logs?offset=-1", None, "offset='-1' cannot be used", "a whole number, 0 or more"),
-        ("GET", "/v1/jobs/" + "a" * 201, None, "that is not an id", "1 to 200 printable characters"),
+        ("GET", "/v1/jobs/j1/logs?offset=-1", None, "invalid offset='-1'", "a whole number, 0 or more"),
+        ("GET", "/v1/jobs/" + "a" * 201, None, "invalid id", "1 to 200 printable characters"),
     ],
 )
 async def test_what_is_malformed_is_refused_with_what_is_wrong_and_why(
@@ -267,7 +267,7 @@ async def test_what_is_malformed_is_refused_with_what_is_wrong_and_why(
 
 
 async def test_a_plugin_that_is_off_is_named(rig: Rig) -> None:
-    del rig.api.commands["memory.attach"]
+    del rig.api.commands["memory.create"]
     status, body = await rig.ask("POST", "/v1/volumes", json={})
     assert status == 500
     assert "`memory`" in body["why"]

@@ -25,7 +25,7 @@ class OneEpoch:
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         if self.asked is None:
-            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
+            raise Refused(4, GRACE_KEPT, "no host asked", "wait")
         self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
 
     async def heals(

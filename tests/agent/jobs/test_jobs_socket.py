@@ -168,7 +168,7 @@ async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) ->
 async def test_a_process_whose_user_the_kernel_does_not_tell_joins_as_nobody(short: str) -> None:
     async with door(short) as found:
         for join in (Join(pid=5), GOOD):
-            with pytest.raises(Refused, match="the kernel of this host does not tell whose process it is"):
+            with pytest.raises(Refused, match="the kernel of this host does not tell the user of this process"):
                 found.socket._admit(join, cast(ByteStream, SimpleNamespace(uid=UNKNOWN_USER, peer="unix:pid 0")))
 
 
@@ -180,7 +180,7 @@ async def test_a_process_whose_user_the_kernel_does_not_tell_joins_as_nobody(sho
         (msgspec.structs.replace(GOOD, token="sécret\udcff".encode("utf-8", "replace").decode()), "COVEY_TOKEN"),
         (msgspec.structs.replace(GOOD, epoch=2), "epoch 2 of j1 does not run on h1"),
         (msgspec.structs.replace(GOOD, job=JobId("j9")), "epoch 3 of j9 does not run on h1"),
-        (msgspec.structs.replace(GOOD, rank=2), "another host"),
+        (msgspec.structs.replace(GOOD, rank=2), "does not run on"),
     ],
 )
 async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(
@@ -214,7 +214,7 @@ async def test_a_volume_counts_against_a_job_by_its_token_alone(
         stream, _ = await found.say(Join(pid=1), Attach("data", 1 << 20, job=job, epoch=epoch, token=token))
         if why:
             answer = await read_frame(stream, decoder)
-            assert isinstance(answer, Refusal) and why in answer.why and "attach data" in answer.what
+            assert isinstance(answer, Refusal) and why in answer.why and "open volume data" in answer.what
             assert found.heard == []
         else:
             await until(lambda: found.heard)
@@ -316,14 +316,14 @@ async def test_a_tool_outside_any_job_is_attached_to_nothing(short: str) -> None
 async def test_other_frames_go_to_the_plugins_in_order_and_a_refusal_comes_back(short: str) -> None:
     def refuse(peer: JobPeer, frame: Frame) -> None:
         if isinstance(frame, Attach):
-            raise Refused(4, "cannot attach", "no room", "agentctl slabs")
+            raise Refused(4, "cannot open", "no room", "agentctl slabs")
         peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s"))
 
     async with door(short) as found:
         found.answer = refuse
         stream, _ = await found.say(GOOD, AggregatorLost(4, "reset"), Attach("v", 1))
         assert await read_frame(stream, decoder) == AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s")
-        assert await read_frame(stream, decoder) == Refusal("cannot attach", "no room", "agentctl slabs")
+        assert await read_frame(stream, decoder) == Refusal("cannot open", "no room", "agentctl slabs")
         assert [frame for _, frame in found.heard] == [AggregatorLost(4, "reset"), Attach("v", 1)]
         stream.close()
 

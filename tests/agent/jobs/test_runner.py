@@ -539,7 +539,7 @@ def test_a_rank_that_fails_comes_first_and_takes_its_siblings_with_it() -> None:
         (end,) = rack.ends()
         assert next(iter(end.codes.items())) == (1, 3)
         assert end.codes == {0: -signal.SIGTERM, 1: 3, 2: -signal.SIGTERM}
-        assert end.reason == "rank 1 exited with 3; its siblings on this host were stopped"
+        assert end.reason == "rank 1 exited with 3; the job's other ranks on this host were stopped"
 
 
 def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_started() -> None:

@@ -251,7 +251,7 @@ def test_one_that_has_none_takes_the_job_along_and_says_why() -> None:
     last: SupervisorState = play([(5.0, 0)], stuck(0)).last  # type: ignore[attr-defined]
     assert (last.codes[0], last.reason) == (
         -9,
-        "the others waited 10 min for it; its siblings on this host were stopped",
+        "the others waited 10 min for it; the job's other ranks on this host were stopped",
     )
 
 

@@ -355,7 +355,7 @@ async def test_siblings_of_a_rank_that_was_killed_are_stopped_and_told_by_what(
     ended = await status(stream, lambda state: state.ended)
     assert supervisor.SIBLINGS_S <= env.clock.now_s() - began_s < supervisor.SIBLINGS_S + 1
     assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)], "in the order they ended"
-    assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
+    assert ended.reason == "rank 1 was killed by signal 9; the job's other ranks on this host were stopped"
 
 
 @played(8, ranks_s=3.0)
@@ -470,7 +470,7 @@ async def test_what_ended_under_no_supervisor_is_known_and_its_siblings_are_stop
     await env.processes.start_program("supervisor", "sup", told)
     ended = await status(await meet(env, told), lambda state: state.ended)
     assert ended.codes == {1: -signal.SIGKILL, 0: -signal.SIGTERM} and not ended.lost
-    assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
+    assert ended.reason == "rank 1 was killed by signal 9; the job's other ranks on this host were stopped"
     assert story.starts == 2
 
 

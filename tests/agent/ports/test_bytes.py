@@ -288,7 +288,7 @@ async def test_a_socket_file_left_by_a_dead_process_is_replaced_and_a_living_one
     assert os.listdir(short) == ["x.sock"], "closing the first listener took the second one's file"
     await other.close()
     os.close(os.open(path, os.O_CREAT))
-    with pytest.raises(OSError, match="no socket"):
+    with pytest.raises(OSError, match="is not a socket"):
         await PORT.listen(f"unix:{path}", _nobody)
 
 
@@ -319,7 +319,7 @@ async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
         await until(lambda: looks >= before + 3)
 
     def said() -> list[str]:
-        return [line for line in LINES.text.splitlines() if "nobody can reach" in line and path in line]
+        return [line for line in LINES.text.splitlines() if "no process can reach" in line and path in line]
 
     shutil.rmtree(folder)
     await looked_again()

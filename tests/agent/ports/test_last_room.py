@@ -69,7 +69,7 @@ async def test_log_and_records_get_pieces_of_the_reserve_on_a_full_disk_and_bulk
     with pytest.raises(OSError, match="No space"):
         await disk.append("events.log", b"x" * 9000)
     for name in ("memory/volumes/v1/log/00000000", "scheduler/env/0123"):
-        with pytest.raises(OSError, match="less than 6 MiB is free, which the log of this host may need"):
+        with pytest.raises(OSError, match="less than 6 MiB is free, and the log of this host may need it"):
             await disk.replace(name, b"x")
     assert reserved(place) == DISK_BYTES // 8, "nobody of these may have it"
     await disk.append("consensus/log-00000001", b"entry")

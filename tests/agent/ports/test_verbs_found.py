@@ -86,7 +86,9 @@ def test_without_pyverbs_it_names_the_package(tree: Tree) -> None:
     for path in (tree.distribution / "pyverbs").iterdir():
         path.unlink()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert tree.why() == f"there is a device, but no pyverbs for Python {version}; next: apt install python3-pyverbs"
+    assert (
+        tree.why() == f"this host has a device, but no pyverbs for Python {version}; next: apt install python3-pyverbs"
+    )
 
 
 def test_a_pyverbs_for_another_python_is_named(tree: Tree) -> None:

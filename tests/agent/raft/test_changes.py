@@ -55,14 +55,14 @@ def test_a_change_is_called_off_by_its_contrary_and_others_wait() -> None:
     under_way = now(A, B, C, learner=D, leaving=C)
     assert voters.decide(wish(remove=D), under_way, rack()) == now(A, B, C)
     assert voters.decide(wish(C), now(A, B, C, leaving=C), rack()) == now(A, B, C)
-    assert "d is to take the place of c" in refused(wish(remove=A), under_way, rack())
+    assert "d will replace c" in refused(wish(remove=A), under_way, rack())
     assert "call it off: agentctl voters remove d" in refused(wish(remove=A), under_way, rack())
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
     assert "gossip knows no host of that name" in refused(wish(HostId("gpu9")), now(A), rack())
     assert "no host of that name is known" in refused(wish(remove=HostId("gpu9")), now(A), rack())
-    assert "d cannot vote now: it is away; start its agent; with --force" in refused(wish(D), now(A), rack(away=[D]))
+    assert "d cannot vote now: it is away; start its agent; or add --force" in refused(wish(D), now(A), rack(away=[D]))
     assert "the last voter" in refused(wish(remove=A), now(A), rack())
     assert "of another rack" in refused(wish(D), now(A), rack(strangers=[D]))
     assert "it does not vote" in refused(wish(D, HostId("c")), now(A, B), rack())

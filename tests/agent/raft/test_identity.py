@@ -289,7 +289,7 @@ async def test_a_log_that_contradicts_its_leaders_is_refused_in_words() -> None:
     assert c.commands == [f"old {number}" for number in range(10)], "nothing that was committed here is replaced"
     refused = log_of(c)._broken
     assert isinstance(refused, Contradicted)
-    assert "contradicts that of its leader" in refused.what
+    assert "contradicts the log of the leader" in refused.what
     assert re.search(r"entry \d+ is committed here in term \d+", refused.why)
     assert "keep a copy" in refused.next
     assert any("contradicts" in error for error in c.quiet.errors), "who runs the agent is told, and ends it"

@@ -145,7 +145,7 @@ def test_a_device_is_made_once_and_then_given_another_socket(system: FakeKernel,
 def test_what_is_to_go_on_is_never_begun_anew(system: FakeKernel, asked: SwapHelper, end: int) -> None:
     system.device(2, "covey:h1:another:00")
     refused = asked.answer(ConnectSwap(BACKEND, 10 * MIB, 4096, resume=True), [end])
-    assert isinstance(refused, SwapRefused) and "no such device" in refused.why and system.done == []
+    assert isinstance(refused, SwapRefused) and "no longer has this device" in refused.why and system.done == []
     assert asked.answer(AskSwap(BACKEND), []) == SwapNow()
 
 

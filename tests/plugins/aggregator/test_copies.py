@@ -204,7 +204,7 @@ def test_four_blocks_are_on_their_way_at_most() -> None:
         tensor.open(0, 0, True)
         tensor.state_part(0, 0, 0, bytes(8))
     out = OutgoingCopies(HASH, 1 << 32, tensors)
-    with pytest.raises(TensorWireError, match="does not say COPIED here"):
+    with pytest.raises(TensorWireError, match="unexpected COPIED"):
         out.heard(parse(frame(TensorOp.COPIED, HASH, 1 << 32, rank=OWNER, key=9)[0]))
     on_way: list[int] = []
     chance = random.Random(1)

@@ -168,7 +168,7 @@ def test_why_nothing_moved_is_told_in_the_refusers_words_and_answers_count_once(
     assert play(QuestionAnswered(B, CycleHere(), said[B])) == [], "said twice"
     assert play(QuestionAnswered(A, CycleHere(), said[B])) == [], "not asked"
     notes = play(QuestionAnswered(D, CycleHere(), said[D]))
-    assert [note.reason for note in notes] == ["d: it was hurt or hurt others there"] * 2
+    assert [note.reason for note in notes] == ["d: it was slowed, or slowed others, there"] * 2
     assert play(QuestionAnswered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
 
 
@@ -190,7 +190,7 @@ def test_a_job_that_has_not_pushed_and_is_barred_everywhere_keeps_all_in_place()
     play(LoadChanged(0.0, frozenset({IDLE})))
     begin(play, loaded(D, 45_000))
     (note,) = play(QuestionAnswered(D, CycleHere(), CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])))
-    assert (note.subject, note.reason) == (IDLE, "d: it was hurt or hurt others there")
+    assert (note.subject, note.reason) == (IDLE, "d: it was slowed, or slowed others, there")
     assert not play.machine.emptier.busy
 
 
@@ -224,7 +224,7 @@ def test_jobs_that_change_while_room_is_asked_for_stay_and_the_room_is_given_bac
     Reference: §4.3.3.3."""
     changes: list[list[Any]] = [
         [Heard(A, Offer(JobId("j3"), G1 + 1, 2, SECRET)), Served(JobId("j3"), G1 + 1)],
-        [Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now"))],
+        [Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it"))],
         [Heard(A, Offer(J1, G1 + 3, 2, SECRET, DEMAND)), Served(J1, G1 + 3)],
         [Heard(A, Profiled(J1, G1 + 1, Demand(100_000, 20_000)))],
     ]
@@ -308,10 +308,10 @@ def test_what_was_said_of_a_job_here_is_forgotten_when_it_leaves() -> None:
     attempt = reserving(play)[J1][1].attempt
     play(Heard(D, CycleNotReserved(J1, attempt, "it empties itself")))
     assert play.machine.emptier.refused == {J1: "d: it empties itself"}
-    play(Heard(A, Retire(J1, G1 + 1, G1 + 2, "d sums it now")))
+    play(Heard(A, Retire(J1, G1 + 1, G1 + 2, "d sums it")))
     assert play.machine.emptier.refused == {}
     attempt = reserving(play)[J2][1].attempt
-    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
+    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it")))
     play(Heard(D, CycleNotReserved(J2, attempt, "it empties itself")))
     assert play.machine.emptier.refused == {}, "nor is it told of one that has left"
 
@@ -343,7 +343,7 @@ def test_room_is_held_for_the_latest_order_and_a_late_earlier_one_changes_nothin
         play.now_s += 1
         ((to, refused),) = sends(play(late))
         assert isinstance(refused, CycleNotReserved) and (to, refused.attempt) == (late.sender, late.message.attempt)
-        assert refused.reason == "it holds room for it already, asked for later by c"
+        assert refused.reason == "it has reserved room for it already, asked for later by c"
         assert held(play) == (C, G1 + 5, 50) and play.machine.ledger.reserved[J1].until_s == until_s
     for later in (Heard(B, ReserveCycle(J1, G1 + 6, 2, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 51, NEED))):
         play = holder()
@@ -374,7 +374,7 @@ def test_an_offer_older_than_what_room_is_held_for_is_declined_and_the_room_stay
         play = holder()
         ((_, declined),) = sends(play(Heard(A, Offer(J1, epoch, 2, SECRET, NEED))))
         assert isinstance(declined, Declined) and declined.known == G1 + 5
-        assert declined.reason == "it holds room for what comes after epoch 1.5"
+        assert declined.reason == "it has reserved room for what comes after epoch 1.5"
         assert held(play) == (C, G1 + 5, 50)
     play = holder()
     comes(play, J1, G1 + 6, NEED)
@@ -399,7 +399,7 @@ def test_no_room_is_held_for_a_run_that_is_over(over: Any) -> None:
     play(over)
     assert held(play) is None
     ((_, refused),) = sends(play(Heard(C, ReserveCycle(J1, G1 + 5, 51, NEED))))
-    assert refused == CycleNotReserved(J1, 51, "that run of the job is over")
+    assert refused == CycleNotReserved(J1, 51, "that run of the job has ended")
     assert sends(play(Heard(C, ReserveCycle(J1, (2 << 32) + 1, 52, NEED)))) == [(C, CycleReserved(J1, 52))], (
         "a later run"
     )
@@ -470,7 +470,7 @@ def test_one_that_does_not_serve_or_is_down_or_full_holds_no_room() -> None:
 def test_one_that_a_job_was_asked_to_leave_holds_no_room_for_it() -> None:
     play = promising("j1", "j2")
     play(Heard(A, LossReport(J1, G1 + 1, 100, 150, True)))
-    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
+    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it")))
     assert answer(play, J2) == BARRED
 
 

@@ -52,7 +52,7 @@ def test_two_jobs_that_fit_share_an_aggregator_and_a_third_is_refused_there_in_w
     (apart,) = rack.owners("j3")
     assert apart != host and shared(rack, "j1", "j2")
     owner = rack.agents[apart].owner
-    assert owner.emptier.refused[JobId("j3")] == f"{host}: in a cycle of 170000 us j1 would lose 41.2% of its speed"
+    assert owner.emptier.refused[JobId("j3")] == f"{host}: in a cycle of 170000 us, j1 would lose 41.2% of its speed"
 
 
 def test_a_third_job_that_would_overfill_is_refused_with_the_figures() -> None:

@@ -124,7 +124,7 @@ def test_an_acceptance_that_comes_too_late_is_given_back() -> None:
     play = coordinating()
     play(Expired(JOB, G1 + 2))
     ((to, message),) = sends(play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9"))))
-    assert (to, message) == (C, Retire(JOB, G1 + 2, 0, "another was found meanwhile"))
+    assert (to, message) == (C, Retire(JOB, G1 + 2, 0, "another host was found meanwhile"))
 
 
 def test_an_acceptance_that_is_said_twice_does_not_end_what_it_began() -> None:
@@ -136,7 +136,10 @@ def test_an_acceptance_that_is_said_twice_does_not_end_what_it_began() -> None:
 def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() -> None:
     play = coordinating(sums=())
     (note,) = [action for action in play.actions if isinstance(action, LogEvent)]
-    assert (note.event, note.reason) == ("nobody sums its tensors", "no host offers to; asking again each second")
+    assert (note.event, note.reason) == (
+        "no host sums its tensors",
+        "no host offered; the hosts are asked again each second",
+    )
     assert play(rack(sums=())) == []
     assert [host for host, _ in sends(play(rack(sums=(D,))))] == [D]
 
@@ -148,7 +151,7 @@ def test_when_all_declined_each_of_them_is_quoted_and_then_asked_again() -> None
     found = play(Heard(then, Declined(JOB, again.epoch, "busy")))
     assert sends(found) == []
     said = [action.reason for action in found if isinstance(action, LogEvent)]
-    assert said == ["by d: busy", "c: full; d: busy; asking again each second"]
+    assert said == ["by d: busy", "c: full; d: busy; the hosts are asked again each second"]
     assert [host for host, _ in sends(play(rack()))] == [C]
 
 
@@ -171,7 +174,7 @@ def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back()
     assert to == D and offer.epoch > assigned.epoch
     play(Heard(D, Accepted(JOB, offer.epoch, "10.0.0.4:9")))
     found = sends(play(rack()))
-    assert found == [(C, Retire(JOB, assigned.epoch, offer.epoch, "d sums it now"))]
+    assert found == [(C, Retire(JOB, assigned.epoch, offer.epoch, "d sums it"))]
     assert play(rack()) == []
 
 
@@ -181,7 +184,7 @@ def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others
     assert to == D
     assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == []
     play(Heard(D, Accepted(JOB, play.machine.jobs[JOB].epoch, "10.0.0.4:9")))
-    assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == [], "another one sums it now"
+    assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == [], "another one sums it"
 
 
 def test_when_a_rank_lost_its_aggregator_the_coordinator_asks_it_and_may_replace_it() -> None:
@@ -236,7 +239,7 @@ def test_who_gives_a_job_back_says_who_sums_it_and_retires_former_owners() -> No
     ((_, higher),) = sends(play(rack(A, C)))
     play(Heard(D, Accepted(JOB, higher.epoch, "10.0.0.4:9")))
     now = Assigned(JOB, higher.epoch, D, "10.0.0.4:9", SECRET)
-    assert sends(play(rack())) == [(A, now), (C, Retire(JOB, offer.epoch, higher.epoch, "d sums it now"))]
+    assert sends(play(rack())) == [(A, now), (C, Retire(JOB, offer.epoch, higher.epoch, "d sums it"))]
     assert play.machine.jobs[JOB].state == Away()
 
 
@@ -313,7 +316,7 @@ def test_an_offer_is_declined_with_a_reason() -> None:
     assert "busy 99%" in declined(busy(Heard(A, OFFER)))
     over = owner()
     over(Unplaced(JOB, 1, True))
-    assert "over" in declined(over(Heard(A, OFFER)))
+    assert "has ended" in declined(over(Heard(A, OFFER)))
     newer = owner(ServedJob(JOB, G1 + 5, 2, SECRET, A))
     ((_, message),) = sends(newer(Heard(B, OFFER)))
     assert isinstance(message, Declined) and message.known == G1 + 5
@@ -329,7 +332,7 @@ def test_ends_of_many_jobs_are_remembered_and_not_of_all_there_ever_were() -> No
     play = owner()
     for at in range(1, OVER_MAX + 2):
         play(Unplaced(JobId(f"j{at}"), 1, True))
-    assert "over" in declined(play(Heard(A, msgspec.structs.replace(OFFER, job=JobId("j2")))))
+    assert "has ended" in declined(play(Heard(A, msgspec.structs.replace(OFFER, job=JobId("j2")))))
     assert isinstance(play(Heard(A, OFFER))[0], ServeJob), "the oldest is forgotten"
 
 
@@ -374,7 +377,7 @@ def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
     assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
     play(Unplaced(JOB, 2, True))
     play(Unplaced(JOB, 1, True))
-    assert "over" in declined(play(Heard(A, msgspec.structs.replace(OFFER, epoch=(2 << 32) + 2)))), "said late"
+    assert "has ended" in declined(play(Heard(A, msgspec.structs.replace(OFFER, epoch=(2 << 32) + 2)))), "said late"
 
 
 def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
@@ -391,10 +394,10 @@ def test_who_hurt_another_may_come_back_only_once_one_that_was_there_has_left() 
     play = promising("j1", "j2", "j3")
     asked = sends(play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 150, True))))
     assert [(to, message.job, message.to) for to, message in asked] == [(A, "j3", None)]
-    play(Heard(A, Retire(JobId("j3"), G1 + 1, G1 + 2, "d sums it now")))
+    play(Heard(A, Retire(JobId("j3"), G1 + 1, G1 + 2, "d sums it")))
     assert sorted(play.machine.jobs) == ["j1", "j2"]
     assert play.machine.promised().barred == ["j3"], "it is told to whoever wants to empty itself into this one"
-    assert again(play, "j3") == "it was hurt or hurt others there"
+    assert again(play, "j3") == "it was slowed, or slowed others, there"
     play(Unplaced(JobId("j2"), 1, True))
     assert play.machine.promised().barred == []
     assert again(play, "j3") is ServeJob

@@ -120,7 +120,7 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
     assert told == [
         (A, now),
         (B, now),
-        (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now", True, NextOwner("10.0.0.5:9", SECRET))),
+        (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it", True, NextOwner("10.0.0.5:9", SECRET))),
     ]
     assert play.machine.jobs[JOB].state == Summed(now, promised=True)
 
@@ -205,9 +205,9 @@ def test_one_that_accepts_too_late_is_told_that_the_job_stayed() -> None:
     play, assigned = summed()
     _, offer = offered(given_away(E, play, assigned))
     found = play(Expired(JOB, offer.epoch))
-    assert (E, Retire(JOB, offer.epoch, assigned.epoch, "c sums it now")) in sends(found)
+    assert (E, Retire(JOB, offer.epoch, assigned.epoch, "c sums it")) in sends(found)
     late = sends(play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
-    assert late == [(E, Retire(JOB, offer.epoch, assigned.epoch, "another was found meanwhile"))]
+    assert late == [(E, Retire(JOB, offer.epoch, assigned.epoch, "another host was found meanwhile"))]
 
 
 def test_an_owner_that_goes_or_drops_the_job_while_it_moves_is_replaced_by_anybody() -> None:
@@ -248,12 +248,12 @@ def test_an_owner_without_room_for_what_was_measured_is_left_for_one_with_room()
     found = play(Heard(C, refused))
     to, offer = offered(found)
     assert (to, offer.demand, offer.refused) == (E, DEMAND, "c: 30000 us of work and 10000 us free")
-    assert ("tensors have no promised place", "c: 30000 us of work and 10000 us free") in notes(found)
+    assert ("tensors without a reserved share", "c: 30000 us of work and 10000 us free") in notes(found)
     found = play(Heard(E, Declined(JOB, offer.epoch, "full by now")))
     assert ("tensors stay", "on c: e: full by now") in notes(found)
     play(seen(c=90_000, d=80_000, e=80_000))
     first, second = (play(Heard(C, refused)) for _ in range(2))
-    assert notes(first) == [("tensors have no promised place", "c: 30000 us of work and 10000 us free")]
+    assert notes(first) == [("tensors without a reserved share", "c: 30000 us of work and 10000 us free")]
     assert second == [], "the same words once"
 
 
@@ -269,9 +269,7 @@ def test_a_job_without_owner_that_fits_nowhere_is_summed_unpromised_and_told_why
     assert sorted(asked) == [(C, DEMAND), (D, DEMAND), (E, DEMAND)] and asked[-1][0] == C, "who dropped it comes last"
     to, offer = offered(found)
     assert offer.demand is None and offer.refused == "c: full"
-    assert any(
-        reason.endswith("nobody has room for it (c: full), and somebody must sum it") for _, reason in notes(found)
-    )
+    assert any(reason.endswith("no host has room for it (c: full), and one must sum it") for _, reason in notes(found))
     play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
     assert not play.machine.jobs[JOB].state.promised
 
@@ -342,7 +340,7 @@ def test_a_former_owner_that_gets_the_job_back_is_not_told_to_end_it() -> None:
     to, again = offered(play(RackUpdated(frozenset({D, E}), (Candidate(C, False, 0.0, 1, 0.0),))))
     told = sends(play(Heard(C, Accepted(JOB, again.epoch, "10.0.0.3:9"))))
     assert [(host, type(message)) for host, message in told] == [(A, Assigned), (B, Assigned)]
-    assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it now"))], "when d is back"
+    assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it"))], "when d is back"
 
 
 def test_other_plugins_are_told_the_tensors_sizes_once_and_again_when_they_change() -> None:

@@ -113,7 +113,7 @@ def test_a_result_that_was_promised_twice_is_not_the_next_one() -> None:
 
 def test_a_rank_that_is_further_does_not_go_back() -> None:
     tensor = learning()
-    with pytest.raises(Violation, match="further already"):
+    with pytest.raises(Violation, match="which is over already"):
         tensor.learn(0, 0, 0.5)
 
 
@@ -163,7 +163,7 @@ def learning(rates: bool = True) -> TensorSum:
 def test_ranks_that_learn_at_different_rates_are_told_so() -> None:
     tensor = learning(rates=False)
     tensor.learn(0, 1, 0.5)
-    with pytest.raises(Violation, match=r"rank 1 learns at rate 0.25 in round 1, and rank 0 at 0.5"):
+    with pytest.raises(Violation, match=r"rank 1 has learning rate 0.25 in round 1, and rank 0 has 0.5"):
         tensor.learn(1, 1, 0.25)
     tensor.learn(0, 1, 0.125)  # a rank that says something else is not another one
     tensor.learn(1, 1, 0.125)
@@ -183,7 +183,7 @@ def test_a_rate_for_what_does_not_learn_is_refused() -> None:
 
 
 def test_a_push_without_a_rate_is_refused() -> None:
-    with pytest.raises(Violation, match="did not say at which rate"):
+    with pytest.raises(Violation, match="sent no learning rate"):
         learning(rates=False).push(0, 1, 0, bytes(4))
 
 

@@ -189,7 +189,7 @@ def test_a_job_that_is_slow_alone_moves_nowhere() -> None:
     play = Play()
     play.arrive("a", 10, 6)
     (note,) = play.run("a", 20)
-    assert isinstance(note, LogEvent) and "profile it again" in note.reason
+    assert isinstance(note, LogEvent) and "measure it again" in note.reason
 
 
 def test_iterations_before_a_change_do_not_count_after_it() -> None:

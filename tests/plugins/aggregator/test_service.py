@@ -202,7 +202,7 @@ def test_hosts_that_do_not_serve_are_never_chosen_and_the_job_waits_until_one_do
         rack.run(10)
         assert not job.owner()
         story = [line.event for line in rack.agents["h1"].event_log.lines_of("j1")]
-        assert story.count("nobody sums its tensors") == 1
+        assert story.count("no host sums its tensors") == 1
         for rank in job.ranks:
             rank.process.signal(9)
         rack.run(1)

@@ -135,7 +135,7 @@ def test_a_table_that_began_elsewhere_comes_to_its_host() -> None:
         rack.until(lambda: [job.owner(table) for table in (1, 2)] == ["h2", "h3"], 20, "each has its table")
         job.finish()
         said = [line.reason for line in rack.agents["h1"].event_log.lines_of("j1") if line.event == "tensors offered"]
-        assert sum("is to have it" in reason for reason in said) == len(elsewhere)
+        assert sum("it is to be summed on" in reason for reason in said) == len(elsewhere)
 
 
 def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
@@ -186,7 +186,7 @@ def test_a_person_moves_a_table_to_another_host_where_it_stays(tensor: Tensor) -
     [
         ({"to": "h9"}, 3, "there is no host 'h9'"),
         ({"from": "h9"}, 3, "there is no host 'h9'"),
-        ({"to": "h2"}, 4, "h2 sums it already"),
+        ({"to": "h2"}, 4, "h2 already sums it"),
         ({"to": "h4"}, 4, "h4 does not sum tensors"),
         ({"to": "h5"}, 4, "h5 is suspect"),
         ({"job": "../x"}, 2, "Expected `str` matching"),

@@ -175,5 +175,5 @@ def test_an_offer_below_an_epoch_heard_meanwhile_is_followed_by_one_above(answer
     ((to, offer),) = sends(play(answer))
     assert (to, offer.epoch) == (asked, G1 + 9)
     told = sends(play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
-    former = [] if to == C or isinstance(answer, Heard) else [(C, Retire(JOB, G1 + 1, G1 + 9, "d sums it now"))]
+    former = [] if to == C or isinstance(answer, Heard) else [(C, Retire(JOB, G1 + 1, G1 + 9, "d sums it"))]
     assert [sent for sent in told if isinstance(sent[1], Retire)] == former, "its answer may be on the way"

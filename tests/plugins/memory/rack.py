@@ -201,7 +201,7 @@ class MemoryRack:
         return self.do(host, call)
 
     def attach(self, host: str, volume: str, size: str, mirror: int = 0, parity: str = "") -> VolumeView:
-        view = self.command(host, "attach", volume=volume, size=size, mirror=mirror, parity=parity)
+        view = self.command(host, "create", volume=volume, size=size, mirror=mirror, parity=parity)
         assert isinstance(view, VolumeView)
         return view
 

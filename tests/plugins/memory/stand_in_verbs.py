@@ -146,10 +146,10 @@ class StandInPair:
         here = self.network.regions[step.here_key]
         region = self.network.regions.get(step.there_key)
         if region is None or not region.remote or region.device is not there:
-            return "the peer does not allow access to that memory any more"
+            return "the peer no longer allows access to that memory"
         at, from_ = step.there - region.address, step.here - here.address
         if at < 0 or at + step.size > len(region.memory):
-            return "the peer does not allow access to that memory any more"
+            return "the peer no longer allows access to that memory"
         mine, theirs = here.memory[from_ : from_ + step.size], region.memory[at : at + step.size]
         if step.is_read:
             mine[:] = theirs

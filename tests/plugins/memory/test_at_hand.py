@@ -173,7 +173,7 @@ async def test_a_mapped_slab_that_was_taken_back_has_not_lied() -> None:
         bench.store.free("h1", "data", 0, 1)
         slab.users = users
         assert await found(volume, 5, 1) == page(1)
-        assert not link.usable and not link.lied and "does not lend this slab" in link.why
+        assert not link.usable and not link.lied and "no longer lends this slab" in link.why
 
 
 class Unanswered:

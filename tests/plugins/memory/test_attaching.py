@@ -87,11 +87,11 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
     with a_rack(3) as rack:
         with_pages(rack)
         loses_its_disk(rack, "h1")
-        with pytest.raises(Refused, match="volume data is not made anew, empty") as refused:
+        with pytest.raises(Refused, match="volume data is not created again, empty") as refused:
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
-        assert "h1 had a volume of this name and has lost its record; 2 slabs of it lie at h2, h3" in refused.value.why
-        assert "agentctl volumes give-up data, or create=True" in refused.value.next
+        assert "h1 had a volume of this name and has lost its record; 2 slabs of it are at h2, h3" in refused.value.why
+        assert "agentctl volume give-up data, or create=True" in refused.value.next
         assert rack.command("h1", "volumes") == []
         rack.attach("h1", "other", "128 KiB")  # which nobody knows of
         assert rack.command("h1", "give_up", volume="data")["lenders"] == ["h2", "h3"]
@@ -103,7 +103,7 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
 
 def without_its_record(rack: MemoryRack, *also: str) -> None:
     """Attach the volume `data` of user 1000 on h1, and let its agent forget it; put these files beside it."""
-    rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+    rack.command("h1", "create", volume="data", size="128 KiB", uid=1000)
     kept_hot(rack, 2)
     rack.run(3)
     host = rack.host("h1")
@@ -135,10 +135,10 @@ def test_nobody_but_root_says_whose_a_volume_is_whose_files_do_not_say_it() -> N
     with a_rack(3) as rack:
         without_its_record(rack, owner_file("data"))
         refusal = said_to(rack, 1000)
-        assert isinstance(refusal, Refusal) and "whose it was is not known" in refusal.why
-        with pytest.raises(Refused, match="whose it was is not known"):
+        assert isinstance(refusal, Refusal) and "its owner is not known" in refusal.why
+        with pytest.raises(Refused, match="its owner is not known"):
             rack.attach("h1", "data", "128 KiB")
-        rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+        rack.command("h1", "create", volume="data", size="128 KiB", uid=1000)
         until_done(rack, rack.client("h1", read_all, "data"))
         assert isinstance(said_to(rack, 1001), Refusal) and isinstance(said_to(rack, 1000), VolumeAt)
 
@@ -159,13 +159,13 @@ def test_its_lenders_remember_it_when_its_slabs_are_gone(how: str) -> None:
                 rack.host(host).power_on()
             rack.run(3)
         assert not any(rack.agents[host].lending.machine.lent for host in ("h2", "h3"))
-        with pytest.raises(Refused, match="2 slabs of it lay, until nobody renewed them, at h2, h3") as refused:
+        with pytest.raises(Refused, match="2 slabs of it were, until their lease ran out, at h2, h3") as refused:
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
         process = Process()
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("data", 128 << 10, make="anew")))
         assert [type(frame) for frame in process.said] == [VolumeAt]
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.attach("h1", "data", "128 KiB")  # the word was said once and for all
 
 
@@ -173,7 +173,7 @@ def test_a_volume_that_was_detached_is_made_again_before_its_lenders_heard() -> 
     with a_rack(3) as rack:
         with_pages(rack)
         rack.world.network.cut([("h1", "h2"), ("h1", "h3")])
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.processes["h1"].signal(9)
         rack.world.network.heal()
         rack.host("h1").start_agent()
@@ -191,7 +191,7 @@ def test_a_host_that_is_alive_and_does_not_say_what_it_holds_is_named() -> None:
         asks(rack, "h1", process, Attach("data", 128 << 10))
         rack.until(lambda: bool(process.said) and isinstance(process.said[-1], Refusal), 30.0)
         assert process.said[0] == VolumeComing(
-            "data", "h2, h3 has not said whether it holds pages of an earlier volume of this name"
+            "data", "h2, h3 has not said yet whether it holds pages of an earlier volume of this name"
         )
         refusal = process.said[-1]
         assert "h2, h3, which may hold pages, did not say within 10 s" in refusal.why
@@ -208,7 +208,7 @@ def test_one_that_must_exist_is_not_made() -> None:
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
         (refusal,) = process.said
         assert (refusal.what, refusal.why) == (
-            "no volume data", "h1 has none of that name: it was detached, or is on another host",
+            "no volume data", "h1 has none of that name: it was removed, or is on another host",
         )  # fmt: skip
         rack.attach("h1", "data", "128 KiB")
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
@@ -239,7 +239,7 @@ def test_what_its_process_died_of_is_told_to_whoever_opens_it(program: str, monk
         refusal = process.said[-1]
         assert refusal.what == "volume data is not ready"
         assert "the list of segments is damaged: 300 bytes behind its end" in refusal.why
-        assert "agentctl detach data" in refusal.next
+        assert "agentctl volume rm data" in refusal.next
         with pytest.raises(Refused, match="the list of segments is damaged"):
             rack.attach("h1", "data", "128 KiB")
         (view,) = rack.command("h1", "volumes")
@@ -331,10 +331,10 @@ def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words() -> None:
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, other), Attach("of-another", 64 << 10)))
         assert isinstance(other.said[-1], VolumeAt)
         rack.attach("h1", "persons", "64 KiB")
-        with pytest.raises(Refused, match="cannot attach volume sixth") as refused:
+        with pytest.raises(Refused, match="cannot open volume sixth") as refused:
             rack.attach("h1", "sixth", "64 KiB")
         assert refused.value.why == "this host has 5 volumes, and may have 5 (volumes_max in [memory])"
-        rack.command("h1", "detach", volume="step-1")
+        rack.command("h1", "remove", volume="step-1")
         rack.attach("h1", "sixth", "64 KiB")
 
 

@@ -51,7 +51,7 @@ def test_a_tenant_has_its_budget_or_the_default_and_nobody_has_none() -> None:
 
 
 def attach(rack: MemoryRack, volume: str, size: str, tenant: str, mirror: int = 0) -> Any:
-    return rack.command("h1", "attach", volume=volume, size=size, tenant=tenant, mirror=mirror)
+    return rack.command("h1", "create", volume=volume, size=size, tenant=tenant, mirror=mirror)
 
 
 def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_detach() -> None:
@@ -60,18 +60,18 @@ def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_de
         for size, mirror in (("128 KiB", 0), ("64 KiB", 2)):  # the latter has everything twice
             with pytest.raises(Refused) as refused:
                 attach(rack, "two", size, "ann", mirror)
-            assert (refused.value.code, refused.value.what) == (4, "cannot attach volume two")
+            assert (refused.value.code, refused.value.what) == (4, "cannot open volume two")
             assert refused.value.why == "tenant ann has 192 KiB of 256 KiB, and this is 128 KiB more"
             assert "budgets.ann" in refused.value.next
         with pytest.raises(Refused, match="bob"):
             attach(rack, "three", "128 KiB", "bob")
         attach(rack, "nobodys", "1 MiB", "")
         attach(rack, "one", "192 KiB", "ann")  # it is there already
-        rack.command("h1", "detach", volume="one")
+        rack.command("h1", "remove", volume="one")
         attach(rack, "two", "256 KiB", "ann")
         found = {view.volume: (view.tenant, view.budget_bytes) for view in rack.command("h1", "volumes")}
         assert found == {"nobodys": ("", None), "two": ("ann", 256 << 10)}
-        with pytest.raises(Refused, match="no tenant"):
+        with pytest.raises(Refused, match="not a tenant"):
             attach(rack, "four", "64 KiB", "a tenant")
 
 
@@ -93,16 +93,16 @@ def test_a_process_whose_user_is_not_known_makes_no_volume_and_ends_none() -> No
     """User -1 stands for a person at agentctl, who may do so; no process is that person, whatever its number."""
     with a_rack(1) as rack:
         service = rack.agents["h1"]
-        rack.command("h1", "attach", volume="ours", size="64 KiB", uid=1000)
+        rack.command("h1", "create", volume="ours", size="64 KiB", uid=1000)
         for uid in (UNKNOWN_USER, -1):
             said = list[Any]()
             peer = cast(JobPeer, SimpleNamespace(of_job=None, uid=uid, send=said.append))
             for frame in (Attach("new", 64 << 10), Attach("ours", 64 << 10), Detach("ours")):
                 rack.do("h1", partial(service.frame, peer, frame))
             assert [(each.what, each.why.partition(" of this host")[2]) for each in said] == [
-                ("cannot attach volume new", " does not tell whose process asks"),
-                ("cannot attach volume ours", " does not tell whose process asks"),
-                ("cannot detach volume ours", " does not tell whose process asks"),
+                ("cannot open volume new", " does not tell which user's process asks"),
+                ("cannot open volume ours", " does not tell which user's process asks"),
+                ("cannot remove volume ours", " does not tell which user's process asks"),
             ]
         assert [view.volume for view in rack.command("h1", "volumes")] == ["ours"]
 
@@ -155,7 +155,7 @@ def test_a_mirrored_volume_counts_twice_for_what_comes_after_it() -> None:
     known = KnownVolume("one", 64 << 10, 4096, 64 << 10, b"", -1, KnownProcess(b""), tenant="ann", members=2)
     volumes = [cast(OpenVolume, SimpleNamespace(known=known))]
     accounts, borrower = RackAccounts(H1, 60.0, LIMITED.budget_bytes), Borrower(H1, random.Random(1), 1, 20.0, 60.0)
-    refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 128 << 10, "cannot attach")
-    with pytest.raises(Refused, match="cannot attach"):
-        refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 192 << 10, "cannot attach")
+    refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 128 << 10, "cannot open")
+    with pytest.raises(Refused, match="cannot open"):
+        refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 192 << 10, "cannot open")
     assert msgspec.structs.replace(known, size_bytes=1).taken_bytes == 128 << 10, "slabs are lent whole"

@@ -197,7 +197,7 @@ async def test_flushed_pages_are_served_and_the_others_say_how_to_end_the_wait(
         again = await crashed_with_a_silent_lender(bench)
         assert await read(again, 0, 1) == [1]
         assert await read(again, 2, 1) == [1]
-        with pytest.raises(OSError, match=r"h2 may hold newer.*; next: .*agentctl volumes give-up \S+"):
+        with pytest.raises(OSError, match=r"h2 may hold newer.*; next: .*agentctl volume give-up \S+"):
             await read(again, 0, 3)
         await write(again, 0, 7)
         assert await read(again, 0, 1) == [7]

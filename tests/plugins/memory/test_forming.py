@@ -41,7 +41,7 @@ class Attaching:
     async def _attach(self) -> None:
         began_s = self._rack.world.now
         try:
-            self.said = await self._rack.agents["h1"].commands()["attach"](self._asked)
+            self.said = await self._rack.agents["h1"].commands()["create"](self._asked)
         except Refused as refused:
             self.said = refused
         self.took_s = self._rack.world.now - began_s
@@ -85,9 +85,9 @@ def test_what_was_detached_and_attached_anew_is_another_volume() -> None:
     with a_rack(3) as rack:
         first = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
-        rack.command("h1", "detach", volume=VOLUME)
+        rack.command("h1", "remove", volume=VOLUME)
         assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
-        assert "it was detached meanwhile" in first.is_refused(1)
+        assert "it was removed meanwhile" in first.is_refused(1)
         rack.run(30)
         assert [view.slabs_whole for view in rack.command("h1", "volumes")] == [2]
 
@@ -97,8 +97,8 @@ def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> Non
     with a_rack(4, seed=seed) as rack:
         waiting, borrowing = Attaching(rack, "128 KiB", mirror=2), rack.agents["h1"].borrowing
         rack.until(lambda: VOLUME in borrowing.volumes and borrowing.volumes[VOLUME].formed() == 2)
-        rack.command("h1", "detach", volume=VOLUME)
-        assert "it was detached meanwhile" in waiting.is_refused(1)
+        rack.command("h1", "remove", volume=VOLUME)
+        assert "it was removed meanwhile" in waiting.is_refused(1)
         assert not borrowing.volumes
         assert not borrowing._record.now.volumes
         rack.run(5)
@@ -152,7 +152,7 @@ def test_lenders_whose_agents_answer_late_have_not_said_that_they_have_no_room(l
             return await post(sender, to, call, message)
 
         rack.post = slowly  # type: ignore[method-assign]
-        assert "and it goes on" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
+        assert "it is still being formed" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
         is_late[0] = False
         assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
 
@@ -204,7 +204,7 @@ def test_a_member_makes_way_where_room_is_on_the_host_of_its_sibling_alone(
         assert lent(rack) == 2 * slabs
         found = pairs(rack)
         assert sum(found.values()) == slabs and all(len(set(pair)) == 2 for pair in found)
-        assert any(event == "makes way" for index in range(slabs) for event, _ in rack.story(f"slab/data/{index}"))
+        assert any(event == "moves away" for index in range(slabs) for event, _ in rack.story(f"slab/data/{index}"))
 
 
 def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
@@ -217,7 +217,7 @@ def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
         rack.until(lambda: any("h4" in pair for pair in pairs(rack)))
         lose(rack, 1, leaves=(), to=())
         stories = [f"slab/{VOLUME}/{index}" for index in (1, 2, 3)]
-        rack.until(lambda: any(event == "makes way" for each in stories for event, _ in rack.story(each)))
+        rack.until(lambda: any(event == "moves away" for each in stories for event, _ in rack.story(each)))
         rack.until(lambda: sum("h4" in pair for pair in pairs(rack).elements()) == 2)
         assert rack.slab("h1", VOLUME, 1).place is None, "the hosts that have room now are not heard of"
         for host in ("h2", "h3"):
@@ -323,7 +323,7 @@ def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
     with a_rack(3) as rack:
         waiting = Attaching(rack, TOO_LARGE, mirror=2)
         rack.until(lambda: lent(rack) > 0)
-        with pytest.raises(Refused, match="slabs have all their places so far") as refused:
+        with pytest.raises(Refused, match="slabs have all their lenders so far") as refused:
             rack.command("h1", door, volume=VOLUME, socket="/run/covey/h1/nbd.sock")
         assert refused.value.code == 1
         waiting.is_refused(4)
@@ -339,5 +339,5 @@ def test_a_volume_that_may_hold_pages_is_kept_though_there_is_no_room_for_all_of
         assert "it may hold pages" in waiting.is_refused(1)
         rack.run(20)
         assert lent(rack) and [view.volume for view in rack.command("h1", "volumes")] == [VOLUME]
-        rack.command("h1", "detach", volume=VOLUME)
+        rack.command("h1", "remove", volume=VOLUME)
         rack.until(lambda: not lent(rack))

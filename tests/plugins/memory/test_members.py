@@ -68,7 +68,7 @@ def test_nobody_is_asked_when_the_other_members_host_is_the_only_one_with_room()
     tale = Members()
     lender, _ = tale.place(tale.second(peers=peers("h2")))
     assert lender == "h2"
-    assert noted(tale.second(peers=peers("h2"))) == ["nobody asked"]
+    assert noted(tale.second(peers=peers("h2"))) == ["no host asked"]
     assert tale.state(1) == "cold"
 
 

@@ -152,7 +152,7 @@ def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None
 
 def test_without_a_second_lender_attaching_is_refused_and_nothing_stays_lent() -> None:
     with a_rack(2) as rack:
-        with pytest.raises(Refused, match=r"cannot attach volume data: 4 places are needed.*, and 2 were") as refused:
+        with pytest.raises(Refused, match=r"volume data: it needs 4 slabs at lenders.*, and only 2 were") as refused:
             rack.attach("h1", VOLUME, "128 KiB", mirror=2)
         assert refused.value.code == 4
         assert rack.command("h1", "volumes") == []
@@ -166,7 +166,7 @@ def test_a_volume_keeps_its_kind() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", VOLUME, "64 KiB", mirror=2)
         assert rack.attach("h1", VOLUME, "64 KiB").members == 2
-        with pytest.raises(Refused, match="2 places for each slab, not 1"):
+        with pytest.raises(Refused, match="2 lenders for each slab, not 1"):
             rack.attach("h1", VOLUME, "64 KiB", mirror=1)
 
 
@@ -195,7 +195,7 @@ def test_a_member_that_its_lender_wants_back_is_copied_first() -> None:
 def test_detaching_gives_both_members_back() -> None:
     with a_rack(4) as rack:
         rack.attach("h1", VOLUME, "128 KiB", mirror=2)
-        rack.command("h1", "detach", volume=VOLUME)
+        rack.command("h1", "remove", volume=VOLUME)
         rack.run(2)
         assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
 

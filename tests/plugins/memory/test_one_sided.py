@@ -424,7 +424,7 @@ async def test_a_lender_of_before_is_used_over_tcp(monkeypatch: pytest.MonkeyPat
     """Such a lender ends the connection that asks for what it does not know, and no other."""
 
     def unknown(session: SlabSession, asked: object) -> None:
-        raise WireError("no operation here has the number 8")
+        raise WireError("unknown operation 8")
 
     replaces_a_method()
     monkeypatch.setattr(SlabSession, "_pair", unknown)
@@ -537,7 +537,7 @@ async def test_a_key_of_another_volumes_slab_opens_nothing() -> None:
         pair = cast(LenderPair, links._links[each.bench.address].paired.pair)  # type: ignore[union-attr]
         pair.write(where, 0, array("Q", (9,)), memoryview(page(9)), lambda did, versions: None)
         await soon(lambda: not remote.usable)
-        assert "does not allow" in remote.why and bytes(others.has(0, 1)) == bytes(PAGE)
+        assert "no longer allows" in remote.why and bytes(others.has(0, 1)) == bytes(PAGE)
 
 
 async def test_a_second_queue_pair_for_one_connection_ends_it() -> None:

@@ -204,7 +204,7 @@ def test_members_that_share_a_rack_are_said_to() -> None:
             rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
             told = [why for event, why in rack.story(f"volume/{VOLUME}") if event == "racks shared"]
             assert bool(told) is said, told
-            assert not told or "two members of slab 0 lie in one rack" in told[0]
+            assert not told or "two members of slab 0 are in one rack" in told[0]
 
 
 def test_a_killed_process_finds_everything_at_its_members() -> None:
@@ -237,9 +237,9 @@ def test_a_member_that_its_lender_wants_back_is_brought_elsewhere_first() -> Non
     ("mirror", "text", "said"),
     [
         (0, "1+1", "2 to 7 members"),
-        (0, "two", "not of the form K"),
-        (2, "2+1", "does one of them"),
-        (0, "4+1", r"5 places are needed \(1 slab, on 5 other hosts each\), and 3 were"),
+        (0, "two", "expected K"),
+        (2, "2+1", "choose one of them"),
+        (0, "4+1", r"5 slabs at lenders \(1 slab, each on 5 other hosts\), and only 3 were"),
     ],
 )
 def test_bad_parity_is_refused_in_words(mirror: int, text: str, said: str) -> None:
@@ -256,7 +256,7 @@ def test_a_volume_with_parity_keeps_its_kind() -> None:
     with a_rack(5) as rack:
         rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
         assert rack.attach("h1", VOLUME, "128 KiB").parity
-        with pytest.raises(Refused, match="3 places for each slab, not 4"):
+        with pytest.raises(Refused, match="3 lenders for each slab, not 4"):
             rack.attach("h1", VOLUME, "128 KiB", parity="3+1")
-        with pytest.raises(Refused, match="3 places for each slab, not 2"):
+        with pytest.raises(Refused, match="3 lenders for each slab, not 2"):
             rack.attach("h1", VOLUME, "128 KiB", mirror=2)

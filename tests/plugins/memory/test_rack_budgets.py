@@ -142,7 +142,7 @@ def test_a_lender_counts_what_the_others_told() -> None:
 def test_what_is_left_is_divided_since_the_others_may_give_theirs_now() -> None:
     tale = LenderTale(8, peer(H2), peer(H3), peer(H1, None))  # the last one has no room
     assert [tale.map(index) for index in range(2)] == ["", ""]
-    assert "each host lends its share" in tale.map(2), "a third of 8"
+    assert "each host lends only a part" in tale.map(2), "a third of 8"
     tale.second(FRESH_S)
     assert [bool(tale.map(index)) for index in range(3, 6)] == [False, False, True], "a third of 6"
 
@@ -174,7 +174,7 @@ def test_the_turn_leaves_a_host_that_a_borrower_can_ask() -> None:
 
 def test_a_lender_that_began_just_now_does_not_know_the_others_yet() -> None:
     tale = LenderTale(8, began_s=0.0)
-    assert "known here 5 s after the start" in tale.map(0) and tale.map(1, tenant="bob") == ""
+    assert "known here only 5 s after the start" in tale.map(0) and tale.map(1, tenant="bob") == ""
     tale.second(FRESH_S)
     assert tale.map(2) == ""
 
@@ -204,7 +204,7 @@ def test_who_names_no_tenant_may_have_a_budget_too() -> None:
     tale = LenderTale(2)
     tale.accounts.budget_of = {"": MIB}.get
     assert tale.map(0, tenant="") == ""
-    assert "whoever names no tenant has 1 MiB of 1 MiB" in tale.map(1, tenant="")
+    assert "volumes without a tenant has 1 MiB of 1 MiB" in tale.map(1, tenant="")
     tale.second()
     assert as_told(tale.machine.told_accounts() or ()) == {BudgetAccount("tenant", "").number: MIB}
     assert MemorySettings(budgets={"": "1 MiB"}).budget_bytes("") == MIB
@@ -343,7 +343,7 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
             rack.do("h1", partial(service.frame, job, Attach(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         assert (said[1].what, said[1].why) == (
-            "cannot attach volume two",
+            "cannot open volume two",
             "job j1 has 128 KiB of 192 KiB, and this is 128 KiB more",
         )
         assert "--remote-memory" in said[1].next
@@ -478,7 +478,7 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
     with a_rack(4, settings=limited) as rack:
         rack.run(8)
         for host, name in (("h1", "one"), ("h2", "two")):
-            rack.command(host, "attach", volume=name, size="192 KiB", tenant="ann")
+            rack.command(host, "create", volume=name, size="192 KiB", tenant="ann")
         keep_hot(rack, "h1", "one", slabs=3)
         rack.run(3)
         keep_hot(rack, "h2", "two", slabs=1)
@@ -493,4 +493,4 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
         rows: Mapping[str, Any] = {row.name: row for row in rack.command("h4", "accounts")}
         assert (rows["ann"].used_bytes, rows["ann"].budget_bytes) == (lent["ann"], 256 << 10)
         with pytest.raises(Refused, match="tenant ann has 256 KiB of 256 KiB"):
-            rack.command("h3", "attach", volume="three", size="128 KiB", tenant="ann")
+            rack.command("h3", "create", volume="three", size="128 KiB", tenant="ann")

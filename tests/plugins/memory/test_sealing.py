@@ -121,7 +121,7 @@ async def test_a_page_that_a_lender_changed_is_read_from_the_disk_and_the_lender
         assert volume.counts(1).pages_refused == 1
         await soon(lambda: [told for told in bench.told if isinstance(told, SlabLost)])
         told = next(told for told in bench.told if isinstance(told, SlabLost))
-        assert "h2 gave back a page that was not sealed for it" in told.why
+        assert "h2 returned a page that was not sealed for it" in told.why
         assert volume.counts(1).slabs[0].remote == 0, "that lender is not asked again"
 
 

@@ -146,7 +146,7 @@ def test_when_nobody_has_room_the_slab_waits_longer_each_time() -> None:
         while not (asked := sent(tale.second(1000), QueryMem)):
             pass
         pauses.append(tale.now_s - began_s)
-        assert noted(tale.offers(asked)) == ["nobody has room"]
+        assert noted(tale.offers(asked)) == ["no host has room"]
         assert tale.state() == "cold"
     assert pauses == [1, 2, 4, 8]
 
@@ -154,7 +154,7 @@ def test_when_nobody_has_room_the_slab_waits_longer_each_time() -> None:
 def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again() -> None:
     tale = Tale()
     found = tale.second(1000, peers=())
-    assert noted(found) == ["nobody asked"] and "stays on disk, next try in 2 s" in only(found, LogEvent).reason
+    assert noted(found) == ["no host asked"] and "stays on disk, next try in 2 s" in only(found, LogEvent).reason
     assert tale.state() == "cold"
     assert tale.second(1000) == []
     assert sent(tale.second(1000), QueryMem)
@@ -163,13 +163,13 @@ def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again(
 def test_the_story_names_the_hosts_without_a_slab_of_this_volume() -> None:
     """Such hosts are asked first. Reference: §2.4.2."""
     tale = Search()
-    assert only(tale.actions, LogEvent).reason.endswith(f"no slab of v: {names(tale.asked)}")
+    assert only(tale.actions, LogEvent).reason.endswith(f"hosts without a slab of v: {names(tale.asked)}")
     other = Tale(slabs=2)
     lender, _ = other.mapped()
     found = other.second(1000, 1000)
     fresh = [host for host, _ in sent(found, QueryMem)]
     assert lender not in fresh
-    assert only(found, LogEvent).reason.endswith(f"no slab of v: {names(fresh)}")
+    assert only(found, LogEvent).reason.endswith(f"hosts without a slab of v: {names(fresh)}")
 
 
 def test_counts_of_a_volume_that_was_detached_are_dropped() -> None:

@@ -218,7 +218,7 @@ def test_detaching_forgets_the_volume_here_and_at_its_lenders() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", "data", "128 KiB")
         keep_hot(rack, "h1", "data", slabs=2)
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.run(5)
         assert rack.host("h1").find("vold-data") == []
         assert [name for name in rack.host("h1").disk.files if "volumes" in name] == []
@@ -281,7 +281,7 @@ def test_volumes_are_refused_with_a_reason_and_a_next_step() -> None:
             ({"volume": "data", "size": "128 KiB"}, 4),
         ):
             with pytest.raises(Refused) as refused:
-                rack.command("h1", "attach", **arguments)
+                rack.command("h1", "create", **arguments)
             assert refused.value.code == code
             assert refused.value.next
 
@@ -367,7 +367,7 @@ def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> Non
         rack.run(2)
         assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 2
         lost = [reason for event, reason in rack.story("slab/data/0") if event == "lost"]
-        assert any("may read back older" in reason for reason in lost)
+        assert any("may read older" in reason for reason in lost)
 
 
 def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:

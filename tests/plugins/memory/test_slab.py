@@ -145,7 +145,7 @@ def test_nothing_comes_of_a_search_beside_a_place_and_the_place_stays() -> None:
     tale = Tale()
     hosts = asked(tale)
     found(tale, place(OTHERS[3], 5))
-    assert noted(tale.offers(hosts)) == ["nobody has room"]
+    assert noted(tale.offers(hosts)) == ["no host has room"]
     assert phase(tale) is Mapped
     assert found(tale) == ["lost"] and tale.state() == "cold"
 
@@ -157,7 +157,7 @@ def test_a_slab_evicted_while_a_search_is_under_way_begins_no_second_one() -> No
     actions = tale.hear(OTHERS[3], Evict("v", 0, 5, 10.0))
     assert sent(actions, QueryMem) == [] and noted(actions) == ["evicted"]
     assert tale.state() == "moving"
-    assert noted(tale.offers(hosts)) == ["nobody has room"]
+    assert noted(tale.offers(hosts)) == ["no host has room"]
     assert phase(tale) is Closing
 
 

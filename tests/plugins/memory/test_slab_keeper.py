@@ -234,7 +234,7 @@ def test_memory_that_nobody_takes_up_is_free_a_minute_later() -> None:
 def test_a_keeper_drops_what_is_given_back_also_while_nobody_served() -> None:
     with a_lent_volume() as rack:
         rack.slabd("h2").signal(9)
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
         rack.run(8)
         assert kept(rack) == {"h2": 0, "h3": 0}
         assert not rack.agents["h2"].lending.machine.lent and not rack.agents["h3"].lending.machine.lent

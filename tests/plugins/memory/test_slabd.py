@@ -129,7 +129,7 @@ def test_registering_twice_changes_nothing_and_an_older_epoch_is_refused() -> No
 )
 def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlabFrame) -> None:
     store = SlabStore(SIZE, MemfdPages())
-    with pytest.raises(ValueError, match=r"whole number|is the most"):
+    with pytest.raises(ValueError, match=r"whole number|is the limit"):
         store.register(wrong)
     assert store.held_bytes == 0
 
@@ -338,7 +338,7 @@ async def test_a_slab_that_is_taken_back_is_no_other_slabs_trouble() -> None:
         told: list[str] = []
         one.ended = lambda slab: told.append(slab.why)
         bench.store.free("h1", "data", 0, 1)
-        await soon(lambda: told == ["h2 does not lend this slab under epoch 1 any more"])
+        await soon(lambda: told == ["h2 no longer lends this slab under epoch 1"])
         await other.write(0, versions(1), memoryview(page(1)))
         with pytest.raises(SlabStale):
             await links.open(OpenPlace(0, 1, "h2", bench.address, SECRET))

@@ -149,7 +149,7 @@ async def test_damage_to_what_was_durable_is_an_error_and_no_older_content() -> 
     async with a_bench() as bench:
         await two_versions(bench, synced=True)
         await damaged(bench, "v/log/00000000", 4 * PAGE + 100)
-        with pytest.raises(OSError, match="page 3 is damaged on disk; next: look at the disk"):
+        with pytest.raises(OSError, match="page 3 is damaged on disk; next: check the disk"):
             await look(await opened(bench, 2))
 
 
@@ -167,7 +167,7 @@ async def test_a_durable_batch_that_is_gone_is_refused_in_words() -> None:
         await two_versions(bench, synced=True)
         for block in (0, 2):
             await damaged(bench, "v/log/00000000", block * PAGE + 70)
-        with pytest.raises(Damaged, match=r"00000000 is damaged: batch 1 of the volume's log is not there, .*; next: "):
+        with pytest.raises(Damaged, match=r"00000000 is damaged: batch 1 of the volume's log is missing, .*; next: "):
             await opened(bench, 2)
 
 

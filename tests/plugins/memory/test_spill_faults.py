@@ -352,7 +352,9 @@ async def test_what_a_failed_sync_dropped_is_named_until_it_is_written_anew(monk
         spill = await written_out(bench)
         await dropped(bench, spill, 5, 6)
         for _ in range(2):
-            with pytest.raises(OSError, match=r"the disk dropped pages 5, 6 that it had taken; next: write anew"):
+            with pytest.raises(
+                OSError, match=r"the disk dropped pages 5, 6 that it had accepted; next: write or discard"
+            ):
                 await spill.flush()
         with pytest.raises(OSError, match="page 5 is damaged"):
             await look(spill)

@@ -141,7 +141,7 @@ class StandIn:
             case ConnectSwap():
                 if question.resume and not self.has_device:
                     os.close(descriptors[0])
-                    return SwapRefused("the kernel has no such device any more", "agentctl memory detach NAME")
+                    return SwapRefused("the kernel no longer has this device", "agentctl volume unswap NAME")
                 resumed, self.has_device = self.has_device, True
                 self.kernel = await kernel_with(descriptors[0])
                 return SwapConnected("/dev/nbd7", resumed)
@@ -227,7 +227,7 @@ async def test_swap_that_the_kernel_does_not_have_is_lost_and_is_not_made_anew()
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=True)
         await soon(lambda: str(door.word) == "lost")
-        assert "no such device" in door.why and not helper.has_device
+        assert "no longer has this device" in door.why and not helper.has_device
 
 
 async def test_what_an_ended_socket_began_is_over_before_there_is_another() -> None:
@@ -319,7 +319,7 @@ async def test_a_device_that_becomes_no_swap_is_taken_away_again() -> None:
 
 async def test_a_process_that_may_be_swapped_out_is_no_swap() -> None:
     async with a_door("without CAP_IPC_LOCK it may be swapped out") as (helper, door, _):
-        with pytest.raises(SwapImpossible, match="could wait for itself: without CAP_IPC_LOCK"):
+        with pytest.raises(SwapImpossible, match="could deadlock on its own swap: without CAP_IPC_LOCK"):
             await door.begin(BACKEND, helper.path, resume=False)
         assert helper.asked == []
 
@@ -371,7 +371,7 @@ def test_a_host_without_a_helper_says_so_and_has_no_swap() -> None:
         assert "there is no kernel here" in refused.value.why and refused.value.code == 4
         assert rack.agents["h1"].borrowing.volumes["data"].known.swap == ""
         assert "no swap helper listens" in rack.agents["h1"].status()["swap"]
-        rack.command("h1", "detach", volume="data")
+        rack.command("h1", "remove", volume="data")
 
 
 def test_a_volume_that_others_use_is_no_swap() -> None:
@@ -380,7 +380,7 @@ def test_a_volume_that_others_use_is_no_swap() -> None:
         rack.command("h1", "export", volume="data", socket="/run/of-a-test.sock")
         with pytest.raises(Refused) as refused:
             rack.command("h1", "swap", volume="data")
-        assert "read and write it" in refused.value.why
+        assert "use it as a volume" in refused.value.why
 
 
 def test_swap_is_not_forgotten_while_it_may_be_on() -> None:
@@ -389,5 +389,5 @@ def test_swap_is_not_forgotten_while_it_may_be_on() -> None:
         volume = rack.agents["h1"].borrowing.volumes["data"]
         volume.known = msgspec.structs.replace(volume.known, swap=BACKEND)
         with pytest.raises(Refused) as refused:
-            rack.command("h1", "detach", volume="data")
-        assert refused.value.code == 4 and refused.value.next == "agentctl memory detach data"
+            rack.command("h1", "remove", volume="data")
+        assert refused.value.code == 4 and refused.value.next == "agentctl volume unswap data"

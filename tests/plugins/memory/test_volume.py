@@ -264,7 +264,7 @@ async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
 async def test_a_place_of_an_older_epoch_than_the_one_in_use_is_refused() -> None:
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0, epoch=5))
-        with pytest.raises(ValueError, match="newer epoch 5"):
+        with pytest.raises(ValueError, match="newer epoch: 5"):
             await placed(volume, OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
 
 
@@ -429,7 +429,7 @@ async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later
         await placed(volume, bench.register(1, epoch=2))
         assert volume.places.all() == () and volume.slabs[1].link is None, "nobody would ask it after a crash"
         assert [told.why for told in bench.told if isinstance(told, SlabLost)] == [
-            "the disk cannot remember it: [Errno 30] read-only in this test"
+            "its record cannot be written: [Errno 30] read-only in this test"
         ]
         bench.disk.replace_fail = False
         await soon(lambda: not volume.places.late)
@@ -469,7 +469,7 @@ async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_wo
         reading = asyncio.ensure_future(read(again, 0, 1))
         await quiet()
         assert not reading.done()
-        await again.lenders.give_up(again.slabs[0], 1, "h2 says that it does not hold it any more")
+        await again.lenders.give_up(again.slabs[0], 1, "h2 no longer holds it")
         assert await reading == [1]
         assert any(isinstance(told, SlabLost) for told in bench.told)
         await soon(lambda: again.places.all() == ())
@@ -494,7 +494,7 @@ async def test_a_read_waits_however_long_for_a_lender_that_may_hold_a_newer_page
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         reading = asyncio.ensure_future(read(again, 0, 3))
-        await soon(lambda: "no welcome from h2" in again.counts(1).places[0].why)
+        await soon(lambda: "did not accept the connection" in again.counts(1).places[0].why)
         await quiet()
         assert not reading.done()
         assert again.counts(1).places[0].state == "recovering"
@@ -556,10 +556,10 @@ async def test_a_refused_connection_is_no_proof_that_the_lender_lost_it() -> Non
         reading = asyncio.ensure_future(read(again, 1, 1))
         await quiet()
         assert not reading.done()
-        await again.lenders.give_up(again.slabs[0], 1, "h2 says that it does not hold it any more")
+        await again.lenders.give_up(again.slabs[0], 1, "h2 no longer holds it")
         assert await reading == [1], "the disk's word: the newer one is lost with two processes"
         lost = [told for told in bench.told if isinstance(told, SlabLost)]
-        assert "may read back older" in lost[-1].why
+        assert "may read older" in lost[-1].why
 
 
 async def test_a_person_may_give_a_silent_lender_up() -> None:
@@ -567,7 +567,7 @@ async def test_a_person_may_give_a_silent_lender_up() -> None:
         again = await crashed_with_a_silent_lender(bench)
         reading = asyncio.ensure_future(read(again, 1, 1))
         await asyncio.sleep(0.05)
-        given_up = await again.lenders.give_up_all("a person gave it up")
+        given_up = await again.lenders.give_up_all("given up by request")
         assert [(place.index, place.lender) for place in given_up] == [(0, "h2")]
         assert await reading == [1]
         assert again.lenders.unrecovered == 1

@@ -152,11 +152,11 @@ class PlainLeader:
                 lost = [host for host in lost if self._is_lost(job, host, gone.get(host, -1.0), now_s)]
                 if lost:
                     self.closed |= {(host, job.id, job.grant.epoch) for host in lost}
-                    said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
+                    said = ", ".join(f"{host} has been gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                     commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost)))
             elif job.state == "placing" and job.grant.coordinator is not None:
                 if gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
-                    said = f"{job.grant.coordinator}, which looked for its GPUs, is gone"
+                    said = f"{job.grant.coordinator}, which searched for its GPUs, is gone"
                     commands.append(taken_back(job, "coordinator lost", said, wall_s))
                 elif now_s - self.placing_since[job.id, job.grant.epoch] > self.settings.placing_limit_s:
                     commands.append(

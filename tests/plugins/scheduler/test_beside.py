@@ -132,8 +132,10 @@ def test_a_host_refuses_by_what_it_measured_in_words() -> None:
         fits = await running(rack, "j1", workers=1, gpu_memory=8 * GIB, **{"class": "opportunistic"})
         assert fits == ["GPU-gpu2-1+1"]
         await submit(rack, workers=2, gpu_memory=8 * GIB, **{"class": "opportunistic"})
-        await until(lambda: "without the memory" in rack.job("j2").reason)
-        assert "gpu2 said no: 2 GPUs were asked for and 1 are free: 1 without the memory" in rack.job("j2").reason
+        await until(lambda: "without enough free memory" in rack.job("j2").reason)
+        assert (
+            "gpu2 refused: 2 GPUs were requested and 1 are free: 1 without enough free memory" in rack.job("j2").reason
+        )
         stub.free_bytes.clear()
         await until(lambda: starts(rack, "j2") == 1)
 
@@ -189,7 +191,7 @@ def test_a_job_that_does_not_fit_is_queued_again_and_that_is_no_failure_of_it() 
         job = rack.job("j1")
         assert (job.tally.failures, job.tally.hosts_lost, job.tally.requeues, job.tally.preemptions) == (0, 0, 0, 0)
         said = [note for note in rack["gpu1"].notes if note[0] == "j1"]
-        assert any("it cannot be on its GPUs of gpu2: 8 GiB were asked for" in note[2] for note in said)
+        assert any("it cannot use its GPUs of gpu2: 8 GiB were asked for" in note[2] for note in said)
         stub.silent = False
         await until(lambda: starts(rack, "j1") == 2)
 
@@ -235,7 +237,7 @@ def test_what_does_not_pair_is_taken_back_and_not_placed_there_again_while_both_
         await until(lambda: rack.job("j2").tally.unfit == 1)
         assert rack.job("j2").measured.harms == ("j1",)
         said = [note[2] for note in rack["gpu1"].notes if note[0] == "j2"]
-        assert any("it makes that one 8.2% slower, give or take 1.0%" in text for text in said)
+        assert any("it slows that job by 8.2% slower, give or take 1.0%" in text for text in said)
         await until(lambda: starts(rack, "j2") == 2)
         assert not {device_of(gpu) for gpu in gpus_of(rack, "j2")} & set(theirs)
         assert rack.job("j2").tally.unfit == 1
@@ -307,7 +309,7 @@ def test_a_host_that_shares_otherwise_is_named_and_takes_nobody_beside_others() 
         assert rack.job("j2").state == "queued"
         rack["gpu2"].service.gossip.publish = lambda gpus: None  # type: ignore[method-assign]
         del values["gpus_shared"]
-        await until(lambda: rack["gpu1"].service.gossip.differs == ("gpu2 says nothing",))
+        await until(lambda: rack["gpu1"].service.gossip.differs == ("gpu2 does not say",))
 
     sharing(story)
 

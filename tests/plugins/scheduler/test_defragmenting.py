@@ -320,8 +320,8 @@ def test_events_of_both_say_so() -> None:
     _, notes = apply(it.led.queue, it.led.queue.index + 1, asked)
     said = {(note.subject, note.event): note.reason for note in notes}
     by = "the leader, so that j3 (tenant bob, 4 GPUs) lies on one host, not on 2,"
-    assert said[it.heals, "to move"] == f"{by} wants its ranks on h1 on h3"
-    assert said[it.waits, "others move for it"] == f"{by} has ranks of j1 go from h1 to h3 first"
+    assert said[it.heals, "to move"] == f"{by} moves its ranks on h1 to h3"
+    assert said[it.waits, "other jobs move for it"] == f"{by} first moves ranks of j1 from h1 to h3"
 
 
 def test_a_gang_that_does_not_mind_or_of_which_nothing_is_known_starts_at_once() -> None:

@@ -95,7 +95,7 @@ def test_the_last_ones_that_have_what_others_need_do_not_move() -> None:
     told.move(H1)
     told.job.healing.missing = (H2,)
     told.queue.rebuild()
-    assert why(told.replace(H1, H3)) == "nothing of it would be left that has what they need"
+    assert why(told.replace(H1, H3)) == "no rank with their state would be left"
 
 
 # ---- the leader ------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_after_its_attempts_the_grant_goes_back_with_the_reason() -> None:
     coordinator.no(H1, asked[H1])
     asked = asks(coordinator.dispatch(TryAgain(J1, 1, 1)))
     (failed,) = proposals(coordinator.no(H2, asked[H2]))
-    assert isinstance(failed, PlaceFailed) and failed.reason == "h2 said no: taken"
+    assert isinstance(failed, PlaceFailed) and failed.reason == "h2 refused: taken"
     coordinator.dispatch(PlacementProposed(failed, Applied(J1)))
     assert coordinator.gangs.searches == {}
 
@@ -195,7 +195,7 @@ def test_gpus_kept_for_another_gang_are_closed_to_a_plan_and_not_to_a_proposal()
     assert coordinator.dispatch(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
     actions = coordinator.dispatch(msgspec.structs.replace(kept, free={H2: 1}))
     assert sorted(released(actions)) == [H1, H2] and len(timers(actions)) == 1
-    assert coordinator.gangs.searches[J1].trouble == "GPUs on h2 are kept for j2 now"
+    assert coordinator.gangs.searches[J1].trouble == "GPUs on h2 are now reserved for j2"
     coordinator.free = {H1: 2, H2: 1, H3: 2}
     asked = asks(coordinator.dispatch(timers(actions)[0]))
     assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}

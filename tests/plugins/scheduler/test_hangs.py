@@ -110,7 +110,7 @@ def test_the_host_of_a_stuck_rank_keeps_stacks_and_ends_it_once() -> None:
     assert stacks == (J1, 1) and ended == [J1, 1, 1, 101]
     assert why.startswith("the others waited 31 s for rank 1 (--hang 30 s)")
     (note,) = [reason for _, event, reason, _ in host.notes if event == "rank stuck"]
-    assert "process 101 is ended, as h2 says" in note
+    assert "process 101 is ended, as told by h2" in note
 
 
 def test_hosts_of_the_other_ranks_keep_stacks_once() -> None:
@@ -187,7 +187,7 @@ def test_where_all_stand_still_the_one_behind_is_stuck() -> None:
     assert isinstance(verdict(says(0, step=57), says(1, step=56), says(2, step=56)), StuckGang), "not two"
     assert verdict(says(0, step=57, quiet_s=10.0), says(1, step=56)) is None, "the others get on"
     found = verdict(says(0, step=57), says(1, step=57))
-    assert isinstance(found, StuckGang) and "the newest is 57" in found.why
+    assert isinstance(found, StuckGang) and "the last step was 57" in found.why
     assert isinstance(verdict(says(0)), StuckGang), "one rank alone"
     only_rank_0 = verdict(says(0), silent(1), silent(2))
     assert isinstance(only_rank_0, StuckGang), "only rank 0 reports steps: the others cannot be named for that"
@@ -420,7 +420,7 @@ def test_a_rank_that_hangs_in_its_imports_is_ended() -> None:
 
 def test_a_gang_that_stands_still_fails_with_the_reason() -> None:
     rack, view = lived(lambda rank, s: (9, s, 0.0))
-    assert view.state == "failed" and "no rank did a step" in view.reason and "the newest is 9" in view.reason
+    assert view.state == "failed" and "no rank finished a step" in view.reason and "the last step was 9" in view.reason
     assert all((J1, 1) in host.runner.stuck for host in (rack["h1"], rack["h2"])), "stacks are kept first"
 
 
@@ -433,7 +433,7 @@ def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
     _, view = lived(lambda rank, s: (s, 0.5, 0.0), s=90.0)
     assert (view.state, view.hang_unseen) == ("running", "")
     _, view = lived(lambda rank, s: None, s=90.0)
-    assert view.state == "running" and view.hang_unseen == "--hang sees nothing of this job: it reports no steps"
+    assert view.state == "running" and view.hang_unseen == "--hang does not watch this job: it reports no steps"
     _, view = lived(lambda rank, s: (None, s, 0.0), s=90.0)
     assert view.state == "running" and view.hang_unseen.endswith("it has reported no step yet")
 

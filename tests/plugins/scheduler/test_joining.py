@@ -89,7 +89,7 @@ def test_a_host_whose_supervisor_takes_no_more_says_so_and_the_gang_stays() -> N
         one, other = await spread(rack)
         rack.hosts[other].machine.takes_no_more = True
         said = await refused(rack.hosts[other].call("move", id="j2", what=str(one), to=str(other)))
-        assert "their supervisor is not there now" in said.why
+        assert "their supervisor is not running now" in said.why
         assert [place.host for place in rack.job("j2").start.places] == sorted([one, other])
 
     on_a_rack(story)

@@ -211,7 +211,7 @@ def test_each_cause_of_another_start_has_a_count_and_a_limit_of_its_own() -> Non
     told.report(id, H1, {0: 255}, lost=True, reason="the machine restarted")
     told.report(id, H2, {1: -15}, asked=True)
     assert (told[id].state, told[id].ending.exit_code) == ("failed", 255)
-    assert told[id].reason.endswith("hosts lost it 2 times, and is started again 1 times at most for that")
+    assert told[id].reason.endswith("its hosts were lost 2 times, and at most 1 restarts are allowed for that")
 
 
 def test_a_job_without_retries_fails_at_its_first_failure_and_says_only_that() -> None:
@@ -327,7 +327,7 @@ def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again() -
         question = RenewLeases(HostId("gpu4"), ((JobId("j1"), 1),))
         answer = await rack["gpu2"].service.answer(HostId("gpu4"), question)
         assert isinstance(answer, LeasesRenewed) and answer.grants == question.grants
-        with pytest.raises(Refused, match="it does not lead"):
+        with pytest.raises(Refused, match="it is not the leader"):
             await rack["gpu2"].service.answer(HostId("gpu4"), RenewLeases(question.host, question.grants, True))
         rack.lead(None)
         assert await rack["gpu1"].service.answer(HostId("gpu4"), question) == Leaderless()

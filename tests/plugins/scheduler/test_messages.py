@@ -86,7 +86,7 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
     assert caught.value.field == field
     if value is None:
         return
-    assert caught.value.what.startswith(f"{field} cannot be ") and len(caught.value.what) < 120
+    assert caught.value.what.startswith(f"invalid {field}: ") and len(caught.value.what) < 120
     assert caught.value.why == f"expected {EXPECTED[field]}"
 
 
@@ -103,18 +103,18 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "what", "why"),
     [
-        ("argv", ["python", "a\0b"], "argument 1 cannot be 'a\\x00b'", "NUL"),
-        ("argv", ["\ud800"], "argument 0 cannot be", "half of a pair of UTF-16"),
-        ("argv", ["x"] * 4097, "the command has 4,097 arguments", "at most 4,096"),
+        ("argv", ["python", "a\0b"], "invalid argument 1: 'a\\x00b'", "NUL"),
+        ("argv", ["\ud800"], "invalid argument 0: ", "half of a pair of UTF-16"),
+        ("argv", ["x"] * 4097, "the command has 4,097 arguments", "the limit is 4,096"),
         ("argv", ["a", "x" * 131_072], "argument 1 of the command has 131,072 bytes (128 KiB)", "131,071 bytes"),
-        ("argv", ["x" * 100_000] * 2, "the arguments have 200,000 bytes", "at most 196,608 bytes (192 KiB)"),
-        ("env", {"A=B": "1"}, "no variable can have the name 'A=B'", "without '='"),
-        ("env", {"": "1"}, "no variable can have the name ''", "at least one character"),
-        ("env", {"A": 1}, "variable 'A' cannot be carried", "this is a int"),
-        ("env", {"A": "\0"}, "variable A cannot be carried", "NUL"),
-        ("env", {"N" * 257: ""}, "NNN'... has 257 characters", "at most 256"),
+        ("argv", ["x" * 100_000] * 2, "the arguments have 200,000 bytes", "the limit is 196,608 bytes (192 KiB)"),
+        ("env", {"A=B": "1"}, "invalid name of a variable: 'A=B'", "without '='"),
+        ("env", {"": "1"}, "invalid name of a variable: ''", "at least one character"),
+        ("env", {"A": 1}, "variable 'A' cannot be passed on", "this is a int"),
+        ("env", {"A": "\0"}, "variable A cannot be passed on", "NUL"),
+        ("env", {"N" * 257: ""}, "NNN'... has 257 characters", "the limit is 256"),
         ("env", {"BIG": "x" * 131_068}, "variable BIG has 131,072 bytes", "131,071 bytes (128.0 KiB)"),
-        ("env", {f"V{n}": "" for n in range(8193)}, "the environment has 8,193 variables", "at most 8,192"),
+        ("env", {f"V{n}": "" for n in range(8193)}, "the environment has 8,193 variables", "the limit is 8,192"),
         (
             "env",
             {"B": "x" * 90_000} | {f"V{n}": "x" * 50_000 for n in range(9)},

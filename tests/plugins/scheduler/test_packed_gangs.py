@@ -36,7 +36,7 @@ def test_a_gang_for_one_host_waits_for_one_and_keeps_gpus_of_no_other() -> None:
         "two GPUs are free, on two hosts"
     )
     standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
-    assert "1 of 2 GPUs kept: h1 1" in standing.reason(rack.queue.jobs[gang])
+    assert "1 of 2 GPUs reserved: h1 1" in standing.reason(rack.queue.jobs[gang])
     for job in rack.jobs("running"):
         if job.start.places[0].host == H1:
             rack.end(job)

@@ -53,7 +53,7 @@ def test_beside_an_upgraded_job_there_is_room_for_as_many_others() -> None:
 def test_what_speaks_against_a_gpu_is_said() -> None:
     seen = uses({"a": 0.85}, {"b": 4}, {"c": "XID 79"})
     no = choice(Wish(1, True, memory_bytes=8), GPUS, [], seen, TWO)
-    said = "1 busy for 80% of the last 10 s or more, 1 refused (XID 79), 1 without the memory that it asks for"
+    said = "1 busy for 80% of the last 10 s or more, 1 refused (XID 79), 1 without enough free memory"
     assert (no.gpus, no.there, no.why_not) == ((), 0, said)
     assert choice(Wish(1, True), GPUS, [], {}, TWO).why_not == "3 not measured yet"
     assert choice(Wish(1, False), GPUS, [], seen, TWO).gpus == ("a",), "a guaranteed job makes its own room"
@@ -62,7 +62,7 @@ def test_what_speaks_against_a_gpu_is_said() -> None:
 def test_a_job_is_not_put_beside_one_that_it_slows_down() -> None:
     holds = [hold("j1", "a"), hold("j2", "b"), hold("j3", "c")]
     chosen = choice(Wish(2, True, apart_from=(JobId("j1"),)), GPUS, holds, uses({"b": 0.7, "c": 0.7}), TWO)
-    assert (chosen.gpus, chosen.why_not) == (("b+1", "c+1"), "1 held by j1, which it slows down")
+    assert (chosen.gpus, chosen.why_not) == (("b+1", "c+1"), "1 held by j1, which this job slows down")
 
 
 def test_an_upgrade_waits_until_the_guaranteed_job_before_has_gone_here() -> None:

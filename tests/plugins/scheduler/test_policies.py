@@ -142,5 +142,8 @@ def test_a_job_that_is_passed_by_a_narrower_one_is_told_why() -> None:
     said = waits_for(
         JobId("j1"), QueuePositions(rows), select(rows, 8, {}).over_quota, 8, OrderInForce((3200.0,), {}, None)
     )
-    assert "ahead: j2 (t, 2 GPUs), as gangs of fewer GPUs go first" in said
-    assert said.startswith("2nd of those waiting, in queue 0") and "it starts when enough of j3 (t, 7 GPUs) end" in said
+    assert "ahead: j2 (t, 2 GPUs), since jobs with fewer GPUs go first" in said
+    assert (
+        said.startswith("2nd of the waiting jobs, in queue 0")
+        and "it starts when enough of j3 (t, 7 GPUs) have ended" in said
+    )

@@ -285,8 +285,8 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
         JobId("j3"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, explain.OrderInForce((10.0,), {}, None)
     )
     assert said == (
-        "2nd of those waiting, in queue 0; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
-        "it starts when enough of j1 (bob, 4 GPUs) end"
+        "2nd of the waiting jobs, in queue 0; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
+        "it starts when enough of j1 (bob, 4 GPUs) have ended"
     )
 
 
@@ -297,14 +297,16 @@ def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> N
         return explain.waits_for(mine.id, QueuePositions(rows), select(rows, 4, {}).over_quota, 4, in_force)
 
     young, wide = row(2, gpus=2), row(1, gpus=4, running=True, first=1.0, attained_gpu_s=3160.0)
-    assert said(wide, mine=young).endswith("(t, 4 GPUs) end, or when j1 sinks below it in about 10 s of running")
-    assert "sinks" not in said(wide, mine=young, preempts=False), "nobody is stopped for anybody"
-    assert "sinks" not in said(wide, row(0, gpus=1), mine=young), "somebody else comes first"
+    assert said(wide, mine=young).endswith(
+        "(t, 4 GPUs) have ended, or when j1 falls behind it after about 10 s of running"
+    )
+    assert "falls behind" not in said(wide, mine=young, preempts=False), "nobody is stopped for anybody"
+    assert "falls behind" not in said(wide, row(0, gpus=1), mine=young), "somebody else comes first"
     old = row(2, gpus=2, attained_gpu_s=4000.0, first=2.0)
-    assert "sinks" not in said(wide, mine=old), "there is no queue below its own"
+    assert "falls behind" not in said(wide, mine=old), "there is no queue below its own"
     halves = [row(n, gpus=2, running=True, first=1.0, attained_gpu_s=3200.0 - 100 * n) for n in (1, 3)]
-    assert said(*halves, mine=young).endswith("j1 sinks below it in about 50 s of running"), "the first suffices"
-    both = "j1 sinks below it in about 50 s of running, j3 sinks below it in about 2 min 30 s of running"
+    assert said(*halves, mine=young).endswith("j1 falls behind it after about 50 s of running"), "the first suffices"
+    both = "j1 falls behind it after about 50 s of running, j3 falls behind it after about 2 min 30 s of running"
     assert said(*halves, mine=row(2, gpus=4)).endswith(both)
 
 
@@ -313,7 +315,7 @@ def test_a_job_larger_than_what_is_alive_waits_for_hosts() -> None:
     said = explain.waits_for(
         JobId("j1"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, explain.OrderInForce((10.0,), {}, None)
     )
-    assert "the hosts that are alive have 4: it starts when more join" in said
+    assert "the hosts that are alive have 4: it starts when more hosts join" in said
 
 
 def test_a_job_whose_quota_was_lowered_under_it_is_told_so() -> None:
@@ -335,7 +337,7 @@ def test_impossible_jobs_are_named_with_the_right_code() -> None:
     never = explain.over_rack(spec(workers=4, gpus_per_worker=2), rack)
     assert never is not None and never.code == 7 and "it needs 8 GPUs, and this rack has 6" in never.why
     never = explain.over_rack(spec(workers=2, gpus_per_worker=3), rack)
-    assert never is not None and "this rack's hosts take 1 workers with 3 GPUs each" in never.why
+    assert never is not None and "this rack's hosts have room for 1 workers with 3 GPUs each" in never.why
     assert explain.over_rack(spec(workers=4000, gpus_per_worker=0), rack) is None
     never = explain.over_quota(spec(workers=3), 2)
     assert never is not None and never.code == 4

@@ -336,7 +336,7 @@ def test_a_job_can_be_cancelled_in_every_state(state: str) -> None:
 def test_cancelling_what_never_was_or_is_forgotten_is_told_apart() -> None:
     told = Told()
     told.submit()
-    assert refusal(told.say(CancelAsked(wall_s=1.0, job=JobId("j2")))).why == "no job was ever given this id"
+    assert refusal(told.say(CancelAsked(wall_s=1.0, job=JobId("j2")))).why == "no job ever had this id"
     for odd in ("", "j", "k1", "j-1", "j²", "j" + "9" * 40):
         assert refusal(told.say(CancelAsked(wall_s=1.0, job=JobId(odd)))).code == 3
 

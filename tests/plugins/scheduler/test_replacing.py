@@ -122,7 +122,7 @@ def test_ranks_that_took_over_may_be_lost_before_they_have_the_state() -> None:
     told.replace(H2, H3)
     assert told.job.heals_without((H3,)), "h1 has what is needed"
     assert not told.job.heals_without((H1,)) and isinstance(told.move(H1), NotApplied)
-    assert "yet to get what they need" in why_not(told.job)
+    assert "have not received their state yet" in why_not(told.job)
     told.lose(H3)
     assert told.job.state == "running" and told.job.healing.missing == (H3,)
     told.replace(H3, H4)
@@ -158,7 +158,7 @@ def test_a_gang_whose_other_hosts_are_not_ready_is_taken_back_whole() -> None:
     told.heals(H1, may=False)
     told.lose(H2)
     assert told.job.state == "stopping" and told.job.ending.after == "queued" and told.job.tally.hosts_lost == 1
-    assert "h1 have not said that they may be lost" in told.job.reason
+    assert "h1 have not registered their state" in told.job.reason
     told.report(told.id, H1, {0: -15, 1: -15})
     assert told.job.state == "queued"
 
@@ -201,7 +201,7 @@ def test_hosts_that_are_lost_one_after_the_other_without_a_step_are_the_jobs_fau
         told.heals(other)
         host = other
     told.lose(host)
-    assert told.job.state == "stopping" and "6 hosts without a step" in told.job.reason
+    assert told.job.state == "stopping" and "6 hosts without finishing a step" in told.job.reason
 
 
 def test_losses_with_steps_between_them_are_not() -> None:
@@ -220,11 +220,11 @@ def test_losses_with_steps_between_them_are_not() -> None:
 @pytest.mark.parametrize(
     ("new", "more", "why"),
     [
-        (H1, {}, "not the one that h2 had"),
+        (H1, {}, "does not match the one on h2"),
         (H1, {"joins": True, "gpus": ("g0", "g1")}, "GPU g0 on h1 belongs to j1"),
-        (H1, {"joins": True, "ranks": (2,)}, "not the one that h2 had"),
-        (H3, {"ranks": (1, 2)}, "not the one that h2 had"),
-        (H3, {"since": 2}, "not the one that h2 had"),
+        (H1, {"joins": True, "ranks": (2,)}, "does not match the one on h2"),
+        (H3, {"ranks": (1, 2)}, "does not match the one on h2"),
+        (H3, {"since": 2}, "does not match the one on h2"),
         (H3, {"gpus": ("a",)}, "gives 1 GPU to 2 workers"),
         (H3, {"gpus": ("a", "a")}, "gives 2 GPUs to 2 workers"),
     ],
@@ -305,7 +305,7 @@ def test_a_move_that_finds_no_place_changes_nothing() -> None:
     ("host", "to", "why"),
     [
         (H3, None, "no rank of it is on h3"),
-        (H2, H2, "they are there already"),
+        (H2, H2, "its ranks are there already"),
     ],
 )
 def test_a_move_that_cannot_be_says_why(host: HostId, to: HostId | None, why: str) -> None:
@@ -336,14 +336,14 @@ def test_ranks_of_a_lost_host_may_join_others_and_the_rest_takes_a_host_too() ->
     assert told.job.start.places == (Place(H1, (0, 1, 2, 3), ("g0", "g1", "x", "y"), 1),)
     assert told.job.healing.missing == () and told.job.healing.leaving == () and told.job.state == "running"
     told.heals(H1)
-    assert "nobody would have what they need" in why_not(told.job), "a gang on one host"
+    assert "no other rank has their state" in why_not(told.job), "a gang on one host"
 
 
 @pytest.mark.parametrize(
     ("spec", "others", "why"),
     [
-        ({"pack": "apart"}, (), "each of its ranks is to have a host of its own"),
-        ({}, ((H1, H3),), "its ranks on h1 are about to go on elsewhere, or lost"),
+        ({"pack": "apart"}, (), "each of its ranks needs a host of its own"),
+        ({}, ((H1, H3),), "its ranks on h1 are about to move to another host, or are lost"),
     ],
 )
 def test_ranks_join_no_others_that_leave_or_want_hosts_of_their_own(
@@ -379,7 +379,7 @@ def test_a_gang_that_cannot_heal_does_not_move() -> None:
     told = Healing()
     told.heals(H2, may=False)
     result = told.move(H2)
-    assert isinstance(result, NotApplied) and "its ranks on h2 have not said that they may be lost" in result.why
+    assert isinstance(result, NotApplied) and "its ranks on h2 have not registered their state" in result.why
 
 
 def test_it_is_said_whether_a_job_goes_on_without_any_one_of_its_hosts() -> None:
@@ -387,8 +387,7 @@ def test_it_is_said_whether_a_job_goes_on_without_any_one_of_its_hosts() -> None
     assert views.heals(told.job)
     told.heals(H2, may=False)
     assert (
-        not views.heals(told.job)
-        and why_not(told.job) == "its ranks on h2 have not said that they may be lost (job.state)"
+        not views.heals(told.job) and why_not(told.job) == "its ranks on h2 have not registered their state (job.state)"
     )
     alone = told.submit(1)
     told.grant(alone)

@@ -74,7 +74,7 @@ def test_double_booking_is_refused_with_what_is_free() -> None:
     local.ask(J1, 3)
     answer = local.ask(J2, 2)
     assert isinstance(answer, NotReserved)
-    assert (answer.free, answer.reason) == (1, "2 GPUs were asked for and 1 are free")
+    assert (answer.free, answer.reason) == (1, "2 GPUs were requested and 1 are free")
 
 
 def test_the_same_ask_twice_is_the_same_yes() -> None:
@@ -271,9 +271,9 @@ def test_what_is_for_ranks_that_do_not_come_is_given_back_and_the_others_run_on(
 
 def test_ranks_join_none_where_none_runs_and_do_not_begin_beside_some() -> None:
     local = Local()
-    assert "no rank of it runs here" in local.ask(J1, 1, joins=True).reason
+    assert "none of its ranks runs here" in local.ask(J1, 1, joins=True).reason
     local.ask(J1, 1)
-    assert "no rank of it runs here" in local.ask(J1, 1, attempt=2, joins=True).reason
+    assert "none of its ranks runs here" in local.ask(J1, 1, attempt=2, joins=True).reason
     local.dispatch(Starting(J1, 1, ("g0",)))
     assert "its ranks run here already" in local.ask(J1, 1, attempt=3).reason
 

@@ -297,7 +297,7 @@ def test_the_output_of_a_rank_is_read_through_any_host() -> None:
         assert (await refused(rack[other].call("logs", id="j1", rank=4))).code == 3
         del rack[place.host].machine.outputs[JobId("j1"), 2]
         gone = await refused(rack[other].call("logs", id="j1", rank=2))
-        assert (gone.code, gone.what) == (3, "the output of rank 2 of j1 is not kept any more")
+        assert (gone.code, gone.what) == (3, "the output of rank 2 of j1 is no longer kept")
         assert place.host in gone.why and "agentctl job j1" in gone.next and "keep_ended" in gone.next
         rack.cut_off(str(place.host))
         rack.lead(other)
@@ -395,9 +395,9 @@ def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so() -> None:
         await until(lambda: GpusNow(2, 0, "Test", True, 2, sick) == told_by(rack, "gpu2"))
         assert await submit(rack, workers=8, pack="any"), "the rack has 8, whatever answers just now"
         view = await rack["gpu1"].call("job", id="j1")
-        assert view.state == "queued" and f"GPUs that take no job: gpu2 2 ({sick})" in view.reason
+        assert view.state == "queued" and f"GPUs that cannot take jobs: gpu2 2 ({sick})" in view.reason
         notes = [(event, reason) for subject, event, reason, _ in rack["gpu2"].notes if subject == "host/gpu2"]
-        assert len(notes) == 2 and all(event == "GPU takes no job" and sick in reason for event, reason in notes)
+        assert len(notes) == 2 and all(event == "GPU out of use" and sick in reason for event, reason in notes)
         assert sick in rack["gpu2"].service.notes()[0]
         probes._gpus = well
         await until(lambda: rack.job("j1").state == "running")

@@ -138,7 +138,7 @@ def test_two_ranks_of_a_gang_do_not_share_a_gpu(gpus: tuple[str, ...]) -> None:
 def test_a_guaranteed_job_gets_no_part_and_a_part_has_one_holder() -> None:
     log = Log()
     refused = log.place(log.submit("guaranteed"), {H1: ("a+1",)})
-    assert isinstance(refused, NotApplied) and refused.why == "it is guaranteed, and h1 gives it a part of GPU a"
+    assert isinstance(refused, NotApplied) and refused.why == "it is guaranteed, and h1 gives it only a part of GPU a"
     log = Log()
     assert isinstance(log.place(log.submit("opportunistic"), {H1: ("a+1",)}), Applied)
     assert isinstance(log.place(log.submit("opportunistic"), {H1: ("a+1",)}), NotApplied)
@@ -160,7 +160,7 @@ def test_what_it_harms_is_remembered_in_log_and_snapshots_up_to_so_many() -> Non
     for number in range(HARMS_MAX + 2):
         log.place(id, {H1: ("a+1",)})
         epoch, other = log.queue.jobs[JobId(id)].grant.epoch, JobId(f"j{100 + number}")
-        why = f"beside {other} it makes that one slower"
+        why = f"beside {other} it slows that job by slower"
         log.say(TakenBack(wall_s=0.0, job=JobId(id), epoch=epoch, cause="unfit", reason=why, harms=other))
         log.say(RanksReported(wall_s=0.0, job=JobId(id), epoch=epoch, host=H1, codes={0: -15}, asked=True))
     job = log.queue.jobs[JobId(id)]
@@ -187,7 +187,7 @@ class Harm(Log):
     def harms(self, guest: str, job: str, wall_s: float) -> None:
         self.place(guest, {H1: ("a+1",)})
         id, epoch = JobId(guest), self.queue.jobs[JobId(guest)].grant.epoch
-        why = f"beside {job} it makes that one slower"
+        why = f"beside {job} it slows that job by slower"
         self.say(TakenBack(wall_s=wall_s, job=id, epoch=epoch, cause="unfit", reason=why, harms=JobId(job)))
         self.say(RanksReported(wall_s=wall_s, job=id, epoch=epoch, host=H1, codes={0: -15}, asked=True))
 

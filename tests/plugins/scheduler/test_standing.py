@@ -74,10 +74,10 @@ def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at_once(
         assert await rack["gpu1"].call("jobs") == before
         await rack["gpu1"].call("job", id="j3")
         assert plugin._standing() is stood and stood.guaranteed is order, "sorted once"
-        assert before[2].reason.startswith("2nd of those waiting")
+        assert before[2].reason.startswith("2nd of the waiting jobs")
         await rack["gpu1"].call("cancel", id="j2")
         assert plugin._standing() is not stood
-        assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of those waiting")
+        assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of the waiting jobs")
         rack.gone("gpu4")
         (said,) = [job.reason for job in await rack["gpu1"].call("jobs") if job.id == "j3"]
         assert "it needs 8 GPUs" in said and plugin._standing().totals.keys() == {"gpu1", "gpu2", "gpu3"}

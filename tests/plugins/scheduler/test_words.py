@@ -42,9 +42,9 @@ def test_a_worker_as_large_as_the_largest_host_is_possible_and_a_larger_one_is_n
     never = explain.over_rack(spec(1, 5), totals)
     assert never is not None and "the largest host has 4" in never.why
     never = explain.over_rack(spec(2, 3), totals)
-    assert never is not None and never.why == ("this rack's hosts take 1 workers with 3 GPUs each, and it has 2"), (
-        "there are as many GPUs as it needs, and they are scattered"
-    )
+    assert never is not None and never.why == (
+        "this rack's hosts have room for 1 workers with 3 GPUs each, and the job has 2"
+    ), "there are as many GPUs as it needs, and they are scattered"
     never = explain.over_rack(spec(7), totals)
     assert never is not None and never.why == "it needs 7 GPUs, and this rack has 6 on 2 hosts"
 
@@ -83,13 +83,13 @@ def test_a_job_as_wide_as_all_that_is_free_is_about_to_be_placed() -> None:
 
 def test_the_whole_of_what_a_waiting_job_is_told() -> None:
     first, second = row(2, gpus=4), row(3, gpus=1)
-    place = "2nd of those waiting, in queue 0; it needs 1 GPU and"
+    place = "2nd of the waiting jobs, in queue 0; it needs 1 GPU and"
     ahead = "ahead: j2 (t, 4 GPUs)"
     assert waits([first, second], "j3", 4) == f"{place} 4 are free; {ahead}", "nobody runs, and somebody is first"
     running = row(1, gpus=3, running=True, attained_gpu_s=2000.0)
-    until = "it starts when enough of j1 (t, 3 GPUs) end"
+    until = "it starts when enough of j1 (t, 3 GPUs) have ended"
     assert waits([running, first, second], "j3", 4) == f"{place} 1 are free; {ahead}; {until}"
-    alone = "1st of those waiting, in queue 0; it needs 4 GPUs and 1 are free"
+    alone = "1st of the waiting jobs, in queue 0; it needs 4 GPUs and 1 are free"
     assert waits([running, first], "j2", 4) == f"{alone}; {until}"
     assert explain.waits_for(
         JobId("j2"), QueuePositions([running, first]), (), 4, explain.OrderInForce((1000.0,), {}, None), "because"
@@ -103,13 +103,13 @@ def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
 
     def sooner(quotas: dict[str, int | None]) -> str:
         said = explain.waits_for(JobId("j3"), order, (), 2, explain.OrderInForce((1000.0,), quotas, None))
-        return said.partition("end, or when ")[2]
+        return said.partition("have ended, or when ")[2]
 
-    assert sooner({"t": 4}) == sooner({"u": 4}) == sooner({}) == "j1 sinks below it in about 10 s of running"
+    assert sooner({"t": 4}) == sooner({"u": 4}) == sooner({}) == "j1 falls behind it after about 10 s of running"
     order = QueuePositions([other, row(3)])
     assert sooner({"t": 4, "u": 4}) == sooner({"t": 4}) == sooner({"u": 4}) == ""
     said = explain.waits_for(JobId("j3"), order, (), 1, explain.OrderInForce((1000.0,), {}, None))
-    assert said.endswith("j2 sinks below it in about 20 s of running"), "tenants without a quota share one order"
+    assert said.endswith("j2 falls behind it after about 20 s of running"), "tenants without a quota share one order"
 
 
 def test_nothing_is_said_of_jobs_that_sink_when_they_are_too_few() -> None:
@@ -122,12 +122,12 @@ def test_nothing_is_said_of_jobs_that_sink_when_they_are_too_few() -> None:
         4,
         explain.OrderInForce((1000.0,), {"u": 4}, None),
     )
-    assert said.endswith("enough of j1 (t, 1 GPU), j2 (u, 3 GPUs) end")
+    assert said.endswith("enough of j1 (t, 1 GPU), j2 (u, 3 GPUs) have ended")
 
 
 def test_at_most_three_that_sink_are_named_and_the_rest_counted() -> None:
     holders = [row(n, running=True, attained_gpu_s=1000.0 - 10 * n) for n in range(1, 6)]
-    three = ", or when " + ", ".join(f"j{n} sinks below it in about {10 * n} s of running" for n in (1, 2, 3))
+    three = ", or when " + ", ".join(f"j{n} falls behind it after about {10 * n} s of running" for n in (1, 2, 3))
     assert waits([*holders, row(6, gpus=3)], "j6", 5).endswith(three)
     assert waits([*holders, row(6, gpus=4)], "j6", 5).endswith(f"{three} and 1 more later")
     assert waits([*holders, row(6, gpus=5)], "j6", 5).endswith(f"{three} and 2 more later")
@@ -136,26 +136,28 @@ def test_at_most_three_that_sink_are_named_and_the_rest_counted() -> None:
 def test_those_that_sank_already_need_not_sink() -> None:
     below = row(1, gpus=2, running=True, attained_gpu_s=1000.0)
     soon = row(2, gpus=2, running=True, attained_gpu_s=980.0)
-    assert waits([soon, row(3, gpus=4), below], "j3", 4).endswith("or when j2 sinks below it in about 10 s of running")
-    assert "sinks" not in waits([soon, row(3, gpus=2), below], "j3", 4), "that one is stopped for it now"
+    assert waits([soon, row(3, gpus=4), below], "j3", 4).endswith(
+        "or when j2 falls behind it after about 10 s of running"
+    )
+    assert "falls behind" not in waits([soon, row(3, gpus=2), below], "j3", 4), "that one is stopped for it now"
 
 
 def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None:
     guests = QueuePositions([row(1, gpus=2, running=True), row(2), row(3, gpus=2)])
     idle, busy = QueuePositions([row(8, running=True)]), QueuePositions([row(8, running=True), row(9)])
-    place = "2nd of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave"
+    place = "2nd of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave free"
     ahead = "; ahead: j2 (t, 1 GPU)"
-    assert explain.waits_as_opportunistic(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, idle, 2) == f"{place}, and 2 are free{ahead}"
     held = ", and guaranteed jobs come first"
-    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
-    until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) end"
-    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 2) == f"{place}, and 2 are free{held}{ahead}"
+    until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) have ended"
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 1) == f"{place}, and 1 are free{ahead}{until}"
     alone = explain.waits_as_opportunistic(JobId("j2"), QueuePositions([row(2)]), QueuePositions([]), 0)
     assert alone == (
-        "1st of the opportunistic jobs waiting; it needs 1 GPU that guaranteed jobs leave and 0 are free"
+        "1st of the opportunistic jobs waiting; it needs 1 GPU that guaranteed jobs leave free, and 0 are free"
     ), "nobody is ahead and nobody runs"
     many = QueuePositions([row(number, running=True) for number in range(4, 8)])
-    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in explain.waits_as_opportunistic(
+    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more have ended" in explain.waits_as_opportunistic(
         JobId("j3"), guests, many, 1
     )
 
@@ -164,7 +166,7 @@ def test_only_hosts_with_something_free_are_listed() -> None:
     free = {HostId("h2"): 1, HostId("h1"): 1, HostId("h3"): 0}
     for pack, needs in (
         ("few", "each worker needs 2 GPUs on one host"),
-        ("host", "all its workers want one host (--pack host), with 6 GPUs"),
+        ("host", "all its workers must be on one host (--pack host), with 6 GPUs"),
         ("apart", "each of its 3 workers needs 2 GPUs on a host of its own (--nodes)"),
     ):
         spec = JobSpec.parse({"argv": ["x"], "workers": 3, "gpus_per_worker": 2, "pack": pack})
@@ -176,12 +178,12 @@ def test_a_gang_that_no_host_or_too_few_hosts_could_hold_is_told_so() -> None:
     for shape, why in (
         (
             {"workers": 9, "pack": "host"},
-            "all its workers want one host, which needs 9 GPUs, and the largest host has 8",
+            "all its workers must be on one host, which needs 9 GPUs, and the largest host has 8",
         ),
-        ({"workers": 2, "gpus_per_worker": 6, "pack": "apart"}, "and this rack has 1 such hosts"),
+        ({"workers": 2, "gpus_per_worker": 6, "pack": "apart"}, "and this rack has only 1 such hosts"),
         (
             {"workers": 3, "gpus_per_worker": 0, "pack": "apart"},
-            "needs a host of its own (--nodes), and this rack has 2",
+            "needs a host of its own (--nodes), and this rack has only 2",
         ),
         ({"workers": 13}, "it needs 13 GPUs, and this rack has 12 on 2 hosts"),
     ):

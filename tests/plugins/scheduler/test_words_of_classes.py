@@ -27,7 +27,7 @@ def test_a_gang_is_told_what_is_reserved_and_whose_end_it_waits_for() -> None:
     assert "free GPUs by host are h1 1, h2 1, and each worker needs 2 GPUs on one host" in reason(rack, gang)
     rack.settle()
     said = reason(rack, gang)
-    assert said.endswith("1 of 2 GPUs kept: h1 1, waiting for j2 (blue, 1 GPU), j4 (blue, 1 GPU)")
+    assert said.endswith("1 of 2 GPUs reserved: h1 1, waiting for j2 (blue, 1 GPU), j4 (blue, 1 GPU)")
     assert "about to be placed" not in said
     rack.end(rack.queue.jobs[ones[1]])
     other = rack.submit(1, "blue", each=1)
@@ -41,8 +41,9 @@ def test_an_opportunistic_job_is_told_that_it_gets_what_is_left() -> None:
     guest, late = rack.submit(2, "blue", "opportunistic"), rack.submit(1, "red", "auto")
     rack.settle()
     assert reason(rack, guest) == (
-        "1st of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave and 0 are free; it starts "
-        "when enough of j1 (red, 2 GPUs) end"
+        "1st of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed "
+        "jobs leave free, and 0 are free; it starts "
+        "when enough of j1 (red, 2 GPUs) have ended"
     )
     assert reason(rack, late).endswith("it becomes opportunistic after a wait of 1 min")
     rack.look(70.0)
@@ -119,7 +120,7 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1, name="filler")
-        assert await run(rack, "j2", 0.1) == 1, "nothing is known of it"
+        assert await run(rack, "j2", 0.1) == 1, "nothing is known about it"
         assert await run(rack, "j3", 0.1) == 1, "its tensors are small, and nobody saw it on several hosts"
         assert await run(rack, "j4", 0.1, pack="any") == 2, "the gap beside the filler is used"
         assert await run(rack, "j5", 0.2) == 2, "it does not mind"

@@ -24,7 +24,7 @@ def test_each_way_in_which_a_gang_can_never_be_placed() -> None:
     add = "or add hosts (agentctl gpus shows what there is)"
     wide = "it needs 7 GPUs, and this rack has 6 on 2 hosts"
     assert explain.over_rack(spec(7), TOTALS) == explain.Never(7, what, wide, f"ask for at most 6 workers, {add}")
-    apart = "this rack's hosts take 3 workers with 2 GPUs each, and it has 4"
+    apart = "this rack's hosts have room for 3 workers with 2 GPUs each, and the job has 4"
     more = {**TOTALS, HostId("h3"): 1, HostId("h4"): 1}
     assert explain.over_rack(spec(4, 2), more) == explain.Never(7, what, apart, f"ask for at most 3 workers, {add}")
     assert explain.over_rack(spec(9, 0), {}) is None, "workers without GPUs fit anywhere"
@@ -41,18 +41,18 @@ def test_a_job_wider_than_its_quota_is_told_what_to_do() -> None:
 
 def test_what_a_change_of_class_means_is_said() -> None:
     assert explain.demoted(spec(2, tenant="red"), 300.0) == (
-        "it waited 5 min for the quota of tenant red: from now on it is opportunistic, runs on GPUs that guaranteed "
-        "jobs leave, and yields to them"
+        "it waited 5 min for the quota of tenant red: from now on it is opportunistic: it runs on GPUs that "
+        "guaranteed jobs leave free, and yields to them"
     )
     assert explain.demoted_later(300.0) == "it becomes opportunistic after a wait of 5 min"
 
 
 def test_what_is_reserved_is_said_by_host_and_that_nothing_is() -> None:
-    assert explain.keeps(4, {}) == "it keeps no GPUs any more: others may have them"
-    assert explain.keeps(4, {HostId("h2"): 1, HostId("h1"): 2}) == "3 of 4 GPUs kept: h1 2, h2 1"
+    assert explain.keeps(4, {}) == "its GPUs are no longer reserved; other jobs may use them"
+    assert explain.keeps(4, {HostId("h2"): 1, HostId("h1"): 2}) == "3 of 4 GPUs reserved: h1 2, h2 1"
     kept = {HostId("h1"): 1}
-    assert explain.keeps_and_waits(2, kept, []) == "1 of 2 GPUs kept: h1 1"
-    assert explain.keeps_and_waits(2, kept, [row(3)]) == "1 of 2 GPUs kept: h1 1, waiting for j3 (t, 1 GPU)"
+    assert explain.keeps_and_waits(2, kept, []) == "1 of 2 GPUs reserved: h1 1"
+    assert explain.keeps_and_waits(2, kept, [row(3)]) == "1 of 2 GPUs reserved: h1 1, waiting for j3 (t, 1 GPU)"
 
 
 def told(order: QueuePositions, job: str, quota: int, over: tuple[str, ...] = ()) -> str:
@@ -63,7 +63,7 @@ def told(order: QueuePositions, job: str, quota: int, over: tuple[str, ...] = ()
 
 def test_a_job_that_waits_for_its_quota_is_told_who_uses_it() -> None:
     order = QueuePositions([row(1, gpus=3, running=True), row(2, gpus=4)])
-    place = "1st of those waiting, in queue 0; it needs 4 GPUs and"
+    place = "1st of the waiting jobs, in queue 0; it needs 4 GPUs and"
     ends = "it starts when enough of those end or the quota is raised"
     assert told(order, "j2", 4, ("j2",)) == f"{place} tenant t uses 3 of its quota of 4 by j1 (t, 3 GPUs): {ends}"
     assert told(order, "j2", 3, ("j2",)) == f"{place} the quota of tenant t is now 3: raise it, or cancel the job"
@@ -79,8 +79,8 @@ def test_a_job_that_waits_for_its_quota_is_told_who_uses_it() -> None:
 
 def test_a_job_that_narrower_and_newer_ones_pass_is_told_so() -> None:
     narrow, wide = row(3), row(2, gpus=8)
-    ahead = "2nd of those waiting, in queue 0; it needs 8 GPUs and 8 are free; ahead: j3 (t, 1 GPU)"
-    assert told(QueuePositions([narrow, wide]), "j2", 8) == f"{ahead}, as gangs of fewer GPUs go first"
+    ahead = "2nd of the waiting jobs, in queue 0; it needs 8 GPUs and 8 are free; ahead: j3 (t, 1 GPU)"
+    assert told(QueuePositions([narrow, wide]), "j2", 8) == f"{ahead}, since jobs with fewer GPUs go first"
     older = msgspec.structs.replace(narrow, id=JobId("j1"), number=1)
     assert told(QueuePositions([older, wide]), "j2", 8) == ahead.replace("j3", "j1"), "it would be first by age too"
 
@@ -103,8 +103,8 @@ def test_a_job_wider_than_the_hosts_that_are_alive_is_told_that_it_needs_more() 
     said = explain.waits_for(
         JobId("j1"), QueuePositions([row(1, gpus=5)]), (), 4, explain.OrderInForce((1000.0,), {}, None)
     )
-    more = "it needs 5 GPUs and the hosts that are alive have 4: it starts when more join"
-    assert said == f"1st of those waiting, in queue 0; {more}"
+    more = "it needs 5 GPUs and the hosts that are alive have 4: it starts when more hosts join"
+    assert said == f"1st of the waiting jobs, in queue 0; {more}"
 
 
 def test_a_job_that_fits_is_told_what_hinders_it_if_something_does() -> None:
@@ -113,7 +113,7 @@ def test_a_job_that_fits_is_told_what_hinders_it_if_something_does() -> None:
             JobId("j1"), QueuePositions([row(1)]), (), 1, explain.OrderInForce((1000.0,), {}, None), hindrance
         )
 
-    place = "1st of those waiting, in queue 0"
+    place = "1st of the waiting jobs, in queue 0"
     assert said("") == f"{place}; 1 GPU is free, and it is about to be placed"
     assert said("j2 keeps it") == f"{place}; j2 keeps it"
 
@@ -125,10 +125,10 @@ def test_jobs_are_said_to_sink_soonest_first_and_only_where_it_would_stop_somebo
     def said(job: str, preempts: bool = True) -> str:
         return explain.waits_for(JobId(job), order, (), 2, explain.OrderInForce((1000.0,), {}, None, preempts))
 
-    assert said("j3").endswith("or when j2 sinks below it in about 10 s of running")
-    assert "sinks" not in said("j3", preempts=False), "nobody is stopped"
-    assert "sinks" not in said("j4"), "j3 comes before it"
-    assert "sinks" not in told(QueuePositions([row(3, gpus=8), row(4)]), "j4", 8), "nobody runs"
+    assert said("j3").endswith("or when j2 falls behind it after about 10 s of running")
+    assert "falls behind" not in said("j3", preempts=False), "nobody is stopped"
+    assert "falls behind" not in said("j4"), "j3 comes before it"
+    assert "falls behind" not in told(QueuePositions([row(3, gpus=8), row(4)]), "j4", 8), "nobody runs"
 
 
 def test_the_promoted_the_lowest_queue_and_those_without_gpus_do_not_sink_away() -> None:
@@ -140,8 +140,8 @@ def test_the_promoted_the_lowest_queue_and_those_without_gpus_do_not_sink_away()
     def said(*rows: Row) -> str:
         return explain.waits_for(JobId("j3"), QueuePositions(rows), (), 1, explain.OrderInForce((1000.0,), {}, None))
 
-    assert said(bare, running, waiting).endswith("end, or when j1 sinks below it in about 10 s of running")
-    assert said(promoted, waiting).endswith("enough of j1 (t, 1 GPU) end")
+    assert said(bare, running, waiting).endswith("have ended, or when j1 falls behind it after about 10 s of running")
+    assert said(promoted, waiting).endswith("enough of j1 (t, 1 GPU) have ended")
     below = msgspec.structs.replace(running, attained_gpu_s=1500.0)
     assert said(below, lowest).endswith("in queue 1; it needs 1 GPU and 0 are free; it starts when enough of j1 "
-                                        "(t, 1 GPU) end")  # fmt: skip
+                                        "(t, 1 GPU) have ended")  # fmt: skip

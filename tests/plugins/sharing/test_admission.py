@@ -217,7 +217,9 @@ def test_who_cannot_be_held_back_is_not_left_beside_a_guaranteed_job() -> None:
     rack.step("o", gate=False)
     assert kinds(rack.tell(TimePassed(True), 29)) == []
     told = rack.tell(TimePassed(True), 2)
-    assert [(each.job, "hold it back" in each.why) for each in told if isinstance(each, Terminate)] == [("o", True)]
+    assert [(each.job, "cannot be throttled" in each.why) for each in told if isinstance(each, Terminate)] == [
+        ("o", True)
+    ]
     assert kinds(rack.tell(TimePassed(True), 2)) == [], "once"
 
 

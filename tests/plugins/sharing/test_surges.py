@@ -89,7 +89,7 @@ def test_a_job_may_lack_memory_before_it_runs_steadily() -> None:
     rack.arrive("g", "guaranteed", 8)
     rack.step("o", peak=20 * GIB)
     assert state(rack) == "init"
-    assert "g placed 8 GiB in host memory: the others stop and give way" in said(
+    assert "g placed 8 GiB in host memory: the other jobs stop and free memory" in said(
         rack.step("g", peak=8 * GIB, spill=8 * GIB)
     )
     assert state(rack) == "surge"
@@ -107,7 +107,10 @@ def test_the_story_of_a_surge_says_what_failed_and_how_it_ended() -> None:
     """Reference: §3.3 and figure 7a."""
     rack = Rack()
     rack.steady()
-    assert said(rack.step("g", peak=8 * GIB, retries=3)) == "g failed to allocate 3 times: the others stop and give way"
+    assert (
+        said(rack.step("g", peak=8 * GIB, retries=3))
+        == "g failed to allocate 3 times: the other jobs stop and free memory"
+    )
     assert "all its memory" in said(rack.step("g", peak=8 * GIB)) and state(rack) == "baseline", "it lacks nothing now"
     rack.step("g", peak=8 * GIB, spill=40 * GIB)
     rack.step("o", peak=0)

@@ -35,7 +35,7 @@ def test_a_job_that_is_unsteady_is_taken_as_it_is_after_two_minutes_and_not_befo
         rack.step("g", 0.1 if at % 2 else 0.9, peak=8 * GIB)
         reasons = said(rack.tell(TimePassed(busy=True)))
     assert state(rack) == "baseline" and 1120 < rack.now_s < 1122
-    assert reasons == "g does not run steadily after 120 s: taken as it is"
+    assert reasons == "g does not run steadily after 120 s: measured as it is"
     assert "no mini-batch for" in said(rack.tell(TimePassed(busy=False), 20)), "it is watched from its last mini-batch"
     assert state(rack) == "idle"
 
@@ -55,7 +55,7 @@ def test_a_job_stuck_before_it_ever_ran_steadily_begins_anew_when_it_moves_again
     rack.step("g", peak=8 * GIB)
     assert said(rack.tell(TimePassed(busy=True), 29)) == "" and state(rack) == "init"
     reasons = said(rack.tell(TimePassed(busy=True), 2))
-    assert state(rack) == "stuck" and reasons == "g is busy but has finished no mini-batch for 31 s: is it stuck?"
+    assert state(rack) == "stuck" and reasons == "g is busy but has not finished a mini-batch for 31 s: is it stuck?"
     assert said(rack.tell(TimePassed(busy=True), 100)) == "", "told once"
     assert said(rack.step("g", peak=8 * GIB)) == "g finishes mini-batches again"
     assert state(rack) == "init", "two minutes have passed, but it was stuck and is not taken as it is"

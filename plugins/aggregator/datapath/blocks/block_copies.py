@@ -93,7 +93,7 @@ class OutgoingCopies:
             case TensorOp.FAULT:
                 self.refused += 1
             case _:
-                raise TensorWireError(f"a next owner does not say {header.op.name} here")
+                raise TensorWireError(f"unexpected {header.op.name} from the next owner")
         self._on_way.discard(header.key)
         if header.key in self._waiting:
             self._waiting.remove(header.key)
@@ -157,7 +157,7 @@ class IncomingCopies:
             case TensorOp.PING:
                 return memoryview(bytearray())
             case _:
-                raise TensorWireError(f"an owner does not say {header.op.name} here")
+                raise TensorWireError(f"unexpected {header.op.name} from an owner")
 
     def heard(self, header: Header, payload: Payload) -> Sequence[Frame]:
         """Frames that answer this one. TensorWireError, Violation."""

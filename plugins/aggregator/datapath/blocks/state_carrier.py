@@ -67,7 +67,7 @@ class StateCarrier:
 
     async def run(self) -> None:
         began_s, stream, copies = self._env.clock.now_s(), None, None
-        why = "all that was here was brought"
+        why = "all of its state was sent"
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 stream = await self._env.bytes.connect(self._to.address)

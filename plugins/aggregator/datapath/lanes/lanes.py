@@ -131,7 +131,7 @@ class Lanes:
             except OSError as error:
                 why = str(error)
             lived_s = clock.now_s() - began_s
-            self.env.log.warning("a lane is gone; what it would have added this process adds", lane=name, why=why)
+            self.env.log.warning("a lane has ended; the main process adds instead", lane=name, why=why)
             await asyncio.sleep(pauses.after(lived_s))
 
     def _order(self, addition: PartAddition) -> LaneOrder | None:

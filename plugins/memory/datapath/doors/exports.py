@@ -29,7 +29,9 @@ class Exports:
             if path in self._open:
                 return
             if len(self._open) >= EXPORTS_MAX:
-                raise ValueError(f"{self._volume.shape.name} is exported at {EXPORTS_MAX} sockets already")
+                raise ValueError(
+                    f"{self._volume.shape.name} is exported at {EXPORTS_MAX} sockets already, which is the limit"
+                )
             self._open[path] = await self._env.bytes.listen(f"unix:{path}", self._serve, bulk=True)
             self._env.log.info("volume exported", path=path)
 

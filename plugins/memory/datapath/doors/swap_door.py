@@ -81,7 +81,7 @@ class SwapDoor:
         async with self._changing:
             if self._backend:
                 if self._backend != backend:
-                    raise SwapImpossible("it is swap of this host already")
+                    raise SwapImpossible("it is already swap of this host")
                 return
             self._refuse_lacking()
             self._backend, self._helper, self.why = backend, helper, ""
@@ -99,7 +99,7 @@ class SwapDoor:
     def _refuse_lacking(self) -> None:
         lacks = self._lacks or self._env.probes.keep_heap(HEAP_BYTES)
         if lacks:
-            raise SwapImpossible(f"the volume's process could wait for itself: {lacks}")
+            raise SwapImpossible(f"the volume's process could deadlock on its own swap: {lacks}")
 
     async def _begin_swap(self) -> None:
         """Switch swap on; if that fails there must be no device either."""
@@ -206,7 +206,7 @@ class SwapDoor:
             return
         self._front = front
         self.sockets += 1
-        self._env.log.info("the kernel has a socket of this volume", device=self.device, resumed=resume)
+        self._env.log.info("the kernel uses a socket of this volume", device=self.device, resumed=resume)
 
     # ---- the helper ----
 

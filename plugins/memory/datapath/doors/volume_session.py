@@ -95,7 +95,7 @@ class VolumeSession:
             case Op.FLUSH:
                 volume.submit_flush(lambda error: self._done(request, error))
             case Op.VERSIONS:
-                raise AssertionError("not among the operations of a volume")
+                raise AssertionError("unknown operation")
 
     def _done(self, request: Request, error: OSError | None, *pages: Part) -> None:
         self._under_way -= 1

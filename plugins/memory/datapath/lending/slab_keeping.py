@@ -42,7 +42,7 @@ class SlabKeeping:
     """The link of one slab process to its keeper. Call `take_up` first, then run `run` as a task."""
 
     def __init__(self, env: Env, secret: bytes, store: SlabStore) -> None:
-        self.why = "its keeper starts"
+        self.why = "slab-keeper starts"
         """Why slabs end with this process, for people; empty: they do not."""
         self._env, self._secret, self._store = env, secret, store
         self._stream: ByteStream | None = None
@@ -118,8 +118,8 @@ class SlabKeeping:
                 self.why = ""
                 await self._go_on()
             except (OSError, TimeoutError) as error:
-                self.why = f"it has no keeper: {str(error) or type(error).__name__}"[:200]
-                self._env.log.warning("the keeper of the slabs is gone; another one is started", why=str(error))
+                self.why = f"slab-keeper does not run: {str(error) or type(error).__name__}"[:200]
+                self._env.log.warning("slab-keeper is gone; another one is started", why=str(error))
             self._let_go()
             await asyncio.sleep(PAUSE_S)
 
@@ -147,7 +147,7 @@ class SlabKeeping:
                 return
             except ConnectionError:
                 await asyncio.sleep(LOOK_S)
-        raise ConnectionRefusedError(f"the keeper ended; see logs/{SOCKET}.log")
+        raise ConnectionRefusedError(f"slab-keeper ended; see logs/{SOCKET}.log")
 
     async def _connect(self) -> tuple[str, list[KeptMemory]]:
         """Connect; returns where the earlier slab process listened, and what is held. ConnectionError when there is no
@@ -164,7 +164,7 @@ class SlabKeeping:
                         self._stream = stream
                         return said.address, memories
                     said = await read_frame(stream, said_decoder)
-            raise ConnectionAbortedError("the keeper answered something else")
+            raise ConnectionAbortedError("slab-keeper gave an unexpected answer")
         finally:
             if self._stream is not stream:
                 stream.close()
@@ -204,5 +204,5 @@ class SlabKeeping:
             try:
                 await self._ask(self._stream, EndKeeper())
             except (OSError, TimeoutError):
-                self._env.log.warning("the keeper of the slabs did not end")
+                self._env.log.warning("slab-keeper did not end")
         self._let_go()

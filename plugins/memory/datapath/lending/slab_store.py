@@ -154,7 +154,7 @@ class SlabStore:
             if known.registered is not None:
                 known.registered.close()
         if self.held_bytes + slab_bytes > self._lend_bytes:
-            raise ValueError(f"{self.held_bytes} bytes are lent, {self._lend_bytes} is the most")
+            raise ValueError(f"{self.held_bytes} bytes are lent, and {self._lend_bytes} is the limit")
         record = SlabHead(*key, asked.epoch, asked.secret, page_bytes, slab_bytes)
         kept = SlabPages.make(self._pages, record)
         self._put(kept)

@@ -90,7 +90,7 @@ class SlabServer:
             await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
             raise
         except TimeoutError as error:
-            raise WireError(f"it did not prove who it is within {HANDSHAKE_S:g} s") from error
+            raise WireError(f"it did not authenticate within {HANDSHAKE_S:g} s") from error
         if slab is None or not slab.live:
             self._store.refused += 1
             await stream.write(headers.pack_welcome(Welcome(Status.REFUSED, 0, 0)))
@@ -180,7 +180,9 @@ async def _listen(
         try:
             return await env.bytes.listen(before, serve)
         except OSError as error:
-            env.log.warning("its place is taken; borrowers have to be told", address=before, why=str(error))
+            env.log.warning(
+                "another process has taken over; its borrowers must be told", address=before, why=str(error)
+            )
     return await env.bytes.listen(config.bind, serve)
 
 

@@ -65,7 +65,7 @@ class LenderLink:
         """The lender says that this slab is not ours any more."""
         slab = self.slabs.pop((index, epoch), None)
         if slab is not None:
-            slab.lost(f"{self.lender} does not lend this slab under epoch {epoch} any more")
+            slab.lost(f"{self.lender} no longer lends this slab under epoch {epoch}")
             if self.paired is not None and slab.is_paired:
                 slab.when_idle(self.paired.detach)
             self._close_unused()
@@ -85,7 +85,7 @@ class LenderLink:
 
     def _close_if_unused(self) -> None:
         if not self.slabs:
-            self.end("is not used any more")
+            self.end("is no longer used")
 
 
 class LenderLinks:
@@ -231,7 +231,7 @@ class LenderLinks:
             async with asyncio.timeout(step_s):
                 greeting, found = await _greet(self._env, stream, self._volume, place, session)
         except (TimeoutError, ConnectionError) as error:
-            raise SlabGone(f"no welcome from {place.lender} at {place.address}: {error}") from error
+            raise SlabGone(f"{place.lender} at {place.address} did not accept the connection: {error}") from error
         if found.status is not Status.OK:
             raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
         self._check_size(place, found.page_bytes, found.size_bytes)
@@ -275,7 +275,7 @@ class LenderLinks:
             raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
         found = slabwire.attached(data)
         if not handshake.is_proof(found.proof, slabwire.proof_of_lender(*key)):
-            raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
+            raise SlabGone(f"the process at {place.address} does not know the secret of this slab")
         self._check_size(place, found.page_bytes, found.slab_bytes)
 
 
@@ -295,7 +295,7 @@ async def _greet(
     found = headers.welcome(data)
     expected = handshake.proof_of_server(place.secret, hello, challenge.nonce)
     if found.status is Status.OK and not handshake.is_proof(challenge.proof, expected):
-        raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
+        raise SlabGone(f"the process at {place.address} does not know the secret of this slab")
     if found.status is Status.VERSION:
         raise WireError("it speaks another version of the slab protocol")
     return Greeting(said, hello, challenge.nonce), found

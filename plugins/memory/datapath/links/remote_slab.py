@@ -256,7 +256,7 @@ class RemoteSlab:
     def forged(self, count: int) -> None:
         self.lied = True
         what = "a page that was" if count == 1 else f"{count} pages that were"
-        self.fail(f"{self.place.lender} gave back {what} not sealed for it")
+        self.fail(f"{self.place.lender} returned {what} not sealed for it")
 
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Write pages; returns when the lender has them. `pages` None: zeros, under one version."""
@@ -313,7 +313,7 @@ class RemoteSlab:
         try:
             found = await done
         except asyncio.CancelledError:
-            self.fail("a request was given up half way")
+            self.fail("a request was cancelled half way")
             raise
         if found is None or self.why:
             raise SlabGone(self.why or "given up")

@@ -71,7 +71,7 @@ class VolumeMaps:
             data, answer = bytearray(LENT_MEMORY_BYTES), AwaitedAnswer()
             lane.ask(place, SlabOp.MAP, 0, 0, 0, (), memoryview(data), answer.answered)
             if await answer.done is None:
-                raise CannotMap(f"{place.lender} {lane.why or 'does not lend that slab any more'}")
+                raise CannotMap(f"{place.lender} {lane.why or 'no longer lends that slab'}")
             name, why = slabwire.lent_memory(data)
             if not name:
                 raise CannotMap(f"{place.lender}: {why}")

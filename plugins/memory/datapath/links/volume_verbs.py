@@ -125,7 +125,7 @@ class PairedLink:
 
         self.lane.ask(place, op, 0, 0, 0, (part,) if part else (), memoryview(data), answered)
         if not await done:
-            raise NoVerbs(f"{self.lender} {self.lane.why or 'does not lend that slab any more'}")
+            raise NoVerbs(f"{self.lender} {self.lane.why or 'no longer lends that slab'}")
         return bytes(data)
 
 

@@ -98,8 +98,8 @@ class LogKeeper:
         if listed is None:
             if self._files:
                 raise Damaged(
-                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which says what the log of this "
-                    "volume consists of; next: restore it, or detach the volume for good (agentctl detach)"
+                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which lists the parts of this "
+                    "volume's log; next: restore it, or remove the volume for good (agentctl volume rm)"
                 )
             listed = SegmentList(
                 int.from_bytes(self._env.entropy(8), "little") >> 1, self._block, self._listed.segment_blocks
@@ -303,7 +303,7 @@ class LogKeeper:
         slots = [slot for slot in free[: max(0, wanted)] if slot < self.table.slots_max]
         if not slots and wanted > 0:
             raise OSError(
-                errno.ENOSPC, "the spill log has as many segments as it can; next: discard what is not needed"
+                errno.ENOSPC, "the volume's log has its maximum of segments; next: discard pages that are not needed"
             )
         return [(self.log.last_id + number, slot) for number, slot in enumerate(slots, 1)]
 
@@ -375,7 +375,7 @@ class LogKeeper:
             if len(living):
                 self.log.put_aside(segment, self._env.clock.now_s())
                 self._env.log.warning(
-                    "pages cannot be read now, and stay where they are", pages=living["page"].tolist()[:16],
+                    "some pages cannot be read now, and stay where they are", pages=living["page"].tolist()[:16],
                     file=self._env.disk.path(segment_name(self._prefix, segment.slot)),
                 )  # fmt: skip
                 return
@@ -410,7 +410,9 @@ class LogKeeper:
         try:
             return await spill_load.read_rows(self._env.disk, self._prefix, segment, self._listed.salt, self._block)
         except OSError as error:
-            self._env.log.warning("the tables of a segment cannot be read; its pages are known here", why=str(error))
+            self._env.log.warning(
+                "the tables of a segment cannot be read; its pages are known in memory", why=str(error)
+            )
             return self.table.rows_in(segment.slot)
 
     # ---- pages that the disk does not have any more ----
@@ -421,9 +423,9 @@ class LogKeeper:
             self._lost[page] = LostPage(page, version, segment.doubted)
         await self._save_list()
         self._env.log.error(
-            "pages are damaged on disk: the disk returned something else than was written to it",
+            "pages are damaged on disk: the disk did not return what was written",
             file=self._env.disk.path(segment_name(self._prefix, segment.slot)), pages=rows["page"].tolist()[:16],
-            next="look at the disk; write these pages anew, or restore them",
+            next="check the disk; write these pages again, or restore them",
         )  # fmt: skip
 
     def _still_lost(self) -> list[LostPage]:

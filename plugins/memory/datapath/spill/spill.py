@@ -230,16 +230,14 @@ class Spill:
         dropped = self.keeper.lost(dropped=True)
         if dropped:
             raise OSError(
-                errno.EIO, f"the disk dropped {named(dropped)} that it had taken; next: write anew, or discard, what is"
-                " lost, and flush again"
+                errno.EIO, f"the disk dropped {named(dropped)} that it had accepted; next: write or discard the lost "
+                "pages, and flush again"
             )  # fmt: skip
 
     async def _synced(self, number: int) -> None:
         while self.log.synced < number or self.log.owed:
             if self.log.is_stuck(self._now_s()):
-                raise OSError(
-                    errno.EIO, "a sync failed, and the disk cannot read what it was about; next: look at the disk"
-                )
+                raise OSError(errno.EIO, "a sync failed, and the pages it was for cannot be read; next: check the disk")
             self.log.wait_synced(number)
             self._wake.set()
             await self._wait(self._synced_waits, number)
@@ -332,8 +330,10 @@ class Spill:
                 into[:] = data
                 return version
             if (place, version) == (table.places[page], table.versions[page]):
-                raise OSError(errno.EIO, f"page {page} is damaged on disk; next: look at the disk, write the page anew")
-        raise OSError(errno.EIO, f"page {page} changes faster than it can be read")
+                raise OSError(
+                    errno.EIO, f"page {page} is damaged on disk; next: check the disk, then write the page again"
+                )
+        raise OSError(errno.EIO, f"page {page} is written faster than it can be read")
 
     # ---- what goes on ----
 
@@ -348,7 +348,7 @@ class Spill:
                     continue
                 await self._do(due)
             except WriterGone as gone:
-                self._env.log.warning("the writer of the spill log ended; another one is started", why=str(gone))
+                self._env.log.warning("the writer of the volume's log ended; another one is started", why=str(gone))
                 if self.writer.pause_s >= RETRY_S:
                     self._refuse(gone)
                 await asyncio.sleep(self.writer.pause_s)
@@ -359,7 +359,7 @@ class Spill:
     def _refuse(self, error: OSError) -> None:
         """Tell all waiting requests that the disk refuses."""
         self.refused = error.strerror or str(error)
-        self._env.log.warning("the disk refused pages", pages=len(self), why=self.refused)
+        self._env.log.warning("the disk did not take pages", pages=len(self), why=self.refused)
         waits = [*self._written_waits, *self._synced_waits]
         self._written_waits.clear()
         self._synced_waits.clear()

@@ -172,9 +172,9 @@ def _check_batches(disk: Disk, name: str, batches: list[int], first: int, last: 
     missing = log_records.first_missing(batches, first, last)
     if missing is not None:
         raise Damaged(
-            f"{disk.path(name)} is damaged: batch {missing % (1 << BATCH_BITS)} of the volume's log is not there, and "
-            "nobody knows any more which pages were in it; next: restore the file, or detach the volume for good "
-            "(agentctl detach)"
+            f"{disk.path(name)} is damaged: batch {missing % (1 << BATCH_BITS)} of the volume's log is missing, and "
+            "which pages were in it is not known; next: restore the file, or remove the volume for good "
+            "(agentctl volume rm)"
         )
 
 

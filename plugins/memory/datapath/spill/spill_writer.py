@@ -299,7 +299,7 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
         token = bytearray(TOKEN_BYTES)
         await stream.read_into(memoryview(token))
         if claimed.is_set() or not is_secret(bytes(token), config.token):
-            env.log.info("refused a connection to the writer of a spill log: it is another one's", peer=stream.peer)
+            env.log.info("refused a connection of another volume to the writer of a volume's log", peer=stream.peer)
             return
         claimed.set()
         try:
@@ -328,7 +328,7 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
         if claimed.is_set():  # also when both were true at once: the machine stood still
             await over
         else:
-            env.log.warning("nobody came to the writer of a spill log", volume=config.volume)
+            env.log.warning("no process connected to the writer of a volume's log", volume=config.volume)
     finally:
         await listener.close()
 
@@ -340,10 +340,10 @@ async def _serve(env: Env, prefix: str, hello: SpillHello, stream: ByteStream) -
     try:
         ring = env.pages.open_ring(hello.ring, ring_bytes(hello.places, hello.page_bytes))
     except OSError as error:
-        env.log.error("the ring of a spill log cannot be opened", why=str(error))
+        env.log.error("the ring of a volume's log cannot be opened", why=str(error))
         return
     writer = SpillWriter(env, prefix, hello, SpillRing(ring, hello.places, hello.page_bytes))
-    env.log.info("writes a spill log", places=hello.places, locked=ring.locked)
+    env.log.info("writes the log of a volume", places=hello.places, locked=ring.locked)
     under_way: asyncio.Task[None] | None = None
     try:
         await write_frame(stream, SpillReady())
@@ -379,6 +379,6 @@ async def _finish(env: Env, writer: SpillWriter) -> None:
     try:
         records = await writer.bring_home()
     except OSError as error:
-        env.log.error("what was in the ring is not on disk", why=str(error))
+        env.log.error("the content of the ring is not on disk", why=str(error))
     else:
         env.log.info("the volume's process ended", records_brought_home=records)

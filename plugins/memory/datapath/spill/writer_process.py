@@ -75,7 +75,7 @@ class WriterProcess:
                 if self._env.processes.find(process.id) is None:
                     name = writer_name(self._volume)
                     why = await why_ended(self._env.processes, name, process) or f"it ended; see logs/{name}.log"
-                    raise ConnectionRefusedError(f"the writer of the spill log is gone: {why}") from None
+                    raise ConnectionRefusedError(f"the writer of the volume's log is gone: {why}") from None
             await asyncio.sleep(LOOK_S)
 
     async def connect(self, ring: SpillRing, salt: int, stride: int, end: LogEnd) -> None:
@@ -88,7 +88,7 @@ class WriterProcess:
             hello = SpillHello(ring.shared.name, ring.places, ring.page_bytes, salt, stride, end)
             await write_frame(stream, hello)
             if not isinstance(await _answer(stream), SpillReady):
-                raise ConnectionAbortedError("it answered something else")
+                raise ConnectionAbortedError("it gave an unexpected answer")
         except OSError as error:
             await self._over()
             self.pause_s = min(PAUSE_MAX_S, 2 * self.pause_s)
@@ -117,7 +117,7 @@ class WriterProcess:
                 raise ConnectionResetError("it is not there")
             done = await _answer(self._stream)
             if not isinstance(done, SpillDone):
-                raise ConnectionAbortedError("it answered something else")
+                raise ConnectionAbortedError("it gave an unexpected answer")
             return done
         except OSError as error:
             await self._over()

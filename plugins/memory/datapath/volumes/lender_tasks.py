@@ -64,7 +64,7 @@ class LenderTasks(ABC, Generic[P]):
         self.reopened = self.unrecovered = 0
         self.closed = False
         """The process is ending: the end of a link is not reported any more."""
-        self._to_give_up = f"agentctl volumes give-up {places.volume}"
+        self._to_give_up = f"agentctl volume give-up {places.volume}"
         self._env, self._places, self._slabs, self._page_bytes = env, places, slabs, page_bytes
         self._connect, self._fetch, self._tell = connect, fetch, tell
 
@@ -107,7 +107,7 @@ class LenderTasks(ABC, Generic[P]):
         cannot be opened another time. SlabGone."""
         link = await self._connect(place, within_s)
         with ExitStack() as undo:
-            undo.callback(link.fail, "what was begun with it failed")
+            undo.callback(link.fail, "requests under way on it failed")
             yield link
             undo.pop_all()
 

@@ -81,7 +81,7 @@ class Lenders(LenderTasks[SlabMemory]):
         if slab.unsure:
             raise ValueError(self.doubts(slab))
         if slab.link is not None and slab.link.place.epoch > place.epoch:
-            raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
+            raise ValueError(f"slab {place.index} is open under a newer epoch: {slab.link.place.epoch}")
         try:
             link = await self._connect(place, None)
         except SlabGone as gone:
@@ -96,7 +96,7 @@ class Lenders(LenderTasks[SlabMemory]):
         try:
             await self._places.add(place)
         except OSError as error:
-            why = f"the disk cannot remember it: {error}"
+            why = f"its record cannot be written: {error}"
         if slab.opening.pop(place.epoch, None) is not link:
             await self._places.remove(place.index, place.epoch)  # closed meanwhile
             return
@@ -112,10 +112,10 @@ class Lenders(LenderTasks[SlabMemory]):
     def _take(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
         """Use a place. ValueError when it is too late for it. Nothing awaits in here."""
         if slab.link is not None and slab.link.place.epoch > place.epoch:
-            raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
+            raise ValueError(f"slab {place.index} is open under a newer epoch: {slab.link.place.epoch}")
         older, slab.reopening = slab.reopening, None
         if older is not None and older.epoch != place.epoch:
-            self._lost(slab, older, "its link had ended when a newer place was opened")
+            self._lost(slab, older, "its link had ended when a newer slab was opened")
         self._use(slab, link)
 
     def _use(self, slab: SlabMemory, link: RemoteSlab) -> None:
@@ -123,7 +123,7 @@ class Lenders(LenderTasks[SlabMemory]):
         link.adopted()
         oldest = slab.adopt(link)
         if oldest is not None:
-            oldest.fail("there are two newer ones")
+            oldest.fail("there are two newer slabs")
             self._lost(slab, oldest.place, oldest.why)
         if link.why:
             self._ended(slab, link)  # it ended before `link.ended` was set
@@ -296,9 +296,9 @@ class Lenders(LenderTasks[SlabMemory]):
                 self._guard(slab, "recover", self._recover, slab, place)
             elif slab.reopening is None:
                 slab.reopening = place
-                self._guard(slab, "reopen", self._reopen, slab, place, "this process began anew")
+                self._guard(slab, "reopen", self._reopen, slab, place, "this process was restarted")
             else:
-                self._lost(slab, place, "it was being left when the process ended")
+                self._lost(slab, place, "its slab was being moved away when the process ended")
 
     async def _recover(self, slab: SlabMemory, place: OpenPlace) -> None:
         """Copy to this host the pages that are newer at the lender; then the place is in use again."""
@@ -315,7 +315,7 @@ class Lenders(LenderTasks[SlabMemory]):
                     link.fail("given up meanwhile")
                     return
                 if link.lied:
-                    link.fail(f"{place.lender} holds pages that were not sealed for it")
+                    link.fail(f"{place.lender} holds pages that fail authentication")
                     await self.give_up(slab, place.epoch, link.why)
                     return
                 slab.settle(place.epoch)
@@ -367,7 +367,7 @@ class Lenders(LenderTasks[SlabMemory]):
             return None
         self.unrecovered += 1
         slab.settle(epoch)
-        self._lost(slab, unsure.place, f"{why}; pages written there last may read back older")
+        self._lost(slab, unsure.place, f"{why}; pages written there last may read older")
         return unsure.place
 
     def _silent(self, slab: SlabMemory) -> list[int]:
@@ -382,8 +382,8 @@ class Lenders(LenderTasks[SlabMemory]):
     def doubts(self, slab: SlabMemory) -> str:
         age_s = self._env.clock.now_s() - self._began_s
         said = [f"{unsure.place.lender} may hold newer pages ({unsure.why})" for unsure in slab.unsure.values()]
-        waits = f"slab {slab.index} waits for its lender, {age_s:.0f} s now: {'; '.join(said)}"
-        return f"{waits[:300]}; next: bring it back, or read older pages: {self._to_give_up}"
+        waits = f"slab {slab.index} waits for its lender, for {age_s:.0f} s so far: {'; '.join(said)}"
+        return f"{waits[:300]}; next: bring that host back, or read older pages: {self._to_give_up}"
 
     # ---- looking ----
 

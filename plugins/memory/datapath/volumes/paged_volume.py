@@ -113,7 +113,7 @@ class PagedVolume(ABC, Generic[V]):
 
     def _refuse_writes(self, record: VolumeRecord, error: OSError) -> None:
         self.read_only = f"its files cannot be written: {error}"
-        self._env.log.error("the volume is read-only for now", why=str(error))
+        self._env.log.error("the volume is read-only until its files can be written", why=str(error))
         self._env.spawn("make the volume writable", self._wait_writable(record))
 
     async def _wait_writable(self, record: VolumeRecord) -> None:

@@ -437,7 +437,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     def _found_out(self, holder: RemoteSlab) -> None:
         holder.lied = True
-        holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
+        holder.fail(f"{holder.place.lender} returned older content than it acknowledged")
 
     async def flush(self) -> None:
         """Bring every write acknowledged before, also to an earlier process, to the disk, synced. OSError: not all of
@@ -492,5 +492,5 @@ class Volume(PagedVolume[SlabMemory]):
             return f"read-only: {self.read_only}"
         lost = self.spill.keeper.lost(dropped=False)
         if lost:
-            return f"the disk lost {named(lost)}; next: look at the disk, write anew, or discard, what is lost"
-        return f"pages wait for the disk, which refuses them: {self.spill.refused}" if self.spill.refused else ""
+            return f"the disk lost {named(lost)}; next: check the disk, then write or discard the lost pages"
+        return f"pages wait for the disk, which does not take them: {self.spill.refused}" if self.spill.refused else ""

@@ -61,7 +61,7 @@ def next_life(known: VolumeRecord | None, shape: Shape, sealed: bool, entropy: C
         return VolumeRecord(*shape[1:], generation=1, key=entropy(KEY_BYTES) if sealed else b"")
     if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
         sizes = known.size_bytes, known.page_bytes, known.slab_bytes
-        raise ValueError(f"the disk holds {shape.name} with other sizes: {sizes}")
+        raise ValueError(f"{shape.name} is on disk with other sizes: {sizes}")
     if bool(known.key) != sealed:
         raise ValueError(f"the disk holds {shape.name} {'' if known.key else 'not '}sealed")
     return VolumeRecord(*shape[1:], generation=known.generation + 1, key=known.key)

@@ -216,7 +216,7 @@ def request(data: bytes | bytearray | memoryview) -> SlabRequest:
     code, pages, slab, page, size, epoch, tag, version = _REQUEST.unpack(data)
     op = _OPS.get(code)
     if op is None:
-        raise WireError(f"no operation here has the number {code}")
+        raise WireError(f"unknown operation {code}")
     if size > BYTES_MAX:
         raise WireError(f"{op.name} with {size} bytes; at most {BYTES_MAX}")
     return SlabRequest(op, pages, slab, page, size, epoch, tag, version)
@@ -263,7 +263,7 @@ def reply_fields(data: bytes | bytearray | memoryview) -> tuple[SlabStatus, int,
     code, pages, slab, epoch, tag = _REPLY.unpack(data)
     status = _STATUSES.get(code)
     if status is None:
-        raise WireError(f"no status has the number {code}")
+        raise WireError(f"unknown status {code}")
     return status, pages, slab, epoch, tag
 
 

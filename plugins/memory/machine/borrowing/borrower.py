@@ -195,7 +195,7 @@ class Borrower:
         actions: Actions = []
         if volume.members > 1:
             for slab in members.homeless(volume, now_s):
-                actions += self._seek(slab, "wanted", f"one of {volume.members} members has no place", now_s)
+                actions += self._seek(slab, "wanted", f"one of {volume.members} members has no lender", now_s)
             return actions
         hot = [volume.slabs[number] for number in placement.hot_slabs(volume.rates, volume.hot)]
         for slab in [slab for slab in hot if isinstance(slab.phase, Cold) and now_s >= slab.retry_at_s]:
@@ -242,16 +242,17 @@ class Borrower:
             if other is None:
                 return self._retry_later(slab, nobody, f"{why}; {none}", now_s)
             slab.retries = 0
-            makes = f"a member of {slab.subject} may lie on its host, and not where room is"
-            way = self._seek(other, "makes way", makes, now_s, leaving=other.hosts()[0])
-            return [*self._retry_later(slab, nobody, f"{why}; {other.subject} makes way", now_s), *way]
+            makes = f"a member of {slab.subject} may be on its host, but not on hosts with room"
+            way = self._seek(other, "moves away", makes, now_s, leaving=other.hosts()[0])
+            return [*self._retry_later(slab, nobody, f"{why}; {other.subject} moves away for it", now_s), *way]
         asked = placement.hosts_to_ask_by_view(allowed, volume.by_host.near, self._rng, self._choices, self._drawn)
         fresh = [host for host in asked if host not in volume.by_host.near]  # which knows of this search once it begins
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
         chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(allowed) else ""
         said = (
-            f"{why}; asked {names(asked)}{chosen} of {len(allowed)} with room; no slab of {slab.volume}: {names(fresh)}"
+            f"{why}; asked {names(asked)}{chosen} of {len(allowed)} with room; hosts "
+            f"without a slab of {slab.volume}: {names(fresh)}"
         )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
@@ -281,7 +282,7 @@ class Borrower:
         volume, said = self.volumes[slab.volume], search.said
         chosen = placement.freest(search.asked, search.offers, volume.by_host.chosen)
         if chosen is None:
-            return self._retry_later(slab, "nobody has room", said, now_s, search.late)
+            return self._retry_later(slab, "no host has room", said, now_s, search.late)
         had = volume.by_host.chosen[chosen]
         slab.search_on(search.requesting(chosen))
         sizes, payer = (volume.slab_bytes, volume.page_bytes), (volume.tenant, volume.job)
@@ -352,11 +353,11 @@ class Borrower:
         if slab.next is not None and slab.next.epoch == epoch:
             lost = slab.next_gone()
             slab.left[epoch] = lost.lender
-            note = lost_note(slab, lost, why, "the place it was leaving serves it")
+            note = lost_note(slab, lost, why, "the lender it was leaving serves it")
             return [note, CloseSlab(slab.volume, slab.index, epoch), *leave_if_evicted(slab)]
         if slab.place is None or slab.place.epoch != epoch or slab.is_closing:
             return []
-        note = lost_note(slab, slab.place, why, f"{members.instead(slab)}, until another place is found")
+        note = lost_note(slab, slab.place, why, f"{members.instead(slab)}, until another lender is found")
         return [note, close(slab, lost=True)]
 
     def _host_lost(self, host: HostId) -> Actions:
@@ -382,13 +383,16 @@ class Borrower:
         slab.evict()
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
         if not self._moves(slab):
-            cool = f"{why}; {self._requests_per_s(slab):.1f} page requests/s is not hot, the disk will do"
+            cool = f"{why}; {self._requests_per_s(slab):.1f} page requests/s is not hot, so it goes to the disk"
             return [LogEvent(slab.subject, "evicted", cool), close(slab)]
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
             CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
         )
         if isinstance(slab.phase, Migrating):
-            return [timer, LogEvent(slab.subject, "evicted", f"{why}; another place is searched for or filled already")]
+            return [
+                timer,
+                LogEvent(slab.subject, "evicted", f"{why}; another lender is being searched for or filled already"),
+            ]
         return [timer, *self._seek(slab, "evicted", why, now_s, leaving=sender)]
 
     def _moves(self, slab: BorrowedSlab) -> bool:
@@ -402,7 +406,7 @@ class Borrower:
             return [CloseSlab(slab.volume, slab.index, message.epoch)]
         search = slab.search
         if isinstance(search, Requesting | Opening) and (search.epoch, search.chosen) == (message.epoch, sender):
-            return self._next_best(slab, search, "wants it back already", now_s)
+            return self._next_best(slab, search, "is taking it back already", now_s)
         return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
 
     def _copied(self, slab: BorrowedSlab, epoch: int) -> Actions:
@@ -451,7 +455,7 @@ class Borrower:
             return [give_back(sender, message)] if unused else []
         if not isinstance(search, Requesting):
             return []
-        if why := message.refused or ("" if message.secret else "it named no secret, so anybody could be that lender"):
+        if why := message.refused or ("" if message.secret else "it sent no secret, so any host could be the lender"):
             return self._next_best(slab, search, why, now_s, message.late)
         return self._granted(slab, search, message)
 

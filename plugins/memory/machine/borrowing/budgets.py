@@ -48,7 +48,7 @@ class BudgetsAsked:
     ) -> tuple[Mapping[HostId, int], str, str]:
         """The hosts with room that may lend to the slab's tenant and job now, then an event and a reason for the slab's
         event log in case none is asked."""
-        nobody = "nobody asked", "no other host says that it has room"
+        nobody = "no host asked", "no other host reports room"
         if not free:
             return {}, *nobody
         if now_s != self._counted_s:
@@ -66,7 +66,7 @@ class BudgetsAsked:
             turn = budgets.in_turn(counts, more, self.accounts.lenders, slab.members)
             left = {host: slabs for host, slabs in left.items() if host in turn}
             if not left:
-                others = "hosts that cannot be asked lend first"
+                others = "hosts that cannot be reached come first"
                 return {}, "over budget", f"{account.words} is near its budget, and {others}"
         for account, _ in limited:
             self._asked.append((now_s, account, more))

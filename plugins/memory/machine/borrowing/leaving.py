@@ -48,7 +48,7 @@ def closed(slab: BorrowedSlab, epoch: int) -> Actions:
     lender = slab.place.lender
     serving = slab.closed()
     where = ("the disk" if slab.members == 1 else "its other member") if serving is None else serving.lender
-    return [LogEvent(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
+    return [LogEvent(slab.subject, "done", f"{lender} may free it; {where} has it now"), Send(lender, done)]
 
 
 def leave_if_evicted(slab: BorrowedSlab) -> Actions:

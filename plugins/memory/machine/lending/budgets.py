@@ -23,7 +23,10 @@ def why_refused(accounts: RackAccounts, lent: Collection[Lent], message: Map, no
     more = budgets.plain_bytes(message.slab_bytes, message.page_bytes)
     for account, budget in accounts.limited(tenant, message.job):
         if not accounts.knows(now_s):
-            return f"{account.words} has a budget, and what others lend is known here {FRESH_S:g} s after the start"
+            return (
+                f"{account.words} has a budget, and what other hosts lend is known "
+                f"here only {FRESH_S:g} s after the start"
+            )
         held = held_here(accounts, lent, account, budget, now_s)
         counts = budgets.widened(held, more, message.replaces, message.members)
         if why := budgets.refused(counts, more, accounts.me, accounts.lenders, message.members):
@@ -90,5 +93,5 @@ class Excesses:
             return None
         hosts = len([size for size in held.others.values() if size]) + 1
         has = f"{account.words} has {format_size(held.total)} of {format_size(held.budget)} on {hosts} hosts"
-        why = f"{has}, and has had more than that for {SETTLED_S:g} s; {format_size(needed)} of it goes here"
+        why = f"{has}, and has had more than that for {SETTLED_S:g} s; {format_size(needed)} of it is freed here"
         return TakeBack(needed, {key: slab.counted_bytes for key, slab in mine.items()}, why)

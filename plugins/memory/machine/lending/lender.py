@@ -178,7 +178,7 @@ class Lender:
     def given_up(self, borrower: HostId, volume: str, since: int, boot: int) -> Actions:
         """A person said that this volume is made anew: free what is here of other boots of its borrower."""
         old = self.earlier.given_up(borrower, volume, range(since, boot + 1), self.lent.values())
-        return [action for lent in old for action in self._free(lent, "done", "its volume is made anew")]
+        return [action for lent in old for action in self._free(lent, "done", "its volume is created again")]
 
     # ---- the second ----
 
@@ -212,7 +212,7 @@ class Lender:
         for key in eviction.slabs_at_once(leaving, staying, missing_bytes, self._rng):
             lent, ref = self.lent[key], self.lent[key].slab
             self.evictions["stalled"] += 1
-            why = f"tasks wait for memory, {format_size(memory.available_bytes)} free; no time for {lent.borrower}"
+            why = f"tasks wait for memory, {format_size(memory.available_bytes)} free; {lent.borrower} gets no grace"
             actions += [
                 *self._free(lent, "taken back at once", why),
                 Send(lent.borrower, Evict(ref.volume, ref.index, ref.epoch, 0.0), ANSWER_S),
@@ -252,7 +252,7 @@ class Lender:
                     actions.append(Send(lent.borrower, Unrenewed(ref.volume, ref.index, ref.epoch), ANSWER_S))
             elif lent.state == "evicting" and now_s >= lent.deadline_s and (lacks or now_s >= kept_until_s):
                 self.evictions["forced"] += 1
-                why = f"{lent.borrower} did not let go in time; grace and lease are over"
+                why = f"{lent.borrower} did not release it in time; grace and lease are over"
                 actions += self._free(lent, "forced", why)
         return actions
 
@@ -361,7 +361,7 @@ class Lender:
         if message.epoch > known.slab.epoch:
             # The borrower forgot this mapping (it started anew): the old one is freed first, and it may ask again.
             freeing = self._free(known, "replaced", f"{sender} maps it again under epoch {message.epoch}")
-            return [*freeing, self._refuse(sender, message.ref, "its older mapping is being freed; ask again", True)]
+            return [*freeing, self._refuse(sender, message.ref, "its older mapping is being freed; try again", True)]
         if known.state == "lent":
             return [self._mr_info(known)]
         if known.state == "registering":
@@ -383,7 +383,7 @@ class Lender:
 
     def _why_not(self, message: Map, now_s: float) -> str:
         if not self.address:
-            return f"this host lends nothing now{self._away}"
+            return f"this host does not lend now{self._away}"
         if message.slab_bytes == 0 or message.slab_bytes % message.page_bytes:
             return f"{message.slab_bytes} bytes is not a whole number of pages"
         spare = self.spare_bytes()
@@ -434,7 +434,7 @@ class Lender:
         lent = self._find(sender, slab)
         if lent is None and not self.address:
             self._let_go.add((sender, slab))
-        return [] if lent is None or lent.state == "freeing" else self._free(lent, "done", f"{sender} let go of it")
+        return [] if lent is None or lent.state == "freeing" else self._free(lent, "done", f"{sender} released it")
 
     def _free(self, lent: Lent, event: str, why: str) -> Actions:
         lent.state = "freeing"
@@ -490,7 +490,7 @@ class Lender:
         lost, self.lent = self.lent, Loans()
         self.earlier.freed(*lost.values())
         return [
-            LogEvent(lent.subject, "away", f"lent to {lent.borrower}; the slab process is gone, it starts anew: {why}")
+            LogEvent(lent.subject, "away", f"lent to {lent.borrower}; the slab process is gone and starts again: {why}")
             for lent in lost.values()
         ]
 

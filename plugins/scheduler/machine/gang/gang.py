@@ -262,14 +262,14 @@ class Gangs:
             return ()
         each = search.spec.gpus_per_worker
         closed = [host for host, free in event.free.items() if search.plan.get(host, 0) * each > free]
-        return self._fail(search, f"GPUs on {', '.join(closed)} are kept for {event.by} now") if closed else ()
+        return self._fail(search, f"GPUs on {', '.join(closed)} are now reserved for {event.by}") if closed else ()
 
     def _attempt(self, search: HostSearch, now_s: float) -> Sequence[Action]:
         search.attempt += 1
         plan = self._plan(search, now_s)
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
-            misfit = "the gang does not fit whole" if search.sought is None else "no other host has room"
+            misfit = "not all ranks have room" if search.sought is None else "no other host has room"
             said = f" ({search.refusal})" if search.refusal else ""
             return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}{said}")
         search.plan, search.yes = dict(sorted(plan.items())), {}
@@ -315,7 +315,7 @@ class Gangs:
         if search.proposed is not None:
             return []
         if len(set(answer.gpus)) != wanted * search.spec.gpus_per_worker:
-            return self._fail(search, f"{host} reserved {len(set(answer.gpus))} GPUs, not what was asked for")
+            return self._fail(search, f"{host} reserved {len(set(answer.gpus))} GPUs, not as many as requested")
         search.yes[host] = answer
         if len(search.yes) < len(search.plan):
             return []
@@ -334,7 +334,7 @@ class Gangs:
         search = self._find(answer.job, answer.epoch, answer.attempt)
         if search is None or host not in search.plan or search.proposed is not None:
             return ()
-        search.refusal = f"{host} said no: {answer.reason}"
+        search.refusal = f"{host} refused: {answer.reason}"
         return self._fail(search, search.refusal)
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:

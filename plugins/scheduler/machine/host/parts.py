@@ -123,13 +123,13 @@ def _against(
     if use is None:
         return "not measured yet"
     if owners.get(gpu) in wish.apart_from:
-        return f"held by {owners[gpu]}, which it slows down"
+        return f"held by {owners[gpu]}, which this job slows down"
     if guests >= sharing.beside:
         return f"with {guests} opportunistic jobs already"
     if not has_room_beside(use.utilization, guests, sharing.beside, sharing.busy):
         return f"busy for {sharing.busy:.0%} of the last 10 s or more"
     if use.free_bytes < wish.memory_bytes:
-        return "without the memory that it asks for"
+        return "without enough free memory"
     return ""
 
 

@@ -195,14 +195,18 @@ class Reservations:
 
     def _reserve(self, coordinator: HostId, ask: Reserve, now_s: float) -> Sequence[Action]:
         if (ask.epoch, ask.attempt) <= self.released.get(ask.job, (-1, -1)):
-            return [self._no(coordinator, ask, "this attempt is over")]
+            return [self._no(coordinator, ask, "this attempt has ended")]
         newest = max((hold.epoch for hold in self.holds.get(ask.job, [])), default=-1)
         if ask.epoch < newest:
             return [self._no(coordinator, ask, f"a newer grant (epoch {newest}) was seen here")]
         ranks_here = self.find(ask.job, ask.epoch)
         is_running = ranks_here is not None and ranks_here.started
         if is_running != ask.joins:
-            why = "its ranks run here already" if is_running else "no rank of it runs here that others could join"
+            why = (
+                "its ranks run here already"
+                if is_running
+                else "none of its ranks runs here that other ranks could join"
+            )
             return [self._no(coordinator, ask, why)]
         held = self.find(ask.job, ask.epoch, ask.joins)
         if held is not None and held.attempt == ask.attempt:
@@ -214,7 +218,7 @@ class Reservations:
         wanted, chosen = ask.workers * ask.gpus_per_worker, self._choice(ask)
         if chosen.there < wanted:
             but = f": {chosen.why_not}" if chosen.why_not else ""
-            why = f"{wanted} GPUs were asked for and {chosen.there} are free{but}"[:1000]
+            why = f"{wanted} GPUs were requested and {chosen.there} are free{but}"[:1000]
             return [*actions, self._no(coordinator, ask, why, chosen.there)]
         guaranteed = not ask.opportunistic
         hold = Hold(

@@ -324,7 +324,7 @@ class Leader:
                 commands += self._not_found(job, gone, event, now_s)
             elif job.grant.coordinator is not None:
                 if gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
-                    said = f"{job.grant.coordinator}, which looked for its GPUs, is gone"
+                    said = f"{job.grant.coordinator}, which searched for its GPUs, is gone"
                     commands.append(taken_back(job, "coordinator lost", said, wall_s))
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
                     commands.append(
@@ -335,7 +335,7 @@ class Leader:
     def _silence(self, host: HostId, gone: Mapping[HostId, float]) -> str:
         if host in self.suspects:
             return f"{host} does not answer"
-        return f"{host} is gone for {format_seconds(gone.get(host, 0.0))}"
+        return f"{host} has been gone for {format_seconds(gone.get(host, 0.0))}"
 
     def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
         """The host that finds new places for the ranks of the lost hosts: that of the job's lowest rank that is left
@@ -359,7 +359,7 @@ class Leader:
         heir = self._heir(job, ()) if lost or late else None
         if heir is None:
             return []
-        why = f"{job.grant.coordinator}, which looked for new places, {'is gone' if lost else 'found none'}"
+        why = f"{job.grant.coordinator}, which searched for new hosts, {'is gone' if lost else 'found none'}"
         return [places_lost(job, job.healing.missing, heir, why, event)]
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:

@@ -41,14 +41,14 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
 
 
 def unknown(job: JobId, was: bool) -> NotApplied:
-    why = "it ended too long ago to be kept" if was else "no job was ever given this id"
+    why = "it ended long ago and is no longer kept" if was else "no job ever had this id"
     return NotApplied(3, f"there is no job {job}", why, "see agentctl jobs --all")
 
 
 def stale(job: Job, command: AboutJob) -> NotApplied:
     epoch = None if isinstance(command, CancelAsked) else command.epoch
     why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.grant.epoch}"
-    return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
+    return NotApplied(4, f"{job.id} was not changed", why, f"see agentctl why {job.id}")
 
 
 def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
@@ -77,11 +77,11 @@ def wrong_places(
     ranks = [rank for place in command.places for rank in place.ranks]
     whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
     if not whole or ranks != list(range(spec.workers)):
-        return "the places do not hold each rank once"
+        return "the placement does not have each rank exactly once"
     if spec.pack == "host" and job.counts and len(hosts) > 1:  # an opportunistic one lies where it is least busy
-        return f"it wants one host for all its workers, and these are {len(hosts)}"
+        return f"it needs one host for all its workers, and the placement has {len(hosts)}"
     if spec.pack == "apart" and len(hosts) < spec.workers:
-        return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"
+        return f"it needs a host for each of {spec.workers} workers, and the placement has {len(hosts)}"
     return next(filter(None, (wrong_gpus(job, place, jobs, holders) for place in command.places)), "")
 
 
@@ -94,7 +94,7 @@ def wrong_gpus(job: Job, place: Place, jobs: Mapping[JobId, Job], holders: Mappi
     upgraded = guaranteed_on(place.host, jobs, holders) if job.counts else {}
     for gpu in place.gpus:
         if job.counts and is_part(gpu):
-            return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
+            return f"it is guaranteed, and {place.host} gives it only a part of GPU {device_of(gpu)}"
         holder = held.get(gpu) or upgraded.get(gpu)
         if holder is not None:
             return f"GPU {gpu} on {place.host} belongs to {holder}"

@@ -35,12 +35,12 @@ CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
 def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
     place = job.left_on(command.host) or job.place_on(command.host)
     if place is None or place.since != command.since:
-        return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not taken", "nothing")
+        return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not accepted", "nothing")
     if not job.awaits(command.host):
         return Applied(job.id)
     if place in job.healing.leaving:
         left(queue, job, command.host)
-        queue.note(job.id, "ranks ended", f"{command.host} has none of it any more")
+        queue.note(job.id, "ranks ended", f"no rank of it is left on {command.host}")
         end_when_all_reported(queue, job, command.wall_s)
         return Applied(job.id)
     job.ending.codes = {**job.ending.codes, command.host: dict(command.codes)}
@@ -64,13 +64,13 @@ def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
     """Note the ranks on a host that have ended, and for which others may wait in vain."""
     place = job.place_on(command.host)
     if place is None or not set(command.steps) <= set(place.ranks):
-        return NotApplied(4, f"no such ranks of {job.id} are on {command.host}", "others run there", "nothing")
+        return NotApplied(4, f"{command.host} has no such ranks of {job.id}", "others run there", "nothing")
     new = {rank: GoneRank(command.host, step) for rank, step in command.steps.items() if rank not in job.healing.gone}
     job.healing.gone = {**job.healing.gone, **new}
     if new:
         each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
         queue.touch(job)
-        queue.note(job.id, "ranks ended early", f"{each}; others of its ranks there run on")
+        queue.note(job.id, "ranks ended early", f"{each}; its other ranks there keep running")
     return Applied(job.id)
 
 
@@ -93,7 +93,7 @@ def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
         return
     if code == explain.EXIT_AGAIN:
         job.tally.requeues += 1
-        again(queue, job, "exit 75", f"{said}; it wants to be started again")
+        again(queue, job, "exit 75", f"{said}; it asked to be started again")
     elif cut_off := sorted({host for host in command.unreachable if host != command.host and job.awaits(host)}):
         job.tally.hosts_lost += 1
         again(queue, job, "host lost", f"{said}; {', '.join(cut_off)} did not answer {command.host} then")
@@ -105,7 +105,7 @@ def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
 def _weigh_loss(queue: JobTable, job: Job, command: RanksReported, failure: tuple[int, int] | None) -> None:
     """Count a loss: ranks that a host lost did not fail, whatever their codes, and a gang that lost some of its ranks
     is not done. This is decided here: the host itself may know too little of the job to tell."""
-    said = f"{command.host} lost its ranks"
+    said = f"{command.host} lost the ranks of the job"
     said = f"{said}: {command.reason}" if command.reason else said
     if failure is not None and job.ending.blame is None:
         job.ending.blame = FirstFailure(command.host, *failure, said)
@@ -180,7 +180,7 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
         return
     if job.healing.missing:
         job.tally.hosts_lost += 1
-        again(queue, job, "host lost", f"{', '.join(job.healing.missing)} was lost, and nothing of it is left")
+        again(queue, job, "host lost", f"{', '.join(job.healing.missing)} was lost, and no rank is left")
     start, ending = job.start, job.ending
     if start.step_s is not None and tables_of(len(start.places)) == start.tables:  # else it stepped on more hosts, too
         queue.models.saw_steps(job.spec, len(start.places), start.step_s)

@@ -33,14 +33,14 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
         return Applied(queue.keys[command.key])
     spec = command.spec
     if len(queue.jobs) - len(queue.ended) >= LIVE_MAX:
-        why = f"{LIVE_MAX} jobs wait or run already"
+        why = f"{LIVE_MAX} jobs wait or run already, which is the limit"
         next = "wait until some end (agentctl jobs), then submit again"
-        return NotApplied(4, f"{spec.name} was not taken", why, next)
+        return NotApplied(4, f"{spec.name} was not accepted", why, next)
     live, size = queue.kept_bytes.live, size_of(spec)
     if live + size > LIVE_BYTES_MAX:
-        why = f"its {size} bytes and the {live} of the jobs that wait or run are over the {LIVE_BYTES_MAX} of the log"
+        why = f"its {size} bytes and the {live} of the jobs that wait or run exceed the log's limit of {LIVE_BYTES_MAX}"
         next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
-        return NotApplied(4, f"{spec.name} was not taken", why, next)
+        return NotApplied(4, f"{spec.name} was not accepted", why, next)
     never = explain.over_quota(spec, queue.quota(spec.tenant), command.may_demote)
     if never is not None:
         return NotApplied(never.code, never.what, never.why, never.next)
@@ -79,7 +79,7 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     wrong = answers.barred_place(job.spec, command.places, queue.drained)
     wrong = wrong or answers.wrong_places(job, command, queue.jobs, queue.holders)
     if wrong:
-        return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its coordinator tries again")
+        return NotApplied(4, f"{job.id} was not placed", wrong, "none: its coordinator tries again")
     job.start = JobStart(command.places, tables_of(len(command.places)), command.master_addr, command.master_port)
     job.grant.index = queue.index
     job.tally.attempt += 1
@@ -117,7 +117,7 @@ def place_failed(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
 def promoted(queue: JobTable, job: Job) -> Result:
     job.priority.promoted, job.priority.base_gpu_s = queue.index, job.attained_gpu_s
     job.priority.queued_s, job.priority.waited_s = queue.clock_s, 0.0
-    queue.note(job.id, "promoted", "it waited so long that it begins again in the highest queue")
+    queue.note(job.id, "promoted", "it waited so long that it moves to the highest queue")
     return Applied(job.id)
 
 
@@ -151,12 +151,12 @@ def gpus_kept(queue: JobTable, job: Job, command: GpusKept) -> Result | None:
     if not job.counts:
         return None
     if not classes.may_keep(job.id, queue.keeper):
-        why = f"{queue.keeper} keeps GPUs already, and only one gang of a rack may"
-        return NotApplied(4, f"nothing is kept for {job.id}", why, f"see agentctl why {queue.keeper}")
+        why = f"GPUs are reserved for {queue.keeper} already, and only one job of a rack may have that"
+        return NotApplied(4, f"no GPUs are reserved for {job.id}", why, f"see agentctl why {queue.keeper}")
     if sum(command.gpus.values()) > job.spec.gpus:
         why = f"it asks for {explain.gpus(job.spec.gpus)}"
-        return NotApplied(4, f"nothing is kept for {job.id}", why, "nothing: the leader looks again")
+        return NotApplied(4, f"no GPUs are reserved for {job.id}", why, "none: the leader tries again")
     queue.keeper, queue.kept = (job.id if command.gpus else None), dict(sorted(command.gpus.items()))
     queue.touch(job)
-    queue.note(job.id, "keeps GPUs", explain.keeps(job.spec.gpus, queue.kept))
+    queue.note(job.id, "reserves GPUs", explain.keeps(job.spec.gpus, queue.kept))
     return Applied(job.id)

@@ -172,8 +172,10 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
         return Applied()
     rest = {other: drain for other, drain in queue.drained.items() if other != host}
     if now is not None and len(rest) >= DRAINED_MAX:
-        why = f"{DRAINED_MAX} hosts are drained already"
-        return NotApplied(4, f"{host} was not drained", why, "agentctl hosts resume those that are back in use")
+        why = f"{DRAINED_MAX} hosts are drained already, which is the limit"
+        return NotApplied(
+            4, f"{host} was not drained", why, "agentctl hosts resume HOST, for hosts that are in use again"
+        )
     queue.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
     what = ("host resumed", f"{by}: ranks may start there again") if now is None else ("host drained", _drained(now))
     queue.notes.append(LogEvent(f"host/{host}", *what, f"log/{queue.index}"))
@@ -203,8 +205,8 @@ def _attained(queue: JobTable, command: Attained) -> Result:
 
 def _leads(queue: JobTable, command: Leads) -> Result:
     if command.term < queue.leading_term:
-        why = f"the leader of term {queue.leading_term} decides by now"
-        return NotApplied(75, f"the leader of term {command.term} decides nothing", why, "nothing: it steps down")
+        why = f"a leader of term {queue.leading_term} was elected since"
+        return NotApplied(75, f"the leader of term {command.term} may not decide any more", why, "none: it steps down")
     queue.leading_term, queue.leases_over_s = command.term, command.leases_over_s
     queue.pauses_over_s = command.pauses_over_s
     return Applied()
@@ -212,4 +214,4 @@ def _leads(queue: JobTable, command: Leads) -> Result:
 
 def _drained(drain: Drain) -> str:
     stays = "others stop and are queued again" if drain.stop_jobs else "others stay until they end"
-    return f"{drain.by}: no rank starts there; jobs that can go on elsewhere move, {stays}"
+    return f"{drain.by}: no rank starts there; jobs that heal move to other hosts, {stays}"

@@ -72,12 +72,12 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
     if command.to is not None and (why := eligible.bars(job.spec, drained).get(command.to, "")):
         return NotApplied(4, what, why, "name another host, or none")
     if command.host in job.healing.missing:
-        return NotApplied(4, what, f"{command.host} is lost, and another host is looked for already", next)
+        return NotApplied(4, what, f"{command.host} is lost, and another host is being searched for already", next)
     if not job.heals_without((command.host,)):
         return NotApplied(4, what, why_not(job), "it can only be cancelled, or run to its end")
     if not job.heals_without((command.host, *job.healing.moving)):
         where = ", ".join(sorted(job.healing.moving))
-        why = f"its ranks on {where} are about to move, and nobody else has what they need"
+        why = f"its ranks on {where} are about to move, and no other rank has their state"
         return NotApplied(75, what, why, "try again once they run")
     return None
 
@@ -85,14 +85,14 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
 def _not_there(job: Job, host: HostId, to: HostId) -> str:
     """Why ranks of this host cannot continue on that one; empty when they can, for all that the log knows."""
     if to == host:
-        return "they are there already"
+        return "its ranks are there already"
     if job.left_on(to) is not None:
         return f"ranks of it on {to} are about to end"
     if job.place_on(to) is None or to in (place.host for place in joinable(job)):
         return ""
     if job.spec.pack == "apart":
-        return f"a rank of it is on {to}, and each of its ranks is to have a host of its own"
-    return f"its ranks on {to} are about to go on elsewhere, or lost"
+        return f"a rank of it is on {to}, and each of its ranks needs a host of its own"
+    return f"its ranks on {to} are about to move to another host, or are lost"
 
 
 def joinable(job: Job) -> list[Place]:
@@ -117,7 +117,7 @@ def why_not(job: Job) -> str:
     if job.spec.on_lost != "heal":
         return f"it was submitted with --on-lost {job.spec.on_lost}"
     if len(job.start.places) - len(job.healing.missing) < 2:
-        return "all its ranks are on one host: nobody would have what they need"
+        return "all its ranks are on one host, so no other rank has their state"
     if job.ending.codes:
         return f"{', '.join(sorted(job.ending.codes))} reported the end of ranks already"
     lacking = [
@@ -126,8 +126,8 @@ def why_not(job: Job) -> str:
         if place.host not in (*job.healing.may_be_lost, *job.healing.missing) and not place.since
     ]
     if not lacking:
-        return "ranks that took over from others are yet to get what they need"
-    return f"its ranks on {', '.join(lacking)} have not said that they may be lost (job.state)"
+        return "ranks that took over from others have not received their state yet"
+    return f"its ranks on {', '.join(lacking)} have not registered their state (job.state)"
 
 
 def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None:
@@ -164,15 +164,15 @@ def wrong_replacement(
     for host, place in command.places.items():
         before = job.place_on(host)
         if before is None or host not in (*job.healing.missing, *job.healing.moving):
-            return f"nothing of it is to leave {host}"
+            return f"no rank of it is to leave {host}"
         joined = stays.get(place.host)
         if hosts.count(place.host) > 1 or (place.host in taken and joined is None):
             return f"{place.host} has ranks of it"
         if not _stays(job, command.places):
-            return "nothing of it would be left that has what they need"
+            return "no rank with their state would be left"
         new = _beside(place, joined)
         if new is None or new.ranks != before.ranks or new.since != job.healing.healed + 1:
-            return f"the place on {place.host} is not the one that {host} had"
+            return f"the placement on {place.host} does not match the one on {host}"
         if wrong := wrong_gpus(job, new, jobs, holders):
             return wrong
     return ""
@@ -203,9 +203,9 @@ def replace(job: Job, command: Replaced) -> str:
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
         assert before is not None
-        beside = ", beside those that it has" if job.place_on(place.host) is not None else ""
+        beside = ", beside the ranks that it has" if job.place_on(place.host) is not None else ""
         lost = ", which is lost" if host in job.healing.missing else ""
-        said.append(f"{place.host} takes {_ranks(before)} over from {host}{lost}{beside}")
+        said.append(f"{place.host} takes over {_ranks(before)} from {host}{lost}{beside}")
         if host not in job.healing.missing:
             job.healing.leaving = (*job.healing.leaving, before)
         if command.master_addr and 0 in before.ranks:

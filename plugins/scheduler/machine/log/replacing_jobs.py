@@ -29,10 +29,14 @@ def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None
         job_endings.left(queue, job, host)
     job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
     if not replacing.lose(job, lost):
-        said = f"{command.reason}; it lost {job.healing.losses[1]} hosts without a step between them"
+        said = f"{command.reason}; it lost {job.healing.losses[1]} hosts without finishing a step in between"
         return _stop_for_lost_hosts(queue, job, said, command.wall_s)
     if lost:
-        queue.say(job, "hosts lost", f"{command.reason}; {job.grant.coordinator} looks for others, and the rest waits")
+        queue.say(
+            job,
+            "hosts lost",
+            f"{command.reason}; {job.grant.coordinator} searches for other hosts, and the other ranks wait",
+        )
     return Applied(job.id)
 
 
@@ -44,10 +48,10 @@ def move_asked(queue: JobTable, job: Job, command: MoveAsked) -> Result:
     job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
     by = command.by or "a person"
     queue.touch(job)
-    queue.note(job.id, "to move", f"{by} wants its ranks on {command.host} on {command.to or 'another host'}")
+    queue.note(job.id, "to move", f"{by} moves its ranks on {command.host} to {command.to or 'another host'}")
     if command.gang is not None and command.gang in queue.jobs:
-        said = f"{by} has ranks of {job.id} go from {command.host} to {command.to or 'another host'} first"
-        queue.note(command.gang, "others move for it", said)
+        said = f"{by} first moves ranks of {job.id} from {command.host} to {command.to or 'another host'}"
+        queue.note(command.gang, "other jobs move for it", said)
     return Applied(job.id)
 
 
@@ -55,11 +59,11 @@ def replaced(queue: JobTable, job: Job, command: Replaced) -> Result:
     wrong = barred_place(job.spec, command.places.values(), queue.drained)
     wrong = wrong or replacing.wrong_replacement(job, command, queue.jobs, queue.holders)
     if wrong:
-        return NotApplied(4, f"{job.id} was not placed anew", wrong, "nothing: its coordinator tries again")
+        return NotApplied(4, f"{job.id} was not placed again", wrong, "none: its coordinator tries again")
     said = replacing.replace(job, command)
     for place in command.places.values():
         queue.hold(job, place)
-    queue.say(job, "replaced", f"{said}; the rest of the gang goes on where it is")
+    queue.say(job, "replaced", f"{said}; the other ranks stay where they are")
     return Applied(job.id)
 
 
@@ -67,7 +71,7 @@ def not_replaced(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
     if not job.seeks:
         return None
     if job.healing.missing:
-        said = f"no place for its ranks of {', '.join(job.healing.missing)}: {command.reason}"
+        said = f"no host for its ranks of {', '.join(job.healing.missing)}: {command.reason}"
         return _stop_for_lost_hosts(queue, job, said, command.wall_s)
     replacing.whole_again(job)
     queue.say(job, "not moved", command.reason)

@@ -77,7 +77,7 @@ class RanksBeside:
 
     def _warn(self, job: Job) -> None:
         self._warned[job.id, job.grant.epoch] = None
-        why = f"the sharing of {self.host.id} has not said for {SILENT_S:g} s whether they may be on its GPUs"
+        why = f"the plugin `sharing` of {self.host.id} has not said for {SILENT_S:g} s whether they may use its GPUs"
         next_step = "agentctl status says whether its plugin sharing is on"
         self.host.env.log.warning("ranks wait", job=job.id, epoch=job.grant.epoch, why=why, next=next_step)
         self.host.note(job.id, "ranks wait here", why)
@@ -88,7 +88,7 @@ class RanksBeside:
             case RanksMayStart():
                 return self._said_yes((fact.job, fact.epoch))
             case RanksUnfit():
-                why = f"it cannot be on its GPUs of {self.host.id}: {fact.why}"
+                why = f"it cannot use its GPUs of {self.host.id}: {fact.why}"
                 self._take_back(fact.job, fact.epoch, why)
             case PairHarms():
                 self._harms(fact)
@@ -121,7 +121,7 @@ class RanksBeside:
         if guest is None or job is None or guest.counts or guest.state != "running" or job.over:
             return
         slowdown = f"{fact.slowdown:.1%} slower, give or take {fact.error:.1%}"
-        why = f"beside {job.id} on {self.host.id} it makes that one {slowdown}, which is more than is tolerated"
+        why = f"beside {job.id} on {self.host.id} it slows that job by {slowdown}, more than is tolerated"
         self._take_back(guest.id, guest.grant.epoch, why, job.id)
 
     def _take_back(self, id: JobId, epoch: int, why: str, harms: JobId | None = None) -> None:

@@ -52,8 +52,8 @@ class EarlyEnds:
             case JobJoined():
                 self._told.pop(fact.job, None)  # a process that was not told yet
             case RankWaitsInVain():
-                said = f"rank {fact.rank} on {self._host.id} ends its wait with an error: {fact.why}"
-                self._host.note(fact.job, "a rank waits in vain", said)
+                said = f"rank {fact.rank} on {self._host.id} gives up waiting, with an error: {fact.why}"
+                self._host.note(fact.job, "a rank gave up waiting", said)
             case _:
                 assert_never(fact)
 
@@ -108,5 +108,5 @@ class EarlyEnds:
             peer.send(RanksHaveLeft(dict(job.healing.gone)))
         left = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(job.healing.gone.items()))
         here = ", ".join(str(rank) for rank in sorted({peer.rank for peer in peers}))
-        said = f"{left}: rank {here}, which runs here on, is told"
+        said = f"{left}: rank {here}, which keeps running here, is told"
         self._host.note(job.id, "ranks left", said, key=f"{job.grant.epoch} {sorted(job.healing.gone)}")

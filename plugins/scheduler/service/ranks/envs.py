@@ -83,7 +83,7 @@ class Envs:
         try:
             await self._write(digest, data)
         except OSError as error:
-            what, why = "the job was not taken", f"its environment cannot be written on {self._host.id}: {error}"
+            what, why = "the job was not accepted", f"its environment cannot be written on {self._host.id}: {error}"
             raise Refused(4, what, why, "make room on that disk, or submit to another agent") from error
         others = self._others()[: self._copies]
         kept = await asyncio.gather(
@@ -101,14 +101,16 @@ class Envs:
     async def keep(self, sender: HostId, message: KeepEnv) -> None:
         """Keep an environment for another agent; acknowledged by returning. Refused when it cannot."""
         if _digest(message.data) != message.digest:
-            raise Refused(2, f"an environment of {sender} was not kept", "it is damaged", "submit again")
+            raise Refused(2, f"an environment sent by {sender} was not kept", "it is damaged", "submit again")
         if message.digest not in self._kept and len(self._unclaimed()) >= UNCLAIMED_MAX:
-            raise Refused(4, f"an environment of {sender} was not kept", "too many wait for their jobs", "wait")
+            raise Refused(
+                4, f"an environment sent by {sender} was not kept", "too many environments wait for their jobs", "wait"
+            )
         try:
             await self._write(message.digest, message.data)
         except OSError as error:
             raise Refused(
-                4, f"an environment of {sender} was not kept", str(error), "make room on that disk"
+                4, f"an environment sent by {sender} was not kept", str(error), "make room on that disk"
             ) from error
 
     # ---- hosts that run it ----
@@ -181,8 +183,8 @@ class Envs:
         states = {view.host: view.state for view in self._host.hosts()}
         who = ", ".join(f"{host} ({_how(states.get(host, 'gone'))})" for host in asked) or f"{self._host.id} alone"
         return (
-            f"the environment it was submitted with is kept by {who}, and none of them gave it: it starts when one of "
-            f"them is back, or cancel it and submit it again"
+            f"the environment it was submitted with is kept by {who}, and none of them answers: the job starts when "
+            "one of them is back, or cancel it and submit it again"
         )
 
     async def give(self, sender: HostId, question: EnvOf) -> EnvAnswer:
@@ -250,4 +252,4 @@ def _open(env: SealedEnv, data: bytes) -> dict[str, str] | None:
 
 
 def _how(state: str) -> str:
-    return "does not answer, or has it no more" if state in ("alive", "suspect") else state
+    return "does not answer, or no longer has it" if state in ("alive", "suspect") else state

@@ -69,7 +69,7 @@ class StuckRanks:
             job = self.queue.jobs.get(key[0])
             if job is not None and self._looks_after(job, key[1]) and now_s - looked_s >= heartbeat_s(job.spec.hang_s):
                 self._looked_s[key] = now_s
-                self.host.env.spawn(f"how {job.id} gets on", self._look(job))
+                self.host.env.spawn(f"progress of {job.id}", self._look(job))
         late = LateNow(tuple(self.late.late()[:LATE_MAX]))
         while len(msgspec.msgpack.encode(late)) > GOSSIP_BYTES_MAX:
             late = LateNow(late.hosts[:-1])
@@ -129,7 +129,7 @@ class StuckRanks:
         elif isinstance(message, RankHangs):
             self.host.env.spawn(f"{job.id} hangs", self._end(sender, job, message))
         else:
-            self.host.env.spawn(f"{job.id} stands still", self._end_all(sender, job, message))
+            self.host.env.spawn(f"{job.id} makes no progress", self._end_all(sender, job, message))
 
     async def _end(self, sender: HostId, job: Job, said: RankHangs) -> None:
         key, now_s = (job.id, job.grant.epoch, said.rank), self.host.env.clock.now_s()
@@ -141,10 +141,10 @@ class StuckRanks:
         self.signs.ages[key] = RankAge(age.pid, now_s)  # what ends it is on its way
         waited = format_seconds(said.waits_s)
         known = f", and {said.why}" if said.why else ""
-        stacks = f"stacks of ranks that could write them: agentctl logs {job.id}"
+        stacks = f"their stacks, where ranks could write them, are in agentctl logs {job.id}"
         why = f"the others waited {waited} for rank {said.rank} (--hang {format_seconds(hang_s)}){known}; {stacks}"
-        who = "looks after it" if said.why else "sums for it"
-        self.host.note(job.id, "rank stuck", f"{why}; process {age.pid} is ended, as {sender} says, which {who}")
+        who = "coordinates it" if said.why else "sums its tensors"
+        self.host.note(job.id, "rank stuck", f"{why}; process {age.pid} is ended, as told by {sender}, which {who}")
         await self._keep_stacks(job)
         await asyncio.sleep(STACKS_S)
         await self.host.runner.end_stuck(job.id, job.grant.epoch, said.rank, age.pid, why)
@@ -155,9 +155,9 @@ class StuckRanks:
             return
         if not self.gang_now(job.id, job.grant.epoch).known:
             return
-        stacks = f"stacks of ranks that could write them: agentctl logs {job.id}"
-        why = f"{said.why}; nobody can be named (--hang {format_seconds(hang_s)}); {stacks}"
-        self.host.note(job.id, "gang stuck", f"{why}; it is ended, as {sender} says, which looks after it")
+        stacks = f"their stacks, where ranks could write them, are in agentctl logs {job.id}"
+        why = f"{said.why}; no single rank is at fault (--hang {format_seconds(hang_s)}); {stacks}"
+        self.host.note(job.id, "job stuck", f"{why}; the job is ended, as told by {sender}, which coordinates it")
         await self._keep_stacks(job)
         await asyncio.sleep(STACKS_S)
         await self.host.runner.stop(job.id, job.grant.epoch, 0.0, why)

@@ -154,7 +154,7 @@ class LocalRanks:
         """Why no rank can start here, or join those that run, whatever is free; empty when they can."""
         runner = self.host.runner
         if ask.joins and (ask.job, ask.epoch) in runner.running() and not runner.may_join(ask.job, ask.epoch):
-            return "its ranks here are ending, or their supervisor is not there now"
+            return "its ranks here are ending, or their supervisor is not running now"
         return runner.refusal
 
     async def dispatch(self, event: Event) -> None:
@@ -189,7 +189,7 @@ class LocalRanks:
         if not isinstance(yes, Reserved):
             return send
         self.reservations.handle(Heard(send.to, Release(yes.job, yes.epoch, yes.attempt)), self.host.env.clock.now_s())
-        return Send(send.to, NotReserved(yes.job, yes.epoch, yes.attempt, 0, f"its disk is sick: {self.sick}"[:1000]))
+        return Send(send.to, NotReserved(yes.job, yes.epoch, yes.attempt, 0, f"its disk fails: {self.sick}"[:1000]))
 
     # ---- looking at what the log says ----
 
@@ -254,7 +254,7 @@ class LocalRanks:
                 await self._stop(id, epoch, job)
             elif state == "running" and not behind and job is not None and self._are_replaced(job):
                 await self._note_asked(id, epoch)
-                await self.host.runner.stop(id, epoch, 0.0, f"they go on elsewhere, not on {self.host.id}")
+                await self.host.runner.stop(id, epoch, 0.0, f"they move to another host, away from {self.host.id}")
 
     def _are_replaced(self, job: Job) -> bool:
         """Whether the job's ranks here continue elsewhere, or are to: nothing that they could save is needed."""
@@ -348,7 +348,7 @@ class LocalRanks:
         if self.beside.may_start(job, place):
             return True
         if job.state == "stopping" and not self.host.runner.knows(job.id, job.grant.epoch):
-            why = "it was stopped before it could start beside others here"
+            why = "it was stopped before it could share GPUs here"
             self.ended(RanksEnded(job.id, job.grant.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
         return False
 
@@ -373,7 +373,7 @@ class LocalRanks:
     def _fetch(self, job: Job, place: Place) -> None:
         """Fetch the job's environment from another host, once at a time; nothing starts here before."""
         if job.state == "stopping":
-            why = "it was stopped before its environment came here"
+            why = "it was stopped before its environment arrived here"
             self.ended(RanksEnded(job.id, job.grant.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
         else:
             self.envs.fetch_soon(job)

@@ -48,7 +48,10 @@ class JobSpares:
         self._here[key] = fact
         if fact.why or fact.warm:
             those = "1 process waits" if fact.warm == 1 else f"{fact.warm} processes wait"
-            what = f"{those} to become one of its ranks, with what they import{fact.why and f'; no more: {fact.why}'}"
+            what = (
+                f"{those} to become one of its ranks, and have imported what it "
+                f"imports{fact.why and f'; no more: {fact.why}'}"
+            )
             once = f"{self.host.id}/{fact.epoch}/spares {fact.warm} {fact.why}"
             self.host.note(fact.job, "spares here", f"epoch {fact.epoch}: {what}", once)
         self._say(fact)

@@ -195,7 +195,7 @@ class MemberLenders(LenderTasks[M]):
             slab.era += 1
             for asked in slab.mirror.asked:
                 if (other := slab.links.pop(asked, None)) is not None:
-                    other.fail("its members are asked anew")
+                    other.fail("its members are asked again")
             self._guard(slab, "recover", self._recover, slab)
         elif isinstance(slab.mirror.of(epoch), Unlinked | Behind):
             self._guard(slab, "reopen", self._reopen, slab, link.place, link.why)
@@ -243,13 +243,13 @@ class MemberLenders(LenderTasks[M]):
 
     async def _reopened(self, slab: M, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
         if not isinstance(slab.mirror.of(place.epoch), Unlinked | Behind):
-            link.fail("not wanted any more when it was opened again")
+            link.fail("no longer needed when it was opened again")
             return
         found = np.array(versions)[: slab.at_lender]
         expected = self._expected(slab, link)
         if (found > expected).any():
-            link.fail("it holds what was never acknowledged")
-            await self._give_up_link(slab, place, f"{place.lender} holds what was never acknowledged")
+            link.fail("it holds pages that were never acknowledged")
+            await self._give_up_link(slab, place, f"{place.lender} holds pages that were never acknowledged")
             return
         self._holds(slab, link, found)
         if (found != expected).any():
@@ -330,7 +330,7 @@ class MemberLenders(LenderTasks[M]):
         try:
             await self._equal(slab, answered)
         except (SlabGone, KeyError, OSError) as error:
-            self._env.log.warning("members are not equal yet", slab=slab.index, why=str(error))
+            self._env.log.warning("its members are not equal yet", slab=slab.index, why=str(error))
             return False
         silent = [epoch for epoch in slab.mirror.asked if epoch not in answered]
         if silent:
@@ -356,7 +356,7 @@ class MemberLenders(LenderTasks[M]):
         if slab.mirror.given_up(epoch):
             if not slab.mirror.on_record:
                 self._nothing_is_left(slab)
-            why = f"{why}; what only it had is lost"
+            why = f"{why}; pages that only it had are lost"
         self._out(slab, epoch, why)
         await self.record(slab)
         return place
@@ -380,7 +380,7 @@ class MemberLenders(LenderTasks[M]):
             return f"slab {slab.index} waits for {self._hosts} hosts with room for it"
         said = [f"{slab.places[epoch].lender} ({slab.why.get(epoch, 'no answer yet')})" for epoch in slab.mirror.asked]
         waits = f"slab {slab.index} waits for its members: {'; '.join(said)}"
-        return f"{waits[:300]}; next: bring them back, or lose what is there: {self._to_give_up}"
+        return f"{waits[:300]}; next: bring those hosts back, or lose their pages: {self._to_give_up}"
 
     def _places_of(self, slab: M) -> Iterable[OpenPlace]:
         return [place for _, place in sorted(slab.places.items())]

@@ -121,7 +121,7 @@ class MembersVolume(PagedVolume[M]):
             await self.lenders.record(slab)
             return True
         except OSError as error:
-            self._env.log.error("the disk cannot say who is whole", slab=slab.index, why=str(error))
+            self._env.log.error("the record of whole members cannot be written", slab=slab.index, why=str(error))
             return False
 
     async def read(self, first: int, into: memoryview) -> None:

@@ -71,7 +71,7 @@ class MirrorRead:
             self._paces.answered(link, self._paces.clock.now_s() - sent_s)
             if not all(map(ge, versions, self._wanted)):
                 did, link.lied = False, True
-                link.fail(f"{link.place.lender} answered with older content than it acknowledged")
+                link.fail(f"{link.place.lender} returned older content than it acknowledged")
         if self._is_over:
             return
         if did:

@@ -150,7 +150,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             if await done:
                 return
             if self._env.clock.now_s() >= give_up_s:
-                raise Undecided(errno.EIO, f"no whole member of slab {slab.index} took it within {WAIT_S:g} s")
+                raise Undecided(errno.EIO, f"no whole member of slab {slab.index} answered within {WAIT_S:g} s")
             await asyncio.sleep(AGAIN_S)
 
     def _send(
@@ -241,7 +241,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
                 versions.extend(found[1])
                 continue
             if self._env.clock.now_s() >= give_up_s:
-                raise Undecided(errno.EIO, f"nobody who holds page {page} can be reached")
+                raise Undecided(errno.EIO, f"no host that holds page {page} can be reached")
             await asyncio.sleep(AGAIN_S)
         return versions
 
@@ -287,14 +287,14 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         found.frombytes(self._bytes[8 * first : 8 * (first + count)])
         return found
 
-    _alone = "have one whole member, and another one is looked for or filled"
+    _alone = "have one whole member; another is being searched for or filled"
 
     def _lacks(self, slab: MirrorSlab) -> bool:
         return len(slab.mirror.whole) < MEMBERS
 
     def _lost(self, slabs: tuple[int, ...]) -> str:
         which = ", ".join(map(str, slabs[:8])) + (" ..." if len(slabs) > 8 else "")
-        return f"both members of slab {which} were lost; next: write anew, or discard, what was there"
+        return f"both members of slab {which} were lost; next: write or discard the lost pages"
 
 
 AnyVolume = Volume | MembersVolume[Any]

@@ -111,7 +111,7 @@ class ParityRows:
             if parity.is_copy(slab.slots[one], slab.newest[one, column], column)[0]:
                 return RowSource(link, is_slot=True)
         page = slab.first + row * slab.data + column
-        raise OSError(errno.EIO, f"nobody who holds page {page} can be reached")
+        raise OSError(errno.EIO, f"no host that holds page {page} can be reached")
 
     async def _from(
         self, source: RowSource, slab: ParitySlab, row: int, count: int, column: int, how: ReadHow
@@ -155,7 +155,7 @@ class ParityRows:
         found = np.frombuffer(versions, np.uint64)
         if (found < wanted).any():
             link.lied = True
-            link.fail(f"{link.place.lender} answered with older content than it acknowledged")
+            link.fail(f"{link.place.lender} returned older content than it acknowledged")
         if (found != wanted).any():
             raise SlabGone(link.why or "it was written meanwhile")
         return np.frombuffer(data, np.uint8).reshape(len(wanted), self._page_bytes)

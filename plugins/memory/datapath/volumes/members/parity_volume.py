@@ -132,7 +132,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
                 except (SlabGone, OSError) as error:
                     why = str(error)
             if self._env.clock.now_s() >= give_up_s:
-                raise Undecided(errno.EIO, f"slab {slab.index} did not take it within {WAIT_S:g} s: {why}")
+                raise Undecided(errno.EIO, f"slab {slab.index} did not answer within {WAIT_S:g} s: {why}")
             await asyncio.sleep(AGAIN_S)
 
     async def _write_rows(self, slab: ParitySlab, first: int, count: int, pages: memoryview | None) -> bool:
@@ -326,11 +326,11 @@ class ParityVolume(MembersVolume[ParitySlab]):
         lines = zip(super()._lines(slab), written, strict=True)
         return [msgspec.structs.replace(line, written=int(own)) for line, own in lines]
 
-    _alone = "have one member less, or rows whose parity is not made again yet; both are under way"
+    _alone = "lack one member, or have rows whose parity is not rebuilt yet; both are under way"
 
     def _lacks(self, slab: ParitySlab) -> bool:
         return slab.repairing or slab.missing() is not None or not slab.of_column(self._data, slab.mirror.whole)
 
     def _lost(self, slabs: tuple[int, ...]) -> str:
         which = ", ".join(map(str, slabs[:8])) + (" ..." if len(slabs) > 8 else "")
-        return f"two members of slab {which} were lost; next: write anew, or discard, what was there"
+        return f"two members of slab {which} were lost; next: write or discard the lost pages"
