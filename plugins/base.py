@@ -143,7 +143,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
     """Its ranks begin on what others leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
-    attach: bool = True
+    hooks: bool = True
     """`covey.hooks` sees the script's steps."""
     tables: int = 1
     """How many the job's tensors have, on each of its ranks, whenever that started (`covey.tensors.numbers.blocks`)."""

@@ -216,7 +216,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest value of each metric the script reported."""
     timing: StepTiming | None = None
     """How long its mini-batches take, on its slowest host; None: too few were reported."""
-    attached: dict[int, str] = {}
+    hooked: dict[int, str] = {}
     """Rank -> what sees its steps without the script's help (`torch 2.13.0`), or why nothing does; of hosts that
     answered."""
     aggregator: HostId | None = None

@@ -38,11 +38,11 @@ from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
-    Attached,
     ExtendGrace,
     Frame,
     GoneRank,
     Heals,
+    Hooked,
     InVain,
     Join,
     Joined,
@@ -98,7 +98,7 @@ class JobClient(OfOneProcess):
         self._shared: TensorsShared | None = None
         self._follows = False
         """Whether the agent knows of memory for tensors."""
-        self._attached: Attached | None = None
+        self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
         self._by_hand = self._agent_heals = False
         self.given = False
@@ -160,13 +160,13 @@ class JobClient(OfOneProcess):
         self._check_process(f"cannot give a sign of life of job {self.id}")
         self.heartbeats.sign()
 
-    def attached(self, to: str, problem: str = "") -> None:
+    def hooked(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.hooks` sees of this script, and what it cannot. Not
         in a forked child: a hook of ours never ends the script."""
         if self.is_elsewhere:
             return
-        self._attached = Attached(to[:160], problem[:400])
-        self._say(self._attached)
+        self._hooked = Hooked(to[:160], problem[:400])
+        self._say(self._hooked)
 
     def share(self, user: PageUser) -> None:
         """From now on `user` goes by the limits that this host's agent sets, once it sends some."""
@@ -450,7 +450,7 @@ class JobClient(OfOneProcess):
             memory = (self._shared, cannot) if self._follows else ()
             self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
             heals = self._heals if joined.heals else None
-            again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)
+            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)

@@ -17,7 +17,7 @@ class ConnectedProcess:
         self.of_job = join.job
         self.rank, self.epoch = join.rank, join.epoch
         self.kernel = plain(join.kernel, KERNEL_MAX)
-        self.attached: tuple[str, str] | None = None
+        self.hooked: tuple[str, str] | None = None
         """To what, and why not to more, as this process said."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0

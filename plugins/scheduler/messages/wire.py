@@ -109,7 +109,7 @@ class JobNowAnswer(Message, frozen=True):
     """rank -> what it computes with (`covey/healing/kernels.py`), of ranks that said so."""
     timing: StepTiming | None = None
     """None: too few steps were reported there."""
-    attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
+    hooked: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
     """rank -> what sees its steps (`torch 2.13.0`), or why nothing does."""
     joined: bool = False
     """A rank is connected to its agent there."""
