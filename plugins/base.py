@@ -152,7 +152,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     held_back: bool = False
     """Whether its ranks begin on what other ranks leave of the cores, until their channel answers
     (`covey.ports.processes.LetsGo`)."""
-    attach: bool = True
+    hooks: bool = True
     """Whether `covey.hooks` sees the script's steps."""
     tables: int = 1
     """The number of tables of the job's tensors, on each of its ranks, whenever that started

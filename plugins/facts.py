@@ -308,7 +308,7 @@ class StepTimed(Fact, frozen=True):
     """What a mini-batch is here (`covey.wire.job.Stepped`)."""
 
 
-class JobAttached(Fact, frozen=True):
+class JobHooked(Fact, frozen=True):
     """What `covey.hooks` sees of a rank's script on this host."""
 
     job: JobId

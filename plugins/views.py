@@ -218,7 +218,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The newest value of each metric that the script reported."""
     timing: StepTiming | None = None
     """How long the job's mini-batches take, on its slowest host; None: too few were reported."""
-    attached: dict[int, str] = {}
+    hooked: dict[int, str] = {}
     """What sees each rank's steps without the script's help (rank -> `torch 2.13.0`), or why nothing does; from hosts
     that answered."""
     aggregator: HostId | None = None

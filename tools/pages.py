@@ -246,7 +246,7 @@ def python() -> Iterator[str]:
 SENTENCE_MAX = 120
 """Most characters of a sentence; of a longer one only what is before its first semicolon is shown."""
 OURS = {
-    *("observed", "attached", "share", "abandon", "found", "follow", "next_step", "begin", "average", "scales"),
+    *("observed", "hooked", "share", "abandon", "found", "follow", "next_step", "begin", "average", "scales"),
     *("asks_for_batches", "takes_batch", "ends_step", "ends", "before_forward", "after_forward"),
     *("before_optimizer", "after_optimizer"),
     *("heal", "has_result", "finish", "in_background", "communicate_s", "reaches", "moved", "memory_is", "gone"),

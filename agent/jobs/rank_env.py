@@ -30,7 +30,7 @@ import os
 
 import msgspec
 
-from covey import hooks as attach
+from covey import hooks
 from covey.core.ids import HostId
 from covey.ports.devices import Devices, is_instance
 from plugins.base import RankSpec, RanksSpec
@@ -79,7 +79,7 @@ def environment(
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
     beside = _beside_others(spec, rank, gpu_bytes)
     chosen = {name: value for name, value in spec.env.items() if name not in NEVER_CHOSEN}
-    return {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd, **carried, **_attached(spec), **gpus}
+    return {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd, **carried, **_hooked(spec), **gpus}
 
 
 def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:
@@ -181,13 +181,13 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
     }
 
 
-def _attached(spec: RanksSpec) -> dict[str, str]:
+def _hooked(spec: RanksSpec) -> dict[str, str]:
     """The variables that load `covey.hooks`: Python looks for `sitecustomize` along PYTHONPATH, where Covey's comes
     first, and runs the one behind it."""
-    if not spec.attach:
-        return {"COVEY_ATTACH": "0"}
+    if not spec.hooks:
+        return {"COVEY_HOOKS": "0"}
     behind = spec.env.get("PYTHONPATH", "")
-    return {"PYTHONPATH": f"{attach.SITE}{os.pathsep}{behind}" if behind else attach.SITE}
+    return {"PYTHONPATH": f"{hooks.SITE}{os.pathsep}{behind}" if behind else hooks.SITE}
 
 
 def _gpus(spec: RanksSpec, rank: RankSpec, hide_gpus: bool) -> dict[str, str]:

@@ -23,7 +23,7 @@ from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame
 from covey.wire.headers import Op, Request, Status
-from covey.wire.job import Attach, Join, Refusal, VolumeAt, decoder
+from covey.wire.job import Join, Refusal, VolumeAt, VolumeWanted, decoder
 
 _HEAD = struct.Struct("<IIII")
 ANSWER_S = 60.0
@@ -155,7 +155,7 @@ class VolumeClient:
         stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
         try:
             await stream.write(pack(Join(1)))
-            await stream.write(pack(Attach(self.volume, self.size_bytes, self.mirror, self.parity)))
+            await stream.write(pack(VolumeWanted(self.volume, self.size_bytes, self.mirror, self.parity)))
             async with asyncio.timeout(ANSWER_S):
                 while True:
                     frame = await read_frame(stream, decoder)

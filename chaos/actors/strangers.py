@@ -32,7 +32,7 @@ from covey.wire import volume_wire as volumewire
 from covey.wire.frames import pack, read_frame
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
 from covey.wire.headers import Op, Request
-from covey.wire.job import Attach, Join, VolumeAt, decoder
+from covey.wire.job import Join, VolumeAt, VolumeWanted, decoder
 from gossip.packet import HEADER_BYTES
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.slabwire import SlabOp, SlabRequest
@@ -134,7 +134,7 @@ class Strangers:
 
         async def join_badly(env: Env) -> None:
             stream = await env.bytes.connect(path)
-            await stream.write(pack(env.rng.choice((Join(1), Join(1, "j1", 0, 1, "wrong"), Attach("x", 1)))))  # type: ignore[arg-type]
+            await stream.write(pack(env.rng.choice((Join(1), Join(1, "j1", 0, 1, "wrong"), VolumeWanted("x", 1)))))  # type: ignore[arg-type]
             await stream.write(env.rng.choice(GARBAGE)(env.rng.randbytes(90)))
             await asyncio.sleep(1.0)
             stream.close()
@@ -233,7 +233,7 @@ class Strangers:
 async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeAt:
     """Where a volume is served. Raises ConnectionError when the agent does not say."""
     stream = await env.bytes.connect(path)
-    await stream.write(pack(Join(1)), pack(Attach(volume, size_bytes)))
+    await stream.write(pack(Join(1)), pack(VolumeWanted(volume, size_bytes)))
     await read_frame(stream, decoder)
     frame = await read_frame(stream, decoder)
     stream.close()

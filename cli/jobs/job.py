@@ -135,7 +135,7 @@ def step_takes(job: dict[str, Any]) -> str:
 def seen_by(job: dict[str, Any]) -> str:
     """What `covey.hooks` sees of its ranks, or why it sees nothing; alike ones together."""
     by_what: dict[str, list[int]] = {}
-    for rank, what in sorted((int(rank), what) for rank, what in (job.get("attached") or {}).items()):
+    for rank, what in sorted((int(rank), what) for rank, what in (job.get("hooked") or {}).items()):
         by_what.setdefault(what, []).append(rank)
     if len(by_what) == 1:
         return next(iter(by_what))
@@ -154,7 +154,7 @@ def unseen(job: dict[str, Any]) -> str:
             "out, or call covey.join() in the script"
         )
     return (
-        "nothing: the script has imported neither PyTorch nor JAX yet (or --no-attach was given)"
+        "nothing: the script has imported neither PyTorch nor JAX yet (or --no-hooks was given)"
         if job["for_s"] > UNSEEN_S
         else ""
     )

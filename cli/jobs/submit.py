@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             add_option(parser, option)
         if option.field == "workers":
             parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
-        if option.field == "attach":
+        if option.field == "hooks":
             parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument(
         "--env", action="append", default=[], metavar="KEY=VAL", help="set an environment variable; may be repeated"
@@ -148,12 +148,12 @@ def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
         what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} cannot be used together"
         raise AgentctlError(USAGE, what, "--nodes N means N workers, each on a different host", "leave one of them out")
-    if args.attach is False and args.aggregate:
+    if args.hooks is False and args.aggregate:
         what, why = (
-            "--aggregate and --no-attach cannot be used together",
-            "Covey finds the script's DDP by its hooks, which --no-attach leaves out",
+            "--aggregate and --no-hooks cannot be used together",
+            "Covey finds the script's DDP by its hooks, which --no-hooks leaves out",
         )
-        raise AgentctlError(USAGE, what, why, "leave --no-attach out, or call covey.torch.attach(ddp) in the script")
+        raise AgentctlError(USAGE, what, why, "leave --no-hooks out, or call covey.torch.attach(ddp) in the script")
 
 
 def value_of(option: Option, said: Any) -> Any:

@@ -81,7 +81,7 @@ class RemoteMemory:
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
         make: wire.Make = "" if create is None else "anew" if create else "never"
-        wanted = wire.Attach(volume, size_bytes, mirror, parity, *_of_job(path), make)
+        wanted = wire.VolumeWanted(volume, size_bytes, mirror, parity, *_of_job(path), make)
         memory = cls(_ask_agent(path, wanted, wire.VolumeAt), path)
         memory._connect()
         return memory
@@ -190,7 +190,7 @@ class RemoteMemory:
         if not self._agent_socket:
             step = f"agentctl volume rm {self.volume}"
             raise RemoteMemoryError(f"cannot remove volume {self.volume}", "it was opened without an agent", step)
-        _ask_agent(self._agent_socket, wire.Detach(self._at.volume), wire.Detached)
+        _ask_agent(self._agent_socket, wire.RemoveVolume(self._at.volume), wire.VolumeRemoved)
 
     def __enter__(self) -> "RemoteMemory":
         return self
@@ -203,7 +203,7 @@ class RemoteMemory:
     def found(self, again: bool) -> tuple[str, bytes]:
         """Socket and token of the volume now. The agent may have moved it; without an agent the same ones are given."""
         if again and self._agent_socket:
-            wanted = wire.Attach(self.volume, self.size, make="never")  # one that was removed is not created again
+            wanted = wire.VolumeWanted(self.volume, self.size, make="never")  # not created again once it was removed
             try:
                 self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt, _not_waited_for)
             except RemoteMemoryError as refused:

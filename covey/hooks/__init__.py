@@ -1,6 +1,6 @@
 """Hooks that see a training script's steps without a change to the script.
 
-    runner: PYTHONPATH=covey/hooks/site:...   (`agentctl submit --no-attach` leaves it out)
+    runner: PYTHONPATH=covey/hooks/site:...   (`agentctl submit --no-hooks` leaves it out)
       '-> site/sitecustomize.py -> attach() -> watches for the import of torch
             '-> torch_hooks: an optimizer stepped, a batch was fetched ... -> steps.StepCounter -> reporter -> agent
 
@@ -23,8 +23,8 @@ def rank_of(environ: Mapping[str, str]) -> str:
     starts processes of its own, which have the rank's variables too: only the first of them reports."""
     if not environ.get("COVEY_SOCKET") or not environ.get("COVEY_TOKEN"):
         return "this process is not part of a Covey job"
-    if environ.get("COVEY_ATTACH", "1") == "0":
-        return "--no-attach"
+    if environ.get("COVEY_HOOKS", "1") == "0":
+        return "--no-hooks"
     launched = any(environ.get(name, environ[ours]) != environ[ours] for name, ours in _COUNTS if ours in environ)
     if launched and environ.get("LOCAL_RANK", "0") != "0":
         return "another process of this rank reports"

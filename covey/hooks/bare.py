@@ -1,6 +1,6 @@
 """Tell the agent why the steps of a process are not seen whose Python has no covey-job. Standard library only.
 
-The frames are those of `covey.wire.job` (`Join`, then `Attached`), written by hand: a map of short strings and whole
+The frames are those of `covey.wire.job` (`Join`, then `Hooked`), written by hand: a map of short strings and whole
 numbers in MessagePack is a few bytes of headers.
 """
 
@@ -46,7 +46,7 @@ def report(problem: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.settimeout(ANSWER_S)
             agent.connect(environ["COVEY_SOCKET"])
-            agent.sendall(hello + frame(type="Attached", to="", problem=problem[:400]))
+            agent.sendall(hello + frame(type="Hooked", to="", problem=problem[:400]))
             return bool(agent.recv(4096))
     except (OSError, KeyError, ValueError):
         return False

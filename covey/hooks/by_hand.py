@@ -16,7 +16,7 @@ def join(timeout_s: float = JOIN_S) -> JobClient:
     stacks.offer()
 
     def failed(error: BaseException) -> None:
-        found.attached("", f"{type(error).__name__}: {error}".replace("\n", " "))
+        found.hooked("", f"{type(error).__name__}: {error}".replace("\n", " "))
 
     watch = ImportWatch(failed)
     watch.when_imported("torch.optim.optimizer", _torch_imported)

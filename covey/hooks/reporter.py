@@ -131,7 +131,7 @@ class Reporter:
         """Tell the agent to what this process is attached. A process that does not report for its rank stays silent."""
         client = self._connected()
         if client is not None:
-            client.attached(self.to, self._problem)
+            client.hooked(self.to, self._problem)
 
     # ---- what the hooks see ----
 

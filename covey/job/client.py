@@ -38,11 +38,11 @@ from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
-    Attached,
     ExtendGrace,
     Frame,
     GoneRank,
     Heals,
+    Hooked,
     InVain,
     Join,
     Joined,
@@ -98,8 +98,8 @@ class JobClient(OfOneProcess):
         self._shared: TensorsShared | None = None
         self._follows = False
         """Whether the agent knows of memory for tensors, by its `Joined`."""
-        self._attached: Attached | None = None
-        self._heals: Heals | None = None  # set once the script said that this rank may be lost
+        self._hooked: Hooked | None = None
+        self._heals: Heals | None = None  # once the script said that this rank may be lost
         self._by_hand = self._agent_heals = False
         self.given = False
         """Whether `join` gave this client to the script."""
@@ -160,13 +160,13 @@ class JobClient(OfOneProcess):
         self._check_process(f"cannot give a sign of life of job {self.id}")
         self.heartbeats.sign()
 
-    def attached(self, to: str, problem: str = "") -> None:
+    def hooked(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and whenever it was away, what `covey.hooks` sees of this script, and what it cannot see.
         Does nothing in a forked child: a hook of Covey never ends the script."""
         if self.is_elsewhere:
             return
-        self._attached = Attached(to[:160], problem[:400])
-        self._say(self._attached)
+        self._hooked = Hooked(to[:160], problem[:400])
+        self._say(self._hooked)
 
     def share(self, user: PageUser) -> None:
         """From now on `user` obeys the limits that this host's agent sets, once the agent sends some."""
@@ -451,7 +451,7 @@ class JobClient(OfOneProcess):
             memory = (self._shared, cannot) if self._follows else ()
             self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
             heals = self._heals if joined.heals else None
-            again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)
+            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)

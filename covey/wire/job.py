@@ -121,8 +121,8 @@ class Stepped(Frame, frozen=True):
     """What a mini-batch is here: as the script says, or what `covey.hooks` counts; at most 32 characters."""
 
 
-class Attached(Frame, frozen=True):
-    """Rank -> agent: what Covey sees of the script without its help. Becomes the fact `JobAttached`."""
+class Hooked(Frame, frozen=True):
+    """Rank -> agent: what Covey sees of the script without its help. Becomes the fact `JobHooked`."""
 
     to: str = ""
     """The framework that is seen, such as `torch 2.13.0`; empty: none. At most 160 characters."""
@@ -253,7 +253,7 @@ Make = Literal["", "anew", "never"]
 `anew`: yes in that case too, and empty; `never`: no."""
 
 
-class Attach(Frame, frozen=True):
+class VolumeWanted(Frame, frozen=True):
     """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`, and
     before it, while that takes long, `VolumeComing` every few seconds."""
 
@@ -288,22 +288,22 @@ class VolumeAt(Frame, frozen=True):
     token: bytes
 
 
-class Detach(Frame, frozen=True):
-    """Process -> agent: forget the volume and everything in it. Answer: `Detached` or `Refusal`."""
+class RemoveVolume(Frame, frozen=True):
+    """Process -> agent: forget the volume and everything in it. Answer: `VolumeRemoved` or `Refusal`."""
 
     volume: str
 
 
-class Detached(Frame, frozen=True):
+class VolumeRemoved(Frame, frozen=True):
     volume: str
 
 
 FrameUnion = (
-    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Hooked
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | RanksHaveLeft | InVain
-    | Attach | VolumeComing | VolumeAt | Detach | Detached
+    | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
 

@@ -1,6 +1,6 @@
 """The plugin `memory`, as the agent starts it."""
 
-from covey.wire.job import Attach, Detach
+from covey.wire.job import RemoveVolume, VolumeWanted
 from plugins.base import Plugin, Program
 from plugins.memory.datapath.lending.slab_keeper import PROGRAM as KEEPER
 from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
@@ -23,6 +23,6 @@ PLUGIN = Plugin(
         SPILL,
         KEEPER,
     ),
-    frames=(Attach, Detach),
+    frames=(VolumeWanted, RemoveVolume),
     metrics=METRICS,
 )

@@ -301,7 +301,7 @@ def test_a_process_that_asks_a_plugin_that_is_away_is_told_so_at_once(rack: Call
         process = one.hosts["h1"].agent
         assert process is not None
         stream = await process.env.bytes.connect(f"unix:{one.hosts['h1'].run_dir}/jobs.sock")
-        await stream.write(pack(wire.Join(pid=77)) + pack(wire.Attach("v1", 1 << 20)))
+        await stream.write(pack(wire.Join(pid=77)) + pack(wire.VolumeWanted("v1", 1 << 20)))
         heard = [await read_frame(stream, wire.decoder) for _ in range(2)]
         stream.close()
         return heard

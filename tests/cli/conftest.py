@@ -139,7 +139,7 @@ def job_view(**changes: Any) -> dict[str, Any]:
             "memory_bytes": 1 << 30,
             "boundary": "optimizer",
         },
-        "attached": {"0": "torch 2.13.0", "1": "covey-job is not installed"},
+        "hooked": {"0": "torch 2.13.0", "1": "covey-job is not installed"},
         "aggregator": "gpu3",
         "age_s": 0.0,
     }

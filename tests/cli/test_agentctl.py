@@ -282,7 +282,7 @@ def test_what_a_jax_job_waits_for_its_device_is_shown(
 def test_why_nothing_sees_a_script_is_said(
     argv: list[str], ago_s: float, said: str, job: Callable[..., dict[str, Any]]
 ) -> None:
-    seen = dict(facts(job(argv=argv, step=None, attached={}, timing=None, for_s=ago_s)))
+    seen = dict(facts(job(argv=argv, step=None, hooked={}, timing=None, for_s=ago_s)))
     assert str(seen["seen by"]).startswith(said) and bool(seen["seen by"]) == bool(said)
 
 
@@ -493,9 +493,9 @@ def test_a_node_is_a_worker_on_a_host_of_its_own(run: Run, agent: FakeAgent, job
 
 def test_a_script_is_attached_to_unless_it_is_left_alone(run: Run, agent: FakeAgent, job: Job) -> None:
     agent.replies["POST /v1/jobs"] = job()
-    for flags, attach in ((["--no-attach"], False), ([], None)):
+    for flags, hooks in ((["--no-hooks"], False), ([], None)):
         run("submit", *flags, "--", "true")
-        assert agent.asked[-1][1].get("attach") is attach
+        assert agent.asked[-1][1].get("hooks") is hooks
 
 
 def test_a_scripts_gradients_are_averaged_by_covey_if_it_is_attached_to(run: Run, agent: FakeAgent, job: Job) -> None:
@@ -504,8 +504,8 @@ def test_a_scripts_gradients_are_averaged_by_covey_if_it_is_attached_to(run: Run
     assert agent.asked[-1][1]["env"]["COVEY_AGGREGATE"] == "1"
     run("submit", "--", "true")
     assert "COVEY_AGGREGATE" not in agent.asked[-1][1]["env"]
-    code, _, errors = run("submit", "--aggregate", "--no-attach", "--", "true")
-    assert code == 2 and "--aggregate and --no-attach cannot be used together" in errors
+    code, _, errors = run("submit", "--aggregate", "--no-hooks", "--", "true")
+    assert code == 2 and "--aggregate and --no-hooks cannot be used together" in errors
 
 
 def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, job: Job) -> None:
@@ -859,7 +859,7 @@ def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, 
     code, out, _ = run("hosts")
     assert code == 0
     assert "wrong: it belongs to another rack; wrong: two machines claim this name" in out
-    assert out.count("next: choose the rack that stays") == 1 and "next: rename one" in out
+    assert out.count("next: choose which rack stays") == 1 and "next: rename one" in out
     assert "3 of 3 hosts alive, 2 wrong; gpu1 leads" in out
     assert run("status")[0] == 0
     agent.replies["GET /v1/status"] |= {"wrong": [{"host": "gpu9", **twin}]}

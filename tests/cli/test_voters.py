@@ -52,7 +52,7 @@ def test_a_change_that_takes_long_goes_on_by_itself(agent: FakeAgent, capsys: py
     agent.replies["GET /v1/voters"] = view("gpu1", learner="gpu4", under_way="gpu4 will vote; it is receiving the log")
     assert run(agent, "voters", "add", "gpu4", "--timeout", "0.1s") == 6
     err = capsys.readouterr().err
-    assert "gpu4 is to vote" in err and "it continues; watch it with agentctl voters" in err
+    assert "gpu4 will vote" in err and "it continues; watch it with agentctl voters" in err
     assert run(agent, "voters", "add", "gpu4", "--no-wait") == 0
 
 

@@ -238,7 +238,7 @@ def _exit_status_of_child(job: JobClient) -> int:
             with pytest.raises(OtherProcess, match=r"belong to process \d+.*\nnext: .*covey\.join\(\)"):
                 job.step(loss=-1.0)
             with job:  # whose end waits for the other ranks, in the process that is one
-                job.attached("", "a hook of ours ends no script")
+                job.hooked("", "a hook of ours ends no script")
             status = 0 if job._wakes.closed else 2
         finally:
             os._exit(status)

@@ -18,7 +18,7 @@ from covey.job import client
 from covey.tensors.numbers.peer_memory import myself
 from covey.tensors.same_host.huge_pages import make_huge
 from covey.wire.job import AggregatorAt
-from plugins.facts import JobAttached, TensorsSeen
+from plugins.facts import JobHooked, TensorsSeen
 from tests.covey.agents import Agent
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
@@ -245,7 +245,7 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     assert attached == await asyncio.to_thread(alone.parameters)
     if kind == "large" and make_huge(np.ones(10_000_000, np.float32)) and myself().is_there:
         assert all("lends 1\n" in said for said in script.said), "a tensor of 10 MB stays where it is"
-    told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached) and not fact.problem]
+    told = [fact.to for fact in agent.facts if isinstance(fact, JobHooked) and not fact.problem]
     assert any(by in to for to in told), told
     assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind != "own-hook")
 

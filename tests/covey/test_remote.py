@@ -68,11 +68,11 @@ class Agent:
             await write_frame(stream, wire.VolumeComing("data", why))
         if self.refuse is not None:
             await write_frame(stream, self.refuse)
-        elif isinstance(question, wire.Attach):
+        elif isinstance(question, wire.VolumeWanted):
             path = f"{self.bench.env.run_dir}/vol-data.sock"
             await write_frame(stream, wire.VolumeAt("data", SIZE, PAGE, path, TOKEN))
         else:
-            await write_frame(stream, wire.Detached("data"))
+            await write_frame(stream, wire.VolumeRemoved("data"))
 
     def start_vold(self) -> None:
         self.vold = asyncio.ensure_future(run_vold(self.bench.env, CONFIG))
@@ -185,7 +185,7 @@ async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.Mon
         agent.asked.clear()
         with pytest.raises(RemoteMemoryError, match=r"it was removed; next: agentctl volume ls"):
             await in_a_thread(lambda: memory.read(0, PAGE))
-        assert set(agent.asked) == {wire.Attach("data", SIZE, make="never")}
+        assert set(agent.asked) == {wire.VolumeWanted("data", SIZE, make="never")}
         agent.refuse, agent.coming = None, ["slab 0 waits for its lender: h2; next: agentctl volume give-up data"]
         with pytest.raises(
             RemoteMemoryError, match="slab 0 waits for its lender: h2"
@@ -198,7 +198,7 @@ async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.Mon
 async def test_the_word_that_it_is_made_anew_reaches_the_agent(create: bool | None, make: wire.Make) -> None:
     async with an_agent() as agent:
         await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path, create=create).close())
-        assert agent.asked[0] == wire.Attach("data", SIZE, make=make)
+        assert agent.asked[0] == wire.VolumeWanted("data", SIZE, make=make)
 
 
 async def test_threads_take_turns() -> None:
@@ -228,7 +228,7 @@ async def test_detach_asks_the_agent_to_forget_it() -> None:
     async with an_agent() as agent:
         memory = await in_a_thread(lambda: RemoteMemory.open("data", "128 KiB", agent.path))
         await in_a_thread(memory.remove)
-        assert (agent.asked[0], agent.asked[-1]) == (wire.Attach("data", SIZE), wire.Detach("data"))
+        assert (agent.asked[0], agent.asked[-1]) == (wire.VolumeWanted("data", SIZE), wire.RemoveVolume("data"))
         with pytest.raises(ValueError, match="closed here"):
             memory.read(0, 1)
 
@@ -238,11 +238,11 @@ async def test_a_volume_that_a_process_of_a_job_opens_is_of_the_job(monkeypatch:
         for name, value in {"JOB_ID": "j1", "EPOCH": "3", "TOKEN": "secret", "SOCKET": agent.path}.items():
             monkeypatch.setenv(f"COVEY_{name}", value)
         await in_a_thread(lambda: RemoteMemory.open("data", SIZE).close())
-        assert agent.asked[0] == wire.Attach("data", SIZE, job=JobId("j1"), epoch=3, token="secret")
+        assert agent.asked[0] == wire.VolumeWanted("data", SIZE, job=JobId("j1"), epoch=3, token="secret")
         agent.asked.clear()
         monkeypatch.setenv("COVEY_SOCKET", "/of/another/agent")
         await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path).close())
-        assert agent.asked[0] == wire.Attach("data", SIZE), "whose jobs that agent does not know"
+        assert agent.asked[0] == wire.VolumeWanted("data", SIZE), "whose jobs that agent does not know"
 
 
 async def test_a_refusal_says_what_why_and_what_next() -> None:

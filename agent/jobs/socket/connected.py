@@ -18,8 +18,8 @@ class ConnectedProcess:
         self.of_job = join.job
         self.rank, self.epoch = join.rank, join.epoch
         self.kernel = plain(join.kernel, KERNEL_MAX)
-        self.attached: tuple[str, str] | None = None
-        """What this process said it is attached to, and why not to more."""
+        self.hooked: tuple[str, str] | None = None
+        """What this process said it hooks, and why not to more."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
         """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""

@@ -37,12 +37,11 @@ from covey.wire.handshake import is_secret
 from covey.wire.job import (
     PROTOCOL,
     AskPages,
-    Attach,
-    Attached,
     ExtendGrace,
     Frame,
     Heals,
     Heartbeat,
+    Hooked,
     InVain,
     Join,
     Joined,
@@ -57,6 +56,7 @@ from covey.wire.job import (
     TableWanted,
     TensorMemoryHere,
     TensorsShared,
+    VolumeWanted,
     decoder,
     heartbeat_s,
     other_protocol,
@@ -64,7 +64,7 @@ from covey.wire.job import (
 from plugins.base import JobPeer, RanksSpec
 from plugins.facts import (
     HeartbeatHeard,
-    JobAttached,
+    JobHooked,
     JobJoined,
     RankShares,
     RankWaitsInVain,
@@ -80,7 +80,7 @@ METRICS_MAX = 16
 METRIC_NAME_MAX = 64
 BOUNDARY_MAX = 32
 BY_SCRIPT = Stepped(0, 0.0).boundary
-ATTACHED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
+HOOKED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
@@ -144,8 +144,8 @@ class JobSocket:
                 found += [TableUsed(peer.job, peer.epoch, table) for table in sorted(peer.tables)]
                 if peer.pages is not None and peer.pages.mapped:
                     found.append(RankShares(peer.job, peer.epoch, peer.rank))
-                if peer.attached is not None:
-                    found.append(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
+                if peer.hooked is not None:
+                    found.append(JobHooked(peer.job, peer.epoch, peer.rank, *peer.hooked))
         return found
 
     def say_stopping(self, job: JobId, epoch: int) -> None:
@@ -282,8 +282,8 @@ class JobSocket:
                 self._stepped(peer, frame)
             elif isinstance(frame, Heartbeat):
                 self._heartbeat(peer, frame)
-            elif isinstance(frame, Attached):
-                self._attached(peer, frame)
+            elif isinstance(frame, Hooked):
+                self._hooked(peer, frame)
             elif isinstance(frame, AskPages):
                 self._asked_for_pages(peer, frame)
             elif isinstance(frame, PagesMapped):
@@ -308,7 +308,7 @@ class JobSocket:
             if isinstance(frame, ExtendGrace):
                 await self._extend(peer, frame)
             else:
-                if isinstance(frame, Attach) and frame.job is not None:
+                if isinstance(frame, VolumeWanted) and frame.job is not None:
                     what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
                     self._check_token(what, frame.job, frame.epoch, frame.token)
                     peer.of_job = frame.job
@@ -364,12 +364,12 @@ class JobSocket:
             raise FrameError("InVain from outside a job")
         self._tell(RankWaitsInVain(peer.job, peer.epoch, peer.rank, plain(frame.why, IN_VAIN_MAX)))
 
-    def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
-        """Note what a rank is attached to. It says so once after it joined, and again when that changes."""
+    def _hooked(self, peer: ConnectedProcess, frame: Hooked) -> None:
+        """Note what a rank hooks. It says so once after it joined, and again when that changes."""
         if peer.job is None:
-            raise FrameError("Attached from outside a job")
-        peer.attached = (plain(frame.to, ATTACHED_MAX), plain(frame.problem, PROBLEM_MAX))
-        self._tell(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
+            raise FrameError("Hooked from outside a job")
+        peer.hooked = (plain(frame.to, HOOKED_MAX), plain(frame.problem, PROBLEM_MAX))
+        self._tell(JobHooked(peer.job, peer.epoch, peer.rank, *peer.hooked))
 
     def _asked_for_pages(self, peer: ConnectedProcess, asked: AskPages) -> None:
         """Give a rank the pages that it asks for. A rank without pages goes by no limits: whoever decides on them sees

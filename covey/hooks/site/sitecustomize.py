@@ -53,7 +53,7 @@ def _wait_if_spare() -> None:
 
 
 def _attach() -> None:
-    if os.environ.get("COVEY_SOCKET") and os.environ.get("COVEY_ATTACH", "1") != "0":
+    if os.environ.get("COVEY_SOCKET") and os.environ.get("COVEY_HOOKS", "1") != "0":
         _beside("warm").offer()
         _beside("stacks").offer()
         watch = _beside("watch").ImportWatch(_failed)

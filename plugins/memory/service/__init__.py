@@ -16,7 +16,7 @@ from covey.core.events import Fact, Heard
 from covey.core.ids import ID_PATTERN, HostId
 from covey.core.metrics import Measured
 from covey.core.units import parse_size
-from covey.wire.job import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
+from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
 from plugins.memory.datapath.wire.control import PageCounts
@@ -123,23 +123,24 @@ class MemoryService(PluginService):
         """Answer a frame of a process of this host. A process whose user is not known gets no volume and ends none: uid
         -1 stands for a person at agentctl."""
         try:
-            if isinstance(frame, Attach | Detach) and peer.uid < 0:
-                what = f"cannot {'open' if isinstance(frame, Attach) else 'remove'} volume {_volume_name(frame.volume)}"
+            if isinstance(frame, VolumeWanted | RemoveVolume) and peer.uid < 0:
+                verb = "open" if isinstance(frame, VolumeWanted) else "remove"
+                what = f"cannot {verb} volume {_volume_name(frame.volume)}"
                 why = "the kernel of this host does not tell which user's process asks"
                 raise Refused(4, what, why, "as the agent's user: agentctl volume create --help")
             match frame:
-                case Attach():
+                case VolumeWanted():
                     peer.send(await self._attach_for(peer, frame))
-                case Detach():
+                case RemoveVolume():
                     await self.borrowing.detach(_volume_name(frame.volume), peer.uid)
-                    peer.send(Detached(frame.volume))
+                    peer.send(VolumeRemoved(frame.volume))
                 case _:
                     pass
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))
 
-    async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
-        """Attach a volume for a rank; it counts against the budget of the job's tenant."""
+    async def _attach_for(self, peer: JobPeer, frame: VolumeWanted) -> VolumeAt:
+        """Open a volume for a rank; it counts against the budget of the job's tenant."""
         job = self.accounts.jobs.get(peer.of_job) if peer.of_job is not None else None
         account = NOBODY if peer.of_job is None else Payer("" if job is None else job.tenant, peer.of_job)
         name = _volume_name(frame.volume)

@@ -238,7 +238,7 @@ class Borrowing:
         name = found.known.volume
         del self.volumes[name]
         await found.process.stop(forget=True)
-        self.dispatch(events.VolumeDetached(name))
+        self.dispatch(events.VolumeForgotten(name))
         for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
             await self._env.disk.delete(file)
         await self._record.forget_volume(name)

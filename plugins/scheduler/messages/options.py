@@ -113,7 +113,7 @@ OPTIONS: tuple[Option, ...] = (
         "8GiB (default: limited only by its tenant's budget)",
     ),
     Option(
-        "attach", "switch", flag="--no-attach",
+        "hooks", "switch", flag="--no-hooks",
         help="do not hook the script; default: a folder of Covey comes first in PYTHONPATH, so the steps of PyTorch "
         "and JAX scripts are seen without a change to them",
     ),

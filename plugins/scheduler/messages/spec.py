@@ -33,7 +33,7 @@ GRACE_S = 60.0
 
 OnLost = Literal["heal", "restart", "keep"]
 """What becomes of ranks on a host that no leader reaches. `heal`: another host takes them over and the rest of the job
-continues, if its script attached its state; if not, as `restart`: they end there, and the whole job is placed again.
+continues, if its script registered its state; if not, as `restart`: they end there, and the whole job is placed again.
 `keep` lets them run, and the job waits for that host."""
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
@@ -99,7 +99,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     bind_gpus: bool = False
     """Whether each rank sees its own GPUs only; otherwise all that the job has on its host
     (`agent/jobs/rank_env.py`)."""
-    attach: bool = True
+    hooks: bool = True
     """Whether steps of a script are seen without a change to it (`covey/hooks`)."""
     on_lost: OnLost = "heal"
     hang_s: Annotated[float, within("hang_s")] | None = None

@@ -109,7 +109,7 @@ class JobNowAnswer(Message, frozen=True):
     """The kernels of the ranks that said so: rank -> what it computes with (`covey/healing/kernels.py`)."""
     timing: StepTiming | None = None
     """How long steps take there; None: too few steps were reported."""
-    attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
+    hooked: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
     """What sees each rank's steps: rank -> `torch 2.13.0`, or why nothing does."""
     joined: bool = False
     """Whether a rank is connected to its agent there."""

@@ -19,7 +19,7 @@ from plugins.facts import (
     HostGone,
     HostSeen,
     HostSuspected,
-    JobAttached,
+    JobHooked,
     JobJoined,
     JobPlaced,
     LeaderChanged,
@@ -209,8 +209,8 @@ class SchedulerService(PluginService):
             self.early.on_fact(fact)
         elif isinstance(fact, RankEndedHere | RankWaitsInVain):
             self.early.on_fact(fact)
-        elif isinstance(fact, JobAttached):
-            self.ranks.steps.attached(fact)
+        elif isinstance(fact, JobHooked):
+            self.ranks.steps.hooked(fact)
         elif isinstance(fact, TensorsSeen):
             self.ranks.told_by.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):

@@ -306,7 +306,7 @@ def job_view(
         step=step,
         metrics=metrics,
         timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
-        attached={rank: what for answer in now for rank, what in answer.attached.items()},
+        hooked={rank: what for answer in now for rank, what in answer.hooked.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         beside=_beside(job, standing),

@@ -34,20 +34,20 @@ from covey.wire.job import (
     PROTOCOL,
     AggregatorAt,
     AggregatorLost,
-    Attach,
-    Attached,
     ExtendGrace,
     Frame,
     Heals,
+    Hooked,
     Join,
     Joined,
     Refusal,
     Stepped,
     Stopping,
+    VolumeWanted,
     decoder,
 )
 from plugins.base import JobPeer
-from plugins.facts import JobAttached, JobJoined, StepTimed
+from plugins.facts import JobHooked, JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
 
@@ -157,7 +157,7 @@ async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short
 
 async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) -> None:
     async with door(short) as found:
-        stream, answer = await found.say(Join(pid=5), Attach("scratch", 1 << 20))
+        stream, answer = await found.say(Join(pid=5), VolumeWanted("scratch", 1 << 20))
         assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION, heals=True)
         await until(lambda: found.heard)
         assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
@@ -211,7 +211,7 @@ async def test_a_volume_counts_against_a_job_by_its_token_alone(
     short: str, job: JobId | None, epoch: int, token: str, whose: JobId | None, why: str
 ) -> None:
     async with door(short) as found:
-        stream, _ = await found.say(Join(pid=1), Attach("data", 1 << 20, job=job, epoch=epoch, token=token))
+        stream, _ = await found.say(Join(pid=1), VolumeWanted("data", 1 << 20, job=job, epoch=epoch, token=token))
         if why:
             answer = await read_frame(stream, decoder)
             assert isinstance(answer, Refusal) and why in answer.why and "open volume data" in answer.what
@@ -290,10 +290,10 @@ async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(
 
 async def test_what_sees_a_script_is_a_fact_and_told_again_to_a_plugin_that_starts_later(short: str) -> None:
     async with door(short) as found:
-        stream, _ = await found.say(GOOD, Attached("torch 2.13.0\x1b" + "x" * 290, "line\n" + "y" * 900))
+        stream, _ = await found.say(GOOD, Hooked("torch 2.13.0\x1b" + "x" * 290, "line\n" + "y" * 900))
         await until(lambda: len(found.facts) == 2)
         told = found.facts[1]
-        assert isinstance(told, JobAttached)
+        assert isinstance(told, JobHooked)
         assert (told.job, told.rank, told.to[:12], len(told.to)) == (J1, 1, "torch 2.13.0", 159)
         assert "\n" not in told.problem and len(told.problem) < 400
         assert told in found.socket.facts()
@@ -307,7 +307,7 @@ async def test_what_sees_a_script_is_a_fact_and_told_again_to_a_plugin_that_star
 
 async def test_a_tool_outside_any_job_is_attached_to_nothing(short: str) -> None:
     async with door(short) as found:
-        stream, _ = await found.say(Join(1), Attached("torch"))
+        stream, _ = await found.say(Join(1), Hooked("torch"))
         with pytest.raises(ConnectionError):
             await read_frame(stream, decoder)
         assert found.socket.counters["malformed"] == 1
@@ -315,16 +315,16 @@ async def test_a_tool_outside_any_job_is_attached_to_nothing(short: str) -> None
 
 async def test_other_frames_go_to_the_plugins_in_order_and_a_refusal_comes_back(short: str) -> None:
     def refuse(peer: JobPeer, frame: Frame) -> None:
-        if isinstance(frame, Attach):
+        if isinstance(frame, VolumeWanted):
             raise Refused(4, "cannot open", "no room", "agentctl slabs")
         peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s"))
 
     async with door(short) as found:
         found.answer = refuse
-        stream, _ = await found.say(GOOD, AggregatorLost(4, "reset"), Attach("v", 1))
+        stream, _ = await found.say(GOOD, AggregatorLost(4, "reset"), VolumeWanted("v", 1))
         assert await read_frame(stream, decoder) == AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s")
         assert await read_frame(stream, decoder) == Refusal("cannot open", "no room", "agentctl slabs")
-        assert [frame for _, frame in found.heard] == [AggregatorLost(4, "reset"), Attach("v", 1)]
+        assert [frame for _, frame in found.heard] == [AggregatorLost(4, "reset"), VolumeWanted("v", 1)]
         stream.close()
 
 
@@ -429,7 +429,7 @@ def test_nothing_that_is_sent_to_it_harms_the_socket(short: str, attack: bytes |
     """Random bytes, and mutations of good conversations: afterwards an honest rank joins and is heard."""
     if isinstance(attack, int):
         rng = random.Random(attack)
-        talk = [GOOD, Stepped(1, 0.5, metrics={"loss": 1.0}), AggregatorLost(1, "why"), Attach("v", 1)]
+        talk = [GOOD, Stepped(1, 0.5, metrics={"loss": 1.0}), AggregatorLost(1, "why"), VolumeWanted("v", 1)]
         attack = mutated(b"".join(map(pack, talk)), rng)
 
     async def story() -> None:

@@ -172,17 +172,17 @@ def test_where_local_rank_is_beyond_its_own_gpus_one_of_them_stands_there() -> N
 
 
 def test_our_folder_comes_before_the_submitters_unless_the_job_is_left_alone() -> None:
-    def path(attach: bool, **env: str) -> Env:
+    def path(hooks: bool, **env: str) -> Env:
         spec = RanksSpec(
             job=JobId("j1"), epoch=1, name="x", tenant="t", job_class="auto", argv=("x",), cwd="/", env=env,
             ranks=(RankSpec(0, 0, ()),), world_size=1, node_rank=0, nodes=(HostId("h1"),), master_addr="10.0.0.1",
-            master_port=1, attach=attach,
+            master_port=1, hooks=hooks,
         )  # fmt: skip
         return environment(spec, spec.ranks[0], door(HostId("h1")), True)
 
     assert path(True, PYTHONPATH="/mine:/more")["PYTHONPATH"] == f"{SITE}:/mine:/more"
-    assert path(True)["PYTHONPATH"] == SITE and "COVEY_ATTACH" not in path(True)
-    assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_ATTACH"] == "0"
+    assert path(True)["PYTHONPATH"] == SITE and "COVEY_HOOKS" not in path(True)
+    assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_HOOKS"] == "0"
     carried = dict.fromkeys(NEVER_CHOSEN, "3,4")
     assert not NEVER_CHOSEN & path(True, **carried).keys(), "submitted with the environment of another job's rank"
 

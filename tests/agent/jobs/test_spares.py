@@ -25,7 +25,7 @@ from agent.ports.processes.shims import start_waiting
 from chaos.world.host import SimHost
 from chaos.world.spares import SimSpare
 from chaos.world.world import World
-from covey import hooks as attach
+from covey import hooks
 from covey.core.ids import JobId
 from covey.hooks import warm
 from covey.ports.env import Env
@@ -260,7 +260,7 @@ SCRIPT = (
 def spec(**env: str) -> RanksSpec:
     """The spec of one rank, with a spare. `LAST`: the process of it that ends well."""
     given = {"PYTHONPATH": os.pathsep.join(sys.path), **env}
-    return msgspec.structs.replace(ranks("j1", sys.executable, "-c", SCRIPT), env=given, spares=1, attach=True)
+    return msgspec.structs.replace(ranks("j1", sys.executable, "-c", SCRIPT), env=given, spares=1, hooks=True)
 
 
 def warm_now(host: Here) -> int:
@@ -361,7 +361,7 @@ def test_ranks_that_a_shell_starts_have_no_spares_and_it_is_said_why() -> None:
 def test_what_nobody_wants_any_more_ends_before_its_script_begins(tmp_path: Any) -> None:
     began = tmp_path / "began"
     argv = (sys.executable, "-c", f"open({str(began)!r}, 'w')")
-    env = {"PYTHONPATH": attach.SITE}
+    env = {"PYTHONPATH": hooks.SITE}
     command = Command(argv=argv, cwd="/", env=env, output=str(tmp_path / "log"), run=str(tmp_path / "1.spare1"))
 
     async def story() -> None:
@@ -380,7 +380,7 @@ def test_what_nobody_wants_any_more_ends_before_its_script_begins(tmp_path: Any)
 def imported(*options: str) -> list[str]:
     """The modules that a rank that is started with these would have imported ahead."""
     script = "import msgspec, json\nfrom covey.job.spare_modules import imported\nprint(json.dumps(imported()))"
-    env = {"PYTHONPATH": os.pathsep.join([attach.SITE, *sys.path]), "COVEY_SOCKET": "/nowhere"}
+    env = {"PYTHONPATH": os.pathsep.join([hooks.SITE, *sys.path]), "COVEY_SOCKET": "/nowhere"}
     said = subprocess.run([sys.executable, *options, "-c", script], env=env, capture_output=True, check=True, cwd="/")
     return list(msgspec.json.decode(said.stdout))
 

@@ -9,7 +9,7 @@ import pytest
 
 from covey.hooks import SITE
 from covey.kernel.pages import FlagReader, RankLimits
-from plugins.facts import JobAttached
+from plugins.facts import JobHooked
 from tests.agent.here import until
 from tests.covey.agents import Agent, lease
 from tests.covey.hooks.flag_lags import flag_follows
@@ -27,7 +27,7 @@ def gate() -> str:
 async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str, built: bool) -> None:
     """The rank gets the whole time once no limit is in force any more. Reference: §3.1.2."""
     async with running(agent, SATURATED, COVEY_GATE=gate if built else "/nonexistent") as rank:
-        told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
+        told = next(fact for fact in agent.facts if isinstance(fact, JobHooked))
         assert told.to.endswith("gate per operator" if built else "gate per module") and told.problem == ""
         assert await rank.ran_freely() > 0.8
         for epoch, share in enumerate([0.5, 0.1, 1e-9, 0.0], 1):

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from plugins.facts import JobAttached
+from plugins.facts import JobHooked
 from tests.covey.agents import Agent
 from tests.covey.hooks.jax_jobs import NEEDS_JAX
 from tests.covey.hooks.plain_scripts import printed, trained
@@ -116,7 +116,7 @@ for at in range(60):
 
 
 def attached(agent: Agent) -> list[tuple[str, str]]:
-    return [(fact.to[:4], fact.problem) for fact in agent.facts if isinstance(fact, JobAttached)]
+    return [(fact.to[:4], fact.problem) for fact in agent.facts if isinstance(fact, JobHooked)]
 
 
 @pytest.mark.parametrize(

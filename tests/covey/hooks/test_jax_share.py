@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from covey.kernel.pages import GATES, RankLimits
-from plugins.facts import JobAttached, RankShares
+from plugins.facts import JobHooked, RankShares
 from tests.covey.agents import J1, Agent, lease
 from tests.covey.hooks.flag_lags import flag_follows
 from tests.covey.hooks.jax_jobs import NEEDS_JAX, TRAIN
@@ -72,7 +72,7 @@ async def test_a_jax_rank_gets_the_share_that_its_agent_says(agent: Agent, scrip
     """The rank is stopped between its calls, also when it queues many of them; it gets the whole time once no limit is
     in force any more. Reference: §3.1.2."""
     async with running(agent, script, head=PINNED + JAX) as rank:
-        told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
+        told = next(fact for fact in agent.facts if isinstance(fact, JobHooked))
         assert told.to.endswith("gate per jitted call, memory limit at start only") and told.problem == ""
         report = await rank.batches()
         assert GATES[report.gate] == "jitted call" and report.fixed
@@ -144,7 +144,7 @@ async def test_torch_and_jax_in_one_process_go_by_one_page_and_count_once(agent:
     async with running(agent, BOTH, head=PINNED + head, COVEY_GATE=str(gate_folder())) as rank:
         assert not [fact for fact in agent.facts if isinstance(fact, RankShares)], "its pages came once"
         assert len(agent.socket.peers(J1)) == 1
-        told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached)][-1]
+        told = [fact.to for fact in agent.facts if isinstance(fact, JobHooked)][-1]
         assert "gate per operator" in told and "gate per jitted call, memory limit at start only" in told
         await rank.batches()
         await asyncio.sleep(0.3)

@@ -11,8 +11,8 @@ import pytest
 from covey.core.ids import JobId
 from covey.hooks import SITE, bare, rank_of
 from covey.wire.frames import body_size, unpack
-from covey.wire.job import PROTOCOL, Attached, Join, decoder
-from plugins.facts import JobAttached
+from covey.wire.job import PROTOCOL, Hooked, Join, decoder
+from plugins.facts import JobHooked
 from tests.agent.here import until
 from tests.covey.agents import Agent
 
@@ -71,7 +71,7 @@ def test_a_torch_that_cannot_be_hooked_trains_all_the_same(tmp_path: Path) -> No
     [
         ({}, ""),
         ({"COVEY_SOCKET": ""}, "not part of a Covey job"),
-        ({"COVEY_ATTACH": "0"}, "--no-attach"),
+        ({"COVEY_HOOKS": "0"}, "--no-hooks"),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ""),
         ({"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}, ""),
         ({"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "another process of this rank"),
@@ -85,12 +85,12 @@ def test_one_process_of_a_rank_reports(changed: dict[str, str], why: str) -> Non
 def test_frames_written_by_hand_are_those_of_the_wire() -> None:
     frames = [
         bare.frame(type="Join", pid=5, job="j1", rank=3, epoch=2, token="t", protocol=PROTOCOL),
-        bare.frame(type="Attached", to="", problem="größer als nötig"),
+        bare.frame(type="Hooked", to="", problem="größer als nötig"),
     ]
     found = [unpack(frame[4:], decoder) for frame in frames]
     assert found == [
         Join(5, JobId("j1"), 3, 2, "t", protocol=PROTOCOL),
-        Attached("", "größer als nötig"),
+        Hooked("", "größer als nötig"),
     ]
     assert all(body_size(frame[:4]) == len(frame) - 4 for frame in frames) and bare.PROTOCOL == PROTOCOL
 
@@ -105,6 +105,6 @@ async def test_why_nothing_is_seen_reaches_the_agent(agent: Agent, monkeypatch: 
     for name, value in agent.environ().items():
         monkeypatch.setenv(name, value)
     assert await asyncio.to_thread(bare.report, "covey-job is not installed for python3.9")
-    await until(lambda: any(isinstance(fact, JobAttached) for fact in agent.facts))
-    told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
+    await until(lambda: any(isinstance(fact, JobHooked) for fact in agent.facts))
+    told = next(fact for fact in agent.facts if isinstance(fact, JobHooked))
     assert (told.rank, told.to, told.problem) == (1, "", "covey-job is not installed for python3.9")

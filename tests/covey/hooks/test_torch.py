@@ -2,7 +2,7 @@
 
 import pytest
 
-from plugins.facts import JobAttached, StepTimed
+from plugins.facts import JobHooked, StepTimed
 from tests.covey.agents import Agent
 from tests.covey.hooks import plain_scripts
 from tests.covey.hooks.plain_scripts import printed
@@ -162,7 +162,7 @@ async def test_a_mini_batch_is_a_step_however_it_is_written(
     assert [step.step for step in steps] == sorted({step.step for step in steps}), "each is told once"
     assert steps[-1].step == count - 1 and len(steps) >= count - 5
     assert all(0.02 < step.step_s < 30 and step.memory_bytes > 10 << 20 for step in steps)
-    attached = [fact for fact in agent.facts if isinstance(fact, JobAttached)]
+    attached = [fact for fact in agent.facts if isinstance(fact, JobHooked)]
     assert [(fact.to[:6], fact.problem) for fact in attached] == [("torch ", "")]
 
 

@@ -16,7 +16,7 @@ import pytest
 from chaos.world.world import World
 from covey.core.errors import Refused
 from covey.core.ids import JobId
-from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
+from covey.wire.job import Refusal, VolumeAt, VolumeComing, VolumeWanted
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.record import COPY, FILE, owner_file
@@ -74,7 +74,7 @@ class Process:
         self.said.append(frame)
 
 
-def asks(rack: MemoryRack, host: str, process: Process, frame: Attach) -> None:
+def asks(rack: MemoryRack, host: str, process: Process, frame: VolumeWanted) -> None:
     """Send a request without waiting for the answer."""
     service = rack.agents[host]
     rack.processes[host].spawn("frame", service.frame(cast(JobPeer, process), frame))
@@ -117,7 +117,7 @@ def without_its_record(rack: MemoryRack, *also: str) -> None:
 
 def said_to(rack: MemoryRack, uid: int) -> Any:
     process = Process(uid=uid)
-    rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("data", 128 << 10)))
+    rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), VolumeWanted("data", 128 << 10)))
     return process.said[-1]
 
 
@@ -163,7 +163,9 @@ def test_its_lenders_remember_it_when_its_slabs_are_gone(how: str) -> None:
             rack.attach("h1", "data", "128 KiB")
         assert refused.value.code == 4
         process = Process()
-        rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("data", 128 << 10, make="anew")))
+        rack.do(
+            "h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), VolumeWanted("data", 128 << 10, make="anew"))
+        )
         assert [type(frame) for frame in process.said] == [VolumeAt]
         rack.command("h1", "remove", volume="data")
         rack.attach("h1", "data", "128 KiB")  # the word was said once and for all
@@ -188,7 +190,7 @@ def test_a_host_that_is_alive_and_does_not_say_what_it_holds_is_named() -> None:
         loses_its_disk(rack, "h1")
         rack.world.network.cut([("h1", "h2"), ("h1", "h3")])
         process = Process()
-        asks(rack, "h1", process, Attach("data", 128 << 10))
+        asks(rack, "h1", process, VolumeWanted("data", 128 << 10))
         rack.until(lambda: bool(process.said) and isinstance(process.said[-1], Refusal), 30.0)
         assert process.said[0] == VolumeComing(
             "data", "h2, h3 has not said yet whether it holds pages of an earlier volume of this name"
@@ -204,7 +206,7 @@ def test_a_host_that_is_alive_and_does_not_say_what_it_holds_is_named() -> None:
 def test_one_that_must_exist_is_not_made() -> None:
     with a_rack(1) as rack:
         process = Process()
-        frame = Attach("data", 128 << 10, make="never")
+        frame = VolumeWanted("data", 128 << 10, make="never")
         rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
         (refusal,) = process.said
         assert (refusal.what, refusal.why) == (
@@ -234,7 +236,7 @@ def test_what_its_process_died_of_is_told_to_whoever_opens_it(program: str, monk
             each.signal(9)
         process = Process()
         rack.run(0.5)
-        asks(rack, "h1", process, Attach("data", 128 << 10))
+        asks(rack, "h1", process, VolumeWanted("data", 128 << 10))
         rack.until(lambda: bool(process.said) and isinstance(process.said[-1], Refusal), 40.0)
         refusal = process.said[-1]
         assert refusal.what == "volume data is not ready"
@@ -270,7 +272,7 @@ def test_who_opens_a_volume_waits_for_as_long_as_its_process_starts_and_hears_so
     with a_rack(1) as rack:
         rack.host("h1").load_s = 45.0
         process = Process()
-        asks(rack, "h1", process, Attach("data", 128 << 10))
+        asks(rack, "h1", process, VolumeWanted("data", 128 << 10))
         rack.run(40)
         assert {type(frame) for frame in process.said} == {VolumeComing}
         assert process.said[-1] == VolumeComing("data", "its process is still starting")
@@ -291,7 +293,7 @@ def test_nobody_is_waited_for_who_hung_up() -> None:
     with a_rack(1) as rack:
         rack.host("h1").load_s = 45.0
         process = Process()
-        asks(rack, "h1", process, Attach("data", 128 << 10))
+        asks(rack, "h1", process, VolumeWanted("data", 128 << 10))
         rack.run(5)
         process.gone, heard = True, len(process.said)
         rack.run(5)
@@ -304,7 +306,7 @@ def test_a_volume_without_a_disk_is_waited_for_while_its_places_are_found() -> N
         for host in ("h2", "h3"):
             rack.host(host).load_s = 30.0
         process = Process()
-        asks(rack, "h1", process, Attach("data", 256 << 10, mirror=2))
+        asks(rack, "h1", process, VolumeWanted("data", 256 << 10, mirror=2))
         rack.run(25)
         assert process.said[-1] == VolumeComing("data", "0 of 4 slabs have two hosts so far")
         rack.until(lambda: isinstance(process.said[-1], VolumeAt), 60.0)
@@ -318,17 +320,17 @@ def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words() -> None:
     with a_rack(1, settings) as rack:
         process = Process(JobId("j1"))
         for step in range(5):
-            frame = Attach(f"step-{step}", 64 << 10)
+            frame = VolumeWanted(f"step-{step}", 64 << 10)
             rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
         assert [type(frame) for frame in process.said] == [VolumeAt] * 3 + [Refusal] * 2
         assert process.said[-1].why == (
             "job j1 has 3 volumes on this host, and may have 3 (volumes_per_job_max in [memory])"
         )
         assert "one volume for many steps" in process.said[-1].next
-        rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("step-0", 64 << 10)))
+        rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), VolumeWanted("step-0", 64 << 10)))
         assert isinstance(process.said[-1], VolumeAt), "one that is there is opened"
         other = Process(JobId("j2"))
-        rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, other), Attach("of-another", 64 << 10)))
+        rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, other), VolumeWanted("of-another", 64 << 10)))
         assert isinstance(other.said[-1], VolumeAt)
         rack.attach("h1", "persons", "64 KiB")
         with pytest.raises(Refused, match="cannot open volume sixth") as refused:

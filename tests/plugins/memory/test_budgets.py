@@ -14,7 +14,7 @@ from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
 from covey.ports.probes import MemoryNow
 from covey.ports.streams import UNKNOWN_USER
-from covey.wire.job import Attach, Detach
+from covey.wire.job import RemoveVolume, VolumeWanted
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
 from plugins.memory.machine.borrowing.borrower import Borrower
@@ -81,7 +81,7 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
         service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1))
         for job, volume, size in ((JobId("j1"), "of-a-job", 128), (JobId("j1"), "more", 256), (None, "a-tool", 512)):
             peer = cast(JobPeer, SimpleNamespace(of_job=job, uid=1000, send=said.append))
-            rack.do("h1", partial(service.frame, peer, Attach(volume, size << 10)))
+            rack.do("h1", partial(service.frame, peer, VolumeWanted(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")
         assert (view.tenant, view.job) == ("ann", "j1")
@@ -97,7 +97,7 @@ def test_a_process_whose_user_is_not_known_makes_no_volume_and_ends_none() -> No
         for uid in (UNKNOWN_USER, -1):
             said = list[Any]()
             peer = cast(JobPeer, SimpleNamespace(of_job=None, uid=uid, send=said.append))
-            for frame in (Attach("new", 64 << 10), Attach("ours", 64 << 10), Detach("ours")):
+            for frame in (VolumeWanted("new", 64 << 10), VolumeWanted("ours", 64 << 10), RemoveVolume("ours")):
                 rack.do("h1", partial(service.frame, peer, frame))
             assert [(each.what, each.why.partition(" of this host")[2]) for each in said] == [
                 ("cannot open volume new", " does not tell which user's process asks"),

@@ -387,7 +387,7 @@ def test_a_move_that_a_restart_cut_short_is_finished() -> None:
 def test_detaching_gives_everything_back() -> None:
     tale = Tale()
     lender, epoch = tale.mapped()
-    assert sent(tale.tell(b.VolumeDetached("v")), Done) == [(lender, Done("v", 0, epoch))]
+    assert sent(tale.tell(b.VolumeForgotten("v")), Done) == [(lender, Done("v", 0, epoch))]
     assert tale.machine.volumes == {}
 
 

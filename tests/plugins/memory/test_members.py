@@ -32,7 +32,7 @@ class Members(Tale):
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(slabs=2, seed=seed)
-        self.tell(b.VolumeDetached("v"))
+        self.tell(b.VolumeForgotten("v"))
         self.tell(b.VolumeFound("v", 1, SLAB, PAGE, (), 2))
 
     def place(self, seconds: Sequence[Any]) -> tuple[HostId, int]:

@@ -18,7 +18,7 @@ from covey.core.events import Heard, LogEvent
 from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
 from covey.ports.probes import MemoryNow
-from covey.wire.job import Attach
+from covey.wire.job import VolumeWanted
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer
 from plugins.facts import HostView, JobPlaced, JobUnplaced, LentNow
@@ -340,7 +340,7 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
         service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1, 192 << 10))
         job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=said.append))
         for volume, size in (("one", 128), ("two", 128), ("three", 64)):
-            rack.do("h1", partial(service.frame, job, Attach(volume, size << 10)))
+            rack.do("h1", partial(service.frame, job, VolumeWanted(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         assert (said[1].what, said[1].why) == (
             "cannot open volume two",
@@ -361,7 +361,7 @@ def test_a_volume_that_was_opened_before_its_job_was_known_counts_once_it_is() -
     """The volume counts here, at its lender, and after a restart of the agent, which is not told of the job again."""
     with a_rack(2) as rack:
         job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=list[Any]().append))
-        rack.do("h1", partial(rack.agents["h1"].frame, job, Attach("early", 128 << 10)))
+        rack.do("h1", partial(rack.agents["h1"].frame, job, VolumeWanted("early", 128 << 10)))
         rack.agents["h1"].on_fact(JobPlaced(JobId("j2"), 1, "bob", 1, (), 1, 0))
         keep_hot(rack, "h1", "early", 2)
         assert [view.tenant for view in rack.command("h1", "volumes")] == [""]

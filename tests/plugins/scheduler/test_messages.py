@@ -41,7 +41,7 @@ GOOD: dict[str, Any] = {
     "gpu_memory": 8 << 30,
     "remote_memory": 16 << 30,
     "bind_gpus": True,
-    "attach": False,
+    "hooks": False,
 }
 
 
@@ -97,7 +97,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, attach, bind_gpus, class, cwd")
+    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cwd, env")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from agent.jobs.socket.jobs_socket import BOUNDARY_MAX, PROBLEM_MAX, SECONDS_MAX, STEP_MAX
 from covey.core.ids import HostId, JobId
-from plugins.facts import JobAttached, StepTimed, StepTiming
+from plugins.facts import JobHooked, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import Attained, Command, RanksReported
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.service.ranks import step_times
@@ -38,10 +38,10 @@ def test_a_step_that_comes_late_is_not_the_newest() -> None:
 def test_a_later_start_begins_anew_and_one_that_is_over_is_forgotten() -> None:
     times = StepTimes()
     times.stepped(timed(9, epoch=1))
-    times.attached(JobAttached(J1, 2, 0, "torch 2.13.0", ""))
-    times.attached(JobAttached(J1, 2, 1, "", "covey-job is not installed"))
+    times.hooked(JobHooked(J1, 2, 0, "torch 2.13.0", ""))
+    times.hooked(JobHooked(J1, 2, 1, "", "covey-job is not installed"))
     assert times.newest_epoch(J1) == 2 and times.of(J1, 2).step is None
-    assert times.of(J1, 2).attached == {0: "torch 2.13.0", 1: "covey-job is not installed"}
+    assert times.of(J1, 2).hooked == {0: "torch 2.13.0", 1: "covey-job is not installed"}
     times.forget(J1, 2)
     assert times.newest_epoch(J1) == 1 and times.newest_epoch(JobId("j2")) == 0
 
@@ -62,11 +62,11 @@ def test_the_largest_figures_that_a_script_may_say_pass_every_message() -> None:
     )
     for _ in range(STEPS_ENOUGH):
         times.stepped(largest)
-    times.attached(JobAttached(J1, 1, 0, "", "p" * PROBLEM_MAX))
+    times.hooked(JobHooked(J1, 1, 0, "", "p" * PROBLEM_MAX))
     steps, host = times.of(J1, 1), HostId("h1")
     ended = RanksReported(wall_s=0.0, job=J1, epoch=1, host=host, codes={}, step=steps.step, step_s=steps.step_s())
     attained = Attained(wall_s=0.0, host=host, service_gpu_s={}, steps=times.news({J1: 1}))
     for command in (ended, attained):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
-    answer = JobNowAnswer(1, {}, steps.step, {}, timing=steps.timing(), attached=steps.attached)
+    answer = JobNowAnswer(1, {}, steps.step, {}, timing=steps.timing(), hooked=steps.hooked)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=JobNowAnswer) == answer

@@ -36,7 +36,7 @@ from plugins.memory.machine.borrowing.events import (
     SlabFailed,
     SlabNotOpened,
     SlabOpened,
-    VolumeDetached,
+    VolumeForgotten,
     VolumeFound,
 )
 from plugins.memory.machine.borrowing.leaving import (
@@ -118,8 +118,8 @@ class Borrower:
                 return self._second_passed(event, now_s)
             case VolumeFound():
                 return self._volume_found(event, now_s)
-            case VolumeDetached():
-                return self._volume_detached(event.volume)
+            case VolumeForgotten():
+                return self._volume_forgotten(event.volume)
             case LenderLost():
                 return self._host_lost(event.host)
             case Heard():
@@ -504,7 +504,7 @@ class Borrower:
             actions += reconcile(slab, found)
         return actions
 
-    def _volume_detached(self, name: str) -> Actions:
+    def _volume_forgotten(self, name: str) -> Actions:
         self.awaited.discard(name)
         volume = self.volumes.pop(name, None)
         return [] if volume is None else [action for slab in volume.slabs for action in given_back(slab)]

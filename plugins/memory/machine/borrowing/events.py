@@ -37,7 +37,7 @@ class VolumeFound(msgspec.Struct, frozen=True):
     job: str = ""
 
 
-class VolumeDetached(msgspec.Struct, frozen=True):
+class VolumeForgotten(msgspec.Struct, frozen=True):
     volume: str
 
 
@@ -87,7 +87,7 @@ class GraceOver(BorrowedSlabEvent, frozen=True):
 
 OfSlab = SlabOpened | SlabNotOpened | SlabCopied | SlabFailed | SlabClosed | SearchOver | GraceOver
 """Events about one slab."""
-BorrowerEvent = BorrowerTick | VolumeFound | VolumeDetached | LenderLost | Heard | Undelivered | OfSlab
+BorrowerEvent = BorrowerTick | VolumeFound | VolumeForgotten | LenderLost | Heard | Undelivered | OfSlab
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         attempt=job.tally.attempt,
         grace_s=job.spec.grace_s,
         bind_gpus=job.spec.bind_gpus or _on_instances(job),
-        attach=job.spec.attach,
+        hooks=job.spec.hooks,
         since=place.since,
         spares=job.spec.spares if job.spec.on_lost == "heal" else 0,
         may_heal=job.spec.on_lost == "heal",

@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from covey.core.ids import JobId
-from plugins.facts import JobAttached, StepTimed, StepTiming
+from plugins.facts import JobHooked, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import JobSteps
 
 JOBS_MAX = 2000
@@ -33,7 +33,7 @@ class GrantSteps:
         self.boundary = ""
         self.memory_bytes: dict[int, int] = {}
         """Device memory of each rank, bytes."""
-        self.attached: dict[int, str] = {}
+        self.hooked: dict[int, str] = {}
         """What sees each rank's steps, or why nothing does."""
         self._timed: deque[_Timed] = deque(maxlen=STEPS_TIMED)
 
@@ -82,8 +82,8 @@ class StepTimes:
     def stepped(self, fact: StepTimed) -> None:
         self._grant(fact.job, fact.epoch).stepped(fact)
 
-    def attached(self, fact: JobAttached) -> None:
-        self._grant(fact.job, fact.epoch).attached[fact.rank] = fact.problem or fact.to
+    def hooked(self, fact: JobHooked) -> None:
+        self._grant(fact.job, fact.epoch).hooked[fact.rank] = fact.problem or fact.to
 
     def forget(self, job: JobId, epoch: int) -> None:
         self._grants.pop((job, epoch), None)

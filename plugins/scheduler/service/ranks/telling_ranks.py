@@ -81,7 +81,7 @@ class TellingRanks:
             aggregator=sums.aggregator if sums is not None and sums.epoch == epoch else None,
             kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
             timing=steps.timing(),
-            attached=dict(steps.attached),
+            hooked=dict(steps.hooked),
             joined=any(peer.epoch == epoch for peer in self.host.peers(job)),
             reports=steps.step is not None or job in self.tensors or job in self.seen,
         )
