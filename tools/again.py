@@ -100,7 +100,7 @@ def read(path: Path) -> list[Run]:
         return []
     except (OSError, ValueError, AttributeError) as error:
         why = str(error)
-    print(f"again: {path} cannot be read ({why}): nothing is known of earlier runs", file=sys.stderr)
+    print(f"again: {path} cannot be read ({why}): nothing is known about earlier runs", file=sys.stderr)
     return []
 
 
