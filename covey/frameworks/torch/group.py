@@ -238,9 +238,10 @@ def _not_attached(kind: str) -> None:
 
 
 def _is_of_ddp() -> bool:
-    """Whether DistributedDataParallel itself calls, not the script or a module in a forward pass."""
+    """Whether DistributedDataParallel itself calls, not the script, a module in a forward pass, or a backward pass,
+    which in autograd's thread of a device has no frame of Python above."""
     inside = (dist.__path__[0], of_ddp.__file__, __file__)
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         if frame.f_code.co_filename == of_ddp.__file__:
             return True

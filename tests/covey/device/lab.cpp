@@ -307,10 +307,12 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (from.numel() == 0) return to;
   bool comes = to.device().type() == LAB, goes = from.device().type() == LAB;
   c10::Stream stream = current((comes ? to : from).device());
+  bool between = comes && goes && to.device() != from.device();
+  if (between) finish(current(from.device()));
   at::Tensor source = goes || (non_blocking && is_pinned(from.data_ptr())) ? within(from) : from.clone();
   at::Tensor target = within(to);
   put(stream, nullptr, [source, target]() mutable { target.copy_(source.expand_as(target)); });
-  if (!comes && !(non_blocking && is_pinned(to.data_ptr()))) finish(stream);
+  if (between || (!comes && !(non_blocking && is_pinned(to.data_ptr())))) finish(stream);
   return to;
 }
 
