@@ -92,8 +92,9 @@ def attach(
     the first step, after a checkpoint.
 
     Gradients may be in host memory or on accelerators, also on several. TypeError, naming the parameter, where they are
-    elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or other ranks than the job (torchrun's); CoveyError where ranks cannot be
-    replaced. Errors of `push_pull` are raised by the backward pass."""
+    elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or
+    other ranks than the job (torchrun's); CoveyError where ranks cannot be replaced. Errors of `push_pull` are raised
+    by the backward pass."""
     global _models
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer, job = None, optimizer

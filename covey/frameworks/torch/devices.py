@@ -35,14 +35,25 @@ NOT_AVERAGED = "gradients were not averaged"
 Say = Callable[[str], None]
 
 
+def accelerator_type() -> str | None:
+    """Type of the devices that this PyTorch computes on besides the CPU; None when there are none."""
+    accelerator = getattr(torch, "accelerator", None)
+    found = accelerator.current_accelerator() if accelerator is not None else None
+    return None if found is None else str(found.type)
+
+
+def devices_of(module: Any) -> list[Any]:
+    """The accelerators that this model's parameters and buffers are on, in their order."""
+    found = [each.device for each in (*module.parameters(), *module.buffers())]
+    return list(dict.fromkeys(device for device in found if device.type != "cpu"))
+
+
 def why_not(device: Any) -> str:
     """The reason why tensors on this device cannot be copied to host memory; empty when they can."""
     if device.type == "cpu":
         return ""
-    accelerator = getattr(torch, "accelerator", None)
-    found = accelerator.current_accelerator() if accelerator is not None else None
-    if found is None or found.type != device.type:
-        return f"this PyTorch's accelerator is {found.type if found is not None else 'not known'}"
+    if (found := accelerator_type()) != device.type:
+        return f"this PyTorch's accelerator is {found or 'not known'}"
     return "" if hasattr(torch.Stream, "__enter__") else f"PyTorch {torch.__version__} has no streams of {device.type}"
 
 
@@ -236,10 +247,18 @@ class DeviceReads:
                 event = self._ready[device] = torch.Event(device=device)
                 event.record(torch.accelerator.current_stream(device))
 
+    def check(self, what: str, tensor: Any) -> None:
+        """CoveyError where the tensor cannot be read."""
+        if not in_host_memory(tensor) and tensor.device not in self._ready:
+            there = ", ".join(map(str, self._ready)) or "host memory alone"
+            why = f"{what} is on {tensor.device}, and the model uses {there}"
+            raise CoveyError("this training cannot be given to another process", why, "move it to one of these")
+
     def read(self, what: str, tensor: Any) -> Any:
-        """The tensor in host memory: itself where it is there. CoveyError as of `wait_until`."""
+        """The tensor in host memory: itself where it is there. CoveyError as of `check` and `wait_until`."""
         if in_host_memory(tensor):
             return tensor.detach()
+        self.check(what, tensor)
         device = tensor.device
         wait_until(self._ready[device], what, self._say)
         if device not in _reading:

@@ -19,7 +19,7 @@ STEPS = 4
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
-class Layers(torch.nn.Module):
+class Layers(torch.nn.Module):  # type: ignore[misc]
     """Some layers; `split`: the second half of them is on another device."""
 
     def __init__(self, kind: str, devices: list[torch.device]) -> None:

@@ -87,7 +87,7 @@ def _module(torch: Any, native: ctypes.CDLL) -> types.ModuleType:
 
     def index(device: Any = None) -> int:
         found = device if isinstance(device, int) else None if device is None else torch.device(device).index
-        return native.lab_device() if found is None else found
+        return int(native.lab_device() if found is None else found)
 
     def seed_all(seed: int) -> None:
         for each in module.generators:
@@ -104,7 +104,8 @@ def _module(torch: Any, native: ctypes.CDLL) -> types.ModuleType:
     module.get_rng_state = lambda device=None: module.generators[index(device)].get_state()
     module.set_rng_state = lambda state, device=None: module.generators[index(device)].set_state(state)
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
-    return module
+    made: types.ModuleType = module
+    return made
 
 
 def _draws(torch: Any, generators: list[Any]) -> Any:
