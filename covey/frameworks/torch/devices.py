@@ -192,6 +192,10 @@ class DeviceBuckets:
         self._going.put(_Down(what, came, host, copied, up))
         return future
 
+    def stream_of(self, device: Any) -> Any:
+        """The stream on which buckets of this device are copied."""
+        return (self._lanes.get(device) or self._lane(device)).stream
+
     def _lane(self, device: Any) -> _Lane:
         lane = self._lanes[device] = _Lane(torch.Stream(device=device), {})
         return lane

@@ -100,12 +100,13 @@ struct PinnedAllocator final : c10::Allocator {
     bytes = rounded(bytes ? bytes : 1);
     TORCH_CHECK(pinned_refused_above < 0 || long(bytes) <= pinned_refused_above, "lab: cannot pin ", bytes, " bytes");
     char* at;
+    pinned_made++;
     if (auto found = free_pinned.find(bytes); found != free_pinned.end()) {
       at = found->second;
       free_pinned.erase(found);
     } else {
       at = static_cast<char*>(aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-      pinned.emplace(at, bytes), pinned_made++;
+      pinned.emplace(at, bytes);
     }
     return {at, at, &free_host, c10::Device(c10::DeviceType::CPU)};
   }

@@ -164,7 +164,7 @@ def waiting(stream: Any) -> int:
 
 
 def pinned_made() -> int:
-    """How often memory was pinned that was not pinned before."""
+    """How often somebody asked for pinned memory."""
     return int(load().lab_pinned_made())
 
 
