@@ -74,8 +74,12 @@ def model_of(of: RankOfTest) -> Any:
 
 
 def device_of(of: RankOfTest) -> torch.device:
-    """The device of a rank: `lab-..` kinds train on the laboratory device, a successor on another one of the host."""
-    return torch.device(f"lab:{(of.rank + of.incarnation) % 2}" if of.kind.startswith("lab") else "cpu")
+    """The device of a rank: `lab-..` kinds train on the laboratory device and `cuda-..` kinds on a GPU, a successor on
+    another one of the host where there are several."""
+    device = of.kind.partition("-")[0]
+    if device not in ("lab", "cuda"):
+        return torch.device("cpu")
+    return torch.device(device, (of.rank + of.incarnation) % torch.get_device_module(device).device_count())
 
 
 def told(*words: Any) -> None:
@@ -133,7 +137,7 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
 def by_steps(of: RankOfTest, job: Any) -> Any:
     """A training with momentum, several batches a step (no_sync but for the last), and a scaler that skips steps."""
     model, samples = model_of(of), Samples()
-    ddp = DistributedDataParallel(model, find_unused_parameters=device_of(of).type == "lab")
+    ddp = DistributedDataParallel(model, find_unused_parameters=device_of(of).type != "cpu")
     optimizer: Any = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.9)
     scaler = torch.amp.GradScaler(device_of(of).type, init_scale=4.0, growth_interval=3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, of.steps)
@@ -161,7 +165,7 @@ def by_steps(of: RankOfTest, job: Any) -> Any:
 def train(of: RankOfTest, at: AggregatorAt) -> None:
     job: Any = PlayedJob(of, at)
     covey.torch.init_process_group(job)
-    model = (by_steps if of.kind in ("steps", "lab-steps") else by_epochs)(of, job)
+    model = (by_steps if of.kind.endswith("steps") else by_epochs)(of, job)
     ranks = torch.tensor([of.rank + (5 << 40)], dtype=torch.int64)
     torch.distributed.all_reduce(ranks)
     told("sum", ranks.item())

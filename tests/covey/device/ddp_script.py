@@ -1,6 +1,9 @@
 """One rank of a DDP training whose gradients Covey averages, on the CPU, the laboratory device, or CUDA.
 
-    ddp_script.py RANK RANKS DEVICE GROUP KINDS         GROUP: covey, or another backend with a store's path: gloo=PATH
+    ddp_script.py RANK RANKS DEVICE GROUP KINDS
+
+GROUP is `covey`, or another backend with the path of its store, `gloo=PATH`, with which DDP averages by itself; with
+`covey+gloo=PATH` Covey does. On CUDA ranks share the GPUs that are there.
 
 Lines on stdin are `EPOCH ADDRESS` of the aggregator. For each kind it prints a checksum of what was learnt.
 """
@@ -90,13 +93,22 @@ def main(rank: int, ranks: int, device: str, group: str, kinds: str) -> None:
 
     threading.Thread(target=moved, daemon=True).start()
     job: Any = SimpleNamespace(tensors=client, rank=rank, world_size=ranks)
-    backend, _, store = group.partition("=")
+    by_covey = group.startswith("covey")
+    backend, _, store = group.removeprefix("covey+").partition("=")
+    if device == "cuda":
+        device = f"cuda:{rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
     if backend == "covey":
         covey.torch.init_process_group(job)
     else:
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+    def attach(ddp: Any) -> None:
+        if by_covey:
+            covey.torch.attach(ddp, job)
+
     for kind in kinds.split(","):
-        print("sha256", kind, learnt(kind, rank, device, lambda ddp: covey.torch.attach(ddp, job)), flush=True)
+        print("sha256", kind, learnt(kind, rank, device, attach), flush=True)
     if device.startswith("lab"):
         print("devices waited for", lab.synchronized_devices(), "pinned", lab.pinned_made(), flush=True)
     if backend != "covey":
