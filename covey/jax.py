@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from covey.frameworks.jax.places import check_place, come_down, put_back
 from covey.frameworks.jax.state import HealedTree, healed
 from covey.job.client import JOIN_S, of_process
 from covey.tensors.numbers.arrays import Array
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
     """The sum of this tree of arrays over all ranks, with the same structure, shapes and types. Every rank calls it
     equally often and with the same `name`; two different trees must not share a name. `job`: this rank's job; without
-    it, the one of `covey.join()`, made if there is none. The rank computes on one device. A jitted step may still call
-    back when its call has returned: wait for its results (`jax.block_until_ready`) before the job is left.
+    it, the one of `covey.join()`, made if there is none. The rank computes on one device, and results are there. A
+    jitted step may still call back when its call has returned: wait for its results (`jax.block_until_ready`) before
+    the job is left.
 
-    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16. Errors of
-    `TensorClient.push_pull` are raised unchanged; inside `jit`, JAX raises them as errors of a callback."""
+    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16, or is on several devices.
+    Errors of `TensorClient.push_pull` are raised unchanged; inside `jit`, JAX raises them as errors of a callback."""
     return _summed(tree, name, job, False)
 
 
@@ -72,7 +74,10 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         results = _called_back.bind(*leaves, call=summed)
     else:
-        results = [jax.numpy.asarray(array) for array in summed(*leaves)]
+        for each, leaf in zip(names, leaves, strict=True):
+            check_place(each, leaf)
+        come_down(leaves)
+        results = [put_back(array, leaf) for array, leaf in zip(summed(*leaves), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, results)
 
 

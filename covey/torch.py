@@ -6,7 +6,8 @@
 and none where the job was submitted with `agentctl submit --aggregate`.
 
 DDP hands its buckets over one by one while the backward pass still computes. Each is a round of `covey.job.tensors`, in
-the bucket's own memory, which DDP waits for only at the end of the pass:
+the bucket's own memory, which DDP waits for only at the end of the pass; buckets on an accelerator come to host memory
+and go back on a stream of their own (`covey.frameworks.torch.devices`):
 
     script's thread   hook(bucket 0) -- push -->     hook(bucket 1) -- push -->  ...   DDP waits for the futures
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
@@ -28,15 +29,17 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.distributed import GradBucket
 
+from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model
 from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
-from covey.frameworks.torch.types import TYPES, bits, check_gradients
+from covey.frameworks.torch.types import TYPES, bits, in_host_memory
 from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
 
@@ -88,16 +91,15 @@ def attach(
     load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
     the first step, after a checkpoint.
 
-    TypeError, naming the parameter, where gradients are not in the host's memory with a type in TYPES; RuntimeError
-    where the model has a communication hook, or other ranks than the job (torchrun's); CoveyError where ranks cannot be
-    replaced. Errors of `push_pull` are raised by the backward pass."""
+    Gradients may be in host memory or on accelerators, also on several. TypeError, naming the parameter, where they are
+    elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or
+    other ranks than the job (torchrun's); CoveyError where ranks cannot be replaced. Errors of `push_pull` are raised
+    by the backward pass."""
     global _models
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer, job = None, optimizer
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.requires_grad:
-            check_gradients(name, parameter)
+    check_model(ddp.module)
     found = job if job is not None else of_process()
     if job is None:
         found.wait_joined(JOIN_S)
@@ -127,16 +129,24 @@ class Buckets:
         """`names` maps the id of a parameter to its name."""
         self._tensors, self._parameters, self._prefix, self._ends = tensors, names, prefix, ends
         self._names: dict[tuple[int, ...], str] = {}
+        self._devices = DeviceBuckets(tensors.tell)
 
     def average(self, bucket: Any) -> Any:
         """Begin the bucket's round; returns the future of its gradients."""
-        future, gradients = torch.futures.Future(), bucket.buffer()
-        name = self._name(bucket.parameters())
+        gradients, parameters = bucket.buffer(), bucket.parameters()
+        name = self._name(parameters)
         check_gradients(name, gradients)
+        if not in_host_memory(gradients):
+            return self._devices.take(name, parameters, gradients, partial(self._push, name))
+        future = torch.futures.Future()
+        self._push(name, gradients, future)
+        return future
+
+    def _push(self, name: str, gradients: Any, future: Any) -> None:
+        """Push gradients that are in host memory; the average replaces them."""
         array = bits(gradients).numpy()
         handle = self._tensors.push(name, array, out=array, mean=True, type=TYPES[gradients.dtype])
         self._ends.end(handle.wait, gradients, future)
-        return future
 
     def _name(self, parameters: list[Any]) -> str:
         """The tensor name of the bucket with these parameters: the same on every rank, and after a restart."""

@@ -69,7 +69,17 @@ def model_of(of: RankOfTest) -> Any:
     torch.manual_seed(of.rank if of.kind == "unlike" else 7)
     layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3)]
     more = [torch.nn.Linear(16, 16) for _ in range(3)]
-    return torch.nn.Sequential(*layers, *more, torch.nn.Linear(16, 2 if of.kind == "other" and of.incarnation else 1))
+    last = torch.nn.Linear(16, 2 if of.kind == "other" and of.incarnation else 1)
+    return torch.nn.Sequential(*layers, *more, last).to(device_of(of))
+
+
+def device_of(of: RankOfTest) -> torch.device:
+    """The device of a rank: `lab-..` kinds train on the laboratory device and `cuda-..` kinds on a GPU, a successor on
+    another one of the host where there are several."""
+    device = of.kind.partition("-")[0]
+    if device not in ("lab", "cuda"):
+        return torch.device("cpu")
+    return torch.device(device, (of.rank + of.incarnation) % torch.get_device_module(device).device_count())
 
 
 def told(*words: Any) -> None:
@@ -79,7 +89,7 @@ def told(*words: Any) -> None:
 def checksum(model: Any) -> str:
     whole = hashlib.sha256()
     for name, each in sorted(model.state_dict().items()):
-        whole.update(name.encode() + each.reshape(-1).view(torch.uint8).numpy().tobytes())
+        whole.update(name.encode() + each.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
 
 
@@ -110,7 +120,7 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
         for inputs, numbers in loader:
             told("takes", state.next_step, *numbers.tolist())
             optimizer.zero_grad()
-            loss = ddp(inputs).square().mean() * (1 + torch.rand(()))
+            loss = ddp(inputs.to(device_of(of))).square().mean() * (1 + torch.rand(()))
             loss.backward()
             if of.kind == "draws":
                 torch.rand(1)
@@ -127,9 +137,9 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
 def by_steps(of: RankOfTest, job: Any) -> Any:
     """A training with momentum, several batches a step (no_sync but for the last), and a scaler that skips steps."""
     model, samples = model_of(of), Samples()
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, find_unused_parameters=device_of(of).type != "cpu")
     optimizer: Any = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    scaler = torch.amp.GradScaler(device_of(of).type, init_scale=4.0, growth_interval=3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, of.steps)
     seeded(of)
     sampler = covey.torch.StepSampler(SIZE, BATCH, per_step=PARTS)
@@ -143,7 +153,7 @@ def by_steps(of: RankOfTest, job: Any) -> Any:
             inputs = torch.stack([samples[at][0] for at in chosen[part]])
             with contextlib.nullcontext() if part == PARTS - 1 else ddp.no_sync():
                 spoilt = float("inf") if step % 5 == 2 and of.rank == 1 else 1.0
-                scaler.scale(ddp(inputs).square().mean() * spoilt).backward()
+                scaler.scale(ddp(inputs.to(device_of(of))).square().mean() * spoilt).backward()
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
@@ -155,7 +165,7 @@ def by_steps(of: RankOfTest, job: Any) -> Any:
 def train(of: RankOfTest, at: AggregatorAt) -> None:
     job: Any = PlayedJob(of, at)
     covey.torch.init_process_group(job)
-    model = (by_steps if of.kind == "steps" else by_epochs)(of, job)
+    model = (by_steps if of.kind.endswith("steps") else by_epochs)(of, job)
     ranks = torch.tensor([of.rank + (5 << 40)], dtype=torch.int64)
     torch.distributed.all_reduce(ranks)
     told("sum", ranks.item())
@@ -169,6 +179,10 @@ def forked(line: str) -> None:
     if pid:
         told("began", pid)
         return
+    if kind.startswith("lab"):
+        from tests.covey.device import lab
+
+        lab.load()
     to = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(to, 1)
     os.dup2(to, 2)

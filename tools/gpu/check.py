@@ -75,11 +75,14 @@ def tested(name: str, *words: str, **more: Any) -> Part:
 
 ON_CORES = ("-n", "4", "--dist", "loadgroup")
 """Options with which parts run that only need other versions of PyTorch and JAX than the gate has."""
+GRADIENT_TESTS = "tests/covey/device/test_cuda.py"
 GPU_TESTS = "tests/covey/hooks/test_gpu.py"
 PARTS = (
     Part("gate", ("{python}", "-m", "covey.hooks.gate.build"), needs_gpu=False),
     tested("driver", "-m", "gpu", "tests/agent/ports/devices/test_nvml.py"),
     tested("rack", "-m", "gpu", "tests/rack/test_gpu.py"),
+    tested("gradients", "-m", "gpu", GRADIENT_TESTS, "-k", "bits_of"),
+    tested("healing", "-m", "gpu", GRADIENT_TESTS, "-k", "killed"),
     tested("memory-bits", "-m", "gpu", GPU_TESTS, "-k", "same_bits"),
     tested("memory-spill", "-m", "gpu", GPU_TESTS, "-k", "lands_in_host_memory"),
     tested("memory-graphs", "-m", "gpu", GPU_TESTS, "-k", "graphs"),
@@ -89,6 +92,7 @@ PARTS = (
     Part("antman-small", ("{python}", "bench/device_memory.py", "--gib", "4", "--to", "0.5", "--rounds", "3")),
     Part("antman", ("{python}", "bench/device_memory.py")),
     tested("rack-cores", "tests/rack/test_gpu.py", "-k", "cpu", needs_gpu=False, environ={"COVEY_LONG": "1"}),
+    tested("gradients-lab", "tests/covey/device", "-m", "not gpu", "-k", "not killed", needs_gpu=False),
     tested("gate-rules", *ON_CORES, "tests/covey/hooks/test_gate.py", needs_gpu=False),
     tested("hooks", *ON_CORES, "tests/covey/hooks/test_torch.py", needs_gpu=False),
     tested("hooks-jax", *ON_CORES, "tests/covey/hooks/test_jax.py", needs_gpu=False),

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from covey.core.errors import CoveyError
+from covey.frameworks.jax.places import check_place, come_down, put_back
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.state_pieces import CANNOT, SAME
 from covey.tensors.numbers.arrays import Array
@@ -81,6 +82,7 @@ class HealedTree:
         if made != self._made:
             what, why = "the structure of this training's state has changed", _difference(made, self._made)
             raise CoveyError(what, why, "keep the structure, shapes and types that were given to covey.jax.state")
+        come_down(leaf for _, leaf in _named(self.tree) if not _kind(leaf).is_key)
         found = {name: _stored(leaf) for name, leaf in _named(self.tree)}
         return found | {MADE: np.frombuffer(json.dumps(made).encode(), np.uint8)}
 
@@ -124,7 +126,9 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _made(tree: Any) -> dict[str, str]:
-    """A description of each leaf, by name."""
+    """A description of each leaf, by name. TypeError where one is on several devices."""
+    for name, leaf in _named(tree):
+        check_place(name, leaf)
     return {name: _words(leaf) for name, leaf in _named(tree)}
 
 
@@ -159,11 +163,11 @@ def _restored(array: Array, like: Any) -> Any:
     """The leaf that `_stored` was given; it must be `like` this one."""
     kind = _kind(like)
     if kind.is_key:
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(like))
+        return jax.random.wrap_key_data(put_back(array, jax.random.key_data(like)), impl=jax.random.key_impl(like))
     if not kind.is_array:
         return type(like)(array.item())
     whole = array.view(like.dtype).reshape(like.shape)
-    return jax.numpy.asarray(whole) if isinstance(like, jax.Array) else whole
+    return put_back(whole, like) if isinstance(like, jax.Array) else whole
 
 
 def _packed(array: Array) -> str:

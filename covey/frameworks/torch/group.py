@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch.nn.parallel import distributed as of_ddp
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.types import TYPES, array_of_tensor, fill, halves_count, halves_of
+from covey.frameworks.torch.devices import accelerator_type
+from covey.frameworks.torch.types import TYPES, array_of_tensor, fill, halves_count, halves_of, on_host
 from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import Array
@@ -181,7 +182,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _counted(self, kind: str, tensor: Any) -> Callable[[], Any]:
         """Sum integers exactly, in two halves."""
-        whole = tensor.detach().to(torch.int64).reshape(-1).numpy()
+        whole = on_host(tensor).to(torch.int64).reshape(-1).numpy()
         pulled = self._begun(kind, tensor, np.concatenate([whole >> 32, whole & LOW]).astype(np.float64))
 
         def found() -> Any:
@@ -226,7 +227,7 @@ def _made(store: Any, rank: int, size: int, timeout: Any) -> TensorsGroup:
     return TensorsGroup(rank, size)
 
 
-dist.Backend.register_backend(BACKEND, _made, devices=["cpu"])
+dist.Backend.register_backend(BACKEND, _made, devices=sorted({"cpu", "cuda", accelerator_type() or "cpu"}))
 
 
 def _not_attached(kind: str) -> None:
@@ -238,9 +239,10 @@ def _not_attached(kind: str) -> None:
 
 
 def _is_of_ddp() -> bool:
-    """Whether DistributedDataParallel itself calls, not the script or a module in a forward pass."""
+    """Whether DistributedDataParallel itself calls, not the script, a module in a forward pass, or a backward pass,
+    which in autograd's thread of a device has no frame of Python above."""
     inside = (dist.__path__[0], of_ddp.__file__, __file__)
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         if frame.f_code.co_filename == of_ddp.__file__:
             return True

@@ -30,11 +30,12 @@ import numpy as np
 import torch
 
 from covey.core.errors import CoveyError
+from covey.frameworks.torch.devices import DeviceBuckets, DeviceReads, devices_of
 from covey.frameworks.torch.gradients import CANNOT_HEAL, Gradients
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
 from covey.frameworks.torch.state import TrainingState
-from covey.frameworks.torch.types import fill, halves_count, halves_of
+from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.owns import JsonText
 from covey.job.tensors import TensorHandle
@@ -95,6 +96,11 @@ class HealedTraining:
         self._is_over = False
         named = [(name, each) for name, each in ddp.module.named_parameters() if each.requires_grad]
         self._gradients = Gradients(job.tensors, named, ends.end)
+        self._devices = devices_of(ddp.module)
+        self._names = {id(each): name for name, each in named}
+        self._buckets = DeviceBuckets(job.tensors.tell)
+        self._own_of_step: JsonText | None = None
+        """This rank's own state, taken in the backward pass by the thread that computes; another thread pushes it."""
 
     # ---- for the script ----
 
@@ -117,7 +123,7 @@ class HealedTraining:
         """End the step, where no loop or forward pass does. Errors as of `steps`."""
         self._finish_buffers()
         self._state.done()
-        self._drawn, self._at = None, Phase.IN_STEP
+        self._drawn, self._own_of_step, self._at = None, None, Phase.IN_STEP
         self._gradients.step_begins()
         self._group.step_begins()
 
@@ -163,7 +169,7 @@ class HealedTraining:
         self._contents.load(arrays)
         if own is not None and self._contents.first is not None:
             self._own = own
-            set_generators(own["generators"])
+            set_generators(own["generators"], self._devices)
             if own["data"] is not None:
                 self._data.load_state_dict(own["data"])
 
@@ -172,7 +178,7 @@ class HealedTraining:
         if self._at is Phase.BEFORE:
             self._at = Phase.IN_STEP
             if self._own is not None:
-                set_generators(self._own["generators"])
+                set_generators(self._own["generators"], self._devices)
                 self._own = None
 
     def _agree_on_parameters(self) -> None:
@@ -193,13 +199,36 @@ class HealedTraining:
 
     def average(self, bucket: Any) -> Any:
         """A communication hook: the future of the averages of the gradients in this bucket."""
-        future = torch.futures.Future()
-        self._gradients.came(bucket.parameters(), bucket.buffer(), future)
-        if self._buffers is None and self._contents.buffers:
-            halves = halves_of(self._contents.buffers)
-            mine = halves if self._tensors.rank == 0 else np.zeros_like(halves)
-            self._buffers = self._tensors.push("ddp/buffers", mine)
-        return future
+        parameters, gradients = bucket.parameters(), bucket.buffer()
+        if in_host_memory(gradients):
+            future = torch.futures.Future()
+            self._gradients.came(parameters, gradients, future)
+            self._push_buffers(DeviceReads(()))
+            return future
+        if self._own_of_step is None:
+            self._own_of_step = self._own_now()
+        what = f"the bucket of {self._names[id(parameters[0])]!r} in step {self.step}"
+        return self._buckets.take(what, parameters, gradients, self._came(parameters, DeviceReads(self._devices)))
+
+    def _came(self, parameters: Sequence[Any], reads: DeviceReads) -> Callable[[Any, Any], None]:
+        """What happens when a bucket of a device is in host memory, in another thread. Buffers are pushed before the
+        bucket, so they have been when all buckets are done."""
+
+        def came(host: Any, future: Any) -> None:
+            self._push_buffers(reads)
+            self._gradients.came(parameters, host, future)
+
+        return came
+
+    def _push_buffers(self, reads: DeviceReads) -> None:
+        """Push rank 0's buffers, once a step: a backward pass does not change them."""
+        buffers = self._contents.buffers
+        if self._buffers is not None or not buffers:
+            return
+        mine = np.zeros(halves_count(buffers), np.float32)
+        if self._tensors.rank == 0:
+            mine = halves_of([reads.read("a buffer", each) for each in buffers])
+        self._buffers = self._tensors.push("ddp/buffers", mine)
 
     def before_forward(self, module: Any, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -214,7 +243,7 @@ class HealedTraining:
     def before_optimizer(self, *_: Any) -> None:
         """All sums are here. CoveyError when the random generators changed after they were sent."""
         self._finish_buffers()
-        if self._drawn is not None and generators() != self._drawn:
+        if self._drawn is not None and generators(self._devices) != self._drawn:
             why = "random numbers were drawn after this step's first push, so they would be lost with this rank"
             raise CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
 
@@ -235,7 +264,9 @@ class HealedTraining:
 
     def _own_now(self) -> JsonText:
         """This rank's own state, as it is at the step's end."""
-        now = generators()
+        if self._own_of_step is not None:
+            return self._own_of_step
+        now = generators(self._devices)
         if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
         data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
@@ -273,7 +304,7 @@ def healed(
         raise CoveyError(
             CANNOT_HEAL, why, "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
         )
-    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also), group, data, ends)
+    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also, job.tensors.tell), group, data, ends)
     ddp.broadcast_buffers = False
     ddp.register_comm_hook(None, _hook(training))
     training.begin(job, step)

@@ -1,4 +1,5 @@
-"""The random generators of one rank, a part of its own state: PyTorch's for the CPU, Python's and numpy's.
+"""The random generators of one rank, a part of its own state: PyTorch's for the CPU, Python's and numpy's, and those of
+the accelerators that the model is on, in the order of its parameters: a successor may have a GPU of another number.
 
 Generators elsewhere (a `torch.Generator` of the script, the workers of a DataLoader) are not kept: seed them from the
 step, or from the sample.
@@ -8,7 +9,7 @@ import base64
 import ctypes
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ class Generators(NamedTuple):
     torch: bytes
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
+    devices: tuple[bytes, ...] = ()
 
     def as_json(self) -> JsonText:
         """The state as JSON of about 10 kB. What a few draws change is together, at its beginning."""
@@ -43,12 +45,14 @@ class Generators(NamedTuple):
         head, bulk, tail = self.torch[:HEAD], self.torch[HEAD:-TAIL], self.torch[-TAIL:]
         places = f'["{(head + tail).hex()}", {words[-1]}, {_number(gauss)}, {at}, {has_gauss}, {_number(cached)}]'
         bulks = f'"torch": {_bulk_of_torch(bulk)}, "numpy": {_bulk_of_numpy(keys)}, "python": {_bulk_of_python(words)}'
-        return JsonText(f'{{"at": {places}, {bulks}}}')
+        devices = json.dumps([_packed(each) for each in self.devices])
+        return JsonText(f'{{"at": {places}, "devices": {devices}, {bulks}}}')
 
 
-def generators() -> Generators:
-    """The state now."""
-    return Generators(_torch_state().numpy().tobytes(), _of_python.now(), _of_numpy.now())
+def generators(devices: Sequence[Any] = ()) -> Generators:
+    """The state now, with the generators of these accelerators."""
+    there = tuple(torch.get_device_module(each).get_rng_state(each).numpy().tobytes() for each in devices)
+    return Generators(_torch_state().numpy().tobytes(), _of_python.now(), _of_numpy.now(), there)
 
 
 class _OfObject:
@@ -108,8 +112,11 @@ _of_python = _OfPython(getattr(random.getstate, "__self__"), random.getstate)  #
 _of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"), _numpy_state)  # noqa: B009
 
 
-def set_generators(kept: Any) -> None:
-    """Set the generators to the state that `as_json` wrote."""
+def set_generators(kept: Any, devices: Sequence[Any] = ()) -> None:
+    """Set the generators, with those of these accelerators, to the state that `as_json` wrote."""
+    for device, packed in zip(devices, kept["devices"], strict=True):
+        state = torch.frombuffer(bytearray(_unpacked(packed)), dtype=torch.uint8)
+        torch.get_device_module(device).set_rng_state(state, device)
     ends, place, gauss, *rest = kept["at"]
     head, tail = bytes.fromhex(ends)[:HEAD], bytes.fromhex(ends)[HEAD:]
     whole = head + _whole(kept["torch"]) + tail

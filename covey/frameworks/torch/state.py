@@ -1,11 +1,13 @@
 """The state of a training (model, optimizer, scheduler, scaler) as named arrays, which are equal on all ranks.
 
 parameter/0.weight                 in the parameter's own memory
-buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
+buffer/1.running_mean              a copy, on its device: a forward pass changes it before the step's sums are here
 optimizer/state/0/exp_avg          in the optimizer's own memory, like parameters: read only when asked for
 also/0/..                          tensors of other objects with a state_dict
 covey/rest                         everything but tensors, as JSON
 covey/made                         which model, optimizer, PyTorch; compared before anything is loaded
+
+Tensors on accelerators come to host memory when somebody reads them, after an event at the beginning of the step.
 """
 
 import hashlib
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from covey.core.errors import CoveyError
+from covey.frameworks.torch.devices import DeviceReads, Say, devices_of, why_not
 from covey.frameworks.torch.types import array_of_tensor, bytes_of_tensor, tensor_of_array
 from covey.healing.state_pieces import CANNOT, SAME
 from covey.tensors.numbers.arrays import Array
@@ -29,11 +32,12 @@ REST, MADE = "covey/rest", "covey/made"
 class TrainingState:
     """The state of one model and its optimizer; equal on all ranks."""
 
-    def __init__(self, module: Any, optimizer: Any, also: Sequence[Any]) -> None:
-        """CoveyError when a part of the state cannot be given to another process."""
-        self.module, self._optimizer, self._also = module, optimizer, also
+    def __init__(self, module: Any, optimizer: Any, also: Sequence[Any], say: Say = lambda text: None) -> None:
+        """`say` gets lines for people. CoveyError when a part of the state cannot be given to another process."""
+        self.module, self._optimizer, self._also, self.say = module, optimizer, also, say
         self.first: int | None = None
         """First step of the training; None until all ranks hold the same parameters."""
+        self._devices = devices_of(module)
         self._made = self._as_made()
         self._made_array = _bytes(json.dumps(self._made))
         self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
@@ -79,33 +83,38 @@ class TrainingState:
 
     def _now(self) -> "_LaterArrays":
         """The state of the model and its optimizer. CoveyError when a part of it cannot be given to another process."""
-        also_arrays: dict[str, Array] = {}
-        also = [_plain(each.state_dict(), f"also/{at}", also_arrays) for at, each in enumerate(self._also)]
+        also_tensors: dict[str, Any] = {}
+        also = [_plain(each.state_dict(), f"also/{at}", also_tensors) for at, each in enumerate(self._also)]
         groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
-        buffers = {f"buffer/{name}": array_of_tensor(at).copy() for name, at in self._named_buffers().items()}
+        buffers = {f"buffer/{name}": at.detach().clone() for name, at in self._named_buffers().items()}
         first, moments = self.first, sum(map(len, self._optimizer.state.values()))
-        found = _LaterArrays(lambda: self._all_arrays(first, groups, also, also_arrays, buffers))
+        reads = DeviceReads(self._devices, self.say)
         if moments != self._moments:
-            len(found)
+            optimizer_tensors: dict[str, Any] = {}
+            _plain(self._optimizer.state_dict(), "optimizer", optimizer_tensors)
+            for path, tensor in {**also_tensors, **optimizer_tensors}.items():
+                reads.check(path, tensor)
             self._moments = moments
-        return found
+        return _LaterArrays(lambda: self._all_arrays(first, groups, also, {**buffers, **also_tensors}, reads))
 
     def _all_arrays(
         self,
         first: int | None,
         groups: Sequence[Mapping[str, Any]],
         also: Sequence[Any],
-        also_arrays: Mapping[str, Array],
-        buffers: Mapping[str, Array],
+        others: Mapping[str, Any],
+        reads: DeviceReads,
     ) -> dict[str, Array]:
-        """All arrays of the state. `groups`: the optimizer's parameter groups, as they were."""
-        found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
-        found |= buffers
+        """All arrays of the state. `groups`: the optimizer's parameter groups, as they were; `others`: buffers as they
+        were, and tensors of other objects; `reads` says when tensors on devices can be read."""
+        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.module.named_parameters()}
+        tensors |= others
         state = self._optimizer.state_dict()
         for group, then in zip(state["param_groups"], groups, strict=True):
             group.update({key: then[key] for key in group if key in then and key != "params"})
-        rest = {"first": first, "optimizer": _plain(state, "optimizer", found), "also": also}
-        return {**found, **also_arrays, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
+        rest = {"first": first, "optimizer": _plain(state, "optimizer", tensors), "also": also}
+        found = {name: array_of_tensor(reads.read(f"the state ({name})", each)) for name, each in tensors.items()}
+        return {**found, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Load another rank's `arrays`. Before the first step the state stays as the script made it. CoveyError when
@@ -129,7 +138,8 @@ class TrainingState:
         self._optimizer.load_state_dict(state)
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         for at, each in state["state"].items():
-            self._optimizer.state[parameters[at]].update(each)
+            kept = self._optimizer.state[parameters[at]]
+            kept.update({name: _moved(value, kept.get(name)) for name, value in each.items()})
         self._optimizer.zero_grad()
 
     def _as_made(self) -> dict[str, Any]:
@@ -138,6 +148,7 @@ class TrainingState:
             "PyTorch": str(torch.__version__),
             "model": _shapes(self.module.named_parameters()),
             "buffers": _shapes(self.module.named_buffers()),
+            "devices": [device.type for device in self._devices],
             "optimizer": type(self._optimizer).__qualname__,
             "also": [type(each).__qualname__ for each in self._also],
         }
@@ -194,13 +205,20 @@ def _shapes(named: Any) -> list[str]:
 
 
 def _check_place(what: str, tensor: Any) -> None:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if (why := why_not(tensor.device)) or tensor.layout != torch.strided:
         came = f"{what} is a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
         raise CoveyError(
             "the state of this training cannot be sent to another process",
-            came,
-            "keep it in dense tensors on cpu, or attach(ddp)",
+            f"{came}; {why}" if why else came,
+            "keep it in dense tensors, in host memory or on the model's accelerators, or attach(ddp)",
         )
+
+
+def _moved(value: Any, like: Any) -> Any:
+    """The value, where it is a tensor, on the device that PyTorch chose for it."""
+    if isinstance(value, torch.Tensor) and isinstance(like, torch.Tensor):
+        return value.to(like.device)
+    return value
 
 
 def _copy(array: Array, tensor: Any) -> None:
@@ -214,24 +232,24 @@ def _bytes(text: str) -> Array:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def _plain(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """The value as JSON, the same for equal values; its tensors go to `arrays`. Pickle would depend on which parts are
+def _plain(value: Any, path: str, tensors: dict[str, Any]) -> Any:
+    """The value as JSON, the same for equal values; its tensors go to `tensors`. Pickle would depend on which parts are
     one object, which differs once a rank has loaded it."""
     match value:
         case None | bool() | int() | float() | str():
             return value
         case torch.Tensor():
             _check_place(path, value)
-            arrays[path] = array_of_tensor(value)
+            tensors[path] = value
             return {"tensor": [path, str(value.dtype).removeprefix("torch.")]}
         case list():
-            return [_plain(each, f"{path}/{at}", arrays) for at, each in enumerate(value)]
+            return [_plain(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]
         case tuple():
-            return {"tuple": _plain(list(value), path, arrays)}
+            return {"tuple": _plain(list(value), path, tensors)}
         case Counter():
             return {"counter": [[key, count] for key, count in value.items()]}
         case Mapping():
-            return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", arrays)] for key, each in value.items()]}
+            return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", tensors)] for key, each in value.items()]}
         case _:
             what, why = (
                 "the state of this training cannot be sent to another process",

@@ -22,11 +22,15 @@ TYPES: dict[torch.dtype, Type] = {
 """Types of gradients that Covey averages."""
 
 
-def check_gradients(name: str, tensor: Any) -> None:
-    """TypeError where gradients like this parameter cannot be averaged."""
-    if tensor.dtype not in TYPES or tensor.device.type != "cpu":
-        came = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-        raise TypeError(f"gradients of {name!r} are {came}; Covey averages {', '.join(TYPES.values())} on cpu")
+def in_host_memory(tensor: Any) -> bool:
+    """Whether numpy can use the tensor's own memory: it is the host's, dense, and holds the tensor's numbers."""
+    return bool(tensor.device.type == "cpu" and tensor.layout == torch.strided)
+
+
+def on_host(tensor: Any) -> Any:
+    """The tensor in host memory: itself where it is there, else a copy, for which this thread and the device's current
+    stream wait."""
+    return tensor.detach() if in_host_memory(tensor) else tensor.detach().to("cpu")
 
 
 def bits(tensor: Any) -> Any:
@@ -35,8 +39,8 @@ def bits(tensor: Any) -> Any:
 
 
 def array_of_tensor(tensor: Any) -> Array:
-    """An array in the tensor's own memory."""
-    array: Array = bits(tensor.detach()).numpy()
+    """An array in the tensor's own memory, or, for a tensor of a device, in a copy."""
+    array: Array = bits(on_host(tensor)).numpy()
     return array
 
 
@@ -47,7 +51,7 @@ def tensor_of_array(array: Array, dtype: Any) -> Any:
 
 
 def bytes_of_tensor(tensor: Any) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = on_host(tensor).contiguous().reshape(-1)
     data: bytes = flat.view(torch.uint8).numpy().tobytes()
     return data
 
