@@ -55,6 +55,7 @@ WALLS = {
     "agent/ports/devices/driver_calls.py",
     "agent/program.py",
     "cli/main.py",
+    "covey/frameworks/torch/devices.py",
     "covey/hooks/site/sitecustomize.py",
     "covey/hooks/frameworks/jax_hooks.py",
     "covey/hooks/frameworks/torch_hooks.py",

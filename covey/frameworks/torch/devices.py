@@ -12,6 +12,7 @@ down of a pass follows the copy up of the pass before on one stream, so it canno
 Everything here is written against `torch.accelerator`, `torch.Stream` and `torch.Event`: CUDA is one such device.
 """
 
+import atexit
 import queue
 import threading
 import time
@@ -31,6 +32,8 @@ SAY_S = 30.0
 """Seconds after which people are told what is waited for."""
 POLL_S = (50e-6, 1e-3)
 """Shortest and longest pause between two looks at an event, s; the pause doubles in between."""
+END_S = 1.0
+"""Seconds that the end of the script waits for the thread that pushes buckets."""
 NOT_AVERAGED = "gradients were not averaged"
 Say = Callable[[str], None]
 
@@ -161,7 +164,7 @@ class DeviceBuckets:
         """`say` gets lines for people."""
         self._say = say
         self._lanes: dict[Any, _Lane] = {}
-        self._going: queue.SimpleQueue[_Down] = queue.SimpleQueue()
+        self._going: queue.SimpleQueue[_Down | None] = queue.SimpleQueue()
         self._open: list[_Up] = []
         """Buckets of this pass; they get the error when one of them is lost."""
         self._error: Exception | None = None
@@ -189,6 +192,7 @@ class DeviceBuckets:
         if self._thread is None:
             self._thread = threading.Thread(target=self._all, name="covey-ddp-down", daemon=True)
             self._thread.start()
+            atexit.register(self._stop)
         self._going.put(_Down(what, came, host, copied, up))
         return future
 
@@ -209,8 +213,14 @@ class DeviceBuckets:
         return lane.memory[key]
 
     def _all(self) -> None:
-        while True:
-            self._one(self._going.get())
+        while (down := self._going.get()) is not None:
+            self._one(down)
+
+    def _stop(self) -> None:
+        """Stop the thread: setting a future while Python ends would crash it."""
+        self._going.put(None)
+        if self._thread is not None:
+            self._thread.join(END_S)
 
     def _one(self, down: _Down) -> None:
         self._open = [up for up in self._open if not up._future.done()]
