@@ -83,7 +83,7 @@ def main(rank: int, ranks: int, device: str, group: str, kinds: str) -> None:
         from tests.covey.device import lab
 
         lab.load()
-        lab.latency(0.0003)
+        lab.latency(0.0001)
     client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None)
 
     def moved() -> None:
