@@ -72,7 +72,7 @@ def test_voters_written_into_the_file_of_a_rack_of_one_do_not_count_and_that_is_
         vote(rack, "h1")
         for name in rack.hosts:
             (note,) = rack.ask(name, "agent.health", {})["notes"]
-            assert "agent.toml says leader.voters = h1, h2, h3; the log says h1, and that counts" in note
+            assert "agent.toml says leader.voters = h1, h2, h3; the log says h1, and the log counts" in note
         for new in ("h2", "h3"):
             change(rack, "h1", add=new)
             rack.run(5.0)
