@@ -49,7 +49,7 @@ def test_a_rack_of_one_grows_to_three_and_keeps_its_jobs() -> None:
         rack.start()
         rack.settle()
         job = train(rack, rounds=12)
-        assert "h2 is to vote" in change(rack, "h3", add="h2")
+        assert "h2 will vote" in change(rack, "h3", add="h2")
         vote(rack, "h1", "h2")
         (note,) = [note for note in rack.ask("h1", "agent.health", {})["notes"] if "hosts vote" in note]
         assert note.startswith("2 hosts vote")
@@ -108,7 +108,7 @@ def test_the_voter_that_leads_is_retired() -> None:
         assert f"{leader} will stop voting" in change(rack, "h4", remove=leader)
         vote(rack, *others)
         assert rack.leader() in others
-        assert "h4 is to vote" in change(rack, leader, add="h4")
+        assert "h4 will vote" in change(rack, leader, add="h4")
         vote(rack, *sorted([*others, "h4"]))
 
 
