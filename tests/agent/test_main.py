@@ -137,7 +137,7 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
     refused = run(write_config(place, '[gpus]\ncpu = [{cores = "7000", memory = "1 GiB"}]\n'))
     assert refused.returncode == 2
     what, why, next_step = refused.stderr.splitlines()
-    assert "`gpus.cpu[0].cores`" in what and "no core 7000" in why and "choose among" in next_step
+    assert "`gpus.cpu[0].cores`" in what and "core 7000 is not available" in why and "choose among" in next_step
 
 
 def test_wheels_of_two_versions_are_refused_at_start_in_three_lines(
@@ -167,7 +167,7 @@ def test_a_log_whose_voters_are_others_than_agent_tomls_is_told_by_check_and_cou
     again = write_config(place, '[leader]\nvoters = ["gpu1", "gpu2", "gpu3"]\n')
     checked = run(again, "--check")
     assert checked.returncode == 0
-    assert "leader.voters = gpu1, gpu2, gpu3; the log says gpu1, and that counts" in checked.stdout
+    assert "leader.voters = gpu1, gpu2, gpu3; the log says gpu1, and the log counts" in checked.stdout
 
 
 async def a_log_of_one(place: Path) -> None:

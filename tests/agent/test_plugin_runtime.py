@@ -159,7 +159,7 @@ def test_what_is_left_of_a_life_sends_asks_gossips_and_tells_in_vain(rack: Calla
     assert done(two, old.host.send("pet", H2, Word("from the grave"), 2.0)) is False
     assert done(two, old.host.send("pet", H1, Word("from the grave"), 2.0)) is False
     silence = done(two, old.host.ask("pet", H2, Word("who is there"), 2.0))
-    assert isinstance(silence, TimeoutError) and "plugin pet is over" in str(silence)
+    assert isinstance(silence, TimeoutError) and "plugin pet has ended" in str(silence)
     old.host.publish(SecondPassed(-1.0))
     new.host.publish(SecondPassed(-2.0))
     assert SecondPassed(-2.0) in new.heard, "a life that goes on is heard, by itself too"

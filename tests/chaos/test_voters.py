@@ -49,7 +49,7 @@ def test_a_rack_of_one_grows_to_three_and_keeps_its_jobs() -> None:
         rack.start()
         rack.settle()
         job = train(rack, rounds=12)
-        assert "h2 is to vote" in change(rack, "h3", add="h2")
+        assert "h2 will vote" in change(rack, "h3", add="h2")
         vote(rack, "h1", "h2")
         (note,) = [note for note in rack.ask("h1", "agent.health", {})["notes"] if "hosts vote" in note]
         assert note.startswith("2 hosts vote")
@@ -72,7 +72,7 @@ def test_voters_written_into_the_file_of_a_rack_of_one_do_not_count_and_that_is_
         vote(rack, "h1")
         for name in rack.hosts:
             (note,) = rack.ask(name, "agent.health", {})["notes"]
-            assert "agent.toml says leader.voters = h1, h2, h3; the log says h1, and that counts" in note
+            assert "agent.toml says leader.voters = h1, h2, h3; the log says h1, and the log counts" in note
         for new in ("h2", "h3"):
             change(rack, "h1", add=new)
             rack.run(5.0)
@@ -108,7 +108,7 @@ def test_the_voter_that_leads_is_retired() -> None:
         assert f"{leader} will stop voting" in change(rack, "h4", remove=leader)
         vote(rack, *others)
         assert rack.leader() in others
-        assert "h4 is to vote" in change(rack, leader, add="h4")
+        assert "h4 will vote" in change(rack, leader, add="h4")
         vote(rack, *sorted([*others, "h4"]))
 
 

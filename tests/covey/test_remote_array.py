@@ -235,7 +235,7 @@ with RemoteArray(PATH, 1000, local_budget=8 * 4096, chunk=4096) as array:
     with LiveVolume() as volume:
         lines = volume.run(said).splitlines()
     assert len(lines) == 8
-    assert "it takes 8 chunks of 65536 at least" in lines[0]
+    assert "at least 8 chunks of 65536 are needed" in lines[0]
     assert "chunks of 196608 bytes" in lines[1]
     assert "multiple of its page" in lines[4]
 

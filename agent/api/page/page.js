@@ -75,7 +75,7 @@ const wrong = (body) =>
 // Who did not answer, in words, as agentctl says it; [] for a list that is whole.
 const missing = (body) =>
   (body.unanswered || []).map((each) =>
-    `not whole: ${each.host} ${each.age_s == null ? "is missing" : `is shown as it answered ${seconds(each.age_s)} ago`} (${each.why})`);
+    `incomplete: ${each.host} ${each.age_s == null ? "is missing" : `is shown as it was ${seconds(each.age_s)} ago`} (${each.why})`);
 
 function alarm(text) {
   const line = document.createElement("p");
@@ -104,11 +104,11 @@ async function refresh() {
     const sick = hosts.data.filter((row) => (row.troubles || []).length).length;
     const leader = hosts.data.find((row) => row.leads);
     document.getElementById("summary").textContent =
-      `${hosts.host} says: ${alive} of ${hosts.data.length} hosts alive${sick ? `, ${sick} wrong` : ""}, ` +
+      `${hosts.host} knows: ${alive} of ${hosts.data.length} hosts alive${sick ? `, ${sick} wrong` : ""}, ` +
       `${leader ? `${leader.host} leads` : "no leader now"}, as of ${new Date(hosts.as_of_wall_s * 1000).toLocaleTimeString()}`;
     trouble.hidden = true;
   } catch (error) {
-    trouble.textContent = `what you see may be old: ${error.message}`;
+    trouble.textContent = `this page may be out of date: ${error.message}`;
     trouble.hidden = false;
   }
   setTimeout(refresh, document.hidden ? 10000 : 2000);

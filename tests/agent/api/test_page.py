@@ -58,8 +58,8 @@ def shown(hosts: list[dict[str, Any]], unanswered: list[dict[str, Any]]) -> dict
 
 def test_a_page_of_a_rack_that_is_well_has_no_alarm() -> None:
     page = shown([HOST], [])
-    assert page["summary"][0].startswith("gpu1 says: 1 of 1 hosts alive, gpu1 leads")
-    assert not any("not whole" in text for texts in page.values() for text in texts)
+    assert page["summary"][0].startswith("gpu1 knows: 1 of 1 hosts alive, gpu1 leads")
+    assert not any("incomplete" in text for texts in page.values() for text in texts)
 
 
 def test_the_page_names_who_did_not_answer_and_what_is_wrong_with_hosts() -> None:
@@ -73,6 +73,6 @@ def test_the_page_names_who_did_not_answer_and_what_is_wrong_with_hosts() -> Non
     assert "2 of 2 hosts alive, 1 wrong, gpu1 leads" in page["summary"][0]
     for name in ("gpus", "slabs"):
         assert page[name][:2] == [
-            "not whole: gpu3 is missing (no answer within 1 s)",
-            "not whole: gpu4 is shown as it answered 12 s ago (its agent restarts)",
+            "incomplete: gpu3 is missing (no answer within 1 s)",
+            "incomplete: gpu4 is shown as it was 12 s ago (its agent restarts)",
         ]

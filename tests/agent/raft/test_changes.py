@@ -56,7 +56,7 @@ def test_a_change_is_called_off_by_its_contrary_and_others_wait() -> None:
     assert voters.decide(wish(remove=D), under_way, rack()) == now(A, B, C)
     assert voters.decide(wish(C), now(A, B, C, leaving=C), rack()) == now(A, B, C)
     assert "d will replace c" in refused(wish(remove=A), under_way, rack())
-    assert "call it off: agentctl voters remove d" in refused(wish(remove=A), under_way, rack())
+    assert "cancel it: agentctl voters remove d" in refused(wish(remove=A), under_way, rack())
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
@@ -64,7 +64,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
     assert "no host of that name is known" in refused(wish(remove=HostId("gpu9")), now(A), rack())
     assert "d cannot vote now: it is away; start its agent; or add --force" in refused(wish(D), now(A), rack(away=[D]))
     assert "the last voter" in refused(wish(remove=A), now(A), rack())
-    assert "of another rack" in refused(wish(D), now(A), rack(strangers=[D]))
+    assert "belongs to another rack" in refused(wish(D), now(A), rack(strangers=[D]))
     assert "it does not vote" in refused(wish(D, HostId("c")), now(A, B), rack())
     assert "nothing to change" in refused(wish(), now(A), rack())
 
@@ -84,7 +84,7 @@ def test_nobody_is_removed_when_the_others_could_not_commit() -> None:
 def test_an_even_number_and_another_agent_toml_are_told() -> None:
     assert "2 hosts vote: 2 of them must answer" in voters.even(now(A, B))
     assert voters.even(now(A, B, C)) == voters.even(now(A, B, learner=C)) == ""
-    assert "says leader.voters = a, b, c; the log says a, and that counts" in voters.differs([A, B, C], now(A), "f")
+    assert "says leader.voters = a, b, c; the log says a, and the log counts" in voters.differs([A, B, C], now(A), "f")
     assert voters.differs([C, A, B], now(A, B, C), "f") == ""
 
 
@@ -117,7 +117,7 @@ async def test_the_running_logs_voters_win_over_agent_toml_and_the_difference_is
         await member.log.propose(b"more")
         assert member.commands[-1] == "more"
         (note,) = member.log.changes.notes("agent.toml")
-        assert "leader.voters = a, b, c; the log says a, and that counts" in note
+        assert "leader.voters = a, b, c; the log says a, and the log counts" in note
 
 
 @virtual
@@ -151,7 +151,7 @@ async def test_the_log_of_another_rack_is_refused_and_told_on_both_sides() -> No
         ours = rack.members["a"]
         assert (ours.commands, other.commands) == (["ours"], ["theirs"])
         assert list(ours.log.changes.strangers) == ["b"] and list(other.log.changes.strangers) == ["a"]
-        with pytest.raises(Refused, match="of another rack"):
+        with pytest.raises(Refused, match="belongs to another rack"):
             await ours.log.change_voters("b", "", False)
 
 

@@ -171,7 +171,7 @@ def test_a_file_cut_anywhere_gives_back_every_whole_write_or_is_refused(data: st
     cut = data.draw(st.integers(0, ends[-1]))
     disk.files[FILE] = disk.files[FILE][:cut]
     if cut < ends[0]:
-        with pytest.raises(DiskRefused, match="next: put the file back"):
+        with pytest.raises(DiskRefused, match="next: restore the file"):
             reread(disk)
         return
     whole = sum(end <= cut for end in ends[1:])

@@ -205,11 +205,11 @@ async def test_a_host_that_votes_alone_does_not_begin_anew_without_its_log() -> 
     await a.stop()
     files = files_of(a)
     without_log(a)
-    with pytest.raises(DiskRefused, match=r"alone votes, is gone: .* put .* back"):
+    with pytest.raises(DiskRefused, match=r"the only voter, is gone: .* restore "):
         await a.start()
     with_older_log(a, files)
     cut_in_half(a)
-    with pytest.raises(DiskRefused, match=r"alone votes, holds less than it acknowledged"):
+    with pytest.raises(DiskRefused, match=r"the only voter, holds less than it acknowledged"):
         await a.start()
     with_older_log(a, files)
     await a.start()

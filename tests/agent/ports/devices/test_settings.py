@@ -34,7 +34,7 @@ def device(cores: object = str(CORE), memory: str = "1 GiB") -> dict[str, object
     [
         ([device(), device()], "gpus.cpu[1].cores", f"core {CORE} is in cpu[0] too"),
         ([device("0-8191")], "gpus.cpu[0].cores", "is not available to this agent"),
-        ([device("7000")], "gpus.cpu[0].cores", "there is no core 7000"),
+        ([device("7000")], "gpus.cpu[0].cores", "core 7000 is not available to this agent"),
         ([device(memory="0 B")], "gpus.cpu[0].memory", "0 bytes"),
         ([device(memory="much")], "gpus.cpu[0]", "much"),
         ([device("one")], "gpus.cpu[0]", "not a list of cores"),
