@@ -151,7 +151,7 @@ with socket.socket(socket.AF_UNIX) as c:
     (place / "agent.sock").chmod(0o666)
     try:
         said = gpu1.run(["python", "-c", asks])
-        assert "403" in said.stdout and f"uid {OTHER} asks" in said.stdout, said
+        assert "403" in said.stdout and f"uid {OTHER} sent the request" in said.stdout, said
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
