@@ -116,7 +116,7 @@ HELD = {
     "PagePipe": "TensorClient", "Poster": "TensorClient", "RoundEnds": "TensorClient", "SharedRounds": "TensorClient",
     "VolumeLink": "RemoteMemory", "WakePipe": "Job",
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
-    "QueuedWaits": "of ShareControl",
+    "QueuedWaits": "of ShareControl", "DeviceBuckets": "refuses in words (test_buckets)",
 }  # fmt: skip
 """Classes that hold a socket, a thread or shared memory, and the object by which a script reaches each."""
 

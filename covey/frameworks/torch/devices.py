@@ -25,6 +25,7 @@ import torch
 from covey.core.errors import CoveyError
 from covey.core.units import format_seconds, format_size
 from covey.frameworks.torch.types import TYPES, in_host_memory
+from covey.kernel.this_process import OfOneProcess
 
 STREAM_S = 600.0
 """Seconds after which a stream that has not finished counts as one that never does; NCCL's watchdog has as many."""
@@ -156,9 +157,12 @@ class _Down(NamedTuple):
     up: _Up
 
 
-class DeviceBuckets:
+class DeviceBuckets(OfOneProcess):
     """The buckets of one model on its way between a device and host memory. `take` is called by the thread that
-    computes, all else by a thread of this class."""
+    computes, all else by a thread of this class, which a forked child lacks: there `take` raises OtherProcess."""
+
+    _kind = "the gradient buckets of a model"
+    _instead = "train in the process that called covey.torch.attach()"
 
     def __init__(self, say: Say) -> None:
         """`say` gets lines for people."""
@@ -177,6 +181,7 @@ class DeviceBuckets:
         """The future of this bucket. `came(host, future)` is called once its gradients are in host memory, and gives
         that memory, with the average in it, to its future. `what` names the bucket. CoveyError where its copy cannot
         begin."""
+        self._check_process(NOT_AVERAGED)
         device = bucket.device
         if is_captured(device):
             why = "a device graph is being recorded, and a graph that is played again pushes nothing"

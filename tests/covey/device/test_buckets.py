@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from covey.core.errors import CoveyError
+from covey.kernel.this_process import OtherProcess
 from tests.covey.device import lab
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 
@@ -217,6 +218,14 @@ def test_memory_that_cannot_be_pinned_is_an_error_with_its_size(buckets: Any) ->
     assert raised.value.why.startswith(
         "the bucket of 'w' needs 4 MiB of page-locked host memory, and PyTorch says: lab"
     )
+
+
+def test_a_process_that_did_not_make_it_is_refused(buckets: Any) -> None:
+    """Its thread is not there, so the backward pass would wait for ever."""
+    buckets._process = (1, 1)
+    bucket, parameters = bucket_of(1.0)
+    with pytest.raises(OtherProcess, match="belong to process 1"):
+        buckets.take("w", parameters, bucket, lambda host, future: None)
 
 
 def test_a_graph_that_is_recorded_is_refused(buckets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
