@@ -410,12 +410,14 @@ class TensorClient(OfOneProcess):
         way = self._share(declared)
         if way is None:
             self._far.declare(declared, given.array.data, given.moments_of(name))
-        self._ways[name] = way
-        if way is not None:
-            size = declared.size_bytes
-            self._largest_bytes, self._shared_bytes = max(self._largest_bytes, size), self._shared_bytes + size
-            if way.whole_job:
-                self._tell_shared(self._largest_bytes, self._shared_bytes)
+        with self._changed:  # other threads of the script may declare tensors now
+            self._ways[name] = way
+            if way is not None:
+                size = declared.size_bytes
+                self._largest_bytes, self._shared_bytes = max(self._largest_bytes, size), self._shared_bytes + size
+            sizes = self._largest_bytes, self._shared_bytes
+        if way is not None and way.whole_job:
+            self._tell_shared(*sizes)
         return way
 
     def _share(self, declared: Declared) -> SharedTensor | None:
