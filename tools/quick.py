@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -166,8 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Clock:
     """Ends a session of pytest when its time is over, and counts."""
 
-    def __init__(self, until_s: float, told: Path) -> None:
-        self.until_s, self.told = until_s, told
+    def __init__(self, until_s: float, told: Path, stop: Callable[[], None]) -> None:
+        """`stop` is called with each test that ends after `until_s` (CLOCK_MONOTONIC); `told`: file for the figures."""
+        self.until_s, self.told, self.stop = until_s, told, stop
         self.ran: set[str] = set()
         self.failed: set[str] = set()
         self.all = 0
@@ -186,25 +187,22 @@ class Clock:
             self.ran.add(report.nodeid)
         figures = {"run": len(self.ran), "failed": len(self.failed), "all": self.all}
         self.told.write_text(json.dumps(figures), encoding="utf-8")
+        if time.monotonic() > self.until_s:
+            self.stop()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only in the process that is asked for figures: not in workers."""
     if TOLD not in os.environ or hasattr(config, "workerinput"):
         return
-    clock = Clock(float(os.environ[UNTIL]), Path(os.environ[TOLD]))
-    config.pluginmanager.register(clock, "covey-quick")
 
-    class Stops:
-        """The session ends, or that of pytest-xdist, whichever there is."""
+    def stop() -> None:
+        """End the session of pytest-xdist, or pytest's own where there is none."""
+        session = config.pluginmanager.getplugin("dsession") or config.pluginmanager.getplugin("session")
+        if session is not None:
+            session.shouldstop = "the time is over"
 
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if time.monotonic() > clock.until_s:
-                session = config.pluginmanager.getplugin("dsession") or config.pluginmanager.getplugin("session")
-                if session is not None:
-                    session.shouldstop = "the time is over"
-
-    config.pluginmanager.register(Stops(), "covey-quick-stops")
+    config.pluginmanager.register(Clock(float(os.environ[UNTIL]), Path(os.environ[TOLD]), stop), "covey-quick")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,10 @@ def test_the_tests_of_a_file_of_this_repository_are_found() -> None:
 
 
 def test_pytest_ends_when_the_time_is_over_and_says_how_far_it_came(tmp_path: Path) -> None:
-    clock = quick.Clock(0.0, tmp_path / "told.json")
+    stops: list[int] = []
+    clock = quick.Clock(0.0, tmp_path / "told.json", lambda: stops.append(1))
     for name, when, outcome in (("a", "call", "passed"), ("a", "teardown", "passed"), ("b", "call", "failed")):
         report = pytest.TestReport(name, ("", None, ""), {}, outcome, None, when)  # type: ignore[arg-type]
         clock.pytest_runtest_logreport(report)
+    assert len(stops) == 3, "the time was over before the first"
     assert clock.told.read_text() == '{"run": 1, "failed": 1, "all": 0}'
