@@ -150,7 +150,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
-    """Whether its ranks begin on what other ranks leave of the cores, until their channel answers
+    """Whether its ranks begin on what other ranks leave of the cores, until their first mini-batch has ended
     (`covey.ports.processes.LetsGo`)."""
     hooks: bool = True
     """Whether `covey.hooks` sees the script's steps."""

@@ -213,7 +213,7 @@ class DeviceBuckets(OfOneProcess):
         """Page-locked memory for this bucket, that of the pass before where there is one."""
         if key not in lane.memory:
             for old in [each for each in lane.memory if not set(each).isdisjoint(key)]:
-                del lane.memory[old]  # a bucket of before: DDP has divided these parameters anew
+                del lane.memory[old]  # DDP has divided these parameters into other buckets
             lane.memory[key] = page_locked(what, bucket.numel(), bucket.dtype)
         return lane.memory[key]
 
@@ -271,10 +271,12 @@ class DeviceReads:
         if not in_host_memory(tensor) and tensor.device not in self._ready:
             there = ", ".join(map(str, self._ready)) or "host memory alone"
             why = f"{what} is on {tensor.device}, and the model uses {there}"
-            raise CoveyError("this training cannot be given to another process", why, "move it to one of these")
+            raise CoveyError(
+                "the state of this training cannot be sent to another process", why, "move it to one of these"
+            )
 
     def read(self, what: str, tensor: Any) -> Any:
-        """The tensor in host memory: itself where it is there. CoveyError as of `check` and `wait_until`."""
+        """The tensor in host memory: itself where it is there. CoveyError where `check` or `wait_until` raises it."""
         if in_host_memory(tensor):
             return tensor.detach()
         self.check(what, tensor)
