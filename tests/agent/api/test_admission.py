@@ -114,7 +114,8 @@ def visitors(ip: str, port: str, uid: int, ending: str) -> str:
 
 
 def test_of_whom_nothing_is_known_is_no_user_of_the_unix_socket() -> None:
-    """Such a connection was over before its request was read, it is no unix socket, or it was never one of a client."""
+    """The user is unknown of a connection that ended before its request was read, of one over TCP, and of one without a
+    client."""
     unconnected, gone = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     gone.close()
     with unconnected:

@@ -431,5 +431,5 @@ def test_what_a_lost_process_left_running_is_gone_before_its_successor_starts() 
 
 
 def test_one_whose_script_is_through_is_not_started_again() -> None:
-    """Such a process would ask the others, who have ended."""
+    """A process that is started again would ask the other ranks for their state, and they have ended."""
     assert after_loss(healing_said(RankHealing(7, 0, 2), NEVER), -9) is None

@@ -421,7 +421,7 @@ async def test_without_a_device_at_the_lender_it_says_so_and_pages_go_over_tcp()
 
 
 async def test_a_lender_of_before_is_used_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a lender ends the connection that asks for what it does not know, and no other."""
+    """A lender of an older version ends the connection that asks what it does not know, and no other one."""
 
     def unknown(session: SlabSession, asked: object) -> None:
         raise WireError("unknown operation 8")

@@ -161,7 +161,7 @@ def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again(
 
 
 def test_the_story_names_the_hosts_without_a_slab_of_this_volume() -> None:
-    """Such hosts are asked first. Reference: §2.4.2."""
+    """A search asks hosts first that hold no slab of the volume. Reference: §2.4.2."""
     tale = Search()
     assert only(tale.actions, LogEvent).reason.endswith(f"hosts without a slab of v: {names(tale.asked)}")
     other = Tale(slabs=2)
