@@ -152,8 +152,7 @@ def aggd_main(folder: str, name: str) -> None:
     import uvloop
 
     from covey.core.ids import JobId
-    from plugins.aggregator.datapath.control import DropJob, Serve
-    from plugins.aggregator.messages import NextOwner
+    from covey.wire.sums import DropJob, NextOwner, Serve
     from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
     class LikeAgents(AggdThread):

@@ -129,7 +129,7 @@ def aggd_main(at: int, hosts: int, here: int, address: str, shared: Path) -> Non
     """Run an aggregator, and the program that gives its host's ranks their memory, until the host ends."""
     import uvloop
 
-    from plugins.aggregator.datapath.control import Serve
+    from covey.wire.sums import Serve
     from tests.plugins.aggregator.loopback import AggdThread
 
     class LikeAgents(AggdThread):

@@ -10,6 +10,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
+from covey.wire.sums import Now, Order
 
 PROTOCOL = 1
 """Version of these frames: one higher whenever one side can no longer decode the other. On a mismatch a side refuses
@@ -102,6 +103,25 @@ class TableWanted(Frame, frozen=True):
     """Rank -> agent: this rank has Blocks in that table and needs its owner; the agent answers with `AggregatorAt`."""
 
     table: int
+    may_own: bool = False
+    """Whether this rank can own tables of its job itself, when it is told to by `SumsOrder`."""
+
+
+class SumsOrder(Frame, frozen=True):
+    """Agent -> rank that may own tables: what to sum, as told to an `aggd`. `SumsNow` answers each order."""
+
+    order: Order
+    ip: str
+    """Address of this host at which the rank listens for other ranks, at a free port."""
+    memory_bytes_max: int = 1 << 40
+    """Most bytes of tensors that it may hold as an owner."""
+
+
+class SumsNow(Frame, frozen=True):
+    """Rank -> agent: what this rank sums, after each order, and when it has joined again; `now.address` is empty while
+    it owns no table."""
+
+    now: Now
 
 
 class Stepped(Frame, frozen=True):
@@ -299,7 +319,7 @@ class VolumeRemoved(Frame, frozen=True):
 
 
 FrameUnion = (
-    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Hooked
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | RanksHaveLeft | InVain

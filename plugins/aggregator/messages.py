@@ -34,7 +34,7 @@ from msgspec import Meta
 from covey.core.events import Message
 from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.tensors.numbers.blocks import TABLE_PATTERN
-from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
+from covey.wire.sums import RANKS_MAX, Address, NextOwner, Secret
 from plugins.views import AggregatorJobView
 
 Job = Annotated[JobId, Meta(pattern=TABLE_PATTERN)]
@@ -44,9 +44,7 @@ Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
 Reason = Annotated[str, Meta(max_length=300)]
-Address = Annotated[str, Meta(min_length=3, max_length=80)]
 Micros = Annotated[int, Meta(ge=1, le=1 << 50)]
-Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """Time at which an aggregator began to empty itself, microseconds of its clock: no two attempts of a host are the same
 one."""
@@ -179,13 +177,6 @@ class Assigned(JobMessage, frozen=True):
     secret: Secret
     handed_over: bool = False
     """The earlier owner keeps summing until it ends the connections of ranks, between two iterations."""
-
-
-class NextOwner(msgspec.Struct, frozen=True):
-    """The next owner, to which the state of Blocks is brought by a peer that proves to know `secret`."""
-
-    address: Address
-    secret: Secret
 
 
 class Retire(JobMessage, frozen=True):

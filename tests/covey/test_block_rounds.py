@@ -15,7 +15,7 @@ from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.blocks import table_id
 from covey.tensors.numbers.tensor_wire import Frame
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import GetStatus
+from covey.wire.sums import GetStatus
 from tests.covey.test_tensors import deltas, reference, until
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 

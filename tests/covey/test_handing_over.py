@@ -13,9 +13,8 @@ from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.tensors.aggregator import present_owner
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import DropJob, Serve
+from covey.wire.sums import DropJob, NextOwner, Serve
 from plugins.aggregator.datapath.job_sums import JobSums
-from plugins.aggregator.messages import NextOwner
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 

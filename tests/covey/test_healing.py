@@ -21,7 +21,7 @@ from covey.job.job_state import JobState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.numbers.handle import TensorHandle
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import Serve
+from covey.wire.sums import Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 from tests.quiet import until_blocked
 

@@ -28,7 +28,7 @@ from covey.tensors.same_host import layout as tensor_layout
 from covey.tensors.same_host.memory import TensorMemory, TensorRange
 from covey.tensors.same_host.shared_rounds import SharedRounds
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import JobCounters, Serve
+from covey.wire.sums import JobCounters, Serve
 from tests.covey.played_ranks import PlayedRanks, Script
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference
 from tests.plugins.aggregator.loopback import SECRET, AggdThread

@@ -20,10 +20,10 @@ from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import checked
 from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.tensor_wire import Declared
+from covey.tensors.owner.ranks_away import VAIN_S, RanksAwayHere, RoundSaid
+from covey.tensors.owner.ranks_away import in_vain as is_in_vain
 from covey.wire.job import GoneRank
-from plugins.aggregator.datapath.control import GetStatus, RanksAway
-from plugins.aggregator.datapath.ranks_away import VAIN_S, RanksAwayHere, RoundSaid
-from plugins.aggregator.datapath.ranks_away import in_vain as is_in_vain
+from covey.wire.sums import GetStatus, RanksAway
 from tests.covey.test_host_rounds import JOB, Gang, gang
 from tests.covey.test_tensors import until
 from tests.plugins.aggregator.loopback import AggdThread

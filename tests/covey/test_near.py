@@ -28,10 +28,10 @@ from covey.tensors.numbers.tensor_wire import (
     parse,
     verify,
 )
+from covey.tensors.owner.memory import Arena
 from covey.wire import page_pipe
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import PageStream
-from plugins.aggregator.datapath.memory import Arena
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread, Quiet

@@ -37,7 +37,7 @@ from covey.wire.handshake import CHALLENGE_BYTES
 from covey.wire.job import AggregatorAt
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
-from plugins.aggregator.datapath.control import DropJob
+from covey.wire.sums import DropJob
 from plugins.aggregator.datapath.lanes.wire import SOCKET
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 

@@ -18,7 +18,7 @@ from covey.tensors.numbers.handle import TensorHandle
 from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, TensorOp, frame, job_hash
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import DropJob
+from covey.wire.sums import DropJob
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 from tests.quiet import until_blocked

@@ -21,10 +21,10 @@ from covey.tensors.numbers.pieces import PIECE
 from covey.tensors.numbers.tensor_wire import Declared, Frame, TensorOp, Type, key_of, parse
 from covey.tensors.numbers.update_steps import take_step
 from covey.tensors.numbers.updates import SGD, Adam, Update
+from covey.tensors.owner.part_additions import PartAddition
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 from plugins.aggregator.datapath.job_sums import JobSums
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue, _Waiting
-from plugins.aggregator.datapath.lanes.part_additions import PartAddition
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference, updated
 from tests.plugins.aggregator.loopback import AggdThread

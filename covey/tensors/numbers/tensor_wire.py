@@ -56,6 +56,8 @@ from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.updates import Update, check_rate
 from covey.wire.checksum import crc32
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
+from covey.wire.sums import RANKS_MAX as RANKS_MAX
+from covey.wire.sums import SECRET_BYTES as SECRET_BYTES
 
 VERSION = 1
 """Version of the frames. A frame of another version is refused, whatever it says."""
@@ -65,12 +67,10 @@ PART_BYTES = 1 << 20
 """Bytes of a part that workers use. Measured with four ranks and 25 MB: 256 KiB 43 ms, 512 KiB 35.5, 1 MiB 33."""
 OPEN_BYTES_MAX = 4096
 FAULT_BYTES_MAX = 1024
-SECRET_BYTES = 16
 PARTS_MAX = 0xFFFF
 BLOCKS_MAX = 1 << 20
 """Most Blocks of one tensor."""
 Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-RANKS_MAX = 0xFFFF
 OWNER = RANKS_MAX
 """Number in the place of a rank when an owner hands its Blocks over. No rank has this number."""
 Type = Literal["float32", "float64", "float16", "bfloat16"]

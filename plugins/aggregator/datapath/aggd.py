@@ -22,11 +22,12 @@ from covey.tensors.numbers.tensor_wire import (
     parse,
     verify,
 )
+from covey.tensors.owner.memory import Buffers, Memory
+from covey.tensors.owner.speakers import Violation
 from covey.wire import handshake
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
-from plugins.aggregator.datapath.blocks.state_carrier import READY_BYTES_S, StateCarrier
-from plugins.aggregator.datapath.control import (
+from covey.wire.sums import (
     DropJob,
     GetStatus,
     JobCounters,
@@ -38,14 +39,13 @@ from plugins.aggregator.datapath.control import (
     SetPace,
     orders,
 )
+from plugins.aggregator.datapath.blocks.state_carrier import READY_BYTES_S, StateCarrier
 from plugins.aggregator.datapath.job_sums import GIVE_BACK_S, Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.lanes.lane import LANE
 from plugins.aggregator.datapath.lanes.lanes import Lanes
 from plugins.aggregator.datapath.links import WorkerLink
-from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.owner_links import OwnerLink
-from plugins.aggregator.datapath.speakers import Violation
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096

@@ -18,17 +18,17 @@ from covey.tensors.numbers.tensor_wire import (
     job_hash,
     key_of,
 )
+from covey.tensors.owner.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
+from covey.tensors.owner.part_additions import PartAddition
+from covey.tensors.owner.ranks_away import RanksAwayHere
+from covey.tensors.owner.sums import StateTransfer, TensorSum
+from covey.wire.sums import Serve
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
 from plugins.aggregator.datapath.blocks.state_carrier import StateCarrier
-from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.lanes.lanes import Lanes
-from plugins.aggregator.datapath.lanes.part_additions import PartAddition
 from plugins.aggregator.datapath.lanes.wire import LaneDone
-from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
-from plugins.aggregator.datapath.ranks_away import RanksAwayHere
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
 TENSORS_MAX = 1 << 16

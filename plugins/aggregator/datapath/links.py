@@ -28,9 +28,9 @@ from covey.tensors.numbers.tensor_wire import (
     unpack_rate,
     verify,
 )
+from covey.tensors.owner.sums import TensorSum
 from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
-from plugins.aggregator.datapath.sums import TensorSum
 
 QUEUE_MAX = 1 << 18
 """Most answers waiting for one worker; one that asks for more without reading is cut off."""

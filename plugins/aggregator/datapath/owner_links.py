@@ -4,10 +4,10 @@ import asyncio
 
 from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
+from covey.tensors.owner.speakers import Violation
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
 from plugins.aggregator.datapath.blocks.state_carrier import COPY_SILENT_S
 from plugins.aggregator.datapath.job_sums import JobSums
-from plugins.aggregator.datapath.speakers import Violation
 
 
 class OwnerLink:

@@ -23,6 +23,7 @@ import msgspec
 from covey.core.events import Heard, LogEvent, Publish, Send, SetTimer, Undelivered
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import SECRET_BYTES, epoch_text
+from covey.wire.sums import NextOwner
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.machine.profiler import Profiler
@@ -52,7 +53,6 @@ from plugins.aggregator.messages import (
     KnownOwner,
     LossReport,
     Lost,
-    NextOwner,
     Offer,
     Probe,
     Profiled,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from covey.core.ids import JobId
+from covey.wire.sums import NextOwner
 from plugins.aggregator.machine.served_job import ServedJob
-from plugins.aggregator.messages import NextOwner
 
 
 class ProcessUp(msgspec.Struct, frozen=True):

@@ -25,9 +25,9 @@ from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire import checked
 from covey.wire.frames import read_frame, write_frame
 from covey.wire.job import AggregatorAt, AggregatorLost, Frame
+from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, Serve, answers
 from plugins import facts
 from plugins.aggregator import messages, policy
-from plugins.aggregator.datapath.control import DropJob, GetStatus, Now, Order, Quit, Serve, answers
 from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (

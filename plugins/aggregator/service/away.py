@@ -6,7 +6,7 @@ from covey.core.ids import JobId
 from covey.job.leaving import who
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
-from plugins.aggregator.datapath.control import Now, RanksAway
+from covey.wire.sums import Now, RanksAway
 from plugins.facts import RanksLeft
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from plugins.aggregator.datapath.control import UNKNOWN, Now, SetPace
+from covey.wire.sums import UNKNOWN, Now, SetPace
 from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy.profile import limit_of

@@ -2,7 +2,7 @@
 
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
-from plugins.aggregator.datapath.control import JobCounters
+from covey.wire.sums import JobCounters
 from plugins.aggregator.machine.owner import Owner
 from plugins.facts import RanksAwaited
 from plugins.views import AggregatorJobView

@@ -31,8 +31,8 @@ from covey.tensors.numbers.tensor_wire import (
 )
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import SGD, Update
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies, OutgoingCopies
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
 JOB = JobId("j1")

@@ -16,8 +16,8 @@ from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
 from covey.ports.log import Logger
 from covey.wire.job import AggregatorAt
+from covey.wire.sums import GetStatus, Now, Order, Serve
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
-from plugins.aggregator.datapath.control import GetStatus, Now, Order, Serve
 
 SECRET = b"sixteen bytes !!"
 

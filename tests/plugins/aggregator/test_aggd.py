@@ -33,15 +33,14 @@ from covey.tensors.numbers.tensor_wire import (
     parse,
     verify,
 )
+from covey.tensors.owner.sums import TensorSum
 from covey.wire import handshake
 from covey.wire.frames import pack
 from covey.wire.handshake import PER_ADDRESS_MAX
 from covey.wire.job import AggregatorAt
+from covey.wire.sums import DropJob, GetStatus, NextOwner, RanksAway, Serve, answers
 from plugins.aggregator.datapath import job_sums, owner_links
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
-from plugins.aggregator.datapath.control import DropJob, GetStatus, RanksAway, Serve, answers
-from plugins.aggregator.datapath.sums import TensorSum
-from plugins.aggregator.messages import NextOwner
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 from tests.virtual_time import play
 

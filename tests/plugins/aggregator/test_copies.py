@@ -19,9 +19,9 @@ from covey.tensors.numbers.tensor_wire import (
     parse,
 )
 from covey.tensors.numbers.updates import SGD
+from covey.tensors.owner.speakers import Violation
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 from plugins.aggregator.datapath.blocks.block_copies import COPIES_MAX, IncomingCopies, OutgoingCopies
-from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import JOB, Bench, Owner, Tensor
 
 MODEL = Tensor("w", "model", (7, 3))

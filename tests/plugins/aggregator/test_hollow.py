@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from covey.tensors.numbers.tensor_wire import Declared
-from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from covey.tensors.owner.speakers import Violation
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 
 ONES = np.ones(4, np.float32).tobytes()
 

@@ -20,17 +20,17 @@ from agent.ports.memory.pages import MemfdPages
 from agent.ports.processors import cores_now
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import TYPES, Declared, Type
+from covey.tensors.owner.memory import Arena, Buffers, Memory
+from covey.tensors.owner.part_additions import LastAddition
+from covey.tensors.owner.sums import TensorSum
 from covey.wire.splicing import LEAST_BYTES
-from plugins.aggregator.datapath.control import Serve
+from covey.wire.sums import Serve
 from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.lanes.lane import Lane
 from plugins.aggregator.datapath.lanes.lanes import DEPTH, LaneLink, Lanes
 from plugins.aggregator.datapath.lanes.memory import LaneMemory
-from plugins.aggregator.datapath.lanes.part_additions import LastAddition
 from plugins.aggregator.datapath.lanes.wire import LaneDone, LaneMaps, LaneMemoryAt, LaneOrder
-from plugins.aggregator.datapath.memory import Arena, Buffers, Memory
-from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.machine.process_words import ProcessUp

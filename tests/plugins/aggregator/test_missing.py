@@ -11,7 +11,7 @@ from cli.jobs.tensors import silent
 from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
-from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Serve
+from covey.wire.sums import GetStatus, JobCounters, Now, Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1

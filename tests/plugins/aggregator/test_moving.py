@@ -7,6 +7,7 @@ import msgspec
 
 from covey.core.events import Heard, LogEvent, Publish, SetTimer, Undelivered
 from covey.core.ids import HostId, JobId
+from covey.wire.sums import NextOwner
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.owner import Owner
@@ -24,7 +25,6 @@ from plugins.aggregator.messages import (
     Handover,
     KnownOwner,
     MoveTensors,
-    NextOwner,
     Offer,
     Profiled,
     Retire,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from covey.tensors.numbers.tensor_wire import Declared, Type, key_of
 from covey.tensors.numbers.updates import SGD, Adam, Update
-from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from covey.tensors.owner.speakers import Violation
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor
 
 UPDATES: tuple[Update, ...] = (

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import grant_of
+from covey.wire import sums as control
 from covey.wire.frames import FrameError, unpack
 from plugins.aggregator import messages, policy
-from plugins.aggregator.datapath import control
 from plugins.aggregator.messages import AggregatorSettings, Assigned, KnownOwner, Offer
 from plugins.aggregator.messages import Any as AnyMessage
 from plugins.aggregator.policy import Candidate

@@ -14,10 +14,7 @@ from covey.core.ids import JobId
 from covey.ports.clock import Clock
 from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import Payload
-from plugins.aggregator.datapath.control import Serve
-from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
-from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
-from plugins.aggregator.datapath.memory import (
+from covey.tensors.owner.memory import (
     ALIGNED,
     LATER_S,
     READY_BUFFER_BYTES,
@@ -31,6 +28,9 @@ from plugins.aggregator.datapath.memory import (
     mapped,
     touched,
 )
+from covey.wire.sums import Serve
+from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
+from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from tests.virtual_time import play
 
@@ -353,7 +353,7 @@ def test_memory_in_advance_that_takes_long_takes_more_of_a_core() -> None:
 
 
 def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.aggregator.datapath.memory.BUFFERS_BYTES_MAX", 3 << 16)
+    monkeypatch.setattr("covey.tensors.owner.memory.BUFFERS_BYTES_MAX", 3 << 16)
     buffers = Buffers()
     given = [buffers.take(1 << 16) for _ in range(5)]
     others: list[Payload] = [buffers.take(100), bytes(1 << 16)]
@@ -382,7 +382,7 @@ def test_a_buffer_of_one_tensor_will_do_for_another() -> None:
 def test_buffers_are_made_ready_with_those_that_are_there_and_within_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("plugins.aggregator.datapath.memory.BUFFERS_BYTES_MAX", 3 * READY_BUFFER_BYTES)
+    monkeypatch.setattr("covey.tensors.owner.memory.BUFFERS_BYTES_MAX", 3 * READY_BUFFER_BYTES)
     buffers = Buffers()
     assert not list(buffers.ready(0))
     assert len(list(buffers.ready(2 * READY_BUFFER_BYTES))) == 2

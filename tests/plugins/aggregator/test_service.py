@@ -19,8 +19,8 @@ from chaos.world.host import SimProcess
 from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import ballot_of
+from covey.wire.sums import GetStatus, JobCounters, Now, Order, RanksAway, Serve
 from plugins import facts
-from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Order, RanksAway, Serve
 from plugins.aggregator.machine.coordinator import JobStepped
 from plugins.aggregator.machine.process_words import ProcessUp, Served
 from plugins.aggregator.messages import AggregatorSettings, Assigned, Offer, Probe, Serving, WorkCounters, WorkOf

@@ -9,8 +9,8 @@ import pytest
 from covey.ports.env import Env
 from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, Header, TensorOp, frame, parse
 from covey.wire import handshake
+from covey.wire.sums import NextOwner
 from plugins.aggregator.datapath.blocks.state_carrier import ASKS_S, HERE_S, StateCarrier
-from plugins.aggregator.messages import NextOwner
 from tests.virtual_time import play
 
 BEGAN_S = 1000.0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import Declared, key_of
-from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from covey.tensors.owner.speakers import Violation
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution, reference
 
 MODEL = Tensor("w", "model", (7, 3))

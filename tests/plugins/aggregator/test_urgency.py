@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
-from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
+from covey.wire.sums import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S
 from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.lanes.lanes import Lanes

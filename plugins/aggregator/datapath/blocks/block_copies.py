@@ -34,7 +34,7 @@ from covey.tensors.numbers.tensor_wire import (
     pack_declared,
     unpack_declared,
 )
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from covey.tensors.owner.sums import StateTransfer, TensorSum
 
 COPIES_MAX = 4
 """Most Blocks that one owner has on their way to another at once."""

@@ -23,11 +23,11 @@ from covey.tensors.numbers.tensor_wire import (
     parse,
     verify,
 )
+from covey.tensors.owner.sums import TensorSum
 from covey.wire import handshake
 from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES
+from covey.wire.sums import NextOwner
 from plugins.aggregator.datapath.blocks.block_copies import MEGABYTE, OutgoingCopies
-from plugins.aggregator.datapath.sums import TensorSum
-from plugins.aggregator.messages import NextOwner
 
 COPY_SILENT_S = 3.0
 """Seconds after which either end gives up when the other one says, or takes, nothing; ranks have the state too."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream
 from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.owner.part_additions import add_part
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
-from plugins.aggregator.datapath.lanes.part_additions import add_part
 from plugins.aggregator.datapath.lanes.wire import LaneDone, LaneMaps, LaneOrder, Place, orders
 from plugins.base import Program
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream, Listener
+from covey.tensors.owner.part_additions import PartAddition
 from plugins.aggregator.datapath.lanes.frame_ends import FrameEnd
 from plugins.aggregator.datapath.lanes.lane import LaneConfig
 from plugins.aggregator.datapath.lanes.memory import LaneMemory
-from plugins.aggregator.datapath.lanes.part_additions import PartAddition
 from plugins.aggregator.datapath.lanes.wire import SOCKET, LaneDone, LaneMaps, LaneOrder, Place, answers
 from plugins.starting import Pauses
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.tensors.numbers.tensor_wire import Type
-from plugins.aggregator.datapath.lanes.part_additions import LastAddition
+from covey.tensors.owner.part_additions import LastAddition
 
 SOCKET = "aggd-lanes.sock"
 Place = tuple[int, int, int]

@@ -44,13 +44,13 @@ from covey.tensors.numbers.spoken import Piece
 from covey.tensors.numbers.sum_order import Addition, Node, addition
 from covey.tensors.numbers.tensor_wire import Declared, Payload, key_of
 from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.owner.coming_copy import ComingCopy
+from covey.tensors.owner.learning_rates import LearningRates, UnlikeRates
+from covey.tensors.owner.memory import Arena, touched
+from covey.tensors.owner.part_additions import LastAddition, PartAddition
+from covey.tensors.owner.ranks_away import RoundSaid
+from covey.tensors.owner.speakers import Speakers, Violation
 from covey.wire.splicing import LEAST_BYTES
-from plugins.aggregator.datapath.coming_copy import ComingCopy
-from plugins.aggregator.datapath.lanes.part_additions import LastAddition, PartAddition
-from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
-from plugins.aggregator.datapath.memory import Arena, touched
-from plugins.aggregator.datapath.ranks_away import RoundSaid
-from plugins.aggregator.datapath.speakers import Speakers, Violation
 
 Array = npt.NDArray[Any]
 """Array of the tensor's type, as it is stored in memory."""

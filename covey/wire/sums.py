@@ -1,4 +1,5 @@
-"""The protocol between an agent and its `aggd` on the unix socket (frames of `covey.wire.frames`).
+"""Orders of an agent to who sums tensors for it, and the answers: to its `aggd` on a unix socket (frames of
+`covey.wire.frames`), or to a rank that owns a table (`covey.wire.job.SumsOrder`).
 
 Request and answer in turn: the agent sends one frame and reads one. `Serve` and `DropJob` may be repeated.
 """
@@ -8,11 +9,21 @@ from typing import Annotated
 import msgspec
 
 from covey.core.ids import JobId
-from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
-from plugins.aggregator.messages import NextOwner
 
+RANKS_MAX = 0xFFFF
+"""Most ranks of a job."""
+SECRET_BYTES = 16
+Address = Annotated[str, msgspec.Meta(min_length=3, max_length=80)]
+Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 UNKNOWN = -1
 """Value of a process older than `SetPace`, which says nothing of it, and is not to be told."""
+
+
+class NextOwner(msgspec.Struct, frozen=True):
+    """The next owner, to which the state of Blocks is brought by a peer that proves to know `secret`."""
+
+    address: Address
+    secret: Secret
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
@@ -21,7 +32,7 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     job: JobId
     epoch: Annotated[int, msgspec.Meta(ge=1)]
     workers: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
-    secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    secret: Secret
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
     """Bytes of its tensors, as far as is known: memory for them is prepared."""
 
