@@ -115,7 +115,7 @@ class TensorClient(OfOneProcess):
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
-        self.owner = DirectOwner(job, rank)
+        self.owner = DirectOwner(job, rank, self.tell)
         """The tables that this rank owns."""
         self._far = BlockRounds(
             job,

@@ -12,11 +12,11 @@ Pushes of this rank do not pass through a socket.
 """
 
 import contextlib
-import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from covey.core.ids import JobId
@@ -43,7 +43,6 @@ from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Stranger
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, RanksAway, Serve, SetPace
 
-_log = logging.getLogger("covey.tensors")
 CONNECTIONS_MAX = 4096
 LINGER_S = 5.0
 """Seconds that a rank that is done waits until the other ranks have their last results from it."""
@@ -54,8 +53,9 @@ LOOK_S = 0.02
 class DirectOwner:
     """The tables that one rank owns. Any thread may call."""
 
-    def __init__(self, job: JobId, rank: int) -> None:
-        self.job, self.rank = job, rank
+    def __init__(self, job: JobId, rank: int, tell: Callable[[str], None] = lambda text: None) -> None:
+        """`tell` is called with what people should know."""
+        self.job, self.rank, self._tell = job, rank, tell
         self.lock = threading.RLock()
         """Guards all tables, and the fields below."""
         self._tables: dict[int, OwnedTable] = {}
@@ -69,11 +69,6 @@ class DirectOwner:
         self._bad_frames = self._refused = 0
         self._gone = threading.Condition(self.lock)
         """Notified when a connection has ended."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether this rank owns nothing any more, and will not."""
-        return self._closed
 
     # ---- orders of the agent ----
 
@@ -147,6 +142,11 @@ class DirectOwner:
         with self._gone:
             while any(not link.is_sent or left for link in self._remote()) and (left_s := end_s - time.monotonic()) > 0:
                 self._gone.wait(min(left_s, LOOK_S))
+        self.cut()
+
+    def cut(self) -> None:
+        """End everything now, whatever was not sent."""
+        with self.lock:
             self._closed = True
             listeners, connections = self._listeners, list(self._connections)
             self._listeners = []
@@ -200,8 +200,7 @@ class DirectOwner:
             try:
                 count = addition.run()
             except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-                name = tensor.declared.name
-                _log.error("an addition of tensor %r failed, and its ranks push again: %r", name, error)
+                self._tell(f"could not add tensor {tensor.declared.name!r}, so all ranks push again: {error!r}")
                 with self.lock:
                     if table.tensors.get(key) is tensor:
                         table.broken(key)
@@ -209,29 +208,36 @@ class DirectOwner:
             with self.lock:
                 if table.over or table.tensors.get(key) is not tensor:
                     return
+                was_finite, round = not tensor.not_finite, (tensor.version or 0) + 1
                 table.ended(key, tensor.end(addition, count), time.monotonic())
+            if was_finite and tensor.not_finite:
+                self._tell(f"has a sum of tensor {tensor.declared.name!r} that is not finite, in round {round}")
 
     # ---- other ranks ----
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self.is_closed:
+        while True:
             try:
                 sock, peer = listener.accept()
             except OSError:
-                if self.is_closed:
+                if self._closed:
                     return
                 time.sleep(0.1)  # no descriptor is free, perhaps
                 continue
             name = peer[0] if isinstance(peer, tuple) else "here"
             with self.lock:
-                full = len(self._connections) >= CONNECTIONS_MAX or self.is_closed
+                full = self._closed or len(self._connections) >= CONNECTIONS_MAX
                 crowded_out = None if full else self._strangers.come(sock, name)
                 if not full:
                     self._connections.add(sock)
+                else:
+                    self._refused += 1
             if full:
                 sock.close()
                 continue
             if crowded_out is not None:
+                with self.lock:
+                    self._refused += 1
                 with contextlib.suppress(OSError):
                     crowded_out.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._talk, args=(sock,), name="covey-pushes", daemon=True).start()
