@@ -226,7 +226,7 @@ class DirectOwner:
                 continue
             name = peer[0] if isinstance(peer, tuple) else "here"
             with self.lock:
-                full = self._closed or len(self._connections) >= CONNECTIONS_MAX
+                full = not self._has_room()
                 crowded_out = None if full else self._strangers.come(sock, name)
                 if not full:
                     self._connections.add(sock)
@@ -241,6 +241,9 @@ class DirectOwner:
                 with contextlib.suppress(OSError):
                     crowded_out.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._talk, args=(sock,), name="covey-pushes", daemon=True).start()
+
+    def _has_room(self) -> bool:
+        return not self._closed and len(self._connections) < CONNECTIONS_MAX
 
     def _talk(self, sock: socket.socket) -> None:
         link: RankConnection | None = None
