@@ -194,7 +194,7 @@ class DirectOwner:
         """Do all additions of this tensor that can be done now."""
         while True:
             with self.lock:
-                if table.over or table.tensors.get(key) is not tensor or not tensor.busy:
+                if not self._sums(table, key, tensor) or not tensor.busy:
                     return
                 addition = tensor.begin()
             try:
@@ -206,12 +206,16 @@ class DirectOwner:
                         table.broken(key)
                 return
             with self.lock:
-                if table.over or table.tensors.get(key) is not tensor:
+                if not self._sums(table, key, tensor):
                     return
                 was_finite, round = not tensor.not_finite, (tensor.version or 0) + 1
                 table.ended(key, tensor.end(addition, count), time.monotonic())
             if was_finite and tensor.not_finite:
                 self._tell(f"has a sum of tensor {tensor.declared.name!r} that is not finite, in round {round}")
+
+    def _sums(self, table: OwnedTable, key: int, tensor: TensorSum) -> bool:
+        """Whether this tensor is still the one that is summed under that key."""
+        return not table.over and table.tensors.get(key) is tensor
 
     # ---- other ranks ----
 
