@@ -28,6 +28,7 @@ from covey.wire import handshake
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.wire.sums import (
+    MISSING_MAX,
     DropJob,
     GetStatus,
     JobCounters,
@@ -49,8 +50,6 @@ from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
-MISSING_MAX = 16
-"""Most ranks that have not pushed which are named."""
 TOLD_S = 0.2
 """Seconds between telling ranks of the next owner and ending their connections."""
 
