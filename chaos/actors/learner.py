@@ -27,7 +27,7 @@ from covey.core.ids import JobId
 from covey.healing.likeness import Likeness
 from covey.healing.owns import RANKS_MAX
 from covey.job.job_state import JobState
-from covey.job.leaving import LEAVE, who
+from covey.tensors.owner.leaving import LEAVE, who
 from covey.job.rank_identity import identity
 from covey.ports.env import Env
 from covey.ports.processes import Command

@@ -23,7 +23,7 @@ import numpy as np
 from chaos.world.host import SimProcesses
 from covey.core.errors import RankLeft
 from covey.core.ids import JobId
-from covey.job.leaving import LEAVE, who
+from covey.tensors.owner.leaving import LEAVE, who
 from covey.job.table_owners import TableOwners
 from covey.ports.env import Env
 from covey.ports.processes import Command

@@ -99,7 +99,7 @@ class HealingMachine:
         self._behind: dict[int, int] = {}
         """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
         self._gone: dict[int, str] = {}
-        """Ranks that have left for good (`covey.job.leaving`), and a sentence for people on each."""
+        """Ranks that have left for good (`covey.tensors.owner.leaving`), and a sentence for people on each."""
         self._gives: HeldState | None = None
         """The state that this rank gives to successors."""
         self._is_saying = False

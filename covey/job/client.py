@@ -50,11 +50,14 @@ from covey.wire.job import (
     RanksHaveLeft,
     Refusal,
     Stopping,
+    SumsNow,
+    SumsOrder,
     TensorMemoryHere,
     TensorsShared,
     decoder,
     other_protocol,
 )
+from covey.wire.sums import Now
 
 if TYPE_CHECKING:
     from covey.job.job_state import Get, JobState, Load
@@ -296,10 +299,10 @@ class JobClient(OfOneProcess):
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
-        self._wakes.wake()
-        self._thread.join(GOODBYE_S + 0.5)
         if tensors is not None:
             tensors.close()
+        self._wakes.wake()
+        self._thread.join(GOODBYE_S + 0.5)
         self._memory.close()
         if not self._thread.is_alive():
             self._wakes.close()
@@ -436,6 +439,8 @@ class JobClient(OfOneProcess):
             self._memory.none(frame.why)
         elif isinstance(frame, RanksHaveLeft):
             self._ranks_gone(frame)
+        elif isinstance(frame, SumsOrder):
+            self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:
             self._say(answer)
 
@@ -451,7 +456,9 @@ class JobClient(OfOneProcess):
             memory = (self._shared, cannot) if self._follows else ()
             self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
             heals = self._heals if joined.heals else None
-            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals)
+            owns = self._tensors.owner.now() if self._tensors is not None else None
+            sums = SumsNow(owns) if owns is not None and owns.jobs else None
+            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals, sums)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)
@@ -480,6 +487,17 @@ class JobClient(OfOneProcess):
             self._gone, tensors = frame.ranks, self._tensors
         if tensors is not None:
             tensors.gone(frame.ranks)
+
+    def _sums(self, frame: SumsOrder) -> Now:
+        """Obey an order to this rank as an owner of tables. One that cannot be obeyed leaves it the owner of no table,
+        and the agent finds another."""
+        with self._lock:
+            tensors = self._tensors
+        if tensors is None or self._closed:
+            return Now("", [], 0.0, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max)
+        return tensors.owner.now()
 
     def abandon(self) -> None:
         """Give up this connection in a forked child: it is the parent's, and its thread does not exist here."""

@@ -39,8 +39,8 @@ class TableOwners:
 
     def wanted(self, table: int) -> TableWanted:
         self._wanted.add(table)
-        return TableWanted(table)
+        return TableWanted(table, may_own=True)
 
     def again(self) -> Sequence[Frame]:
         """All frames, for an agent that may not have received them."""
-        return [*map(TableWanted, sorted(self._wanted)), *self._lost.values()]
+        return [*(TableWanted(table, may_own=True) for table in sorted(self._wanted)), *self._lost.values()]

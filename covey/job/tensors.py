@@ -40,10 +40,10 @@ from covey.core.patience import Patience
 from covey.healing.healing import Healing
 from covey.job.given_rounds import GivenRound
 from covey.job.heartbeats import CallTimes
-from covey.job.leaving import LEAVE, GoneRanks, in_vain
 from covey.kernel.this_process import OfOneProcess
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.host_rounds import HostTensor
+from covey.tensors.direct.owner import DirectOwner
 from covey.tensors.numbers.arrays import Array, check_out, checked
 from covey.tensors.numbers.handle import TensorHandle as TensorHandle
 from covey.tensors.numbers.moments import NAME as MOMENTS
@@ -52,6 +52,7 @@ from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, Type
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import Update
+from covey.tensors.owner.leaving import LEAVE, GoneRanks, in_vain
 from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMemory
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
 from covey.wire.job import AggregatorAt, GoneRank
@@ -114,8 +115,20 @@ class TensorClient(OfOneProcess):
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
-        far = {"tables": tables, "incarnation": incarnation, "part_bytes": part_bytes}
-        self._far = BlockRounds(job, rank, world_size, lost, wanted=wanted, heard=self._far_heard, **far)
+        self.owner = DirectOwner(job, rank)
+        """The tables that this rank owns."""
+        self._far = BlockRounds(
+            job,
+            rank,
+            world_size,
+            lost,
+            tables=tables,
+            incarnation=incarnation,
+            wanted=wanted,
+            heard=self._far_heard,
+            part_bytes=part_bytes,
+            local=lambda at: self.owner.local(at, incarnation),
+        )
 
     # ---- from the script ----
 
@@ -304,6 +317,7 @@ class TensorClient(OfOneProcess):
         if self._healing is not None:
             self._healing.close()
         self._far.close()
+        self.owner.close(self.left)
 
     # ---- from the agent ----
 

@@ -15,7 +15,7 @@ from covey.healing.healing import Healing
 from covey.healing.neighbours import Beside
 from covey.job.given_rounds import GivenRound
 from covey.job.job_state import begun
-from covey.job.leaving import in_vain, who
+from covey.tensors.owner.leaving import in_vain, who
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import checked
 from covey.tensors.numbers.spoken import Spoken

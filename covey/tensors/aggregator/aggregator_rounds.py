@@ -22,7 +22,7 @@ import numpy as np
 
 from covey.core.errors import RankLeft
 from covey.tensors.aggregator.early_copy import EarlyCopy
-from covey.tensors.aggregator.link import CONNECT_S, Poster, TensorLink
+from covey.tensors.aggregator.link import CONNECT_S, Poster, RankSideLink, TensorLink
 from covey.tensors.aggregator.present_owner import PresentOwner
 from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
 from covey.tensors.numbers.arrays import Array, bytes_of
@@ -70,15 +70,17 @@ class AggregatorRounds:
         failed: Callable[[Exception], None] = lambda error: None,
         poster: Poster | None = None,
         heard: Callable[[], None] = lambda: None,
+        local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
     ) -> None:
         """From the link thread, `lost(epoch, why)` is called each time the address of that epoch cannot be used,
         `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: the sending
-        thread that all tables share."""
+        thread that all tables share. `local` connects to an owner in this process; None: it is another one."""
+        self._local = local
         self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
         """Guards the fields below, and the rounds; notified when any of them changes."""
         self._owner = PresentOwner()
-        self._link: TensorLink | None = None
+        self._link: RankSideLink | None = None
         self._problem = "the agent has not assigned an aggregator yet"
         self.fatal: Exception | None = None
         """Why nothing will be added any more; None: it will."""
@@ -323,18 +325,10 @@ class AggregatorRounds:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link = TensorLink(at.address, self._poster, at.near)
+        link = self._local(at) or TensorLink(at.address, self._poster, at.near)
         try:
-            with self._changed:
-                hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
-            if hello is None:
-                raise ConnectionAbortedError("is no longer the aggregator")
-            link.send((hello,))
-            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
-                header = self._take(link, at)
-                if header.op is not expected:
-                    raise TensorWireError(f"answered {header.op.name} to our hello")
-            link.sock.settimeout(None)
+            if not link.welcomed:
+                self._introduce(link, at)
             with link.lock:  # no other frame is sent before those that open our tensors
                 with self._changed:
                     if self._closed or self._owner.at is not at:
@@ -360,7 +354,19 @@ class AggregatorRounds:
             self._heard()
             link.close()
 
-    def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
+    def _introduce(self, link: RankSideLink, at: AggregatorAt) -> None:
+        """Prove who this is to an owner in another process, which proves that too."""
+        with self._changed:
+            hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
+        if hello is None:
+            raise ConnectionAbortedError("is no longer the aggregator")
+        link.send((hello,))
+        for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
+            header = self._take(link, at)
+            if header.op is not expected:
+                raise TensorWireError(f"answered {header.op.name} to our hello")
+
+    def _take(self, link: RankSideLink, at: AggregatorAt) -> Header:
         """Read and handle one frame."""
         link.await_byte(self.rounds.ping)
         head = bytearray(HEADER_BYTES)

@@ -21,7 +21,7 @@ import numpy as np
 
 from covey.core.ids import JobId
 from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds, Waits
-from covey.tensors.aggregator.link import Poster
+from covey.tensors.aggregator.link import Poster, RankSideLink
 from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds
 from covey.tensors.aggregator.rounds import Rounds, Tell, ToldByRank
 from covey.tensors.numbers.arrays import Array
@@ -63,10 +63,12 @@ class BlockRounds:
         wanted: Callable[[int], None] = lambda table: None,
         heard: Callable[[], None] = lambda: None,
         part_bytes: int = PART_BYTES,
+        local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
-        `heard` when a result may be there, and `wanted(table)` when the owner of a table other than 0 is needed for the
-        first time."""
+        `heard` when a result may be there, and `wanted(table)` when the owner of a table is needed for the first time.
+        `local` connects to an owner in this process."""
+        self._local = local
         self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
@@ -83,8 +85,9 @@ class BlockRounds:
         """The newest owner of each table that the agent named."""
         self._closed = False
         self._heals, self._leaves = False, b""
+        self._has_wanted: set[int] = set()
         self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
-        self.table(0)
+        self._make(0)
 
     # ---- from the script ----
 
@@ -200,6 +203,7 @@ class BlockRounds:
             self._told_by_ranks, self._heals = told, True
             for rounds in self._at.values():
                 rounds.told = told
+        self.table(0)  # it passes on what ranks tell one another
 
     def begin_with(self, packed: bytes) -> None:
         """Take over the Blocks and rounds of another rank's `versions`. TensorWireError, ValueError."""
@@ -234,7 +238,16 @@ class BlockRounds:
         return sorted(blocks, key=lambda at: (cut.blocks[at].table - self._rank - 1) % self.tables)
 
     def table(self, table: int) -> AggregatorRounds:
-        """The rounds at the owner of this table; a new owner is asked for."""
+        """The rounds at the owner of this table, which is asked for if need be."""
+        rounds = self._make(table)
+        with self._lock:
+            is_known = table in self._has_wanted
+            self._has_wanted.add(table)
+        if not is_known:
+            self._wanted(table)
+        return rounds
+
+    def _make(self, table: int) -> AggregatorRounds:
         with self._lock:
             rounds = self._at.get(table)
             if rounds is not None:
@@ -242,7 +255,7 @@ class BlockRounds:
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
             of.incarnation = self._incarnation
             lost = partial(self._table_lost, table)
-            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
+            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard, self._local)
             rounds.rounds.order = self._order
             rounds.told = self._told_by_ranks
             rounds.leave(self._leaves)
@@ -253,8 +266,6 @@ class BlockRounds:
             rounds.fail(self.fatal)
         if told is not None:
             rounds.moved(told)
-        if table:
-            self._wanted(table)
         return rounds
 
     @property

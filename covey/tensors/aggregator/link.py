@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from covey.core.units import format_seconds
 from covey.tensors.numbers.tensor_wire import Frame, Payload, is_lasting
@@ -75,8 +76,29 @@ class Poster:
             link.posted_sent()
 
 
+class RankSideLink(Protocol):
+    """A rank's connection to the owner of a table, in another process or in this one."""
+
+    lock: threading.RLock
+    """Serialises what is sent."""
+    near: bool
+    """Whether the owner is on this host."""
+    welcomed: bool
+    """Whether the owner knows already who this is."""
+
+    def say(self, frames: Iterable[Frame], at_once: bool) -> None: ...
+    def send(self, frames: Iterable[Frame], careful: bool = True) -> None: ...
+    def send_locked(self, frames: Iterable[Frame]) -> None: ...
+    def await_byte(self, ping: Callable[[], Frame]) -> None: ...
+    def read_into(self, view: memoryview) -> None: ...
+    def shut(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class TensorLink:
     """One connection. Sending is serialised by `lock`; only the link thread reads."""
+
+    welcomed = False
 
     def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
         """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: one for
@@ -86,7 +108,9 @@ class TensorLink:
         self.near = found is not None
         """Whether the other end is on this host."""
         self.sock = _far(address) if found is None else found
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
+        for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self.sock.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", int(DEAD_S), 0))
+        self.sock.settimeout(None)
         self._poll = select.poll()
         self._poll.register(self.sock, select.POLLIN)
         self._shared, self._poster = poster is not None, poster or Poster()
@@ -201,9 +225,12 @@ class TensorLink:
             view = view[count:]
 
     def _receive(self, into: memoryview) -> int:
-        if not self._poll.poll(DEAD_S * 1000):
-            raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
-        count = self.sock.recv_into(into)
+        """Receive bytes; what is large as a whole, however many pieces come: each one would wake this thread."""
+        whole = socket.MSG_WAITALL if into.nbytes >= READ_BYTES and into is not self._buffer else 0
+        try:
+            count = self.sock.recv_into(into, into.nbytes, whole)
+        except BlockingIOError:
+            raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame") from None
         if count == 0:
             raise ConnectionResetError("closed the connection")
         return count

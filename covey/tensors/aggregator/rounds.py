@@ -123,7 +123,7 @@ class TensorRounds:
         self.fault = ""
         """Why the aggregator does not sum this tensor, for people."""
         self.in_vain = False
-        """Whether the fault is that a rank has left (`covey.job.leaving`)."""
+        """Whether the fault is that a rank has left (`covey.tensors.owner.leaving`)."""
         self._seen: set[int] = set()
 
     @property

@@ -21,7 +21,8 @@ most that it will ever allocate. The checksum covers header and payload; for num
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing.healing`)
                                        <- TOLD(rank, about what)
-      LEAVES(who, in words)           ->      it pushes no tensor any more but the last one (`covey.job.leaving`)
+      LEAVES(who, in words)           ->      it pushes no tensor any more but the last one
+      (`covey.tensors.owner.leaving`)
                                        <- FAULT(key, round 1) to ranks that wait for it; round 0: it is not added
       PING                            ->
                                        <- PONG

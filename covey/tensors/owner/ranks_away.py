@@ -1,5 +1,5 @@
-"""Ranks of a job that have left (`covey.job.leaving`), and rounds that wait for them in vain: ranks that have pushed
-are told.
+"""Ranks of a job that have left (`covey.tensors.owner.leaving`), and rounds that wait for them in vain: ranks that have
+pushed are told.
 
 A rank that is in `leave()` says so on its connection, and counts as gone while that holds: if its process is lost
 a successor may push again. One whose process ended with 0 has none. Another rank may speak for it, and still push what

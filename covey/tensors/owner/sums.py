@@ -283,9 +283,9 @@ class TensorSum:
             start, end = self.declared.span(part)
             wide = (end - start) // self.declared.element_bytes * self._numbers.wide.itemsize
             return PartAddition(*of, sides, self._spare(wide), None, (), (), sides)
-        if memoryview(sides[0]).readonly:
-            sides[0] = bytearray(sides[0])
-        return PartAddition(*of, sides, sides[0], None, (), (), sides[1:])
+        mine = [at for at, side in enumerate(sides) if not memoryview(side).readonly]
+        into = sides[mine[0]] if mine else self._spare(len(sides[0]))
+        return PartAddition(*of, sides, into, None, (), (), [side for side in sides if side is not into])
 
     def end(self, addition: PartAddition, not_finite: int) -> Sequence[StateTransfer]:
         """An addition is done."""

@@ -1,7 +1,7 @@
 """Layout of the memory in which ranks of one host exchange tensors: one sealed memfd of a job, made by its agent.
 
     0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors,
-               where free memory begins; behind it, for each rank, whether it has left (`covey.job.leaving`)
+               where free memory begins; behind it, for each rank, whether it has left (`covey.tensors.owner.leaving`)
     BELLS      for each rank a row of words, one for each rank: it changes whenever that rank has news for this one
     DIRECTORY  for each tensor: key, state, where it is
     behind it  tensors, each with its declaration, two words for each rank, and room for data

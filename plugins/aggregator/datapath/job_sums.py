@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from covey.job.leaving import LEAVE, in_vain
+from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.ports.env import Env
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (

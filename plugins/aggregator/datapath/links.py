@@ -28,6 +28,7 @@ from covey.tensors.numbers.tensor_wire import (
     unpack_rate,
     verify,
 )
+from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.sums import TensorSum
 from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
@@ -64,8 +65,7 @@ class WorkerLink:
         """Small frames that are written with what follows."""
         self._closed = False
         self._written = asyncio.Event()
-        self._refused: set[int] = set()
-        """Tensors that will not be summed; pushes of them keep coming until the worker hears so."""
+        self._frames = RankFrames(rank, lambda key: job.tensors.get(key))
         self._key = 0
         """The tensor of the frame heard last."""
 
@@ -204,7 +204,7 @@ class WorkerLink:
             header = parse(head)
             if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
                 raise TensorWireError("a frame for another job, epoch or rank than this connection was opened for")
-            self._expect(header)
+            self._frames.expect(header)
             payload = self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
@@ -217,43 +217,16 @@ class WorkerLink:
             self._key = header.key
             self._heard(header, payload)
 
-    def _expect(self, header: Header) -> None:
-        """Check a frame's header, so that errors are found before its payload is allocated."""
-        match header.op:
-            case TensorOp.PUSH if header.key in self._refused:
-                pass
-            case TensorOp.PUSH:
-                piece = self._tensor(header).piece(self.rank, header.part)
-                if header.type != piece.type:
-                    raise TensorWireError(f"type {header.type} in a push of type {piece.type}")
-                if header.length != piece.size:
-                    raise TensorWireError(f"a piece of {header.length} bytes, not {piece.size}")
-            case TensorOp.STATE:
-                declared = self._tensor(header).declared
-                if header.type != TYPES[declared.type][0]:
-                    raise TensorWireError(f"type {header.type} in a tensor of {declared.type}")
-                if header.part >= declared.state_parts:
-                    raise TensorWireError(f"part {header.part} of a tensor with {declared.state_parts}")
-                start, end = declared.state_span(header.part)
-                if header.length != end - start:
-                    raise TensorWireError(f"a part of {header.length} bytes, not {end - start}")
-            case TensorOp.RATE | TensorOp.KEPT if header.key not in self._refused:
-                self._tensor(header)
-            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT | TensorOp.TELL | TensorOp.LEAVES:
-                pass
-            case _:
-                raise TensorWireError(f"unexpected {header.op.name} from a worker")
-
     def _heard(self, header: Header, payload: Payload) -> None:
         match header.op:
             case TensorOp.OPEN:
                 self._open(header, payload)
-            case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._refused:
+            case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._frames.refused:
                 pass
             case TensorOp.RATE:
-                self._tensor(header).learn(self.rank, header.round, unpack_rate(payload))
+                self._frames.tensor(header).learn(self.rank, header.round, unpack_rate(payload))
             case TensorOp.KEPT:
-                tensor = self._tensor(header)
+                tensor = self._frames.tensor(header)
                 self.job.do(header.key, tensor, tensor.kept(self.rank, header.round))
                 self.job.rounds_here.follow(header.key, tensor.under_way)
             case TensorOp.TELL:
@@ -264,11 +237,11 @@ class WorkerLink:
                 pass
             case TensorOp.PUSH:
                 self.job.received_bytes += header.length
-                tensor = self._tensor(header)
+                tensor = self._frames.tensor(header)
                 self.job.heard(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
             case TensorOp.STATE:
                 self.job.received_bytes += header.length
-                tensor = self._tensor(header)
+                tensor = self._frames.tensor(header)
                 self.job.heard(header.key, tensor, tensor.state_part(self.rank, header.round, header.part, payload))
             case _:
                 self.send(TensorOp.PONG)
@@ -277,14 +250,8 @@ class WorkerLink:
         declared, ranks = unpack_opening(header.flags, payload)
         tensor = self.job.declare(header.key, declared)
         if isinstance(tensor, str):
-            self._refused.add(header.key)
+            self._frames.refused.add(header.key)
             self.send(TensorOp.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
         want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
         self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, want, ranks, hollow))
-
-    def _tensor(self, header: Header) -> TensorSum:
-        tensor = self.job.tensors.get(header.key)
-        if tensor is None:
-            raise TensorWireError(f"{header.op.name} of a tensor that this worker never opened")
-        return tensor

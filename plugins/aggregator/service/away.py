@@ -1,9 +1,9 @@
-"""Ranks that have left (`covey.job.leaving`), by the log, and the orders that tell `aggd` of them."""
+"""Ranks that have left (`covey.tensors.owner.leaving`), by the log, and the orders that tell `aggd` of them."""
 
 from collections.abc import Iterator
 
 from covey.core.ids import JobId
-from covey.job.leaving import who
+from covey.tensors.owner.leaving import who
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.sums import Now, RanksAway

@@ -7,7 +7,7 @@ from typing import assert_never
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from covey.job.leaving import who
+from covey.tensors.owner.leaving import who
 from covey.tensors.numbers.blocks import tables_of
 from covey.wire.job import GoneRank
 from plugins.scheduler.machine.log import replacing

@@ -182,7 +182,7 @@ class JobHealing(msgspec.Struct):
     sought: int = 0
     """How often new places for some of the job's ranks were to be found."""
     gone: dict[int, GoneRank] = {}
-    """Ranks that ended with 0, while others run: those would wait for them in vain (`covey.job.leaving`)."""
+    """Ranks that ended with 0, while others run: those would wait for them in vain (`covey.tensors.owner.leaving`)."""
     losses: tuple[int, int] = (0, 0)
     """The newest step that was known when the job last lost a host, and how many hosts it has lost since that step."""
 

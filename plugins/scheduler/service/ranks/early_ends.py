@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from covey.core.ids import JobId
-from covey.job.leaving import who
+from covey.tensors.owner.leaving import who
 from covey.wire.job import RanksHaveLeft
 from plugins.base import Host
 from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain, StepTimed
