@@ -12,7 +12,6 @@ a rank that loses its owner goes to the next one in the same way. What happens t
 from collections.abc import Sequence
 from typing import Protocol
 
-from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
@@ -30,6 +29,7 @@ from covey.tensors.numbers.tensor_wire import (
     unpack_opening,
     unpack_rate,
 )
+from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.owner.memory import Arena, Buffers, Memory
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.ranks_away import RanksAwayHere

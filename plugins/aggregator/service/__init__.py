@@ -29,7 +29,7 @@ from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, Serve, answers
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
-from plugins.aggregator.machine.direct_owner import DirectOwner, ForgetByRank, ServeByRank
+from plugins.aggregator.machine.direct_tables import DirectTables, ForgetByRank, ServeByRank
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (
     AskQuestion,
@@ -59,7 +59,7 @@ from plugins.facts import AggregatorNow, HostView
 from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
 
-Machine = JobCoordinator | Owner | DirectOwner | Directory
+Machine = JobCoordinator | Owner | DirectTables | Directory
 STATE = "aggregator/state"
 ORDER_S = 5.0
 """Seconds that aggd may take to answer an order."""
@@ -88,7 +88,7 @@ class AggregatorService(PluginService):
         self.settings = host.settings(messages.AggregatorSettings)
         self.coordinator = JobCoordinator(host.id, host.env.entropy, self.settings)
         self.owner = Owner(self.settings, me=host.id)
-        self.direct = DirectOwner(self.settings, host.id)
+        self.direct = DirectTables(self.settings, host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
         """Last status of aggd; None while it is down."""
@@ -115,7 +115,7 @@ class AggregatorService(PluginService):
         self._started_s = self.env.clock.now_s()
         kept = await self._load_kept()
         self.owner = Owner(self.settings, kept.held, self.host.id, lanes_here(self.settings.lanes, self.env.probes))
-        self.direct = DirectOwner(self.settings, self.host.id, kept.direct)
+        self.direct = DirectTables(self.settings, self.host.id, kept.direct)
         self.directory = Directory(self.host.id, kept.known)
         self._aggd.id = kept.process
         if self.settings.serve:

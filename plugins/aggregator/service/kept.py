@@ -3,7 +3,7 @@
 import msgspec
 
 from covey.ports.processes import ProcessId
-from plugins.aggregator.machine.direct_owner import DirectTable
+from plugins.aggregator.machine.direct_tables import DirectTable
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import Assigned
 

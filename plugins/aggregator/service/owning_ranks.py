@@ -1,12 +1,12 @@
 """Ranks of this host that can own tables of their jobs: what they say, and orders to them over jobs.sock.
 
 A rank obeys the orders of an `aggd`, but belongs to a user: what it says is believed of its own run of its own job
-alone, and its address is taken only on this host. An answer is known by what it says, not by its place in a row: a rank
-also says what it sums when it has joined again. Each process has a number, so that a rank's successor is not taken for
-it.
+alone, and its address is taken only on this host. Each process has a number, so that a rank's successor is not taken
+for it.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +18,8 @@ from covey.tensors.numbers.blocks import TABLES_MAX, table_id
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.job import SumsOrder
 from covey.wire.sums import DropJob, GetStatus, JobCounters, Now, Order, Serve
-from plugins.aggregator.machine.direct_owner import (
-    DirectOwner,
+from plugins.aggregator.machine.direct_tables import (
+    DirectTables,
     RankFailed,
     RankSaid,
     RankServes,
@@ -44,7 +44,8 @@ class OwningRank:
         self.heard_s = 0.0
         self.asked = False
         """It was asked what it sums, and has not answered."""
-        self._awaited: list[tuple[Callable[[Now], bool], asyncio.Future[Now]]] = []
+        self._turn = asyncio.Lock()
+        self._awaited: tuple[Callable[[Now], bool], asyncio.Future[Now] | None] = (lambda now: True), None
 
     @property
     def run(self) -> tuple[JobId, int]:
@@ -56,22 +57,21 @@ class OwningRank:
         return self.now.jobs if self.now is not None else ()
 
     def heard(self, now: Now, now_s: float) -> None:
+        unasked = self.now is None and bool(now.jobs)
         self.now, self.heard_s = now, now_s
-        for obeyed, answer in self._awaited:
-            if obeyed(now) and not answer.done():
-                answer.set_result(now)
+        obeyed, answer = self._awaited
+        if answer is not None and not answer.done() and (obeyed(now) or not unasked):
+            answer.set_result(now)
 
-    async def obey(self, frame: SumsOrder, obeyed: Callable[[Now], bool]) -> Now:
-        """Give the order, and wait until the rank says what it does once it has obeyed. TimeoutError."""
-        answer: asyncio.Future[Now] = asyncio.get_running_loop().create_future()
-        waiting = obeyed, answer
-        self._awaited.append(waiting)
-        try:
+    async def obey(self, frame: SumsOrder, obeyed: Callable[[Now], bool] = lambda now: False) -> Now:
+        """Give the order; returns what the rank then says. TimeoutError. A process that owned tables before it joined
+        says that by itself, once, which is an answer only if it is `obeyed`."""
+        async with self._turn:
+            answer: asyncio.Future[Now] = asyncio.get_running_loop().create_future()
+            self._awaited = obeyed, answer
             self.peer.send(frame)
             async with asyncio.timeout(RANK_ORDER_S):
                 return await answer
-        finally:
-            self._awaited.remove(waiting)
 
 
 class OwningRanks:
@@ -144,32 +144,42 @@ class OwningRanks:
         def served(now: Now) -> bool:
             return bool(now.address) and any((job.job, job.epoch) == (table.job, table.epoch) for job in now.jobs)
 
-        order, began_s = Serve(table.job, table.epoch, table.workers, table.secret, table.size_bytes), self._now_s()
+        order = Serve(table.job, table.epoch, table.workers, table.secret, table.size_bytes)
+        who = f"rank {table.rank} on {self._host.id}"
         try:
-            now = await self._order(rank, order, served)
+            now = await rank.obey(self._frame(order), served)
         except TimeoutError:
-            answered = rank.heard_s > began_s
-            why = "does not sum what it was told to" if answered else f"did not answer within {RANK_ORDER_S:g} s"
-            return RankFailed(action.process, f"rank {table.rank} on {self._host.id} {why}", answered)
+            return RankFailed(action.process, f"{who} did not answer within {RANK_ORDER_S:g} s")
+        if not served(now):
+            return RankFailed(action.process, f"{who} cannot listen at {self._host.advertise}, or sums no table", True)
         return RankServes(table.job, table.epoch, action.process, now.address)
 
     def forget(self, process: int, order: ForgetJob, within_s: float) -> None:
-        """Let the process stop serving a table. One that does not answer is found silent when it is asked next."""
+        """Let the process stop serving a table."""
+        self._give(process, DropJob(order.job, order.epoch, order.instead, within_s, order.to))
+
+    def _give(self, process: int, order: Order) -> None:
+        """Give an order whose answer changes nothing. A process that does not answer is found silent when it is asked
+        next."""
         rank = self.of(process)
         if rank is not None:
-            rank.peer.send(self._frame(DropJob(order.job, order.epoch, order.instead, within_s, order.to)))
+            self._host.env.spawn("aggregator orders a rank", self._given(rank, order))
+
+    async def _given(self, rank: OwningRank, order: Order) -> None:
+        with contextlib.suppress(TimeoutError):
+            await rank.obey(self._frame(order))
 
     async def ask(self, rank: OwningRank) -> Now | None:
         """Ask a process what it sums; None, and it has failed, when it does not answer."""
         try:
-            return await self._order(rank, GetStatus(), lambda now: True)
+            return await rank.obey(self._frame(GetStatus()))
         except TimeoutError:
             if rank.number in self._processes:
                 why = f"rank {rank.peer.rank} on {self._host.id} did not answer within {RANK_ORDER_S:g} s"
                 self._tell(RankFailed(rank.number, why))
             return None
 
-    def poll(self, owner: DirectOwner) -> None:
+    def poll(self, owner: DirectTables) -> None:
         """Once a second, ask each process that serves tables, or has to say whether it does."""
         missing, serving = owner.missing, owner.processes
         for rank in self.all:
@@ -178,7 +188,7 @@ class OwningRanks:
                 rank.asked = True
                 self._host.env.spawn("aggregator asks a rank", self._look(rank, owner))
 
-    async def _look(self, rank: OwningRank, owner: DirectOwner) -> None:
+    async def _look(self, rank: OwningRank, owner: DirectTables) -> None:
         try:
             now = await self.ask(rank)
         finally:
@@ -186,21 +196,15 @@ class OwningRanks:
         if now is None:
             return
         for order in self._away.orders(now):
-            rank.peer.send(self._frame(order))
+            self._give(rank.number, order)
         for job in now.jobs:
             held = owner.tables.get(job.job)
             if job.iterations and held is not None and held.epoch == job.epoch:
                 missing = [each for each in job.missing if each < held.workers]
                 self._host.publish(awaited(msgspec.structs.replace(job, missing=missing)))
 
-    async def _order(self, rank: OwningRank, order: Order, obeyed: Callable[[Now], bool]) -> Now:
-        return await rank.obey(self._frame(order), obeyed)
-
     def _frame(self, order: Order) -> SumsOrder:
         return SumsOrder(order, self._host.advertise, self._memory_bytes_max)
-
-    def _now_s(self) -> float:
-        return self._host.env.clock.now_s()
 
 
 def _is_at(address: str, ip: str) -> bool:

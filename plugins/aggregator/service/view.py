@@ -3,7 +3,7 @@
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.sums import JobCounters
-from plugins.aggregator.machine.direct_owner import DirectOwner
+from plugins.aggregator.machine.direct_tables import DirectTables
 from plugins.aggregator.machine.owner import Owner
 from plugins.facts import RanksAwaited
 from plugins.views import AggregatorJobView
@@ -46,7 +46,7 @@ def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
     )
 
 
-def direct_view(owner: DirectOwner, job: JobCounters, process: int, age_s: float) -> AggregatorJobView | None:
+def direct_view(owner: DirectTables, job: JobCounters, process: int, age_s: float) -> AggregatorJobView | None:
     """View of a table that this process of a rank sums; None when it is not to sum it any more."""
     held = owner.tables.get(job.job)
     if held is None or owner.process_of(job.job) != process or held.epoch != job.epoch:

@@ -267,7 +267,9 @@ class PlayedAgent:
 
     def __init__(self) -> None:
         self.views = [HostView(host=H1, state="alive")]
-        self.ranks = [SimpleNamespace(job=JOB, epoch=epoch, told=[]) for epoch in (1, 0)]
+        self.ranks = [
+            SimpleNamespace(job=JOB, epoch=epoch, rank=0, may_own=False, gone=False, told=[]) for epoch in (1, 0)
+        ]
         """One rank of the present run, and one that outlived the run before."""
         for rank in self.ranks:
             rank.send = rank.told.append

@@ -135,11 +135,11 @@ Event = (
     | Undelivered
 )  # fmt: skip
 Action = Send | LogEvent | SetTimer[WaitOver] | Keep | ServeByRank | ForgetByRank
-ToDirectOwner = Offer | Retire | Coordinates | MoveTensors
+ToDirectTables = Offer | Retire | Coordinates | MoveTensors
 
 
-class DirectOwner:
-    takes = ToDirectOwner
+class DirectTables:
+    takes = ToDirectTables
     """Types of messages that may be heard."""
 
     def __init__(self, settings: AggregatorSettings, me: HostId, held: Sequence[DirectTable] = ()) -> None:
@@ -219,7 +219,7 @@ class DirectOwner:
 
     # ---- messages ----
 
-    def _heard(self, sender: HostId, message: ToDirectOwner) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToDirectTables) -> Sequence[Action]:
         match message:
             case Offer():
                 return self._offered(sender, message) if message.direct else ()
