@@ -325,8 +325,9 @@ class JobPeer(Protocol):
         """The pages shared with the process; None while it has asked for none: then it goes by no limits."""
 
     @property
-    def may_own(self) -> bool:
-        """Whether the process says that it can sum tables of its job, when it is told to (`SumsOrder`)."""
+    def may_own(self) -> bool | None:
+        """Whether the process can sum tables of its job, when it is told to (`SumsOrder`); None: it has no tensors
+        yet."""
 
     @property
     def gone(self) -> bool:

@@ -40,5 +40,11 @@ class RankOwner:
         """What it owns now."""
         return self._owned(self._sums.now()) if self._sums is not None else NOTHING
 
+    def forget(self) -> None:
+        """Lose everything, as a process does that begins anew."""
+        if self._sums is not None:
+            for job in list(self._sums.jobs.values()):
+                self._sums.forget(job.job, job.epoch, 0)
+
     def _owned(self, now: Now) -> Now:
         return now if now.jobs else NOTHING

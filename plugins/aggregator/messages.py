@@ -114,6 +114,8 @@ class Declined(JobMessage, frozen=True):
 
     reason: Reason
     known: Epoch = 0
+    no_ranks: bool = False
+    """No rank of the job is there that has tensors: it needs nobody for its sake who sums them."""
 
 
 class Profiled(JobMessage, frozen=True):

@@ -26,7 +26,7 @@ class ConnectedProcess:
         self.told_no_memory = False
         self.tables: set[int] = set()
         """The tables in which it has Blocks (`covey.tensors.numbers.blocks`)."""
-        self.may_own = False
+        self.may_own: bool | None = None
         self._stream = stream
         self.outbox = Outbox()
 

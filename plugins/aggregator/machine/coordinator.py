@@ -207,8 +207,10 @@ class JobCoordinator:
     def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
         """Offer the job to the best of the hosts that may be asked: those of its own ranks, then aggregators."""
         hosts = self._hosts_to_ask(job, search)
-        if not hosts and search.direct and search.or_aggd:
-            job.not_direct = _words(search.declined) or "none of its ranks is on a host that may be asked"
+        needed = isinstance(search, MoveSearch) or search.some_cannot
+        if not hosts and search.direct and search.or_aggd and needed:
+            where = search.wanted if isinstance(search, MoveSearch) else "a host that may be asked"
+            job.not_direct = _words(search.declined) or f"none of its ranks is on {where}"
             return self._look(job, search.asks_aggregators(), f"no rank owns it ({job.not_direct})")
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
@@ -217,8 +219,9 @@ class JobCoordinator:
         known, secret = None if search.direct else job.gauge.demand, self._entropy(SECRET_BYTES)
         demand = known if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
-        where = job.refused, hosts[0] == job.home, job.seen[1], demand != known, search.direct
-        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, *where, self._not_direct(job, search))
+        home, unpromised = hosts[0] == job.home, demand != known
+        what = job.job, epoch, job.placed.world_size, secret, demand, job.refused, home, job.seen[1], unpromised
+        offer = Offer(*what, search.direct, self._not_direct(job, search))
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
@@ -257,11 +260,16 @@ class JobCoordinator:
         reasons = _words(search.declined) or "no host offered"
         return (LogEvent(job.job, "no host sums its tensors", f"{reasons}; the hosts are asked again each second"),)
 
-    def _next(self, job: TrackedJob, state: Offering | ChangingOwner, why: str) -> Sequence[Action]:
+    def _next(
+        self, job: TrackedJob, state: Offering | ChangingOwner, why: str, no_ranks: bool = False
+    ) -> Sequence[Action]:
         if not state.search.direct:
             job.refused = f"{state.to}: {why}"[:300]
         said = LogEvent(job.job, "tensors declined", f"by {state.to}: {why}")
-        return [said, *self._look(job, state.search.declining(state.to, why), "the host asked before declined")]
+        return [
+            said,
+            *self._look(job, state.search.declining(state.to, why, no_ranks), "the host asked before declined"),
+        ]
 
     def _replace(self, job: TrackedJob, former: Assigned, why: str, avoid: bool = True) -> Sequence[Action]:
         job.superseded[former.owner] = former.epoch
@@ -440,7 +448,7 @@ class JobCoordinator:
                 job.epoch = max(job.epoch, message.known) if job.is_of_run(message.known) else job.epoch
                 if present is not None:
                     return self._not_kept(job, present, sender, message, now_s)
-                return self._next(job, asked, message.reason) if asked is not None else ()
+                return self._next(job, asked, message.reason, message.no_ranks) if asked is not None else ()
             case AssignmentKept():
                 if present is not None:
                     job.promise(present, True)

@@ -42,7 +42,7 @@ BACK_S = 10.0
 OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
 RUN_OVER = "that run of the job has ended"
-NOT_JOINED = "no rank there has joined yet that can own its tables"
+NO_RANKS = "no rank there has tensors yet, or any more"
 NONE_CAN = "no rank there can own its tables"
 
 
@@ -67,6 +67,8 @@ class RanksMayOwn(msgspec.Struct, frozen=True):
     grant: int
     processes: Mapping[int, int]
     """Rank -> number of its process, which the service gave it."""
+    others: bool = False
+    """There are ranks that cannot own tables."""
 
 
 class RankSaid(msgspec.Struct, frozen=True):
@@ -152,8 +154,8 @@ class DirectTables:
         """Table -> process that serves it, or was told to."""
         self._address: dict[JobId, str] = {}
         """Table -> address at which its process serves it."""
-        self._can: dict[tuple[JobId, int], Mapping[int, int]] = {}
-        """Job and grant -> rank that can own its tables -> its process."""
+        self._can: dict[tuple[JobId, int], RanksMayOwn] = {}
+        """Job and grant -> ranks that can own its tables."""
         self._failed: dict[int, bool] = {}
         """Process that failed -> whether it is to get no table any more."""
         self._waiting: dict[JobId, WaitingOffer] = {}
@@ -272,7 +274,7 @@ class DirectTables:
         waiting = self._waiting[job]
         found = self._able(_run_of(waiting.offer))
         if not found:
-            return self._turned_down(job, NONE_CAN if self._can.get(_run_of(waiting.offer)) is not None else NOT_JOINED)
+            return self._turned_down(job)
         del self._waiting[job]
         known, offer, rank = self.tables.get(job), waiting.offer, min(found)
         ends = self._forget(known, offer.epoch) if known is not None and self._by.get(job) != found[rank] else ()
@@ -283,15 +285,20 @@ class DirectTables:
         return [*ends, ServeByRank(held, found[rank])]
 
     def _able(self, run: tuple[JobId, int]) -> dict[int, int]:
-        return {rank: process for rank, process in self._can.get(run, {}).items() if process not in self._failed}
+        known = self._can.get(run)
+        each = known.processes.items() if known is not None else ()
+        return {rank: process for rank, process in each if process not in self._failed}
 
     def _waited(self, event: WaitOver) -> Sequence[Action]:
         waiting = self._waiting.get(event.job)
         return self._try(event.job) if waiting is not None and waiting.offer.epoch == event.epoch else ()
 
-    def _turned_down(self, job: JobId, why: str) -> Sequence[Action]:
+    def _turned_down(self, job: JobId) -> Sequence[Action]:
         waiting = self._waiting.pop(job)
-        return (Send(waiting.sender, Declined(job, waiting.offer.epoch, why, waiting.offer.epoch)),)
+        known = self._can.get(_run_of(waiting.offer))
+        some = known is not None and (known.others or bool(known.processes))
+        why, epoch = NONE_CAN if some else NO_RANKS, waiting.offer.epoch
+        return (Send(waiting.sender, Declined(job, epoch, why, epoch, no_ranks=not some)),)
 
     def _retired(self, message: Retire) -> Sequence[Action]:
         waiting = self._waiting.get(message.job)
@@ -316,8 +323,8 @@ class DirectTables:
 
     def _may_own(self, event: RanksMayOwn) -> Sequence[Action]:
         run = event.job, event.grant
-        self._can[run] = event.processes
-        live = {process for each in self._can.values() for process in each.values()}
+        self._can[run] = event
+        live = {process for each in self._can.values() for process in each.processes.values()}
         self._failed = {process: cannot for process, cannot in self._failed.items() if process in live}
         actions: list[Action] = []
         for job in [job for job, waiting in self._waiting.items() if _run_of(waiting.offer) == run]:
@@ -357,7 +364,9 @@ class DirectTables:
 
     def _rank_failed(self, event: RankFailed) -> Sequence[Action]:
         self._failed[event.process] = event.cannot or self._failed.get(event.process, False)
-        return self._drop([job for job, process in sorted(self._by.items()) if process == event.process], event.why)
+        jobs = [job for job, process in sorted(self._by.items()) if process == event.process]
+        ends = [order for job in jobs for order in self._forget(self.tables[job], 0)]  # obeyed when it is back
+        return [*ends, *self._drop(jobs, event.why)]
 
     def _drop(self, jobs: Sequence[JobId], why: str) -> Sequence[Action]:
         """Tell coordinators that tables are no longer summed here; one that is not summed yet is declined."""

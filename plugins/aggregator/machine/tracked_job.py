@@ -40,14 +40,17 @@ class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of the job are asked, by their hosts; False: aggregators."""
     or_aggd: bool = True
     """When no rank takes it, aggregators are asked."""
+    some_cannot: bool = False
+    """There are ranks, on hosts that declined, which cannot own it or do not answer."""
 
     def asks_aggregators(self) -> Self:
         """The search after no rank took the job."""
         return msgspec.structs.replace(self, declined={}, direct=False)
 
-    def declining(self, host: HostId, why: str) -> Self:
-        """The search after one more host declined."""
-        return msgspec.structs.replace(self, declined={**self.declined, host: why})
+    def declining(self, host: HostId, why: str, no_ranks: bool = False) -> Self:
+        """The search after one more host declined. `no_ranks`: since no rank with tensors is there."""
+        some_cannot = self.some_cannot or not no_ranks
+        return msgspec.structs.replace(self, declined={**self.declined, host: why}, some_cannot=some_cannot)
 
 
 class OwnerSearch(AnySearch, frozen=True):

@@ -526,7 +526,7 @@ class AggregatorService(PluginService):
         return {"tensors": self._tensors, "move": self._move}
 
     async def _move(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        move = move_of(arguments, self.host.hosts())
+        move = move_of(arguments, self.host.hosts(), self._tables.hosts_of_ranks)
         self.perform(Send(move.owner, move.order), lambda back: None)
         return {"job": move.order.job, "from": move.owner, "to": move.order.to}
 

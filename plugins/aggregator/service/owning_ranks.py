@@ -94,8 +94,9 @@ class OwningRanks:
 
     def may_own(self, job: JobId, grant: int) -> None:
         """Ranks of this run have said whether they can own tables, or one has ended."""
-        able = [peer for peer in self._host.peers(job) if peer.epoch == grant and peer.may_own and not peer.gone]
-        self._tell(RanksMayOwn(job, grant, {peer.rank: self._known(peer, job).number for peer in able}))
+        here = [peer for peer in self._host.peers(job) if peer.epoch == grant and not peer.gone]
+        able = {peer.rank: self._known(peer, job).number for peer in here if peer.may_own}
+        self._tell(RanksMayOwn(job, grant, able, any(peer.may_own is False for peer in here)))
 
     def said(self, peer: JobPeer, said: Now) -> None:
         """A rank says what it sums."""

@@ -39,6 +39,11 @@ class JobTables:
         placed = self._placed.get(job)
         return placed.places if placed is not None else ()
 
+    def hosts_of_ranks(self, job: JobId) -> set[HostId]:
+        """Hosts whose ranks may own tables of the job."""
+        placed = self._placed.get(job)
+        return {place.host for place in placed.places} if placed is not None and self._is_direct(placed) else set()
+
     def grant(self, job: JobId) -> int:
         """Grant of the present run of a job; 0 when it is not placed."""
         placed = self._placed.get(job)

@@ -36,7 +36,7 @@ class Rank:
         self.tensors: BlockStreams | None = None
         self.sums: RankOwner | None = None
         self.is_deaf = False
-        """It answers no order."""
+        """It obeys no order for now."""
         self.orders: list[SumsOrder] = []
 
     async def main(self, env: Env, _command: Command) -> int:
@@ -55,6 +55,7 @@ class Rank:
             part_bytes=32,
             sizes=SIZES,
         )
+        env.spawn("obeys", self._obey(self.sums))
         for at in self.told:
             self.tensors.moved(at)
         await self.tensors.model("w", initial(tensor, self.rank).tobytes(), tensor.shape, tensor.update)
@@ -94,17 +95,21 @@ class Rank:
     uid = 1000
 
     @property
-    def may_own(self) -> bool:
-        return self.job_on_rack.direct and bool(self.tables_wanted)
+    def may_own(self) -> bool | None:
+        return self.job_on_rack.direct if self.tables_wanted else None
 
     @property
     def gone(self) -> bool:
         return not self.process.alive
 
-    async def _obey(self, order: SumsOrder) -> None:
-        assert self.sums is not None
-        if not self.is_deaf:
-            self.say(await self.sums.obey(order))
+    async def _obey(self, sums: RankOwner) -> None:
+        """Obey orders, one after the other; while this rank is deaf they wait."""
+        done = 0
+        while True:
+            await asyncio.sleep(0.01)
+            while done < len(self.orders) and not self.is_deaf:
+                done += 1
+                self.say(await sums.obey(self.orders[done - 1]))
 
     def say(self, now: Now) -> None:
         """Say to the agent what this rank sums."""
@@ -115,7 +120,6 @@ class Rank:
     def send(self, frame: Frame) -> None:
         if isinstance(frame, SumsOrder):
             self.orders.append(frame)
-            self.process.spawn("obey", self._obey(frame))
             return
         assert isinstance(frame, AggregatorAt)
         self.told.append(frame)
@@ -225,6 +229,10 @@ class Job:
         """The host that sums the table by the highest epoch that any rank was told; empty while none was."""
         told = [at for rank in self.ranks for at in rank.told if at.table == table]
         return max(told, key=lambda at: at.epoch).host if told else ""
+
+    def epoch(self, table: int) -> int:
+        """The highest epoch of the table that any rank was told."""
+        return max(at.epoch for rank in self.ranks for at in rank.told if at.table == table)
 
     def ended(self) -> bool:
         return not any(rank.process.alive for rank in self.ranks)
