@@ -105,6 +105,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "disk_free_min": ("0 B", "512 GiB"),
     },
     "aggregator": {
+        "direct": ("never",),
         "jobs_max": (16, 4096),
         "load_max": (0.3, 1.0),
         "memory_bytes_max": (1 << 20, 1 << 50),

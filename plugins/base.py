@@ -325,6 +325,11 @@ class JobPeer(Protocol):
         """The pages shared with the process; None while it has asked for none: then it goes by no limits."""
 
     @property
+    def may_own(self) -> bool | None:
+        """Whether the process can sum tables of its job, when it is told to (`SumsOrder`); None: it has no tensors
+        yet."""
+
+    @property
     def gone(self) -> bool:
         """Whether the connection has ended, so that what is sent is lost."""
 

@@ -274,6 +274,14 @@ class JobJoined(Fact, frozen=True):
     """The kernel that the rank computes with (`covey/healing/kernels.py`); empty: not known."""
 
 
+class RankDisconnected(Fact, frozen=True):
+    """A process of a rank on this host is no longer connected: it has ended, closed its connection, or was cut off."""
+
+    job: JobId
+    epoch: int
+    rank: int
+
+
 class StepTiming(msgspec.Struct, frozen=True):
     """How long the mini-batches of a job take: medians over the newest ones, in seconds."""
 
@@ -342,7 +350,7 @@ class RankShares(Fact, frozen=True):
 
 
 class TableUsed(Fact, frozen=True):
-    """A rank on this host has Blocks in this table of its job (`covey.tensors.numbers.blocks`), other than table 0."""
+    """A rank on this host has Blocks in this table of its job (`covey.tensors.numbers.blocks`), and needs its owner."""
 
     job: JobId
     epoch: int

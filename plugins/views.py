@@ -411,6 +411,10 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     """The ranks that have not pushed what the others wait for, the first 16."""
     waits_s: float = 0.0
     """Seconds for which the others have waited."""
+    by: str = "aggd"
+    """Who sums it on the host: `aggd`, or a rank of the job, such as `rank 2`."""
+    not_direct: str = ""
+    """Why no rank of the job sums it; empty when one does."""
 
 
 class EventLine(msgspec.Struct, frozen=True):

@@ -27,7 +27,6 @@ from covey.core.ids import JobId
 from covey.healing.likeness import Likeness
 from covey.healing.owns import RANKS_MAX
 from covey.job.job_state import JobState
-from covey.tensors.owner.leaving import LEAVE, who
 from covey.job.rank_identity import identity
 from covey.ports.env import Env
 from covey.ports.processes import Command
@@ -36,6 +35,7 @@ from covey.simulated.healing_streams import HealingStreams, begun_on
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.blocks import Sizes
+from covey.tensors.owner.leaving import LEAVE, who
 from covey.wire.job import Heals, Stepped
 
 SIZES = Sizes(elsewhere_bytes=64, least_bytes=128, most_bytes=512, aligned=1)

@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
+from chaos.actors.rank_owner import RankOwner
 from chaos.world.host import SimProcesses
 from covey.core.errors import RankLeft
 from covey.core.ids import JobId
-from covey.tensors.owner.leaving import LEAVE, who
 from covey.job.table_owners import TableOwners
 from covey.ports.env import Env
 from covey.ports.processes import Command
@@ -32,8 +32,21 @@ from covey.simulated.block_streams import BlockStreams, HostStreams
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.blocks import Sizes
 from covey.tensors.numbers.updates import SGD
+from covey.tensors.owner.leaving import LEAVE, who
 from covey.wire.frames import pack, read_frame
-from covey.wire.job import AggregatorAt, AggregatorLost, Heals, Join, Joined, Refusal, Stepped, TableWanted, decoder
+from covey.wire.job import (
+    AggregatorAt,
+    AggregatorLost,
+    Heals,
+    Join,
+    Joined,
+    Refusal,
+    Stepped,
+    SumsNow,
+    SumsOrder,
+    TableWanted,
+    decoder,
+)
 
 RANK_LEFT = 9
 """Exit status of a trainer that was told of a rank that has left."""
@@ -135,6 +148,7 @@ class AgentLink:
         self.owners = TableOwners()
         self._heals: tuple[Heals, ...] = ()
         """The newest `Heals` that was sent; empty before the first."""
+        self.sums = RankOwner(env, f"rank-{self._pid}.sock")
         self.moved: Callable[[AggregatorAt], None] = lambda at: None
         """Function that is told of every aggregator."""
 
@@ -148,7 +162,9 @@ class AgentLink:
                     first = await read_frame(stream, decoder)
                     if isinstance(first, Joined):
                         pause_s, self._stream = BACKOFF_S[0], stream
-                        for said in (*self.owners.again(), *self._heals):
+                        owned = self.sums.now()
+                        owns = (SumsNow(owned),) if owned.jobs else ()
+                        for said in (*self.owners.again(), *self._heals, *owns):
                             await stream.write(pack(said))
                         await self._listen(stream)
                     elif isinstance(first, Refusal):
@@ -164,6 +180,8 @@ class AgentLink:
     async def _listen(self, stream: ByteStream) -> None:
         while True:
             frame = await read_frame(stream, decoder)
+            if isinstance(frame, SumsOrder):
+                await stream.write(pack(SumsNow(await self.sums.obey(frame))))
             if isinstance(frame, AggregatorAt) and self.owners.moved(frame):
                 self.moved(frame)
 

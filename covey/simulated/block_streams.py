@@ -60,7 +60,7 @@ class BlockStreams:
             return stream
 
         self._made = made
-        self._heals = False
+        self._heals, self._has_wanted = False, set[int]()
         self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
         self._at: dict[int, TensorStream] = {0: self._made(0)}
         self._told: dict[int, AggregatorAt] = {}
@@ -119,6 +119,7 @@ class BlockStreams:
         self._heals, self._told_by_ranks = True, told
         for stream in self._at.values():
             stream.told = told
+        self._stream(0)  # it passes on what ranks tell one another
 
     def begin_with(self, packed: bytes) -> None:
         for table, declared, version in unpack_rounds(packed, self._tables):
@@ -200,6 +201,8 @@ class BlockStreams:
             stream = self._at[table] = self._made(table)
             if table in self._told:
                 stream.moved(self._told[table])
+        if table not in self._has_wanted:
+            self._has_wanted.add(table)
             self._wanted(table)
         return self._at[table]
 

@@ -15,6 +15,13 @@ RANKS_MAX = 0xFFFF
 SECRET_BYTES = 16
 Address = Annotated[str, msgspec.Meta(min_length=3, max_length=80)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+JOBS_MAX = 4096
+"""Most tables that one process sums."""
+MISSING_MAX = 16
+"""Most ranks that have not pushed which are named."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=RANKS_MAX)]
 UNKNOWN = -1
 """Value of a process older than `SetPace`, which says nothing of it, and is not to be told."""
 
@@ -77,51 +84,51 @@ class Quit(msgspec.Struct, frozen=True, tag=True):
 
 class JobCounters(msgspec.Struct, frozen=True):
     job: JobId
-    epoch: int
-    workers: int
-    joined: int
-    tensors: int
-    bytes: int
-    rounds: int
-    received_bytes: int
-    sent_bytes: int
-    busy_us: int = 0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    workers: Count
+    joined: Count
+    tensors: Count
+    bytes: Count
+    rounds: Count
+    received_bytes: Count
+    sent_bytes: Count
+    busy_us: Count = 0
     """Microseconds of a core spent for this job since it is served under this epoch."""
-    iterations: int = 0
+    iterations: Count = 0
     """Count of rounds of its most frequent tensor."""
-    largest_bytes: int = 0
+    largest_bytes: Count = 0
     """Bytes of its largest tensor."""
-    not_finite: int = 0
+    not_finite: Count = 0
     """Count of numbers in its sums that were NaN or infinite, since it is served under this epoch."""
-    may_take_us: int | None = UNKNOWN
+    may_take_us: Annotated[int, msgspec.Meta(ge=UNKNOWN, le=1 << 60)] | None = UNKNOWN
     """Microseconds that an iteration may take, as in `SetPace`."""
-    missing: list[int] = []
+    missing: Annotated[list[Rank], msgspec.Meta(max_length=MISSING_MAX)] = []
     """The first few ranks that have not pushed what the others wait for."""
-    waits_s: float = 0.0
+    waits_s: Seconds = 0.0
     """Seconds for which the others have waited for them."""
-    away: list[int] = []
+    away: Annotated[list[Rank], msgspec.Meta(max_length=RANKS_MAX)] = []
     """Ranks that have left, as in `RanksAway`."""
 
 
 class Now(msgspec.Struct, frozen=True, tag=True):
     """The state of the process; counters are since its start."""
 
-    address: str
-    jobs: list[JobCounters]
-    busy_s: float
+    address: Annotated[str, msgspec.Meta(max_length=80)]
+    jobs: Annotated[list[JobCounters], msgspec.Meta(max_length=JOBS_MAX)]
+    busy_s: Seconds
     """Seconds of a core that this process spent for all jobs and between them."""
-    bad_frames: int
-    refused: int
-    memory_bytes: int
-    near: str = ""
+    bad_frames: Count
+    refused: Count
+    memory_bytes: Count
+    near: Annotated[str, msgspec.Meta(max_length=108)] = ""
     """Path of the unix socket for ranks of this host; empty: there is none."""
-    lanes: int = 1
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     """Number of additions that it does at a time."""
-    lanes_s: float = 0.0
+    lanes_s: Seconds = 0.0
     """Seconds of a core spent by its lanes, which are not in `busy_s`."""
-    copied: int = 0
+    copied: Count = 0
     """Count of Blocks whose state came from the earlier owner."""
-    copies_failed: int = 0
+    copies_failed: Count = 0
     """Count of earlier owners that ended before they had brought all that they had announced."""
 
 

@@ -16,6 +16,9 @@
            |-- Retire ----------------------->|  (another one sums it now, to which it brings what it holds; or the job
            |                                  |  is over)
 
+Whoever takes an offer is the table's *owner*: the aggregator of a host, which is its process `aggd`, or, for a `direct`
+offer, a rank of the job on that host.
+
 The job coordinator here is the agent of the host of the job's lowest live rank, whatever host the grant names.
 
 An aggregator that empties itself asks the others first, all or nothing: `ReserveCycle`, then `CycleReserved` or
@@ -26,7 +29,7 @@ An assignment's epoch orders it among all of its job (`covey.tensors.numbers.ten
 two meet, and a host that hears a lower one answers with the higher.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -93,6 +96,10 @@ class Offer(JobMessage, frozen=True):
     """Bytes of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
     unpromised: bool = False
     """The job's demand is known, and no host had room for it: its sums wait for those of all others."""
+    direct: bool = False
+    """A rank of the job on that host is to own the table, not the host's `aggd`."""
+    not_direct: Reason = ""
+    """Why no rank of the job owns the table, for people; empty in a direct offer."""
 
 
 class Accepted(JobMessage, frozen=True):
@@ -107,6 +114,8 @@ class Declined(JobMessage, frozen=True):
 
     reason: Reason
     known: Epoch = 0
+    no_ranks: bool = False
+    """No rank of the job is there that has tensors: it needs nobody for its sake who sums them."""
 
 
 class Profiled(JobMessage, frozen=True):
@@ -177,6 +186,8 @@ class Assigned(JobMessage, frozen=True):
     secret: Secret
     handed_over: bool = False
     """The earlier owner keeps summing until it ends the connections of ranks, between two iterations."""
+    direct: bool = False
+    """A rank of the job on `owner` sums it, not the `aggd` of that host."""
 
 
 class Retire(JobMessage, frozen=True):
@@ -315,6 +326,9 @@ Any = Heard | Question | Answer
 class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[aggregator]` in agent.toml."""
 
+    direct: Literal["auto", "never"] = "auto"
+    """Who sums the tensors of a job on several hosts: `auto`, its own ranks where they can, each host a part, so that
+    ranks exchange tensors directly; `never`, aggregators, which pack jobs on few hosts (AutoPS)."""
     serve: bool = True
     """Sum tensors of jobs here. Off: this host only finds aggregators for its own jobs."""
     jobs_max: Annotated[int, Meta(ge=1, le=4096)] = 64
@@ -323,7 +337,8 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """No new job is accepted when the process is busy for more than this part of the time: 1 - LossLimit
     (AutoPS §4.3.3.2)."""
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
-    """Tensor bytes the process may hold, a sum and a state for each; ours."""
+    """Tensor bytes the process may hold, and each rank that sums for its job; a sum and a state for each tensor;
+    ours."""
     lanes: Annotated[int, Meta(ge=0, le=64)] = 0
     """How many additions the process does at a time, each on a core of its own. 0: half of the cores that neither GPUs
     (4 for each) nor reading and writing need, at most 8, and 1 where none are spare; ours."""

@@ -1,6 +1,6 @@
 """The plugin `aggregator`, as the agent starts it."""
 
-from covey.wire.job import AggregatorLost
+from covey.wire.job import AggregatorLost, SumsNow
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import PROGRAMS
 from plugins.aggregator.service import AggregatorService
@@ -14,6 +14,6 @@ PLUGIN = Plugin(
     messages=messages.Any,
     service=AggregatorService,
     programs=PROGRAMS,
-    frames=(AggregatorLost,),
+    frames=(AggregatorLost, SumsNow),
     metrics=METRICS,
 )

@@ -25,7 +25,8 @@ class ConnectedProcess:
         """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""
         self.told_no_memory = False
         self.tables: set[int] = set()
-        """The tables, other than table 0, in which it has Blocks (`covey.tensors.numbers.blocks`)."""
+        """The tables in which it has Blocks (`covey.tensors.numbers.blocks`)."""
+        self.may_own: bool | None = None
         self._stream = stream
         self.outbox = Outbox()
 
@@ -45,6 +46,10 @@ class ConnectedProcess:
     def _put(self, frame: bytes, pages: tuple[SharedPage, ...] = ()) -> None:
         if not self.outbox.put(frame, pages):
             self._stream.close()
+
+    def left(self) -> None:
+        """Note that its connection ended."""
+        self.outbox.over = True
 
     def make_pages(self, port: Pages, asked: AskPages) -> None:
         """Make the pages of a process that can go by limits; it is given them once. OSError when there is no memory for

@@ -53,6 +53,7 @@ from covey.wire.job import (
     Refusal,
     Stepped,
     Stopping,
+    SumsOrder,
     TableWanted,
     TensorMemoryHere,
     TensorsShared,
@@ -66,6 +67,7 @@ from plugins.facts import (
     HeartbeatHeard,
     JobHooked,
     JobJoined,
+    RankDisconnected,
     RankShares,
     RankWaitsInVain,
     StepTimed,
@@ -84,7 +86,7 @@ HOOKED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
-FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft)
+FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft, SumsOrder)
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
 FRAMES_AT_ONCE = 32
 """The number of frames in a row after which the loop gets its turn, however many more are waiting."""
@@ -127,9 +129,9 @@ class JobSocket:
         self._listener = await self._env.bytes.listen(f"unix:{self._env.run_dir}/jobs.sock", self._serve)
 
     async def stop(self) -> None:
-        if self._listener is not None:
-            await self._listener.close()
-            self._listener = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
 
     def peers(self, job: JobId) -> Sequence[JobPeer]:
         """The joined processes of a job, by rank, then by time of joining."""
@@ -236,12 +238,15 @@ class JobSocket:
             self._malformed(stream, error)
         finally:
             self._joined.remove(peer)
+            peer.left()
             self._counted.gone(peer)
             writer.cancel()
             if peer.pages is not None:
                 peer.pages.close()
             if peer.job is not None:
                 self._memories.gone(peer.job, peer.epoch, self._of_epoch(peer.job, peer.epoch))
+                if self._listener is not None:  # a rank is not gone because its agent stops
+                    self._tell(RankDisconnected(peer.job, peer.epoch, peer.rank))
 
     def _of_epoch(self, job: JobId, epoch: int) -> list[ConnectedProcess]:
         return [peer for peer in self._joined if (peer.job, peer.epoch) == (job, epoch)]
@@ -263,9 +268,10 @@ class JobSocket:
         self._tell(TensorsSeen(peer.job, peer.epoch, frame.largest_bytes, frame.total_bytes))
 
     def _table_wanted(self, peer: ConnectedProcess, frame: TableWanted) -> None:
-        if peer.job is None or not 0 < frame.table < TABLES_MAX:
+        if peer.job is None or not 0 <= frame.table < TABLES_MAX:
             raise FrameError("TableWanted from outside a job, or of an impossible table")
         peer.tables.add(frame.table)
+        peer.may_own = frame.may_own
         self._tell(TableUsed(peer.job, peer.epoch, frame.table))
 
     def _no_memory(self, job: JobId, why: str) -> None:

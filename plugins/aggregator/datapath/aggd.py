@@ -28,6 +28,7 @@ from covey.wire import handshake
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.wire.sums import (
+    MISSING_MAX,
     DropJob,
     GetStatus,
     JobCounters,
@@ -49,8 +50,6 @@ from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
-MISSING_MAX = 16
-"""Most ranks that have not pushed which are named."""
 TOLD_S = 0.2
 """Seconds between telling ranks of the next owner and ending their connections."""
 
@@ -93,13 +92,9 @@ class Aggd:
         self._moved = 0
 
     async def run(self) -> None:
-        workers = await self.env.bytes.listen(self.config.bind, self.accept)
-        self.address = workers.address
         control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
-        near = await self._listen_near()
+        workers, near = await self.listen()
         lanes = await self.lanes.start() if self.lanes is not None else None
-        self.env.log.info("aggd listens", address=self.address, near=self.near)
-        self._cpu_s = self.env.clock.cpu_s()
         self.listening.set()
         try:
             await self._until_over()
@@ -107,6 +102,15 @@ class Aggd:
             for listener in (control, workers, near, lanes):
                 if listener is not None:
                     await listener.close()
+
+    async def listen(self) -> tuple[Listener, Listener | None]:
+        """Listen for ranks: over TCP, and at a unix socket."""
+        workers = await self.env.bytes.listen(self.config.bind, self.accept)
+        self.address = workers.address
+        near = await self._listen_near()
+        self.env.log.info("aggd listens", address=self.address, near=self.near)
+        self._cpu_s = self.env.clock.cpu_s()
+        return workers, near
 
     async def _listen_near(self) -> Listener | None:
         """Listen at a unix socket for ranks of this host. They connect over TCP where that is not possible."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.ports.env import Env
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
@@ -18,6 +17,7 @@ from covey.tensors.numbers.tensor_wire import (
     job_hash,
     key_of,
 )
+from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.owner.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
 from covey.tensors.owner.part_additions import PartAddition
 from covey.tensors.owner.ranks_away import RanksAwayHere

@@ -15,7 +15,7 @@ the job which assignment they know; the highest epoch counts. It need not hear a
 the same epoch (`policy.next_epoch`), and a host that knows a higher one than it is told says so.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -194,7 +194,7 @@ class JobCoordinator:
             return ()
         if found is not None:
             return self._adopt(job, found)
-        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None), "no host sums this job yet")
+        return self._look(job, self._search(job), "no host sums this job yet")
 
     def _adopt(self, job: TrackedJob, found: Assigned) -> Sequence[Action]:
         job.adopt(found)
@@ -205,23 +205,49 @@ class JobCoordinator:
     # ---- an owner for it ----
 
     def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
-        """Offer the job to the best of the hosts that may be asked."""
-        candidates = () if policy.is_old(job.placed.places, job.epoch) else self._candidates
-        alive = [one for one in candidates if one.host not in self._gone]
-        hosts = search.hosts_to_ask(job.placed, job.gauge.demand, alive)
+        """Offer the job to the best of the hosts that may be asked: those of its own ranks, then aggregators."""
+        hosts = self._hosts_to_ask(job, search)
+        needed = isinstance(search, MoveSearch) or search.some_cannot
+        if not hosts and search.direct and search.or_aggd and needed:
+            where = search.wanted if isinstance(search, MoveSearch) else "a host that may be asked"
+            job.not_direct = _words(search.declined) or f"none of its ranks is on {where}"
+            return self._look(job, search.asks_aggregators(), f"no rank owns it ({job.not_direct})")
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
         era = policy.era_of(job.placed.places)
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch, era)
-        secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
+        known, secret = None if search.direct else job.gauge.demand, self._entropy(SECRET_BYTES)
+        demand = known if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
-        where = job.refused, hosts[0] == job.home, job.seen[1], demand != job.gauge.demand
-        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, *where)
+        home, unpromised = hosts[0] == job.home, demand != known
+        what = job.job, epoch, job.placed.world_size, secret, demand, job.refused, home, job.seen[1], unpromised
+        offer = Offer(*what, search.direct, self._not_direct(job, search))
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
             SetTimer(OFFER_S, Expired(job.job, epoch)),
         )
+
+    def _hosts_to_ask(self, job: TrackedJob, search: OwnerSearch | MoveSearch) -> Sequence[HostId]:
+        if policy.is_old(job.placed.places, job.epoch):
+            return ()
+        if search.direct:
+            return search.rank_hosts(job.placed, self._gone)
+        alive = [one for one in self._candidates if one.host not in self._gone]
+        return search.hosts_to_ask(job.placed, job.gauge.demand, alive)
+
+    def _not_direct(self, job: TrackedJob, search: OwnerSearch | MoveSearch) -> str:
+        """Why an offer is not to a rank of the job, for people."""
+        if search.direct:
+            return ""
+        if job.placed.direct:
+            return job.not_direct[:300]
+        several = len({place.host for place in job.placed.places}) > 1
+        return f'direct = "never" is set in [aggregator] of {self.me}' if several else "all its ranks are on one host"
+
+    def _search(self, job: TrackedJob, avoid: HostId | None = None) -> OwnerSearch:
+        """A search for an owner of a job that nobody sums."""
+        return OwnerSearch(promised=job.gauge.demand is not None, avoid=avoid, direct=job.placed.direct)
 
     def _nobody(self, job: TrackedJob, search: OwnerSearch) -> Sequence[Action]:
         """No host takes the job. Without an owner it is offered again each second, also to hosts that declined."""
@@ -231,17 +257,23 @@ class JobCoordinator:
         if isinstance(job.state, Nobody):
             return ()  # said before
         job.give_up()
-        reasons = "; ".join(f"{host}: {why}" for host, why in search.declined.items()) or "no host offered"
+        reasons = _words(search.declined) or "no host offered"
         return (LogEvent(job.job, "no host sums its tensors", f"{reasons}; the hosts are asked again each second"),)
 
-    def _next(self, job: TrackedJob, state: Offering | ChangingOwner, why: str) -> Sequence[Action]:
-        job.refused = f"{state.to}: {why}"[:300]
+    def _next(
+        self, job: TrackedJob, state: Offering | ChangingOwner, why: str, no_ranks: bool = False
+    ) -> Sequence[Action]:
+        if not state.search.direct:
+            job.refused = f"{state.to}: {why}"[:300]
         said = LogEvent(job.job, "tensors declined", f"by {state.to}: {why}")
-        return [said, *self._look(job, state.search.declining(state.to, why), "the host asked before declined")]
+        return [
+            said,
+            *self._look(job, state.search.declining(state.to, why, no_ranks), "the host asked before declined"),
+        ]
 
-    def _replace(self, job: TrackedJob, former: Assigned, why: str) -> Sequence[Action]:
+    def _replace(self, job: TrackedJob, former: Assigned, why: str, avoid: bool = True) -> Sequence[Action]:
         job.superseded[former.owner] = former.epoch
-        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None, avoid=former.owner), why)
+        return self._look(job, self._search(job, former.owner if avoid else None), why)
 
     def _accepted(self, job: TrackedJob, sender: HostId, message: Accepted, now_s: float) -> Sequence[Action]:
         state = job.open_offer(sender, message.epoch)
@@ -254,6 +286,7 @@ class JobCoordinator:
             job.superseded[sender] = state.epoch
             return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
         former, assigned = job.assigned, job.accept(state, message.address)
+        job.not_direct = "" if assigned.direct else job.not_direct
         job.again_s = now_s + AGAIN_S
         job.assigned_at(now_s)
         job.gauge.begin(now_s)
@@ -276,9 +309,11 @@ class JobCoordinator:
         self, job: TrackedJob, assigned: Assigned, hosts: Collection[HostId], before: Assigned | None = None
     ) -> Sequence[Action]:
         """Messages that retire former owners: reachable ones are told once, those that were gone again when they are
-        back. A former owner that got the job back is not retired. The owner of `before` keeps summing until now, and
-        has the state that the present one needs."""
-        job.superseded.pop(assigned.owner, None)
+        back. A former owner that got the job back is not retired, unless a rank and the `aggd` of one host may have
+        followed each other. The owner of `before` keeps summing until now, and has the state that the present one
+        needs."""
+        if not job.placed.direct:
+            job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
         why = f"{assigned.owner} sums it"
         former = [(host, job.superseded.pop(host)) for host in told]
@@ -292,6 +327,8 @@ class JobCoordinator:
         job = self.jobs.get(event.job)
         if job is None or not isinstance(job.state, Summed) or job.placed.grant != event.grant:
             return ()
+        if job.state.assigned.direct:
+            return ()  # nothing is promised to it
         return self._ask_work(job.state.assigned) if job.gauge.stepped(event.step, event.period_us, now_s) else ()
 
     def _ask_work(self, assigned: Assigned) -> Sequence[Action]:
@@ -303,10 +340,10 @@ class JobCoordinator:
         if not isinstance(state, Summed):
             return ()
         asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
-        home = job.due_home(state.assigned.owner, self._gone, now_s)
-        if home is not None:
-            return [*asks, *self._move(job, state.assigned, home, f"it is to be summed on {home}", quiet=False)]
-        if job.gauge.demand is None or state.promised or now_s < job.again_s:
+        search = job.due_home(state.assigned, self._gone, now_s)
+        if search is not None:
+            return [*asks, *self._look(job, search, f"it is to be summed on {search.wanted}")]
+        if state.assigned.direct or job.gauge.demand is None or state.promised or now_s < job.again_s:
             return asks
         job.again_s = now_s + AGAIN_S
         return [*asks, self._tell_demand(state.assigned, job.gauge.demand)]
@@ -316,14 +353,13 @@ class JobCoordinator:
 
     def _weighed(self, job: TrackedJob, state: Summed, work: WorkCounters, now_s: float) -> Sequence[Action]:
         """Take in the owner's counters; a new coordinator takes over what the owner was told by the earlier one."""
-        gauge = job.gauge
+        gauge, seen = job.gauge, self._sizes(job, work)
+        if state.assigned.direct:
+            return seen
         promised = state.promised and work.demand is not None  # an `AssignmentKept` that came late may have said so
         if work.demand is not None and gauge.demand in (None, work.demand):
             gauge.demand, promised = work.demand, True
-        told: list[Action] = []
-        if work.total_bytes and job.seen != (work.largest_bytes, work.total_bytes):
-            job.seen = (work.largest_bytes, work.total_bytes)
-            told.append(Publish(TensorsSeen(job.job, job.placed.grant, *job.seen)))
+        told: list[Action] = [*seen]
         found = gauge.heard(work, now_s)
         if found == "profiled" and gauge.demand is not None:
             promised, job.again_s = False, now_s + AGAIN_S
@@ -332,6 +368,12 @@ class JobCoordinator:
             told.append(self._judgement(gauge, state.assigned, found == "hurt"))
         job.promise(state, promised)
         return told
+
+    def _sizes(self, job: TrackedJob, work: WorkCounters) -> Sequence[Action]:
+        if not work.total_bytes or job.seen == (work.largest_bytes, work.total_bytes):
+            return ()
+        job.seen = (work.largest_bytes, work.total_bytes)
+        return (Publish(TensorsSeen(job.job, job.placed.grant, *job.seen)),)
 
     def _judgement(self, gauge: Profiler, assigned: Assigned, hurt: bool) -> Send:
         lost_permille = min(1000, int(gauge.lost * 1000))
@@ -352,7 +394,7 @@ class JobCoordinator:
         promised = job.gauge.demand is not None
         if not promised and to is None:
             return ()  # its trial is not over: it is on the least busy host already
-        return self._look(job, MoveSearch(assigned, promised, to, quiet), why)
+        return self._look(job, MoveSearch(assigned=assigned, promised=promised, wanted=to, quiet=quiet), why)
 
     def _stays(self, job: TrackedJob, search: MoveSearch) -> Sequence[Action]:
         """No host takes the job: it stays with its owner, which has never stopped."""
@@ -375,7 +417,7 @@ class JobCoordinator:
             case Offering() | ChangingOwner():
                 return self._next(job, state, "it is gone") if state.to in self._gone else ()
             case Nobody():
-                return self._look(job, OwnerSearch(promised=False), "an aggregator appeared")
+                return self._look(job, OwnerSearch(promised=False, direct=job.placed.direct), "nobody sums it")
             case Summed():
                 return self._tell_those_back(job, state.assigned, back)
             case Away():
@@ -406,7 +448,7 @@ class JobCoordinator:
                 job.epoch = max(job.epoch, message.known) if job.is_of_run(message.known) else job.epoch
                 if present is not None:
                     return self._not_kept(job, present, sender, message, now_s)
-                return self._next(job, asked, message.reason) if asked is not None else ()
+                return self._next(job, asked, message.reason, message.no_ranks) if asked is not None else ()
             case AssignmentKept():
                 if present is not None:
                     job.promise(present, True)
@@ -414,13 +456,15 @@ class JobCoordinator:
             case Handover():
                 if present is None:
                     return ()
-                if message.wished:
+                if message.wished and message.to is not None:
                     job.wish(message.to)
+                    return self._look(job, job.move_search(present.assigned, message.to), message.reason)
                 return self._move(job, present.assigned, message.to, message.reason, quiet=message.to is None)
             case AssignmentDropped():
                 if job.assigned is None or job.assigned.epoch != message.epoch:
                     return ()
-                return self._replace(job, job.assigned, f"{sender} dropped it: {message.reason}")
+                others_first = not job.assigned.direct  # another rank of its host may take it
+                return self._replace(job, job.assigned, f"{sender} dropped it: {message.reason}", others_first)
             case Lost():
                 return self._lost(job, present, sender, message, now_s) if present is not None else ()
             case Assigned():
@@ -502,3 +546,7 @@ class JobCoordinator:
 
     def _rank(self, job: TrackedJob) -> int:
         return min(min(place.ranks) for place in job.placed.places if place.host == self.me)
+
+
+def _words(declined: Mapping[HostId, str]) -> str:
+    return "; ".join(f"{host}: {why}" for host, why in declined.items())

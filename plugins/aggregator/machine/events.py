@@ -20,6 +20,8 @@ class GangPlaced(msgspec.Struct, frozen=True):
     stays: bool = False
     """The preferred host must sum it, however busy: this is one of several tables of a job, which share its hosts'
     cards among them."""
+    direct: bool = False
+    """A rank of the job is to own it where one can, best one on the preferred host."""
 
 
 class Unplaced(msgspec.Struct, frozen=True):

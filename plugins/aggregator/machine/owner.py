@@ -306,7 +306,7 @@ class Owner:
     def _heard(self, sender: HostId, message: ToOwner, now_s: float) -> Sequence[Action]:
         match message:
             case Offer():
-                return self._offered(sender, message)
+                return () if message.direct else self._offered(sender, message)
             case Retire():
                 return self._retired(message)
             case Profiled():
@@ -349,7 +349,8 @@ class Owner:
     def _held_of(self, sender: HostId, offer: Offer) -> ServedJob:
         order = self.changes
         what = offer.job, offer.epoch, offer.workers, offer.secret, sender
-        return ServedJob(*what, offer.demand, order, offer.refused, offer.stays, offer.size_bytes, offer.unpromised)
+        how = offer.refused, offer.stays, offer.size_bytes, offer.unpromised, offer.not_direct
+        return ServedJob(*what, offer.demand, order, *how)
 
     def _refusal(self, known: ServedJob | None, offer: Offer) -> str:
         """Why the offer is declined; empty: it is accepted, and what the job needs is promised."""

@@ -27,3 +27,5 @@ class ServedJob(msgspec.Struct, frozen=True):
     """Bytes of its tensors, as its coordinator knew when it offered it."""
     unpromised: bool = False
     """No host had room for what it needs."""
+    not_direct: str = ""
+    """Why no rank of the job sums it instead, for people."""

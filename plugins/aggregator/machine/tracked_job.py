@@ -36,10 +36,21 @@ class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
 
     declined: Mapping[HostId, str] = {}
     """Host that was asked -> why it declined."""
+    direct: bool = False
+    """Ranks of the job are asked, by their hosts; False: aggregators."""
+    or_aggd: bool = True
+    """When no rank takes it, aggregators are asked."""
+    some_cannot: bool = False
+    """There are ranks, on hosts that declined, which cannot own it or do not answer."""
 
-    def declining(self, host: HostId, why: str) -> Self:
-        """The search after one more host declined."""
-        return msgspec.structs.replace(self, declined={**self.declined, host: why})
+    def asks_aggregators(self) -> Self:
+        """The search after no rank took the job."""
+        return msgspec.structs.replace(self, declined={}, direct=False)
+
+    def declining(self, host: HostId, why: str, no_ranks: bool = False) -> Self:
+        """The search after one more host declined. `no_ranks`: since no rank with tensors is there."""
+        some_cannot = self.some_cannot or not no_ranks
+        return msgspec.structs.replace(self, declined={**self.declined, host: why}, some_cannot=some_cannot)
 
 
 class OwnerSearch(AnySearch, frozen=True):
@@ -53,7 +64,7 @@ class OwnerSearch(AnySearch, frozen=True):
     def hosts_to_ask(
         self, placed: GangPlaced, demand: Demand | None, candidates: Sequence[Candidate]
     ) -> Sequence[HostId]:
-        """Hosts that have not declined, best first."""
+        """Aggregators that have not declined, best first."""
         usable = [one for one in candidates if one.host not in self.declined]
         if demand is None or not self.promised:
             avoid = () if self.avoid is None else (self.avoid,)
@@ -61,6 +72,12 @@ class OwnerSearch(AnySearch, frozen=True):
         likely, rest = policy.ranked_for(placed.job, demand, usable, stays_on=stays_on(placed))
         hosts = [*likely, *rest] if len(self.declined) < TRIES_MAX else []
         return sorted(hosts, key=lambda host: host == self.avoid)
+
+    def rank_hosts(self, placed: GangPlaced, gone: Collection[HostId]) -> Sequence[HostId]:
+        """Hosts whose ranks have not been asked, best first."""
+        avoid = () if self.avoid is None else (self.avoid,)
+        hosts = policy.ranks_ranked(placed.places, gone, placed.prefers, avoid)
+        return [host for host in hosts if host not in self.declined]
 
 
 class MoveSearch(AnySearch, frozen=True):
@@ -83,6 +100,12 @@ class MoveSearch(AnySearch, frozen=True):
         if self.wanted is not None or demand is None:
             return [one.host for one in usable if one.host == self.wanted]
         return policy.ranked_for(placed.job, demand, usable, self.quiet, stays_on(placed))[0]
+
+    def rank_hosts(self, placed: GangPlaced, gone: Collection[HostId]) -> Sequence[HostId]:
+        """The host that is wanted, if ranks of the job are there and none of them owns it."""
+        own = self.assigned.owner if self.assigned.direct else None
+        hosts = policy.ranks_ranked(placed.places, gone, self.wanted)
+        return [host for host in hosts if host == self.wanted != own and host not in self.declined]
 
 
 class Away(msgspec.Struct, frozen=True):
@@ -202,6 +225,8 @@ class TrackedJob:
         """Host on which a person wants it."""
         self.refused = ""
         """The last refusal, for people."""
+        self.not_direct = ""
+        """Why none of its ranks owns it, for people."""
         self.seen = (0, 0)
         """Bytes of its largest tensor, and of all its tensors, as told to other plugins."""
         self.superseded: dict[HostId, int] = {}
@@ -261,19 +286,28 @@ class TrackedJob:
 
     def assigned_at(self, now_s: float) -> None:
         """A host accepted the job."""
-        if self.assigned is not None and self.assigned.owner == self.home:
+        assigned = self.assigned
+        if assigned is not None and assigned.owner == self.home and assigned.direct >= self.placed.direct:
             self._home_pause_s = HOME_S[0]
         self._home_s = now_s + self._home_pause_s
 
-    def due_home(self, owner: HostId, gone: Collection[HostId], now_s: float) -> HostId | None:
-        """The host to offer the job to now, since it is to stay there and another sums it; a host that declines is
-        asked less and less often."""
-        home = self.home
-        if home is None or home == owner or home in gone or now_s < self._home_s:
+    def due_home(self, assigned: Assigned, gone: Collection[HostId], now_s: float) -> MoveSearch | None:
+        """A search that offers the job now to the host that it is to stay on, since another sums it, or the host's
+        `aggd` although one of its ranks may; a host that declines is asked less and less often."""
+        home, direct, is_there = self.home, self.placed.direct, assigned.owner == self.home
+        if is_there and (assigned.direct or not direct or self._wished is not None):
+            return None
+        if home is None or home in gone or now_s < self._home_s:
             return None
         self._home_pause_s = min(2 * self._home_pause_s, HOME_S[1])
         self._home_s = now_s + self._home_pause_s
-        return home
+        or_aggd = self._wished is not None or not (is_there or assigned.direct)
+        return self.move_search(assigned, home, or_aggd)
+
+    def move_search(self, assigned: Assigned, to: HostId, or_aggd: bool = True) -> MoveSearch:
+        """A search that offers the job to one host alone, first to the job's ranks there where these may own it."""
+        known, direct = self.gauge.demand is not None, self.placed.direct
+        return MoveSearch(assigned=assigned, promised=known, wanted=to, quiet=False, direct=direct, or_aggd=or_aggd)
 
     def restay(self, placed: GangPlaced) -> None:
         """Take over where the job is to stay, which is now known, if the gang is still the same."""
@@ -313,8 +347,8 @@ class TrackedJob:
                 self.superseded[former.owner] = former.epoch
             case _:
                 pass
-        handed_over = isinstance(state, ChangingOwner)
-        assigned = Assigned(self.job, state.epoch, state.to, address, state.secret, handed_over)
+        handed_over, direct = isinstance(state, ChangingOwner), state.search.direct
+        assigned = Assigned(self.job, state.epoch, state.to, address, state.secret, handed_over, direct)
         self.state, self.newest_epoch = Summed(assigned, state.search.promised), assigned.epoch
         return assigned
 

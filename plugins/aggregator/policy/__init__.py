@@ -24,6 +24,7 @@ from plugins.aggregator.policy.owners import (
     of_run,
     ranked,
     ranked_for,
+    ranks_ranked,
     refusal,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "of_run",
     "ranked",
     "ranked_for",
+    "ranks_ranked",
     "refusal",
 ]

@@ -68,6 +68,17 @@ def ranked(
     return [candidate.host for candidate in sorted(candidates, key=key)]
 
 
+def ranks_ranked(
+    places: Sequence[Place], gone: Collection[HostId], prefers: HostId | None, avoid: Collection[HostId] = ()
+) -> list[HostId]:
+    """Hosts whose ranks are asked to own a table of their job, best first: the preferred one, then the others in the
+    order of their ranks from there on, so that the tables of a lost host go to different ones; hosts to avoid last."""
+    hosts = list(dict.fromkeys(place.host for place in places))
+    first = hosts.index(prefers) if prefers in hosts else 0
+    alive = [host for host in (*hosts[first:], *hosts[:first]) if host not in gone]
+    return sorted(alive, key=lambda host: host in avoid)
+
+
 QUIET = Fraction(1, 3)
 """Planned load up to which an aggregator may get jobs that hurt elsewhere (`machine.pool.PoolRules.quiet`)."""
 

@@ -1,9 +1,9 @@
-"""The aggregator plugin at work: gives events to its three machines, keeps `aggd` alive, tells the ranks.
+"""The aggregator plugin at work: gives events to its machines, keeps `aggd` alive, tells the ranks.
 
 `aggd` is looked for before it is started (by its process id in this plugin's state on disk, then at its control
 socket), so a restarted agent finds the one that ran on without it. It is asked for its numbers once a second; when it
 no longer answers, or its process ends, every job it served is dropped, the job's coordinator is told, and a new `aggd`
-is started.
+is started. Ranks that own tables of their jobs themselves are in `owning_ranks`.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from covey.tensors.numbers.blocks import TABLES_MAX, job_of, number_of, table_id
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire import checked
 from covey.wire.frames import read_frame, write_frame
-from covey.wire.job import AggregatorAt, AggregatorLost, Frame
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame, SumsNow
 from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, Serve, answers
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
+from plugins.aggregator.machine.direct_tables import DirectTables, ForgetByRank, ServeByRank
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (
     AskQuestion,
@@ -48,15 +49,17 @@ from plugins.aggregator.service.away import RanksAwayNow
 from plugins.aggregator.service.kept import AggregatorState, kept_states
 from plugins.aggregator.service.lanes import lanes_here
 from plugins.aggregator.service.moves import move_of
+from plugins.aggregator.service.owning_ranks import OwningRanks
 from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
 from plugins.aggregator.service.tables import JobTables
-from plugins.aggregator.service.view import awaited, view
+from plugins.aggregator.service.view import awaited, direct_view, view
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import AggregatorNow, HostView
 from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
 
+Machine = JobCoordinator | Owner | DirectTables | Directory
 STATE = "aggregator/state"
 ORDER_S = 5.0
 """Seconds that aggd may take to answer an order."""
@@ -85,6 +88,7 @@ class AggregatorService(PluginService):
         self.settings = host.settings(messages.AggregatorSettings)
         self.coordinator = JobCoordinator(host.id, host.env.entropy, self.settings)
         self.owner = Owner(self.settings, me=host.id)
+        self.direct = DirectTables(self.settings, host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
         """Last status of aggd; None while it is down."""
@@ -97,7 +101,10 @@ class AggregatorService(PluginService):
         self._aggd = AggdProcess(self.env, self._save, self._doubted.set)
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
-        self._tables, self._away = JobTables(), RanksAwayNow()
+        self._tables, self._away = JobTables(self.settings.direct == "auto"), RanksAwayNow()
+        self._ranks = OwningRanks(
+            host, self.settings.memory_bytes_max, self._away, lambda event: self.dispatch(event, self.direct)
+        )
         self._started_s = 0.0
         self._measured: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._load = 0.0
@@ -108,6 +115,7 @@ class AggregatorService(PluginService):
         self._started_s = self.env.clock.now_s()
         kept = await self._load_kept()
         self.owner = Owner(self.settings, kept.held, self.host.id, lanes_here(self.settings.lanes, self.env.probes))
+        self.direct = DirectTables(self.settings, self.host.id, kept.direct)
         self.directory = Directory(self.host.id, kept.known)
         self._aggd.id = kept.process
         if self.settings.serve:
@@ -138,7 +146,8 @@ class AggregatorService(PluginService):
 
     async def _save(self) -> None:
         async with self._disk_turn:
-            kept = AggregatorState(self._aggd.id, list(self.owner.jobs.values()), list(self.directory.known.values()))
+            held, known, direct = self.owner.jobs, self.directory.known, self.direct.tables
+            kept = AggregatorState(self._aggd.id, list(held.values()), list(known.values()), list(direct.values()))
             await checked.save(self.env.disk, STATE, kept)
 
     async def _keep(self) -> None:
@@ -253,36 +262,50 @@ class AggregatorService(PluginService):
     def on_fact(self, fact: Fact) -> None:
         match fact:
             case facts.JobPlaced():
-                opened, others = self._tables.place(fact)
-                for gang in opened:
-                    self._feed_all(gang)
-                for gang in others:
-                    self.dispatch(gang, self.owner)
-                for peer in self.host.peers(fact.job):
-                    self._tell_superseded(peer)
+                self._placed(fact)
             case facts.RanksLeft():
                 self._away.left(fact)
             case facts.JobUnplaced():
                 self._away.forget(fact.job)
-                kept = (table for table in (*self.owner.jobs, *self.directory.known) if job_of(table) == fact.job)
+                held = (*self.owner.jobs, *self.direct.tables, *self.directory.known)
+                kept = (table for table in held if job_of(table) == fact.job)
                 for table in dict.fromkeys((*self._tables.unplace(fact.job), *kept)):
                     self._feed_all(Unplaced(table, fact.epoch, fact.ended))
             case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
                 rack = self._rack()
-                self.dispatch(rack, self.coordinator)
-                self.dispatch(rack, self.directory)
-                self.dispatch(rack, self.owner)
+                for machine in (self.coordinator, self.directory, self.owner, self.direct):
+                    self.dispatch(rack, machine)
+                if isinstance(fact, facts.SecondPassed):
+                    self._ranks.poll(self.direct)
             case facts.StepTimed():
                 self._stepped(fact)
             case facts.JobJoined():
                 self.dispatch(RankJoined(fact.job), self.directory)
             case facts.TableUsed():
                 table = table_id(fact.job, fact.table)
-                self._tables.use(table)
-                self._open(table)
+                self._ranks.may_own(fact.job, fact.epoch)
+                self._tables.use(table, fact.epoch)
+                if fact.epoch == self._tables.grant(fact.job):
+                    self._open(table)
                 self.dispatch(RankJoined(table), self.directory)
+            case facts.RankDisconnected():
+                self._ranks.disconnected()
             case _:
                 pass
+
+    def _placed(self, fact: facts.JobPlaced) -> None:
+        """The log says where a gang runs. A table that the disk knows was open before this agent started."""
+        for table, known in self.directory.known.items():
+            if job_of(table) == fact.job and grant_of(known.epoch) == fact.epoch:
+                self._tables.use(table, fact.epoch)
+        opened, others = self._tables.place(fact)
+        for gang in opened:
+            self._feed_all(gang)
+        for gang in others:
+            self.dispatch(gang, self.owner)
+            self.dispatch(gang, self.direct)
+        for peer in self.host.peers(fact.job):
+            self._tell_superseded(peer)
 
     def _stepped(self, fact: facts.StepTimed) -> None:
         """Pass on a step of the job: that of the lowest rank here counts, since rounds keep the ranks in step."""
@@ -293,6 +316,8 @@ class AggregatorService(PluginService):
                 self.dispatch(JobStepped(table, fact.epoch, fact.step, period_us), self.coordinator)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        if isinstance(frame, SumsNow):
+            self._ranks.said(peer, frame.now)
         if not isinstance(frame, AggregatorLost) or peer.job is None or not 0 <= frame.table < TABLES_MAX:
             return
         table = table_id(peer.job, frame.table)
@@ -308,20 +333,23 @@ class AggregatorService(PluginService):
 
     def _tell_superseded(self, peer: JobPeer) -> bool:
         """Tell a rank of a run that was taken back, by an epoch of the present one, that its run is over."""
-        if peer.job is None or peer.epoch >= self.directory.grant(peer.job):
+        if peer.job is None or peer.epoch >= self._tables.grant(peer.job):
             return False
-        peer.send(AggregatorAt(peer.job, self.directory.grant(peer.job) << 32, self.host.id, "", b""))
+        peer.send(AggregatorAt(peer.job, self._tables.grant(peer.job) << 32, self.host.id, "", b""))
         return True
 
     async def on_message(self, sender: HostId, message: Any) -> None:
         """Give each message to the machines that take it."""
         if not isinstance(message, messages.Heard):
             return
-        if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
+        for_aggd = isinstance(message, messages.ReserveCycle) or (
+            isinstance(message, messages.Offer) and not message.direct
+        )
+        if for_aggd and self.settings.serve:
             await self._woken()
         if isinstance(message, messages.OwnerWanted | messages.Lost):
             self._open(message.job)
-        machines: Sequence[JobCoordinator | Owner | Directory] = (self.owner, self.directory, self.coordinator)
+        machines: Sequence[Machine] = (self.owner, self.direct, self.directory, self.coordinator)
         for machine in machines:
             if isinstance(message, machine.takes):
                 self.dispatch(Heard(sender, message), machine)
@@ -339,8 +367,7 @@ class AggregatorService(PluginService):
             case messages.GetOwner():
                 return messages.KnownOwner(self.directory.known.get(question.job))
             case messages.Probe():
-                yes = self.owner.serves(question.job, question.epoch) and await self._obeyed(GetStatus())
-                return messages.Serving(yes)
+                return messages.Serving(await self._serves(question.job, question.epoch))
             case messages.WorkOf():
                 return await self._work_of(question.job, question.epoch)
             case messages.CycleHere():
@@ -350,8 +377,22 @@ class AggregatorService(PluginService):
             case _:
                 return await super().answer(sender, question)
 
+    async def _serves(self, table: JobId, epoch: int) -> bool:
+        """Whether aggd, or a rank here, sums the table under this epoch right now."""
+        if self.direct.serves(table, epoch):
+            rank = self._ranks.of(self.direct.process_of(table))
+            return rank is not None and await self._ranks.ask(rank) is not None and self.direct.serves(table, epoch)
+        return self.owner.serves(table, epoch) and await self._obeyed(GetStatus())
+
     async def _work_of(self, name: JobId, epoch: int) -> messages.WorkCounters:
-        """The counters of a job, as aggd has them now."""
+        """The counters of a job, as aggd or its rank has them now."""
+        if self.direct.serves(name, epoch):
+            rank = self._ranks.of(self.direct.process_of(name))
+            now = await self._ranks.ask(rank) if rank is not None else None
+            for job in now.jobs if now is not None else ():
+                if (job.job, job.epoch) == (name, epoch):
+                    return messages.WorkCounters(True, job.busy_us, job.iterations, job.largest_bytes, job.bytes)
+            return messages.WorkCounters(False)
         known = self.owner.serves(name, epoch) and await self._obeyed(GetStatus())
         jobs = self.now.jobs if known and self.now is not None else []
         for job in jobs:
@@ -380,11 +421,10 @@ class AggregatorService(PluginService):
     # ---- machines ----
 
     def _feed_all(self, event: GangPlaced | Unplaced) -> None:
-        self.dispatch(event, self.owner)
-        self.dispatch(event, self.directory)
-        self.dispatch(event, self.coordinator)
+        for machine in (self.owner, self.direct, self.directory, self.coordinator):
+            self.dispatch(event, machine)
 
-    def dispatch(self, event: Any, machine: JobCoordinator | Owner | Directory) -> None:
+    def dispatch(self, event: Any, machine: Machine) -> None:
         for action in machine.handle(event, self.env.clock.now_s()):
             self.perform(action, lambda back: self.dispatch(back, machine))
 
@@ -402,6 +442,11 @@ class AggregatorService(PluginService):
                 within_s = ITERATION_S if action.handed_over else 0.0
                 order = DropJob(action.job, action.epoch, action.instead, within_s, action.to)
                 self.env.spawn("aggregator forgets", self._obeyed(order))
+            case ServeByRank():
+                self.env.spawn("aggregator serves by a rank", self._serve_by_rank(action, feed))
+            case ForgetByRank():
+                within_s = ITERATION_S if action.order.handed_over else 0.0
+                self._ranks.forget(action.process, action.order, within_s)
             case Publish(fact=facts.TensorsSeen() as seen):
                 self.host.publish(self._tables.seen(seen))
             case LogEvent() if number := number_of(JobId(action.subject)):
@@ -426,11 +471,23 @@ class AggregatorService(PluginService):
         if not number:
             self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
         to = assigned.owner, assigned.address, assigned.secret
-        near = self.now.near if self.now is not None and assigned.owner == self.host.id else ""
-        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, near)
+        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, self._near(assigned))
         for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)
+
+    def _near(self, assigned: messages.Assigned) -> str:
+        """Path of the owner's unix socket; empty on another host."""
+        if assigned.owner != self.host.id:
+            return ""
+        rank = self._ranks.of(self.direct.process_of(assigned.job)) if assigned.direct else None
+        now = rank.now if rank is not None else None if assigned.direct else self.now
+        return now.near if now is not None else ""
+
+    async def _serve_by_rank(self, action: ServeByRank, feed: Callable[[Any], None]) -> None:
+        await self._keep()
+        if self.direct.tables.get(action.table.job) == action.table:
+            feed(await self._ranks.serve(action))
 
     async def _serve(self, held: ServedJob, feed: Callable[[Any], None]) -> None:
         await self._keep()
@@ -457,17 +514,19 @@ class AggregatorService(PluginService):
         return known.owner if known is not None else None
 
     def tensors_here(self) -> list[AggregatorJobView]:
-        """Jobs summed by this host's process, as it reported within the last second or so."""
-        if self.now is None:
-            return []
-        age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
-        return [view(self.owner, job, age_s) for job in self.now.jobs]
+        """Tables summed on this host, as aggd and ranks that own some reported within the last second or so."""
+        now_s, found = self.env.clock.now_s(), list[AggregatorJobView]()
+        for rank in self._ranks.all:
+            each = [direct_view(self.direct, job, rank.number, now_s - rank.heard_s) for job in rank.jobs]
+            found += [row for row in each if row is not None]
+        age_s = max(0.0, now_s - self._measured[0])
+        return [*found, *(view(self.owner, job, age_s) for job in (self.now.jobs if self.now is not None else ()))]
 
     def commands(self) -> Mapping[str, Command]:
         return {"tensors": self._tensors, "move": self._move}
 
     async def _move(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        move = move_of(arguments, self.host.hosts())
+        move = move_of(arguments, self.host.hosts(), self._tables.hosts_of_ranks)
         self.perform(Send(move.owner, move.order), lambda back: None)
         return {"job": move.order.job, "from": move.owner, "to": move.order.to}
 
@@ -490,6 +549,7 @@ class AggregatorService(PluginService):
     def metrics(self) -> Mapping[MetricSeries, float]:
         jobs: Sequence[Any] = self.now.jobs if self.now is not None else ()
         return {
+            metrics.DIRECT.of(): float(len(self.direct.tables)),
             metrics.UP.of(): float(self.now is not None),
             metrics.JOBS.of(): float(len(self.owner.jobs)),
             metrics.LOAD.of(): self._load,

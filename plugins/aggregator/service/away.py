@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from covey.core.ids import JobId
-from covey.tensors.owner.leaving import who
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
+from covey.tensors.owner.leaving import who
 from covey.wire.sums import Now, RanksAway
 from plugins.facts import RanksLeft
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from covey.ports.processes import ProcessId
+from plugins.aggregator.machine.direct_tables import DirectTable
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import Assigned
 
@@ -13,6 +14,7 @@ class AggregatorState(msgspec.Struct, frozen=True):
     process: ProcessId | None = None
     held: list[ServedJob] = []
     known: list[Assigned] = []
+    direct: list[DirectTable] = []
 
 
 kept_states = msgspec.msgpack.Decoder(AggregatorState)

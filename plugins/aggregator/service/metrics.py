@@ -9,6 +9,7 @@ COPIES_FAILED = METRICS.counter(
     "covey_aggregator_copies_failed_total",
     "Previous aggregators that ended before they had sent all that they had announced.",
 )
+DIRECT = METRICS.gauge("covey_aggregator_direct", "Tables that ranks on this host sum for their jobs.")
 JOBS = METRICS.gauge("covey_aggregator_jobs", "Jobs whose tensors this host sums.")
 LOAD = METRICS.gauge("covey_aggregator_load", "Part of its cycle in which the aggregator is busy, 0 to 1.")
 MEMORY_BYTES = METRICS.gauge("covey_aggregator_memory_bytes", "Memory that aggd holds for tensors.")

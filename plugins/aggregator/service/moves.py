@@ -6,13 +6,14 @@ It stays with its owner until that host accepted, and one that declines is asked
 holds until the job's run is over, or another host is its coordinator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from covey.core.errors import Refused
-from covey.core.ids import HostId
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.blocks import job_of
 from plugins.aggregator.messages import MoveTensors
 from plugins.facts import AggregatorNow, HostView
 
@@ -25,8 +26,11 @@ class TableMove(msgspec.Struct, frozen=True):
     order: MoveTensors
 
 
-def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> TableMove:
-    """Parse the order: `job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. Refused."""
+def move_of(
+    given: Mapping[str, Any], hosts: Sequence[HostView], of_job: Callable[[JobId], Collection[HostId]] = lambda job: ()
+) -> TableMove:
+    """Parse the order: `job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. `of_job`: hosts
+    whose ranks may own the job's tables. Refused."""
     try:
         order = msgspec.convert({name: given.get(name) for name in ("job", "epoch", "to")}, MoveTensors)
         owner = msgspec.convert(given.get("from"), HostId)
@@ -42,7 +46,8 @@ def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> TableMove:
     now = view.value("aggregator", AggregatorNow)
     if view.state != "alive":
         raise Refused(4, what, f"{order.to} is {view.state}", "agentctl hosts")
-    if not isinstance(now, AggregatorNow) or not now.address:
+    sums = isinstance(now, AggregatorNow) and bool(now.address)
+    if not sums and order.to not in of_job(job_of(order.job)):
         why = f"{order.to} does not sum tensors"
         raise Refused(4, what, why, "set serve = true in [aggregator] of its agent.toml")
     return TableMove(owner, order)

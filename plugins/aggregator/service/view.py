@@ -3,6 +3,7 @@
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.sums import JobCounters
+from plugins.aggregator.machine.direct_tables import DirectTables
 from plugins.aggregator.machine.owner import Owner
 from plugins.facts import RanksAwaited
 from plugins.views import AggregatorJobView
@@ -40,4 +41,30 @@ def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
         not_finite=job.not_finite,
         missing=tuple(job.missing),
         waits_s=round(job.waits_s, 3),
+        by="aggd",
+        not_direct=held.not_direct if held is not None else "",
+    )
+
+
+def direct_view(owner: DirectTables, job: JobCounters, process: int, age_s: float) -> AggregatorJobView | None:
+    """View of a table that this process of a rank sums; None when it is not to sum it any more."""
+    held = owner.tables.get(job.job)
+    if held is None or owner.process_of(job.job) != process or held.epoch != job.epoch:
+        return None
+    return AggregatorJobView(
+        job=job.job,
+        host=owner.me,
+        epoch=job.epoch,
+        workers=job.workers,
+        joined=job.joined,
+        tensors=job.tensors,
+        bytes=job.bytes,
+        rounds=job.rounds,
+        received_bytes=job.received_bytes,
+        sent_bytes=job.sent_bytes,
+        age_s=max(0.0, age_s),
+        not_finite=job.not_finite,
+        missing=tuple(job.missing),
+        waits_s=round(job.waits_s, 3),
+        by=f"rank {held.rank}",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from chaos.actors.rank_owner import RankOwner
 from chaos.actors.workload import SIZES
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId, JobId
@@ -12,7 +13,8 @@ from covey.ports.env import Env
 from covey.ports.processes import Command
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.numbers.blocks import tables_of
-from covey.wire.job import AggregatorAt, AggregatorLost, Frame
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame, SumsNow, SumsOrder
+from covey.wire.sums import Now
 from plugins import facts
 from plugins.aggregator.service import AggregatorService
 from plugins.facts import Place
@@ -32,9 +34,14 @@ class Rank:
         self._stepped_s = 0.0
         self.process = job.rack.hosts[host].run(f"rank-{rank}", self.main)
         self.tensors: BlockStreams | None = None
+        self.sums: RankOwner | None = None
+        self.is_deaf = False
+        """It obeys no order for now."""
+        self.orders: list[SumsOrder] = []
 
     async def main(self, env: Env, _command: Command) -> int:
         job, tensor = self.job_on_rack, self.job_on_rack.tensor
+        self.sums = RankOwner(env, f"rank-{job.name}-{self.rank}.sock")
         self.tensors = BlockStreams(
             env.bytes,
             env.spawn,
@@ -48,6 +55,7 @@ class Rank:
             part_bytes=32,
             sizes=SIZES,
         )
+        env.spawn("obeys", self._obey(self.sums))
         for at in self.told:
             self.tensors.moved(at)
         await self.tensors.model("w", initial(tensor, self.rank).tobytes(), tensor.shape, tensor.update)
@@ -86,7 +94,33 @@ class Rank:
 
     uid = 1000
 
+    @property
+    def may_own(self) -> bool | None:
+        return self.job_on_rack.direct if self.tables_wanted else None
+
+    @property
+    def gone(self) -> bool:
+        return not self.process.alive
+
+    async def _obey(self, sums: RankOwner) -> None:
+        """Obey orders, one after the other; while this rank is deaf they wait."""
+        done = 0
+        while True:
+            await asyncio.sleep(0.01)
+            while done < len(self.orders) and not self.is_deaf:
+                done += 1
+                self.say(await sums.obey(self.orders[done - 1]))
+
+    def say(self, now: Now) -> None:
+        """Say to the agent what this rank sums."""
+        plugin, agent = self.job_on_rack.plugin(self.host), self.job_on_rack.rack.hosts[self.host].agent
+        if plugin is not None and agent is not None and agent.alive:
+            agent.spawn("sums", plugin.frame(cast(Any, self), SumsNow(now)))
+
     def send(self, frame: Frame) -> None:
+        if isinstance(frame, SumsOrder):
+            self.orders.append(frame)
+            return
         assert isinstance(frame, AggregatorAt)
         self.told.append(frame)
 
@@ -125,13 +159,16 @@ class Job:
         even: bool = False,
         steps: bool = False,
         cut: bool = False,
+        direct: bool = False,
         tensor: Tensor = TENSOR,
     ) -> None:
-        """`even`: every step takes `step_s`, else around it. `steps`: ranks say when they finished one. `cut`: tensors
+        """`direct`: ranks can own tables, each host one.
+        `even`: every step takes `step_s`, else around it. `steps`: ranks say when they finished one. `cut`: tensors
         are cut into Blocks, and each host is asked to own a table."""
         self.tensor, self.tables = tensor, tables_of(len(set(hosts))) if cut else 1
         self.rack, self.rounds, self.step_s, self.grant, self.workers = rack, rounds, step_s, grant, len(hosts)
-        self.name, self.even, self.steps = JobId(name), even, steps
+        self.name, self.even, self.steps, self.direct = JobId(name), even, steps, direct
+        self._ended: set[int] = set()
         self.places = tuple(Place(HostId(host), (rank,), ()) for rank, host in enumerate(hosts))
         self.ranks = [Rank(self, host, rank) for rank, host in enumerate(hosts)]
         self._boots: dict[str, object] = {}
@@ -159,7 +196,20 @@ class Job:
             process = self.rack.hosts[host].agent
             assert process is not None
             process.spawn("log", self._tell(agent, ranks))
+        for rank in self.ranks:
+            if rank.gone and rank.rank not in self._ended and self.rack.hosts[rank.host].agent is not None:
+                self._ended.add(rank.rank)
+                self._tell_of_end(rank)
         self.rack.world.at(self.rack.world.now + 0.1, self.tell_agents)
+
+    def _tell_of_end(self, rank: Rank) -> None:
+        agent, process = self.rack.agents[rank.host], self.rack.hosts[rank.host].agent
+
+        async def tell() -> None:
+            agent.bus.publish(facts.RankDisconnected(self.name, self.grant, rank.rank))
+
+        if process is not None and process.alive:
+            process.spawn("rank ended", tell())
 
     def _peers(self, ranks: "list[Rank]", others: Callable[[JobId], Any], job: JobId) -> Any:
         return ranks if job == self.name else others(job)
@@ -172,11 +222,17 @@ class Job:
             agent.bus.publish(facts.JobJoined(self.name, self.grant, rank.rank))
             for table in sorted(rank.tables_wanted):
                 agent.bus.publish(facts.TableUsed(self.name, self.grant, table))
+            if rank.sums is not None and rank.sums.now().jobs:
+                rank.say(rank.sums.now())
 
     def owner(self, table: int = 0) -> str:
         """The host that sums the table by the highest epoch that any rank was told; empty while none was."""
         told = [at for rank in self.ranks for at in rank.told if at.table == table]
         return max(told, key=lambda at: at.epoch).host if told else ""
+
+    def epoch(self, table: int) -> int:
+        """The highest epoch of the table that any rank was told."""
+        return max(at.epoch for rank in self.ranks for at in rank.told if at.table == table)
 
     def ended(self) -> bool:
         return not any(rank.process.alive for rank in self.ranks)

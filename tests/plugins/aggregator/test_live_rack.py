@@ -12,7 +12,9 @@ from plugins.aggregator.plugin import PLUGIN
 from plugins.facts import AggregatorNow
 from tests.plugins.aggregator.ranks import Job
 
-QUICK = {"aggregator": {"trial_iterations": 10, "revert_iterations": 20, "scale_s": 5.0, "cycles_max": 1}}
+QUICK = {
+    "aggregator": {"direct": "never", "trial_iterations": 10, "revert_iterations": 20, "scale_s": 5.0, "cycles_max": 1}
+}
 
 
 def quick_rack(seed: int, hosts: int = 4, **changes: Any) -> SimRack:

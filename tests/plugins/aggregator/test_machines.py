@@ -65,6 +65,8 @@ from tests.plugins.aggregator.play import (
     sends,
 )
 
+NEVER = 'direct = "never" is set in [aggregator] of a'
+
 
 def coordinating(sums: Sequence[HostId] = (C, D)) -> Play:
     """A machine on host a, which coordinates a job; everybody knows nothing yet; the first offer is out."""
@@ -88,7 +90,7 @@ def coordinating_assigned() -> tuple[Play, Assigned]:
 
 def test_a_coordinator_asks_who_sums_the_job_then_offers_it_to_the_least_loaded() -> None:
     play = coordinating()
-    assert sends(play.actions) == [(C, Offer(JOB, G1 + 2, 2, SECRET))]
+    assert sends(play.actions) == [(C, Offer(JOB, G1 + 2, 2, SECRET, not_direct=NEVER))]
     assert any(isinstance(action, SetTimer) and action.event == Expired(JOB, G1 + 2) for action in play.actions)
 
 
@@ -101,7 +103,7 @@ def test_an_accepted_offer_is_told_to_this_host_first_then_to_all_hosts_of_the_j
 def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_seen() -> None:
     play = coordinating()
     found = play(Heard(C, Declined(JOB, G1 + 2, "full", known=G1 + 7)))
-    assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET, refused="c: full"))]
+    assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET, refused="c: full", not_direct=NEVER))]
 
 
 def test_a_refusal_of_an_earlier_epoch_does_not_refuse_the_offer_that_is_open() -> None:

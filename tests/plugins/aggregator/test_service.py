@@ -36,6 +36,8 @@ JOB = JobId("j1")
 
 
 def settled_rack(seed: int, hosts: int = 4, settings: Any = None) -> SimRack:
+    """A rack whose aggregators sum all jobs, unless `settings` says otherwise."""
+    settings = {"aggregator": {"direct": "never"} | (settings or {}).get("aggregator", {})}
     rack = SimRack(seed, hosts=hosts, plugins=(PLUGIN,), settings=settings).start()
     rack.settle()
     return rack
@@ -231,7 +233,7 @@ def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() 
         owner = job.owner()
         aggd, agent = aggd_of(rack, owner), rack.hosts[owner].agent
         assert agent is not None
-        cast(Any, rack.agents[owner].config.plugins)["aggregator"] = AggregatorSettings(serve=False)
+        cast(Any, rack.agents[owner].config.plugins)["aggregator"] = AggregatorSettings(serve=False, direct="never")
         agent.signal(9)
         rack.hosts[owner].revive()
         rack.until(job.reached(20), 90, "fifteen rounds more")
@@ -265,7 +267,9 @@ class PlayedAgent:
 
     def __init__(self) -> None:
         self.views = [HostView(host=H1, state="alive")]
-        self.ranks = [SimpleNamespace(job=JOB, epoch=epoch, told=[]) for epoch in (1, 0)]
+        self.ranks = [
+            SimpleNamespace(job=JOB, epoch=epoch, rank=0, may_own=False, gone=False, told=[]) for epoch in (1, 0)
+        ]
         """One rank of the present run, and one that outlived the run before."""
         for rank in self.ranks:
             rank.send = rank.told.append
@@ -291,7 +295,7 @@ class PlayedAgent:
         return made
 
     def settings(self, kind: Any) -> AggregatorSettings:
-        return AggregatorSettings(serve=False, lanes=1)
+        return AggregatorSettings(serve=False, lanes=1, direct="never")
 
     def hosts(self) -> list[HostView]:
         return self.views

@@ -67,8 +67,8 @@ def test_a_table_that_the_job_has_not_is_never_opened(table: str) -> None:
 
 def test_a_rank_may_come_before_the_log_tells_of_its_gang() -> None:
     tables = JobTables()
-    tables.use(JobId("j1/2"))
-    tables.use(JobId("j1/9"))
+    tables.use(JobId("j1/2"), 1)
+    tables.use(JobId("j1/9"), 1)
     assert not tables.open(JobId("j1/2"))
     assert tables.place(placed()) == ([gang(0, several=True), gang(2)], [gang(1)])
 

@@ -7,8 +7,8 @@ from typing import assert_never
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from covey.tensors.owner.leaving import who
 from covey.tensors.numbers.blocks import tables_of
+from covey.tensors.owner.leaving import who
 from covey.wire.job import GoneRank
 from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import ENDED_MAX, JobTable
