@@ -89,6 +89,7 @@ class DirectOwner:
                 case GetStatus():
                     for table in self._tables.values():
                         table.look_for_who_left(time.monotonic())
+                        self._pump(table)
                 case Serve() | SetPace() | Quit():
                     pass
             return self.now()
@@ -114,6 +115,7 @@ class DirectOwner:
             if table.job == job and table.epoch <= epoch:
                 del self._tables[key]
                 table.end(instead)
+                self._pump(table)
 
     # ---- life ----
 
@@ -172,6 +174,7 @@ class DirectOwner:
                         return None
                     link = LocalLink(self.rank, table, self)
                     table.join(link.end)
+                    self._pump(table)
                     return link
         return None
 
@@ -187,6 +190,7 @@ class DirectOwner:
             if table.over or table.links.get(link.rank) is not link:
                 raise ConnectionAbortedError("no longer served here")
             tensor = table.heard(link, header, payload, time.monotonic())
+        self._pump(table)
         if tensor is not None:
             self._add(table, header.key, tensor)
 
@@ -210,8 +214,16 @@ class DirectOwner:
                     return
                 was_finite, round = not tensor.not_finite, (tensor.version or 0) + 1
                 table.ended(key, tensor.end(addition, count), time.monotonic())
+            self._pump(table)
             if was_finite and tensor.not_finite:
                 self._tell(f"has a sum of tensor {tensor.declared.name!r} that is not finite, in round {round}")
+
+    def _pump(self, table: OwnedTable) -> None:
+        """Send what there is to be sent, as far as that takes no time; writers send the rest."""
+        with self.lock:
+            links = table.spoken_to()
+        for link in links:
+            link.pump()
 
     def _sums(self, table: OwnedTable, key: int, tensor: TensorSum) -> bool:
         """Whether this tensor is still the one that is summed under that key."""
@@ -286,6 +298,7 @@ class DirectOwner:
         if table is not None and link is not None and isinstance(error, Violation):
             words = str(error).encode()[:1024]
             link.say(frame(TensorOp.FAULT, table.hash, table.epoch, key=link.key, payload=words))
+            link.pump()
 
     def _hello(self, sock: socket.socket) -> tuple[OwnedTable, RankConnection] | None:
         """The table and connection of a rank that has proven to know the secret; None when it was refused."""
@@ -316,6 +329,7 @@ class DirectOwner:
             sent = partial(self._sent, table)
             link = RankConnection(sock, head.rank, table.hash, table.epoch, table.tensors.get, self.lock, sent)
             table.join(link)
+            self._pump(table)
         return table, link
 
     def _sent(self, table: OwnedTable, size: int) -> None:
