@@ -1,7 +1,9 @@
 """Show who sums the gradients of which job, the time an aggregator reserves for them, and the traffic.
 
 BY is who sums on that host: a rank of the job itself, to which the other ranks push directly, or the host's aggregator
-`aggd`, with the reason why no rank does. A job on several hosts has a line for each table of its tensors: `train`, `train/1`, ... D is the time of an iteration
+`aggd`, with the reason why no rank does.
+
+A job on several hosts has a line for each table of its tensors: `train`, `train/1`, ... D is the time of an iteration
 of the job alone, WORK the aggregator's work in one iteration, LOAD the share of the aggregator reserved for it, LOSS
 the planned loss of speed by sharing the aggregator and, in brackets, the measured one. A job on trial has none of
 these.
@@ -22,7 +24,8 @@ from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 
 TITLES = (
-    "JOB", "AGGREGATOR", "BY", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT", "D", "WORK", "LOAD", "LOSS"
+    "JOB", "AGGREGATOR", "BY", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT",
+    "D", "WORK", "LOAD", "LOSS",
 )  # fmt: skip
 
 
