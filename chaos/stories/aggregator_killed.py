@@ -5,6 +5,8 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
 
+SETTINGS = {"aggregator": {"direct": "never"}}
+
 
 def play(rack: SimRack) -> None:
     rack.settle()

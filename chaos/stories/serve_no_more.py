@@ -8,6 +8,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
 
+SETTINGS = {"aggregator": {"direct": "never"}}
 STILL_S = 8.0
 """Seconds that aggd is stopped: longer than it may take to obey."""
 
@@ -22,7 +23,7 @@ def play(rack: SimRack) -> None:
     assert agent is not None
     agent.signal(signal.SIGTERM)
     rack.until(lambda: not agent.alive, 6.0, f"the agent of {host} has ended")
-    rack.configure(host, {"aggregator": {"serve": False}})
+    rack.configure(host, {"aggregator": {"serve": False, "direct": "never"}})
     fault = (faults.Kill("program", host, 0.0, "aggd"), faults.Pause(host, STILL_S, "aggd"), None)[rack.world.seed % 3]
     if fault is not None:
         faults.strike(rack.world, fault)

@@ -11,6 +11,7 @@ from covey.core.errors import Refused
 from covey.core.ids import JobId
 from plugins.views import AggregatorJobView
 
+SETTINGS = {"aggregator": {"direct": "never"}}
 ROUNDS = 140
 MOVED_S = 40.0
 """Seconds after which a table has moved when nothing struck it."""

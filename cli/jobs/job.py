@@ -9,7 +9,7 @@ from typing import Any
 from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed
-from cli.jobs.tensors import silent
+from cli.jobs.tensors import silent, ways
 from cli.table import clock, pairs, plural, table
 from covey.core.units import format_seconds
 from covey.tensors.numbers.blocks import job_of
@@ -33,7 +33,9 @@ def run(context: Context) -> int:
     if context.json:
         context.say_json(answer.whole)
         return code
-    job["waits"] = waits(context, job)
+    rows = tables_of(context, job)
+    job["waits"] = silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
+    job["sums"] = ways(rows)
     context.say(pairs(facts(job), context.paint))
     if job["ranks"]:
         context.say()
@@ -48,15 +50,14 @@ def run(context: Context) -> int:
     return code
 
 
-def waits(context: Context, job: dict[str, Any]) -> str:
-    """For whom the others wait, of a job that runs and whose tensors an aggregator sums."""
+def tables_of(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tables of a job that runs and whose tensors somebody sums; none where that is not known."""
     if job["state"] != "running" or not job["aggregator"]:
-        return ""
+        return []
     try:
-        rows = [row for row in context.agent.gather("tensors").data if job_of(row["job"]) == job["id"]]
+        return [row for row in context.agent.gather("tensors").data if job_of(row["job"]) == job["id"]]
     except AgentctlError:
-        return ""
-    return silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
+        return []
 
 
 def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
@@ -86,7 +87,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("time", how_long(job)),
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
         ("coordinator", job["coordinator"]),
-        ("gradients at", job["aggregator"]),
+        ("gradients at", job.get("sums") or job["aggregator"]),
         ("kernels", job.get("unlike")),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
         ("restarts", started_again(job)),

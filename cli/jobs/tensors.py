@@ -1,4 +1,7 @@
-"""Show which host sums the gradients of which job, the time its aggregator reserves for them, and the traffic.
+"""Show who sums the gradients of which job, the time an aggregator reserves for them, and the traffic.
+
+BY is who sums on that host: a rank of the job itself, to which the other ranks push directly, or the host's aggregator
+`aggd`, with the reason why no rank does.
 
 A job on several hosts has a line for each table of its tensors: `train`, `train/1`, ... D is the time of an iteration
 of the job alone, WORK the aggregator's work in one iteration, LOAD the share of the aggregator reserved for it, LOSS
@@ -21,7 +24,8 @@ from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 
 TITLES = (
-    "JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT", "D", "WORK", "LOAD", "LOSS"
+    "JOB", "AGGREGATOR", "BY", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT",
+    "D", "WORK", "LOAD", "LOSS",
 )  # fmt: skip
 
 
@@ -51,6 +55,7 @@ def run(context: Context) -> int:
         (
             job["job"],
             job["host"],
+            job.get("by", "aggd"),
             epoch_text(job["epoch"]),
             of(job["joined"], job["workers"]),
             job["tensors"],
@@ -65,21 +70,40 @@ def run(context: Context) -> int:
         )
         for job in answer.data
     ]
-    context.say(table(TITLES, rows, TITLES[2:], context.paint))
+    context.say(table(TITLES, rows, TITLES[3:], context.paint))
     for job in answer.data:
+        if why := job.get("not_direct"):
+            context.say(f"{job['job']} is summed by aggd on {job['host']}, not by its own ranks: {why}")
         if job.get("refused"):
             context.say(f"{job['job']} was refused: {job['refused']}")
         if job.get("not_finite"):
             count = plural(job["not_finite"], "number")
-            context.say(
-                f"{job['job']}: {count} of its sums were NaN or infinite; the log "
-                f"of aggd on {job['host']} names the first"
-            )
+            context.say(f"{job['job']}: {count} of its sums were NaN or infinite; {first_named(job)}")
         if awaited := silent([job]):
             context.say(f"{job['job']} {awaited}")
     jobs = {job_of(job["job"]) for job in answer.data}
     context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return context.whole(answer)
+
+
+def first_named(job: Mapping[str, Any]) -> str:
+    """Where the first tensor with a NaN is named."""
+    by = job.get("by", "aggd")
+    log = f"the log of aggd on {job['host']}" if by == "aggd" else f"the output of {by}"
+    return f"{log} names the first"
+
+
+def ways(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`rank 0 on gpu1, rank 2 on gpu2, aggd on gpu4 (none of its ranks is on gpu4)`: who sums a job's tables."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["job"] not in newest or newest[row["job"]]["epoch"] < row["epoch"]:
+            newest[row["job"]] = row
+    found: dict[str, None] = {}
+    for _, row in sorted(newest.items()):
+        why = f" ({row['not_direct']})" if row.get("not_direct") else ""
+        found[f"{row.get('by', 'aggd')} on {row['host']}{why}"] = None
+    return ", ".join(found)
 
 
 def silent(rows: Sequence[Mapping[str, Any]], hosts: Mapping[int, str] | None = None) -> str:

@@ -41,7 +41,7 @@ def shown(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_the_promise_of_a_job_is_shown_with_what_it_measures(shown: Any) -> None:
     words = shown(ROW).split()
-    assert words[:4] == ["JOB", "AGGREGATOR", "EPOCH", "JOINED"]
+    assert words[:4] == ["JOB", "AGGREGATOR", "BY", "EPOCH"]
     line = shown(ROW).splitlines()[1]
     assert all(text in line for text in ("204.3 ms", "8.12 ms", "4.0%", "2.1% (3.1%)", "1.2"))
 
@@ -74,6 +74,22 @@ def test_why_a_job_was_refused_is_a_line_of_its_own(shown: Any) -> None:
     out = shown(ROW, ROW | {"job": "j3", "refused": why})
     assert f"j3 was refused: {why}" in out.splitlines()
     assert out.count("was refused") == 1
+
+
+def test_who_sums_a_table_is_said_and_why_no_rank_does(shown: Any) -> None:
+    direct = ROW | {"job": "j3", "by": "rank 2", "not_finite": 1}
+    why = "none of its ranks is on gpu3"
+    out = shown(ROW | {"by": "aggd", "not_direct": why}, direct)
+    assert f"j1 is summed by aggd on gpu3, not by its own ranks: {why}" in out.splitlines()
+    assert out.count("not by its own ranks") == 1 and "rank 2" in out.splitlines()[2]
+    assert "the output of rank 2 names the first" in out
+
+
+def test_a_jobs_line_says_who_sums_each_of_its_tables_now() -> None:
+    direct = [ROW | {"job": f"j1/{at}" if at else "j1", "by": f"rank {at}", "host": f"gpu{at}"} for at in (0, 1)]
+    moved = ROW | {"job": "j1/1", "epoch": ROW["epoch"] + 4, "by": "aggd", "host": "gpu4", "not_direct": "it was lost"}
+    assert tensors.ways([*direct, moved]) == "rank 0 on gpu0, aggd on gpu4 (it was lost)"
+    assert tensors.ways([ROW]) == "aggd on gpu3" and tensors.ways([]) == ""
 
 
 def test_a_table_is_moved_and_waited_for(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> None:

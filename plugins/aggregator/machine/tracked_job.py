@@ -49,7 +49,7 @@ class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
 
     def declining(self, host: HostId, why: str, no_ranks: bool = False) -> Self:
         """The search after one more host declined. `no_ranks`: since no rank with tensors is there."""
-        some_cannot = self.some_cannot or not no_ranks
+        some_cannot = self.some_cannot or (self.direct and not no_ranks)
         return msgspec.structs.replace(self, declined={**self.declined, host: why}, some_cannot=some_cannot)
 
 

@@ -43,11 +43,15 @@ from covey.wire.job import (
     Refusal,
     Stepped,
     Stopping,
+    SumsNow,
+    SumsOrder,
+    TableWanted,
     VolumeWanted,
     decoder,
 )
+from covey.wire.sums import GetStatus, Now
 from plugins.base import JobPeer
-from plugins.facts import JobHooked, JobJoined, StepTimed
+from plugins.facts import JobHooked, JobJoined, RankDisconnected, StepTimed, TableUsed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
 
@@ -311,6 +315,48 @@ async def test_a_tool_outside_any_job_is_attached_to_nothing(short: str) -> None
         with pytest.raises(ConnectionError):
             await read_frame(stream, decoder)
         assert found.socket.counters["malformed"] == 1
+
+
+async def test_a_rank_that_may_own_tables_is_known_by_what_it_says(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        await until(lambda: found.socket.peers(J1))
+        (peer,) = found.socket.peers(J1)
+        assert peer.may_own is None, "it has no tensors yet"
+        await stream.write(pack(TableWanted(0, may_own=True)) + pack(TableWanted(2, may_own=True)))
+        await until(lambda: len(found.facts) == 3)
+        assert found.facts[1:] == [TableUsed(J1, 3, 0), TableUsed(J1, 3, 2)] and peer.may_own is True
+        assert set(found.facts[1:]) <= set(found.socket.facts())
+        now = Now("127.0.0.1:9", [], 0.0, 0, 0, 0)
+        await stream.write(pack(SumsNow(now)))
+        await until(lambda: found.heard)
+        assert [frame for _, frame in found.heard] == [SumsNow(now)]
+        assert not peer.gone
+        stream.close()
+        await until(lambda: len(found.facts) == 4)
+        assert found.facts[3] == RankDisconnected(J1, 3, 1) and peer.gone
+
+
+async def test_no_rank_counts_as_gone_because_its_agent_stops(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        await until(lambda: found.facts)
+        await found.socket.stop()
+        await until(lambda: not found.socket.peers(J1))
+        assert found.facts == [JobJoined(J1, 3, 1)]
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [TableWanted(-1), TableWanted(16), SumsOrder(GetStatus(), "127.0.0.1"), SumsNow(Now("", [], -1.0, 0, 0, 0))],
+)
+async def test_what_no_rank_says_of_tables_ends_its_connection(short: str, frame: Frame) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD, frame)
+        await until(lambda: found.socket.counters["malformed"])
+        assert not found.heard and found.facts == [JobJoined(J1, 3, 1), RankDisconnected(J1, 3, 1)]
+        stream.close()
 
 
 async def test_other_frames_go_to_the_plugins_in_order_and_a_refusal_comes_back(short: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from chaos.actors.rank_owner import RankOwner
+from chaos.actors.rank_owner import NOTHING, RankOwner
 from chaos.actors.workload import SIZES
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId, JobId
@@ -37,6 +37,7 @@ class Rank:
         self.sums: RankOwner | None = None
         self.is_deaf = False
         """It obeys no order for now."""
+        self.cannot_listen = False
         self.orders: list[SumsOrder] = []
 
     async def main(self, env: Env, _command: Command) -> int:
@@ -109,7 +110,7 @@ class Rank:
             await asyncio.sleep(0.01)
             while done < len(self.orders) and not self.is_deaf:
                 done += 1
-                self.say(await sums.obey(self.orders[done - 1]))
+                self.say(NOTHING if self.cannot_listen else await sums.obey(self.orders[done - 1]))
 
     def say(self, now: Now) -> None:
         """Say to the agent what this rank sums."""

@@ -210,6 +210,15 @@ def test_an_owner_that_answers_no_order_is_replaced() -> None:
         job.finish()
 
 
+def test_a_rank_that_cannot_listen_owns_nothing() -> None:
+    with direct_rack(68) as rack:
+        job = Job(rack, HOSTS, cut=True, direct=True, rounds=40)
+        job.ranks[1].cannot_listen = True
+        rack.until(lambda: job.owner(1) == "h3", 3, "the next host owns table 1, before anybody's patience ends")
+        assert "rank 1 on h2 cannot listen at" in said(rack, "tensors dropped")[0]
+        job.finish()
+
+
 @pytest.mark.parametrize("to", ["h1", "h3"])
 def test_a_person_moves_a_table_to_another_hosts_rank_where_it_stays(to: str) -> None:
     with direct_rack(63) as rack:

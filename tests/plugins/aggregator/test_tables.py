@@ -58,6 +58,40 @@ def test_ranks_that_join_others_leave_the_tables_of_their_job_as_they_are() -> N
     assert tables.unplace(JOB) == ["j1", "j1/1", "j1/2"]
 
 
+def direct(table: int, grant: int = 1) -> GangPlaced:
+    return GangPlaced(table_id(JOB, table), grant, 3, PLACES, HostId(f"h{table}"), True, True)
+
+
+def test_where_ranks_may_own_no_table_is_open_before_one_of_them_needs_it() -> None:
+    """A table that is offered before ranks are there would go to an aggregator."""
+    tables = JobTables(direct=True)
+    assert tables.place(placed()) == ([], [direct(0), direct(1), direct(2)])
+    assert tables.open(JOB) == [direct(0)] and not tables.open(JOB)
+    assert tables.open(JobId("j1/2")) == [direct(2)]
+    assert tables.place(placed()) == ([direct(0), direct(2)], [direct(1)]), "the same run, told again"
+    assert tables.place(placed(2)) == ([], [direct(0, 2), direct(1, 2), direct(2, 2)]), "ranks of a new run will say"
+    assert tables.hosts_of_ranks(JOB) == {"h0", "h1", "h2"} and tables.grant(JOB) == 2
+
+
+def test_ranks_that_need_tables_before_the_log_tells_of_their_run_are_not_mixed_up_with_those_before() -> None:
+    tables = JobTables(direct=True)
+    tables.place(placed())
+    tables.use(JOB, 2)
+    tables.use(JobId("j1/1"), 1)
+    assert tables.place(placed(2)) == ([direct(0, 2)], [direct(1, 2), direct(2, 2)])
+    tables.use(JOB, 3)
+    tables.unplace(JOB)
+    assert tables.place(placed(3)) == ([direct(0, 3)], [direct(1, 3), direct(2, 3)])
+
+
+def test_a_job_whose_ranks_are_all_on_one_host_is_not_direct() -> None:
+    tables = JobTables(direct=True)
+    together = (Place(HostId("h1"), (0, 1, 2), ()),)
+    (first,), _ = tables.place(msgspec.structs.replace(placed(), places=together))
+    assert (first.job, first.direct, first.stays) == ("j1", False, False)
+    assert not tables.hosts_of_ranks(JOB) and not tables.open(JOB)
+
+
 @pytest.mark.parametrize("table", ["j1", "j1/3", "j1/15", "j2/1", "j2"])
 def test_a_table_that_the_job_has_not_is_never_opened(table: str) -> None:
     tables = JobTables()
