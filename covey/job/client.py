@@ -299,9 +299,8 @@ class JobClient(OfOneProcess):
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
-        if tensors is not None:
-            if tensors.close():
-                self._say(SumsNow(NOTHING, over=True))
+        if tensors is not None and tensors.close():
+            self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
         self._thread.join(GOODBYE_S + 0.5)
         self._memory.close()

@@ -179,6 +179,56 @@ def test_a_rank_that_does_not_read_holds_up_no_other(ranks: Ranks) -> None:
     assert is_reference(ranks, 3)
 
 
+class BadCard:
+    """A wire between a rank and an owner that changes one bit, once, of what goes in one direction."""
+
+    def __init__(self, to: str, of: str) -> None:
+        self._to, self._of, self.flipped = to, of, 0
+        self._listener = socket.create_server((IP, 0))
+        self.address = f"{IP}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            host, _, port = self._to.rpartition(":")
+            far = socket.create_connection((host, int(port)))
+            for name, ends in (("pushes", (near, far)), ("results", (far, near))):
+                threading.Thread(target=self._carry, args=(name, *ends), daemon=True).start()
+
+    def _carry(self, name: str, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := bytearray(source.recv(1 << 16)):
+                if name == self._of and not self.flipped and len(data) > 10_000:
+                    self.flipped, data[5_000] = 1, data[5_000] ^ 16
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for each in (source, sink):
+                each.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize("of", ["pushes", "results"])
+def test_a_bit_that_a_card_flips_is_seen_and_pushed_again(ranks: Ranks, of: str) -> None:
+    card = BadCard(ranks.clients[0].owner.now().address, of)
+    epoch = GRANT + 2
+    now = ranks.clients[0].owner.perform(Serve(table_id(JOB, 0), epoch, 3, SECRET), IP, 1 << 30)
+    for rank, client in enumerate(ranks.clients):
+        address = card.address if rank == 1 else now.address
+        client.moved(AggregatorAt(JOB, epoch, HostId("h0"), address, SECRET, 0))
+    ranks.end(train(ranks, 4))
+    assert card.flipped and is_reference(ranks, 4)
+    assert ranks.clients[0].owner.now().bad_frames == (of == "pushes")
+    card.close()
+
+
 def test_a_rank_that_waits_in_vain_is_told_by_the_owner(ranks: Ranks) -> None:
     owner = ranks.clients[1].owner
 
