@@ -15,11 +15,11 @@ from covey.healing.healing import Healing
 from covey.healing.neighbours import Beside
 from covey.job.given_rounds import GivenRound
 from covey.job.job_state import begun
-from covey.tensors.owner.leaving import in_vain, who
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import checked
 from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.tensor_wire import Declared
+from covey.tensors.owner.leaving import in_vain, who
 from covey.tensors.owner.ranks_away import VAIN_S, RanksAwayHere, RoundSaid
 from covey.tensors.owner.ranks_away import in_vain as is_in_vain
 from covey.wire.job import GoneRank
