@@ -1,7 +1,7 @@
 """Ranks of a gang on several hosts own the tables of its tensors, and every rank may be lost (`ranks_healed`). What
 owns is struck, mostly when it is about to push: its process is killed, or stopped for longer than an order may take,
-alone or with the agent that gives it orders; or that agent starts again. Between, anything of `ranks_healed` strikes. All end
-with what a run has learnt in which nothing was lost, and no aggregator sums while nothing was struck."""
+alone or with the agent that gives it orders; or that agent starts again. Between, anything of `ranks_healed` strikes.
+All end with what a run has learnt in which nothing was lost, and no aggregator sums while nothing was struck."""
 
 from chaos import faults
 from chaos.faults import Kill, Pause
