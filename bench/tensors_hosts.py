@@ -1,4 +1,4 @@
-"""`make bench-tensors-hosts`: rounds of tensors between hosts, with one owner, with one on each host, and with gloo.
+"""`make bench-tensors-hosts`: rounds of tensors between hosts, through aggregators, by ranks alone, and with gloo.
 
     python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
 
@@ -6,10 +6,11 @@ Hosts are network namespaces on this machine, each with a link of that rate in b
 `--ranks` ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
 job on several hosts has them (`covey.tensors.numbers.blocks`), each rank pushing its own; to the owner of its own host
 by its unix socket. *Together*: like *owners*, after the ranks of a host have added theirs in memory that they share
-(`covey.tensors.aggregator.host_rounds`), which is what jobs do. With one rank a host there is nothing to add; with
-several, one owner is left out. In each window the same ranks do a block of rounds through each, and again in the other
-order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all ranks and aggregators
-together, ms. (Needs root, iproute2 and PyTorch.)
+(`covey.tensors.aggregator.host_rounds`). With one rank a host there is nothing to add; with several, one owner is left
+out. *Direct*: the first rank of each host owns its host's table (`covey.tensors.direct`), and no aggregator is needed;
+ranks of a host add together first. That is what jobs do. In each window the same ranks do a block of rounds through
+each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round,
+all ranks and aggregators together, ms. (Needs root, iproute2 and PyTorch.)
 """
 
 import json
@@ -36,7 +37,7 @@ from covey.wire.job import AggregatorAt  # noqa: E402
 
 GRANT = 1 << 32
 SECRET, NEAR = b"sixteen bytes !!", "near.sock"
-ONE, OWNERS, TOGETHER, GLOO = "one owner", "owners", "together", "gloo"
+ONE, OWNERS, TOGETHER, DIRECT, GLOO = "one owner", "owners", "together", "direct", "gloo"
 START_S, ROUND_S = 60.0, 600.0
 WARM = 2
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def doors(ranks: int) -> tuple[str, ...]:
     """Ways to push that are compared, by how many ranks a host has."""
-    return (ONE, OWNERS, GLOO) if ranks == 1 else (OWNERS, TOGETHER, GLOO)
+    return (ONE, OWNERS, DIRECT, GLOO) if ranks == 1 else (OWNERS, TOGETHER, DIRECT, GLOO)
 
 
 def measure(hosts: int, here: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
@@ -138,13 +139,13 @@ def aggd_main(at: int, hosts: int, here: int, address: str, shared: Path) -> Non
     folder = shared / f"run{at}"
     folder.mkdir()
     running = LikeAgents(folder, bind=f"{address}:0", memory_bytes_max=4 << 30, near=NEAR)
-    memory = tensor_layout.make(here, at * here)
+    memory, directs = tensor_layout.make(here, at * here), tensor_layout.make(here, at * here)
     for job in (OWNERS, TOGETHER):
         running.order(Serve(table_id(JobId(job), at), GRANT + 1, hosts * here, SECRET))
     if at == 0:
         running.order(Serve(JobId("one"), GRANT + 1, hosts * here, SECRET))
     said = shared / f"aggd{at}.new"
-    said.write_text(f"{running.now().address} {os.getpid()} {memory}", encoding="utf-8")
+    said.write_text(f"{running.now().address} {os.getpid()} {memory} {directs} {address}", encoding="utf-8")
     said.rename(shared / f"aggd{at}")
     threading.Event().wait()
 
@@ -157,10 +158,11 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     ranks, all_doors = hosts * here, doors(here)
     dist.init_process_group("gloo", init_method=f"file://{shared}/store", rank=rank, world_size=ranks)
     owners = [(shared / f"aggd{at}").read_text(encoding="utf-8").split() for at in range(hosts)]
-    _, aggd, memory = owners[rank // here]
-    addresses = [address for address, _, _ in owners]
+    _, aggd, memory, directs, ip = owners[rank // here]
+    addresses = [address for address, *_ in owners]
     near = {rank // here: f"{shared}/run{rank // here}/{NEAR}"}
     clients = {door: _client(door, rank, ranks, addresses, near, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
+    clients[DIRECT] = _direct(rank, here, hosts, ip, shared, f"/proc/{aggd}/fd/{directs}" if here > 1 else "")
     aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
     play = ddp(torch, clients, ranks, case) if case == "DDP" else sums(torch, clients, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
@@ -196,6 +198,30 @@ def _client(door: str, rank: int, ranks: int, owners: Sequence[str], near: Mappi
         client.moved(
             AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table, near=near.get(table, ""))
         )
+    return client
+
+
+def _direct(rank: int, here: int, hosts: int, ip: str, shared: Path, memory: str) -> Any:
+    """A client of ranks that own the tables. `memory`: what the ranks of this host share; empty: nothing."""
+    import torch.distributed as dist
+
+    from covey.job.tensors import TensorClient
+    from covey.tensors.same_host.memory import TensorMemory
+    from covey.wire.sums import Serve
+
+    job, ranks = JobId(DIRECT), hosts * here
+    client = TensorClient(job, rank, ranks, lambda epoch, why, table: None, tables=hosts, undecided=bool(memory))
+    if memory:
+        client.memory_is(TensorMemory(os.open(memory, os.O_RDWR), rank, ranks))
+    at = rank // here
+    if rank % here == 0:
+        now = client.owner.perform(Serve(table_id(job, at), GRANT + 1, ranks, SECRET), ip, 4 << 30)
+        (shared / f"direct{at}").write_text(json.dumps([now.address, now.near]), encoding="utf-8")
+    dist.barrier()
+    for table in range(hosts):
+        address, near = json.loads((shared / f"direct{table}").read_text(encoding="utf-8"))
+        near = near if table == at else ""
+        client.moved(AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table, near=near))
     return client
 
 

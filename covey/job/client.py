@@ -57,7 +57,7 @@ from covey.wire.job import (
     decoder,
     other_protocol,
 )
-from covey.wire.sums import Now
+from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
     from covey.job.job_state import Get, JobState, Load
@@ -300,7 +300,8 @@ class JobClient(OfOneProcess):
         if closed:
             return
         if tensors is not None:
-            tensors.close()
+            if tensors.close():
+                self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
         self._thread.join(GOODBYE_S + 0.5)
         self._memory.close()
@@ -494,7 +495,7 @@ class JobClient(OfOneProcess):
         with self._lock:
             tensors = self._tensors
         if tensors is None or self._closed:
-            return Now("", [], 0.0, 0, 0, 0)
+            return NOTHING
         with contextlib.suppress(OSError):
             return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max)
         return tensors.owner.now()

@@ -115,7 +115,7 @@ class TensorClient(OfOneProcess):
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
-        self.owner = DirectOwner(job, rank)
+        self.owner = DirectOwner(job, rank, self.tell)
         """The tables that this rank owns."""
         self._far = BlockRounds(
             job,
@@ -304,11 +304,12 @@ class TensorClient(OfOneProcess):
             self.left = True
             return True
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Drop the connection and end the thread; blocked calls raise TensorError. A second call is harmless. Does
-        nothing in a forked child: what is open is the parent's."""
+        nothing in a forked child: what is open is the parent's. Returns whether this rank has owned tables that need no
+        owner any more, since all ranks are done."""
         if self.is_elsewhere:
-            return
+            return False
         with self._changed:
             self._closed, shared = True, self._shared
             self._changed.notify_all()
@@ -317,7 +318,9 @@ class TensorClient(OfOneProcess):
         if self._healing is not None:
             self._healing.close()
         self._far.close()
+        owned = bool(self.owner.now().jobs)
         self.owner.close(self.left)
+        return owned and self.left
 
     # ---- from the agent ----
 

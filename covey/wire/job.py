@@ -122,6 +122,8 @@ class SumsNow(Frame, frozen=True):
     it owns no table."""
 
     now: Now
+    over: bool = False
+    """All ranks of the job are done (`job.tensors.leave()`): what this rank owned needs no owner any more."""
 
 
 class Stepped(Frame, frozen=True):

@@ -132,6 +132,8 @@ class Now(msgspec.Struct, frozen=True, tag=True):
     """Count of earlier owners that ended before they had brought all that they had announced."""
 
 
+NOTHING = Now("", [], 0.0, 0, 0, 0)
+"""What a rank says that owns no table."""
 Order = Serve | DropJob | SetPace | RanksAway | GetStatus | Quit
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 answers: msgspec.msgpack.Decoder[Now] = msgspec.msgpack.Decoder(Now)

@@ -19,12 +19,12 @@ def test_each_table_has_epochs_of_its_own() -> None:
 def test_an_owner_that_is_lost_is_said_again_until_there_is_a_newer_one() -> None:
     owners = TableOwners()
     owners.moved(at(3, 1))
-    assert owners.wanted(2) == TableWanted(2)
+    assert owners.wanted(2) == TableWanted(2, may_own=True)
     assert owners.lost(3, "reset", 1) == AggregatorLost(3, "reset", 1)
     assert owners.lost(1, "x" * 900, 2) == AggregatorLost(1, "x" * 500, 2)
-    assert owners.again() == [TableWanted(2), AggregatorLost(3, "reset", 1), AggregatorLost(1, "x" * 500, 2)]
+    assert owners.again() == [TableWanted(2, may_own=True), AggregatorLost(3, "reset", 1), AggregatorLost(1, "x" * 500, 2)]
     assert owners.moved(at(3, 1)), "the same one again is no news, and no answer"
     assert len(owners.again()) == 3
     owners.moved(at(4, 1))
     assert owners.lost(3, "an old word", 1) is None
-    assert owners.again() == [TableWanted(2), AggregatorLost(1, "x" * 500, 2)]
+    assert owners.again() == [TableWanted(2, may_own=True), AggregatorLost(1, "x" * 500, 2)]

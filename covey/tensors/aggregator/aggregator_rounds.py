@@ -47,6 +47,9 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts to reach the same address, in seconds; the last one repeats."""
 SMALL_BYTES = 64 << 10
 """Largest push in bytes that the calling thread sends itself: handing it to another thread costs more."""
+AWAITED_BYTES = 256 << 10
+"""The same where a job has several owners and the thread waits for the result anyway. Larger ones are sent by another
+thread, while this one copies results that have come."""
 
 
 class Waits(Protocol):
@@ -119,7 +122,11 @@ class AggregatorRounds:
         """Begin a round of a Block, with this rank's contribution, or with the sums that the ranks it speaks for have
         added. `blocks`: this thread waits for the result at once. `rate`: learning rate. ValueError when a round is
         under way."""
-        size = 0 if blocks else sum(each.nbytes for each in sums)
+        size = sum(each.nbytes for each in sums)
+        if blocks and (self._poster is None or size <= AWAITED_BYTES):
+            size = 0
+        elif self._poster is not None:
+            size = max(size, SMALL_BYTES + 1)  # several connections: this thread would wait for a slow one
         self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
 
     def push_soon(self, label: str, data: Array) -> None:

@@ -136,7 +136,7 @@ class TensorLink:
     def say(self, frames: Iterable[Frame], at_once: bool) -> None:
         """Send frames after all that any thread said before. `at_once`: send in this thread if no other is sending;
         otherwise a thread of the link sends and this one continues."""
-        if at_once and not self._shared and self.lock.acquire(blocking=False):
+        if at_once and self.lock.acquire(blocking=False):
             try:
                 with self._counting:
                     first = not self._waiting

@@ -12,9 +12,10 @@ import socket
 import struct
 import termios
 import threading
+from collections import deque
 from collections.abc import Callable
 
-from covey.tensors.aggregator.link import DEAD_S, READ_BYTES, SMALL_BYTES
+from covey.tensors.aggregator.link import DEAD_S, READ_BYTES
 from covey.tensors.numbers.tensor_wire import TYPES, Frame, Payload, TensorOp, frame
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.sums import TensorSum
@@ -23,6 +24,8 @@ QUEUE_MAX = 1 << 18
 """Most frames that wait for one rank; one that asks for more without reading is cut off."""
 TOLD_BYTES_MAX = 16 << 20
 """Most bytes of other frames than results that wait for one rank."""
+AT_ONCE_BYTES = 256 << 10
+"""Largest result in bytes that the thread that has completed it sends itself."""
 IDLE_S = 2
 """Seconds after which the kernel looks whether a silent rank's host lives."""
 
@@ -54,7 +57,7 @@ def receive(sock: socket.socket, view: memoryview) -> None:
 
 
 class RankConnection:
-    """The `RankLink` of a rank in another process, or of this one."""
+    """The `RankLink` of a rank in another process."""
 
     def __init__(
         self,
@@ -70,12 +73,18 @@ class RankConnection:
         self.sock, self.rank, self.frames = sock, rank, RankFrames(rank, find)
         self.near = sock.family == socket.AF_UNIX
         """The rank is on this host, so its numbers are not checked against bits that a wire has changed."""
-        self._hash, self._epoch, self._lock, self._sent = job_hash, epoch, lock, sent
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self.key = 0
         """The tensor of the frame heard last."""
-        self._said_bytes = self._owed = 0
-        self._counting = threading.Lock()
+        self._hash, self._epoch, self._lock, self._sent = job_hash, epoch, lock, sent
+        self._queue: deque[Item | None] = deque()
+        """What is to be sent; None: nothing more."""
+        self._sending = threading.Lock()
+        """Held by the thread that sends; guards the next field."""
+        self._left = b""
+        """The rest of a frame of which the kernel took the beginning."""
+        self._owed = self._said_bytes = 0
+        """Number of items that are not sent yet; bytes of those that are no results."""
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._read = self._buffer[:0]
@@ -97,14 +106,29 @@ class RankConnection:
         self._put((key, tensor))
 
     def close(self) -> None:
-        self._queue.put(None)
+        self._queue.append(None)
+        self._wakes.put(None)
+
+    def pump(self) -> None:
+        """Send what is queued, if it is little: this thread does, as far as the kernel takes it at once, since waking
+        another one costs more. The writer sends the rest."""
+        if self._first_is_small() and self._sending.acquire(blocking=False):
+            try:
+                while not self._left and self._first_is_small():
+                    self._send_first(at_once=True)
+            except OSError:
+                self.cut()
+            finally:
+                self._sending.release()
+        if self._queue or self._left:
+            self._wakes.put(None)
 
     @property
     def is_sent(self) -> bool:
         """Whether the rank's host has received everything that was said and given; also once the connection ended."""
         if self._closed:
             return True
-        if self._owed:
+        if self._owed or self._left:
             return False
         with contextlib.suppress(OSError):
             return not struct.unpack("@i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0]
@@ -115,28 +139,38 @@ class RankConnection:
         self._closed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        self._queue.put(None)
+        self.close()
 
     def _put(self, item: Item) -> None:
-        if self._queue.qsize() >= QUEUE_MAX:
+        """Queue an item. The caller holds the lock of all tensors."""
+        if len(self._queue) >= QUEUE_MAX:
             self.cut()
         if not self._closed:
-            with self._counting:
-                self._owed += 1
-            self._queue.put(item)
+            self._owed += 1
+            self._queue.append(item)
+
+    def _first_is_small(self) -> bool:
+        with contextlib.suppress(IndexError):
+            item = self._queue[0]
+            if item is not None:
+                what = item[1]
+                size = what.declared.size_bytes if isinstance(what, TensorSum) else len(what)
+                return size <= AT_ONCE_BYTES
+        return False
 
     def _write_out(self) -> None:
-        small = bytearray()
         try:
-            while (item := self._next(small)) is not None:
-                with self._counting:
-                    self._owed -= 1
-                if isinstance(item[1], TensorSum):
-                    self._send_result(item[0], item[1], small)
-                else:
-                    self._said_bytes -= len(item[1])
-                    self._send(item[0], item[1], small)
-            self._flush(small)
+            while True:
+                self._wakes.get()
+                with self._sending:
+                    while self._left or self._queue:
+                        if self._left:
+                            self.sock.sendall(self._left)
+                            self._left = b""
+                        elif self._queue[0] is None:
+                            return
+                        else:
+                            self._send_first(at_once=False)
         except OSError:
             pass  # the reader ends the same way, and tidies up
         finally:
@@ -144,34 +178,41 @@ class RankConnection:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
-    def _next(self, small: bytearray) -> Item | None:
-        """The next item; small frames are sent once nothing else waits."""
-        if small:
-            with contextlib.suppress(queue.Empty):
-                return self._queue.get_nowait()
-            self._flush(small)
-        return self._queue.get()
+    def _send_first(self, at_once: bool) -> None:
+        """Send the first item in the queue. `at_once`: without waiting for the rank to read."""
+        item = self._queue.popleft()
+        assert item is not None
+        what = item[1]
+        if isinstance(what, TensorSum):
+            assert isinstance(item[0], int)
+            self._send_result(item[0], what, at_once)
+        else:
+            assert isinstance(item[0], bytes)
+            self._send(item[0], what, at_once)
+        with self._lock:
+            self._owed -= 1
+            self._said_bytes -= 0 if isinstance(what, TensorSum) else len(what)
 
-    def _flush(self, small: bytearray) -> None:
-        if small:
-            self.sock.sendall(small)
-            small.clear()
-
-    def _send(self, head: bytes, payload: Payload, small: bytearray) -> None:
-        small += head
-        if len(payload) <= SMALL_BYTES and len(small) < READ_BYTES:
-            small += payload
+    def _send(self, head: bytes, payload: Payload, at_once: bool) -> None:
+        if self._left:
+            self._left += head + bytes(payload)
             return
-        sent = self.sock.sendmsg((small, payload))
-        whole = len(small) + len(payload)
-        if sent < len(small):
-            self.sock.sendall(memoryview(small)[sent:])
-            sent = len(small)
-        if sent < whole:
-            self.sock.sendall(memoryview(payload)[sent - len(small) :])
-        small.clear()
+        try:
+            sent = self.sock.sendmsg((head, payload), (), socket.MSG_DONTWAIT if at_once else 0)
+        except BlockingIOError:
+            if not at_once:
+                raise
+            sent = 0
+        if sent == len(head) + len(payload):
+            return
+        rest = memoryview(payload)[max(0, sent - len(head)) :]
+        if at_once:
+            self._left = head[sent:] + bytes(rest)
+            return
+        self.sock.sendall(head[sent:])
+        self.sock.sendall(rest)
 
-    def _send_result(self, key: int, tensor: TensorSum, small: bytearray) -> None:
+    def _send_result(self, key: int, tensor: TensorSum, at_once: bool) -> None:
         with self._lock:
             lent = tensor.lend_to(self.rank)
             parts = tensor.parts_for(self.rank)
@@ -198,9 +239,8 @@ class RankConnection:
                         near=self.near,
                     )
                     heads[kept] = head
-                self._send(head, view[start:end], small)
+                self._send(head, view[start:end], at_once)
                 self._sent(end - start)
-            self._flush(small)
         finally:
             with self._lock:
                 tensor.give_back(array)

@@ -54,6 +54,9 @@ class RankLink(Protocol):
     def give(self, key: int, tensor: TensorSum) -> None:
         """Send the result of a tensor, likewise."""
 
+    def pump(self) -> None:
+        """Begin to send what was said and given."""
+
     def close(self) -> None:
         """End the connection once everything that was said is sent."""
 
@@ -73,6 +76,8 @@ class OwnedTable:
         self.away = RanksAwayHere()
         self.received_bytes = self.sent_bytes = 0
         self._memory, self._buffers, self._held = memory, buffers, 0
+        self._spoken_to: set[RankLink] = set()
+        """Connections with something to send."""
         self._since: dict[int, float] = {}
         """Tensor -> time since which its round is under way."""
 
@@ -91,7 +96,7 @@ class OwnedTable:
             self.leave(old)
             old.close()
         self.links[link.rank] = link
-        link.say(frame(TensorOp.WELCOME, self.hash, self.epoch))
+        self._say(link, frame(TensorOp.WELCOME, self.hash, self.epoch))
 
     def leave(self, link: RankLink) -> None:
         """The connection has ended."""
@@ -106,7 +111,7 @@ class OwnedTable:
         """Own the table no longer. Ranks are told that `instead` is the epoch that counts now (0: none is known)."""
         self.over = True
         for _, link in sorted(self.links.items()):
-            link.say(frame(TensorOp.STALE, self.hash, instead))
+            self._say(link, frame(TensorOp.STALE, self.hash, instead))
             link.close()
         self.links.clear()
         self._memory.used -= self._held
@@ -142,7 +147,7 @@ class OwnedTable:
             case TensorOp.STATE | TensorOp.KEPT:
                 return self._pushed(link, header, payload, now_s)
             case _:
-                link.say(frame(TensorOp.PONG, self.hash, self.epoch))
+                self._say(link, frame(TensorOp.PONG, self.hash, self.epoch))
                 return None
 
     def ended(self, key: int, actions: Sequence[StateTransfer], now_s: float) -> None:
@@ -164,7 +169,7 @@ class OwnedTable:
             link = self.links.get(rank)
             if link is not None:
                 words = in_vain(who, job_of(self.job)).encode()[:FAULT_BYTES_MAX]
-                link.say(frame(TensorOp.FAULT, self.hash, self.epoch, key=key, payload=words, round=IN_VAIN))
+                self._say(link, frame(TensorOp.FAULT, self.hash, self.epoch, key=key, payload=words, round=IN_VAIN))
 
     def counters(self, now_s: float) -> JobCounters:
         """The counters of this table, for the agent."""
@@ -189,7 +194,18 @@ class OwnedTable:
             away=sorted(self.away.ended),
         )
 
+    def spoken_to(self) -> Sequence[RankLink]:
+        """Connections with something to send since the last call; to be pumped, without any lock."""
+        if not self._spoken_to:
+            return ()
+        each, self._spoken_to = list(self._spoken_to), set()
+        return each
+
     # ---- inside ----
+
+    def _say(self, link: RankLink, said: Frame) -> None:
+        link.say(said)
+        self._spoken_to.add(link)
 
     def _opened(self, link: RankLink, header: Header, payload: Payload, now_s: float) -> TensorSum | None:
         declared, ranks = unpack_opening(header.flags, payload)
@@ -197,7 +213,7 @@ class OwnedTable:
         if isinstance(tensor, str):
             link.frames.refused.add(header.key)
             words = tensor.encode()[:FAULT_BYTES_MAX]
-            link.say(frame(TensorOp.FAULT, self.hash, self.epoch, key=header.key, payload=words))
+            self._say(link, frame(TensorOp.FAULT, self.hash, self.epoch, key=header.key, payload=words))
             return None
         want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
         self._do(header.key, tensor.open(link.rank, header.round, want, ranks, hollow))
@@ -243,9 +259,10 @@ class OwnedTable:
             if link is None:
                 continue  # it opens and pushes again when it is back
             if action.what == "ask":
-                link.say(frame(TensorOp.ASK, self.hash, self.epoch, key=key))
+                self._say(link, frame(TensorOp.ASK, self.hash, self.epoch, key=key))
             else:
                 link.give(key, self.tensors[key])
+                self._spoken_to.add(link)
 
     def _follow(self, key: int, now_s: float) -> None:
         if self.tensors[key].under_way:
@@ -255,4 +272,6 @@ class OwnedTable:
 
     def _tell(self, to: RankLink, rank: int, header: Header, payload: Payload) -> None:
         about, data = header.key, bytes(payload)
-        to.say(frame(TensorOp.TOLD, self.hash, self.epoch, key=about, rank=rank, round=header.round, payload=data))
+        self._say(
+            to, frame(TensorOp.TOLD, self.hash, self.epoch, key=about, rank=rank, round=header.round, payload=data)
+        )

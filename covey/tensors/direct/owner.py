@@ -12,11 +12,11 @@ Pushes of this rank do not pass through a socket.
 """
 
 import contextlib
-import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from covey.core.ids import JobId
@@ -43,7 +43,6 @@ from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Stranger
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, RanksAway, Serve, SetPace
 
-_log = logging.getLogger("covey.tensors")
 CONNECTIONS_MAX = 4096
 LINGER_S = 5.0
 """Seconds that a rank that is done waits until the other ranks have their last results from it."""
@@ -54,8 +53,9 @@ LOOK_S = 0.02
 class DirectOwner:
     """The tables that one rank owns. Any thread may call."""
 
-    def __init__(self, job: JobId, rank: int) -> None:
-        self.job, self.rank = job, rank
+    def __init__(self, job: JobId, rank: int, tell: Callable[[str], None] = lambda text: None) -> None:
+        """`tell` is called with what people should know."""
+        self.job, self.rank, self._tell = job, rank, tell
         self.lock = threading.RLock()
         """Guards all tables, and the fields below."""
         self._tables: dict[int, OwnedTable] = {}
@@ -69,11 +69,6 @@ class DirectOwner:
         self._bad_frames = self._refused = 0
         self._gone = threading.Condition(self.lock)
         """Notified when a connection has ended."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether this rank owns nothing any more, and will not."""
-        return self._closed
 
     # ---- orders of the agent ----
 
@@ -94,6 +89,7 @@ class DirectOwner:
                 case GetStatus():
                     for table in self._tables.values():
                         table.look_for_who_left(time.monotonic())
+                        self._pump(table)
                 case Serve() | SetPace() | Quit():
                     pass
             return self.now()
@@ -119,6 +115,7 @@ class DirectOwner:
             if table.job == job and table.epoch <= epoch:
                 del self._tables[key]
                 table.end(instead)
+                self._pump(table)
 
     # ---- life ----
 
@@ -147,6 +144,11 @@ class DirectOwner:
         with self._gone:
             while any(not link.is_sent or left for link in self._remote()) and (left_s := end_s - time.monotonic()) > 0:
                 self._gone.wait(min(left_s, LOOK_S))
+        self.cut()
+
+    def cut(self) -> None:
+        """End everything now, whatever was not sent."""
+        with self.lock:
             self._closed = True
             listeners, connections = self._listeners, list(self._connections)
             self._listeners = []
@@ -172,6 +174,7 @@ class DirectOwner:
                         return None
                     link = LocalLink(self.rank, table, self)
                     table.join(link.end)
+                    self._pump(table)
                     return link
         return None
 
@@ -187,6 +190,7 @@ class DirectOwner:
             if table.over or table.links.get(link.rank) is not link:
                 raise ConnectionAbortedError("no longer served here")
             tensor = table.heard(link, header, payload, time.monotonic())
+        self._pump(table)
         if tensor is not None:
             self._add(table, header.key, tensor)
 
@@ -194,47 +198,68 @@ class DirectOwner:
         """Do all additions of this tensor that can be done now."""
         while True:
             with self.lock:
-                if table.over or table.tensors.get(key) is not tensor or not tensor.busy:
+                if not self._sums(table, key, tensor) or not tensor.busy:
                     return
                 addition = tensor.begin()
             try:
                 count = addition.run()
             except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-                name = tensor.declared.name
-                _log.error("an addition of tensor %r failed, and its ranks push again: %r", name, error)
+                self._tell(f"could not add tensor {tensor.declared.name!r}, so all ranks push again: {error!r}")
                 with self.lock:
                     if table.tensors.get(key) is tensor:
                         table.broken(key)
                 return
             with self.lock:
-                if table.over or table.tensors.get(key) is not tensor:
+                if not self._sums(table, key, tensor):
                     return
+                was_finite, round = not tensor.not_finite, (tensor.version or 0) + 1
                 table.ended(key, tensor.end(addition, count), time.monotonic())
+            self._pump(table)
+            if was_finite and tensor.not_finite:
+                self._tell(f"has a sum of tensor {tensor.declared.name!r} that is not finite, in round {round}")
+
+    def _pump(self, table: OwnedTable) -> None:
+        """Send what there is to be sent, as far as that takes no time; writers send the rest."""
+        with self.lock:
+            links = table.spoken_to()
+        for link in links:
+            link.pump()
+
+    def _sums(self, table: OwnedTable, key: int, tensor: TensorSum) -> bool:
+        """Whether this tensor is still the one that is summed under that key."""
+        return not table.over and table.tensors.get(key) is tensor
 
     # ---- other ranks ----
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self.is_closed:
+        while True:
             try:
                 sock, peer = listener.accept()
             except OSError:
-                if self.is_closed:
+                if self._closed:
                     return
                 time.sleep(0.1)  # no descriptor is free, perhaps
                 continue
             name = peer[0] if isinstance(peer, tuple) else "here"
             with self.lock:
-                full = len(self._connections) >= CONNECTIONS_MAX or self.is_closed
+                full = not self._has_room()
                 crowded_out = None if full else self._strangers.come(sock, name)
                 if not full:
                     self._connections.add(sock)
+                else:
+                    self._refused += 1
             if full:
                 sock.close()
                 continue
             if crowded_out is not None:
+                with self.lock:
+                    self._refused += 1
                 with contextlib.suppress(OSError):
                     crowded_out.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._talk, args=(sock,), name="covey-pushes", daemon=True).start()
+
+    def _has_room(self) -> bool:
+        return not self._closed and len(self._connections) < CONNECTIONS_MAX
 
     def _talk(self, sock: socket.socket) -> None:
         link: RankConnection | None = None
@@ -273,6 +298,7 @@ class DirectOwner:
         if table is not None and link is not None and isinstance(error, Violation):
             words = str(error).encode()[:1024]
             link.say(frame(TensorOp.FAULT, table.hash, table.epoch, key=link.key, payload=words))
+            link.pump()
 
     def _hello(self, sock: socket.socket) -> tuple[OwnedTable, RankConnection] | None:
         """The table and connection of a rank that has proven to know the secret; None when it was refused."""
@@ -303,6 +329,7 @@ class DirectOwner:
             sent = partial(self._sent, table)
             link = RankConnection(sock, head.rank, table.hash, table.epoch, table.tensors.get, self.lock, sent)
             table.join(link)
+            self._pump(table)
         return table, link
 
     def _sent(self, table: OwnedTable, size: int) -> None:

@@ -103,6 +103,12 @@ class RankFailed(msgspec.Struct, frozen=True):
     cannot: bool = False
 
 
+class RankDone(msgspec.Struct, frozen=True):
+    """All ranks of the process's job are done: what it served needs no owner any more."""
+
+    process: int
+
+
 class WaitOver(msgspec.Struct, frozen=True):
     """Timer: this offer has waited long enough for a rank."""
 
@@ -133,7 +139,7 @@ class WaitingOffer(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Heard | RanksMayOwn | RankSaid | RankServes | RankFailed | WaitOver | GangPlaced | Unplaced | RackUpdated
+    Heard | RanksMayOwn | RankSaid | RankServes | RankFailed | RankDone | WaitOver | GangPlaced | Unplaced | RackUpdated
     | Undelivered
 )  # fmt: skip
 Action = Send | LogEvent | SetTimer[WaitOver] | Keep | ServeByRank | ForgetByRank
@@ -174,9 +180,10 @@ class DirectTables:
                 return self._served(event)
             case RankFailed():
                 return self._rank_failed(event)
+            case RankDone():
+                return self._done(event)
             case WaitOver():
                 return self._waited(event)
-
             case GangPlaced():
                 return self._runs_over(event.job, event.grant - 1, event.grant << 32, "the job runs again")
             case Unplaced():
@@ -367,6 +374,14 @@ class DirectTables:
         jobs = [job for job, process in sorted(self._by.items()) if process == event.process]
         ends = [order for job in jobs for order in self._forget(self.tables[job], 0)]  # obeyed when it is back
         return [*ends, *self._drop(jobs, event.why)]
+
+    def _done(self, event: RankDone) -> Sequence[Action]:
+        """Let go of the tables without a word to their coordinators: nobody pushes to them any more."""
+        jobs = [job for job, process in sorted(self._by.items()) if process == event.process and job in self._address]
+        for job in jobs:
+            self._remove(job)
+        why = "all ranks of the job are done"
+        return [*(LogEvent(job, "tensors no longer summed here", why) for job in jobs), Keep()] if jobs else ()
 
     def _drop(self, jobs: Sequence[JobId], why: str) -> Sequence[Action]:
         """Tell coordinators that tables are no longer summed here; one that is not summed yet is declined."""

@@ -316,7 +316,9 @@ class AggregatorService(PluginService):
                 self.dispatch(JobStepped(table, fact.epoch, fact.step, period_us), self.coordinator)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
-        if isinstance(frame, SumsNow):
+        if isinstance(frame, SumsNow) and frame.over:
+            self._ranks.done(peer)
+        elif isinstance(frame, SumsNow):
             self._ranks.said(peer, frame.now)
         if not isinstance(frame, AggregatorLost) or peer.job is None or not 0 <= frame.table < TABLES_MAX:
             return

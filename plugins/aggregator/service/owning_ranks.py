@@ -20,6 +20,7 @@ from covey.wire.job import SumsOrder
 from covey.wire.sums import DropJob, GetStatus, JobCounters, Now, Order, Serve
 from plugins.aggregator.machine.direct_tables import (
     DirectTables,
+    RankDone,
     RankFailed,
     RankSaid,
     RankServes,
@@ -107,6 +108,12 @@ class OwningRanks:
         rank.heard(now, self._host.env.clock.now_s())
         serves = {job.job: job.epoch for job in now.jobs}
         self._tell(RankSaid(peer.job, peer.epoch, peer.rank, rank.number, now.address, serves, first))
+
+    def done(self, peer: JobPeer) -> None:
+        """A rank says that all ranks of its job are done."""
+        for rank in self.all:
+            if rank.peer is peer:
+                self._tell(RankDone(rank.number))
 
     def disconnected(self) -> None:
         """A process is no longer connected."""

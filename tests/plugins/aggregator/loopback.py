@@ -15,6 +15,7 @@ from agent.tasks import Tasks
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
 from covey.ports.log import Logger
+from covey.tensors.direct.owner import DirectOwner
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import GetStatus, Now, Order, Serve
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
@@ -111,3 +112,28 @@ class AggdThread:
     def finish(self) -> None:
         self.kill()
         assert not self.failures and not self.log.errors, (self.failures, self.log.errors)
+
+
+class OwnerThread:
+    """A rank that owns tables, in the place of an `AggdThread`."""
+
+    def __init__(self, run_dir: Path, memory_bytes_max: int = 1 << 30) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self.log, self.failures = Quiet(), list[str]()
+        self.owner = DirectOwner(JobId("j1"), 0, self.log.warning)
+
+    def order(self, order: Order) -> Now:
+        return self.owner.perform(order, "127.0.0.1", self._memory_bytes_max)
+
+    def serve(self, job: str, epoch: int, workers: int) -> AggregatorAt:
+        now = self.order(Serve(JobId(job), epoch, workers, SECRET))
+        return AggregatorAt(JobId(job), epoch, HostId("h1"), now.address, SECRET)
+
+    def now(self) -> Now:
+        return self.order(GetStatus())
+
+    def kill(self) -> None:
+        self.owner.cut()
+
+    def finish(self) -> None:
+        self.owner.close(left=False)

@@ -5,10 +5,21 @@ import msgspec
 import pytest
 
 from chaos.rackworld import SimRack
+from covey.core.events import Heard, LogEvent
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.updates import Adam
 from covey.wire.sums import DropJob, GetStatus, Now, RanksAway, Serve
 from plugins import facts
+from plugins.aggregator.machine.direct_tables import (
+    DirectTables,
+    RankDone,
+    RankFailed,
+    RankServes,
+    RanksMayOwn,
+    ServeByRank,
+)
+from plugins.aggregator.machine.events import Keep
+from plugins.aggregator.messages import AggregatorSettings, Offer
 from plugins.aggregator.service import AggregatorService
 from plugins.views import AggregatorJobView
 from tests.plugins.aggregator.harness import Tensor
@@ -346,3 +357,17 @@ def test_orders_to_a_rank_carry_the_address_and_the_memory_of_its_host() -> None
         assert {said.memory_bytes_max for said in given} == {1 << 24}
         assert len({said.ip for said in given}) == 1 and given[0].ip == rack.agents["h2"].config.advertise
         assert {type(said.order) for said in given} <= {Serve, GetStatus, DropJob}
+
+
+def test_tables_of_ranks_that_are_done_are_let_go_without_a_word() -> None:
+    """Otherwise each job would end with a search for owners that nobody needs."""
+    machine = DirectTables(AggregatorSettings(), HostId("h1"))
+    machine.handle(RanksMayOwn(JOB, 1, {0: 7}), 0.0)
+    offer = Offer(JOB, 1 << 32 | 1, 2, b"sixteen bytes !!", direct=True)
+    (serve,) = machine.handle(Heard(HostId("h2"), offer), 0.0)
+    assert isinstance(serve, ServeByRank)
+    machine.handle(RankServes(JOB, offer.epoch, 7, "10.0.0.1:9"), 0.0)
+    done = machine.handle(RankDone(7), 1.0)
+    assert [type(action) for action in done] == [LogEvent, Keep] and not machine.tables
+    assert not machine.handle(RankFailed(7, "it has ended"), 2.0)
+    machine.check()

@@ -1,0 +1,225 @@
+"""Ranks that own the tables of their job, in real sockets: one thread per rank, no aggregator."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient
+from covey.tensors.direct.connection import AT_ONCE_BYTES
+from covey.tensors.numbers.blocks import table_id
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import TensorOp, frame, job_hash
+from covey.tensors.numbers.updates import Adam
+from covey.wire import handshake
+from covey.wire.handshake import CHALLENGE_BYTES
+from covey.wire.job import AggregatorAt
+from covey.wire.sums import DropJob, GetStatus, RanksAway, Serve
+from tests.covey.test_tensors import deltas, reference, until
+from tests.plugins.aggregator.loopback import SECRET
+
+JOB = JobId("j1")
+GRANT = 1 << 32
+SHAPE = (500, 401)
+"""Shape of a tensor of 800 KB, which has a Block for each table."""
+IP = "127.0.0.1"
+
+
+class Ranks:
+    """The ranks of a job on as many hosts: rank n owns table n."""
+
+    def __init__(self, ranks: int = 3, order: Order = "tree") -> None:
+        self.lost: list[tuple[int, int]] = []
+        self.clients = [
+            TensorClient(JOB, rank, ranks, lambda e, why, table: self.lost.append((table, e)), tables=ranks)
+            for rank in range(ranks)
+        ]
+        self.failed: list[BaseException] = []
+        self.results: dict[int, np.ndarray] = {}
+        for client in self.clients:
+            client.order = order
+        for table in range(ranks):
+            self.own(table, table, GRANT + 1)
+
+    def own(self, rank: int, table: int, epoch: int, near: bool = False) -> None:
+        """Let a rank own a table, and tell all ranks."""
+        serve = Serve(table_id(JOB, table), epoch, len(self.clients), SECRET)
+        now = self.clients[rank].owner.perform(serve, IP, 1 << 30)
+        at = AggregatorAt(JOB, epoch, HostId(f"h{rank}"), now.address, SECRET, table, near=now.near if near else "")
+        for client in self.clients:
+            client.moved(at)
+
+    def start(self, script: Any) -> list[threading.Thread]:
+        def run(rank: int) -> None:
+            try:
+                script(rank, self.clients[rank])
+            except BaseException as error:
+                self.failed.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def end(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), (self.lost, [client.why("w") for client in self.clients])
+        if self.failed:
+            raise self.failed[0]
+
+    def close(self) -> None:
+        threads = [threading.Thread(target=client.close) for client in self.clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    made.close()
+
+
+def train(ranks: Ranks, rounds: int, pause_s: float = 0.0) -> list[threading.Thread]:
+    def script(rank: int, client: TensorClient) -> None:
+        client.model("w", np.full(SHAPE, 0.5 + rank, np.float32))
+        for round in range(rounds):
+            ranks.results[rank] = client.push_pull("w", deltas(rank, round, SHAPE))
+            time.sleep(pause_s)
+
+    return ranks.start(script)
+
+
+def is_reference(ranks: Ranks, rounds: int, order: Order = "tree") -> bool:
+    wanted = reference(len(ranks.clients), rounds, SHAPE, order).tobytes()
+    return all(ranks.results[rank].tobytes() == wanted for rank in range(len(ranks.clients)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_that_own_the_tables_have_the_bits_of_an_aggregator(order: Order) -> None:
+    ranks = Ranks(4, order)
+    ranks.end(train(ranks, 5))
+    assert is_reference(ranks, 5, order) and not ranks.lost
+    for rank, client in enumerate(ranks.clients):
+        (job,) = client.owner.perform(GetStatus(), IP, 1 << 30).jobs
+        assert (job.job, job.joined, job.iterations) == (table_id(JOB, rank), 4, 5)
+        assert job.received_bytes > 0 and not job.missing
+    ranks.close()
+
+
+def test_halves_and_an_optimizer_are_added_as_elsewhere(ranks: Ranks) -> None:
+    """Sixteen bits are added in thirty-two; Adam's moments go to the keeper before others have the result."""
+    told: dict[int, Any] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        half = client.push_pull("h", np.full(100_000, rank + 1, np.float16), mean=True)
+        client.model("p", np.zeros(100_000, np.float32), update=Adam())
+        for _ in range(3):
+            p = client.push_pull("p", np.full(100_000, rank + 1.0, np.float32))
+        told[rank] = half[0], p.tobytes(), client.moments("p").steps
+
+    ranks.end(ranks.start(script))
+    assert {tuple(each) for each in told.values()} == {(np.float16(2), told[0][1], 3)}
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_tables_that_go_from_rank_to_rank_under_way_cost_no_bit(ranks: Ranks, near: bool) -> None:
+    """Each move is as if the owner had been lost: nobody brings its state, and all push again what is under way."""
+    threads = train(ranks, 30, 0.01)
+    for epoch in range(2, 12):
+        until(lambda: len(ranks.results) == 3)
+        before = epoch % 3
+        ranks.clients[before].owner.perform(DropJob(table_id(JOB, 1), 1 << 60, GRANT + epoch), IP, 1 << 30)
+        ranks.own((before + 1) % 3, 1, GRANT + epoch, near)
+        time.sleep(0.02)
+    ranks.end(threads)
+    assert is_reference(ranks, 30)
+
+
+def test_a_rank_that_ends_first_leaves_its_results_behind() -> None:
+    """Without `leave`: the last result of a rank that owns a table reaches the others although it is done."""
+    for _ in range(5):
+        ranks = Ranks(3)
+
+        def script(rank: int, client: TensorClient, ranks: Ranks = ranks) -> None:
+            ranks.results[rank] = client.push_pull("w", np.full(1 << 20, 1.0, np.float32))
+            client.close()
+
+        ranks.end(ranks.start(script))
+        assert all((result == 3).all() for result in ranks.results.values())
+
+
+def test_a_rank_that_does_not_read_holds_up_no_other(ranks: Ranks) -> None:
+    """It gets what the kernel takes, and the rest waits for it; large results and small ones."""
+    owner = ranks.clients[0].owner
+    at = owner.perform(Serve(JobId("j1/9"), GRANT + 1, 2, SECRET), IP, 1 << 30).address
+    say: dict[str, Any] = {"job": job_hash(JobId("j1/9")), "epoch": GRANT + 1}
+    host, _, port = at.rpartition(":")
+    sizes = {"small": AT_ONCE_BYTES // 8, "large": AT_ONCE_BYTES}
+    with socket.create_connection((host, int(port))) as deaf:
+        head, nonce = frame(TensorOp.HELLO, **say, rank=1, payload=bytes(16))
+        deaf.sendall(head + nonce)
+        found = deaf.recv(40 + CHALLENGE_BYTES, socket.MSG_WAITALL)
+        challenge = handshake.parse_challenge(found[40:])
+        proof = handshake.proof_of_client(SECRET, head + nonce, challenge.nonce)
+        deaf.sendall(b"".join(map(bytes, frame(TensorOp.PROOF, **say, rank=1, payload=proof))))
+        for _ in range(20_000):
+            deaf.sendall(frame(TensorOp.PING, **say, rank=1)[0])  # more answers than it has room for
+        ranks.end(train(ranks, 3))
+        for name, size in sizes.items():
+            ranks.end(ranks.start(lambda rank, client, name=name, size=size: client.push_pull(name, np.ones(size))))
+    assert is_reference(ranks, 3)
+
+
+def test_a_rank_that_waits_in_vain_is_told_by_the_owner(ranks: Ranks) -> None:
+    owner = ranks.clients[1].owner
+
+    def script(rank: int, client: TensorClient) -> None:
+        if rank != 2:
+            client.push_pull("w", np.ones(SHAPE, np.float32))
+
+    threads = ranks.start(script)
+    job = table_id(JOB, 1)
+    until(lambda: owner.perform(GetStatus(), IP, 1 << 30).jobs[0].missing == [2])
+    owner.perform(RanksAway(job, GRANT + 1, {2: "rank 2 ended with 0"}), IP, 1 << 30)
+    ends = time.monotonic() + 15
+    while not ranks.failed and time.monotonic() < ends:
+        owner.perform(GetStatus(), IP, 1 << 30)
+        time.sleep(0.05)
+    assert "rank 2 ended with 0" in str(ranks.failed[0])
+    for client in ranks.clients:
+        client.close()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_an_owner_that_is_done_waits_until_the_others_have_left() -> None:
+    """Ranks leave at different speeds; none loses its owner before it has the last result."""
+    ranks = Ranks(3)
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.push_pull("w", np.ones(SHAPE, np.float32))
+        time.sleep(0.2 * rank)
+        assert client.leave(20)
+        client.close()
+
+    ranks.end(ranks.start(script))
+    assert not ranks.lost
+
+
+def test_orders_for_another_job_or_an_address_that_is_not_here_make_no_owner(ranks: Ranks) -> None:
+    client = TensorClient(JobId("j2"), 0, 1, lambda epoch, why, table: None)
+    assert client.owner.perform(Serve(JobId("j1"), GRANT + 1, 1, SECRET), IP, 1 << 30).jobs == []
+    with pytest.raises(OSError):
+        client.owner.perform(Serve(JobId("j2"), GRANT + 1, 1, SECRET), "203.0.113.7", 1 << 30)
+    now = client.owner.now()
+    assert (now.address, now.jobs) == ("", [])
+    client.close()
