@@ -312,7 +312,8 @@ def test_a_rank_speaks_only_of_its_own_run_and_at_an_address_of_its_host() -> No
         assert service.direct.serves(JobId("j1/1"), own.epoch)
         rank.say(msgspec.structs.replace(now, address="10.0.0.99:7"))
         rack.run(0.2)
-        assert not service.direct.serves(JobId("j1/1"), own.epoch), "ranks would be sent to another host"
+        assert found.now is not None and not found.now.address, "ranks would be sent to another host"
+        assert not service.direct.serves(JobId("j1/1"), own.epoch)
         rank.is_deaf = False
         job.finish()
 
