@@ -11,6 +11,7 @@ from chaos.stories.classes import known, state
 from chaos.story import ended
 from covey.core.ids import JobId
 
+SETTINGS = {"aggregator": {"direct": "never"}}
 FLOATS = 24
 ROUNDS = 12
 LEFT_S = 60.0

@@ -33,9 +33,9 @@ def run(context: Context) -> int:
     if context.json:
         context.say_json(answer.whole)
         return code
-    rows = tables_of(context, job)
-    job["waits"] = silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
-    job["sums"] = ways(rows)
+    sums = tables_of(context, job)
+    job["waits"] = silent(sums, {rank["rank"]: rank["host"] for rank in job["ranks"]})
+    job["sums"] = ways(sums)
     context.say(pairs(facts(job), context.paint))
     if job["ranks"]:
         context.say()

@@ -73,7 +73,7 @@ def test_where_ranks_may_own_no_table_is_open_before_one_of_them_needs_it() -> N
     assert tables.hosts_of_ranks(JOB) == {"h0", "h1", "h2"} and tables.grant(JOB) == 2
 
 
-def test_ranks_that_need_tables_before_the_log_tells_of_their_run_are_not_mixed_up_with_those_before() -> None:
+def test_what_ranks_need_before_the_log_tells_of_their_run_is_kept_for_that_run() -> None:
     tables = JobTables(direct=True)
     tables.place(placed())
     tables.use(JOB, 2)
