@@ -29,13 +29,8 @@ FULLER_WITH_REASON = {"chaos/stories": "one file a story, found by their names"}
 ARGUMENTS_MAX = 8
 """Arguments of a function of product code, beside `self`."""
 MORE_ARGUMENTS = {
-    "covey/healing/healing.py::__init__",
-    "covey/healing/machine.py::__init__",
     "covey/job/job_state.py::begun",
     "covey/job/tensors.py::__init__",
-    "covey/simulated/block_streams.py::__init__",
-    "covey/simulated/healing_streams.py::__init__",
-    "covey/simulated/healing_streams.py::begun_on",
     "covey/tensors/aggregator/block_rounds.py::__init__",
     "covey/tensors/numbers/tensor_wire.py::frame",
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from covey.core.errors import CoveyError, StateLost
 from covey.healing.healing import Healing
 from covey.healing.held_state import OTHERS_BYTES_MAX, HeldState, contents_sum
+from covey.healing.neighbours import HealedRank
 from covey.healing.state_pieces import (
     ALL_AT_ONCE,
     ANSWER_S,
@@ -55,7 +56,7 @@ class Given:
         self.answers, self.asked = answers, dict.fromkeys(holds, 0)
         self.own: dict[int, bytes] = {}
         self.others: dict[int, dict[int, bytes]] = {}
-        self.healing = Healing(9, 10, [0, 1], self, lambda: b"", 0, 1)
+        self.healing = Healing(HealedRank(9, 10, 1), self, lambda: b"")
         self.found: Recovered | CoveyError | None = None
 
     def tell(self, said: Tell) -> None:

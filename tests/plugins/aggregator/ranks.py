@@ -10,7 +10,7 @@ from chaos.rackworld import SimRack
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
 from covey.ports.processes import Command
-from covey.simulated.block_streams import BlockStreams
+from covey.simulated.block_streams import BlockStreams, TensorRank
 from covey.tensors.numbers.blocks import tables_of
 from covey.wire.job import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
@@ -36,14 +36,9 @@ class Rank:
     async def main(self, env: Env, _command: Command) -> int:
         job, tensor = self.job_on_rack, self.job_on_rack.tensor
         self.tensors = BlockStreams(
-            env.bytes,
-            env.spawn,
-            job.name,
-            self.rank,
-            job.workers,
+            env,
+            TensorRank(job.name, self.rank, job.workers, job.tables),
             self.lost,
-            env.entropy,
-            tables=job.tables,
             wanted=self.wanted,
             part_bytes=32,
             sizes=SIZES,
