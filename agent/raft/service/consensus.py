@@ -51,7 +51,7 @@ from agent.raft.messages import (
 )
 from agent.raft.policy import founders
 from agent.raft.service.changes import Changes
-from agent.raft.service.growth import LogGrowth
+from agent.raft.service.applied import LogGrowth
 from agent.raft.service.proposals import Proposals
 from agent.raft.service.settings import LeaderSettings
 from agent.raft.service.writer import LogWriter
