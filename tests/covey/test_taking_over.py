@@ -200,8 +200,8 @@ def test_when_a_state_is_too_slow() -> None:
 
 def test_a_mirror_that_is_missing_older_or_cut_short_is_said() -> None:
     for own, said in (
-        ({}, "its own at step 5 was with rank 0 and 1, lost too"),
-        ({4: b"[7]"}, "rank 0 and 1 kept what is its own at step 4, and the others are at step 5"),
+        ({}, "its own at step 5 was with rank 0 and 8, lost too"),
+        ({4: b"[7]"}, "rank 0 and 8 kept what is its own at step 4, and the others are at step 5"),
         ({5: b"[7"}, "what is its own was kept in 2 bytes that cannot be read"),
         ({5: b"\xff"}, "what is its own was kept in 1 bytes that cannot be read"),
     ):
