@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -20,7 +21,6 @@ from agent.api.http import HttpApi
 from agent.config import Config, ConfigError, load
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.locks import StateDirectoryTaken, StateLock
-from agent.notify import Notifier
 from agent.ports.clock import RealClock
 from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
@@ -52,6 +52,29 @@ LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
 """The thresholds given to `gc.set_threshold` (chosen): reference counts free nearly everything here, cycles are few."""
+
+
+class Notifier:
+    """Tells systemd the agent's state (sd_notify(3)): one datagram of `KEY=value` lines to $NOTIFY_SOCKET. It does
+    nothing where there is no systemd."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._path = environ.get("NOTIFY_SOCKET", "")
+        period_us = environ.get("WATCHDOG_USEC", "")
+        self.watchdog_s = int(period_us) / 1e6 if period_us.isdigit() else None
+        """Seconds for which systemd waits for a WATCHDOG=1 before it kills the agent; None: it does not watch."""
+
+    def tell(self, **values: str | int) -> None:
+        """Send lines, as in `tell(READY=1, STATUS="4 hosts alive")`. A full or absent socket is ignored."""
+        if not self._path:
+            return
+        address = "\0" + self._path[1:] if self._path.startswith("@") else self._path
+        text = "\n".join(f"{key}={value}" for key, value in values.items())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            try:
+                sender.sendto(text.encode(), address)
+            except OSError:
+                return
 
 
 class Daemon:

@@ -35,10 +35,9 @@ from agent.ports.processes.inheritance import unblock_signals
 from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
 from agent.tasks import Tasks
 from covey.core.ids import HostId
-from covey.core.line_log import LineLog
 from covey.ports.addresses import Address
 from covey.ports.env import Env
-from covey.ports.log import Logger
+from covey.ports.log import LineLog, Logger
 from plugins.base import Program
 
 COLLECT_AFTER = (20_000, 20, 50)

@@ -23,7 +23,7 @@ from agent.raft.machine.raft import Raft
 from chaos import faults
 from chaos.actors.administrator import Administrator
 from chaos.actors.learner import Learners
-from chaos.actors.pager import QUICK, USER, Oracle, Pace, mender, pager, reader
+from chaos.actors.pager import DISK, QUICK, USER, Oracle, Pace, Redundancy, mender, pager, reader
 from chaos.actors.people import bungler, writer
 from chaos.actors.workload import healer, ring, sleeper, trainer
 from chaos.checks.custody import Custody
@@ -71,11 +71,10 @@ class SimRack:
         plugins: Sequence[Plugin] = PLUGINS,
         settings: Tree | None = None,
         quotas: Mapping[str, int] | None = None,
-        story: str = "",
         watched: bool = True,
     ) -> None:
         self.world = World(seed, log=log, programs=programs_of(plugins))
-        self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}" + (f" --story {story}" if story else "")
+        self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}"
         self.rng = random.Random(f"{seed}/story")
         """Random generator for the story's own choices."""
         self.plugins = plugins
@@ -178,17 +177,14 @@ class SimRack:
         seconds: float,
         used_bytes: int | None = None,
         pace: Pace = QUICK,
-        mirror: int = 0,
-        parity: str = "",
+        kind: Redundancy = DISK,
         uid: int = USER,
     ) -> SimProcess:
         """Run a process on this host that uses a volume of remote memory, or the beginning of it, and checks every
         page. With `spread` the volume is larger by that factor, and the same number of its pages is used."""
         used_bytes = size_bytes if used_bytes is None and self.spread > 1 else used_bytes
         told = self.saw_wrong, self.stale.append
-        oracle = Oracle(
-            volume, size_bytes * self.spread, *told, used_bytes, mirror, parity, spread=self.spread, uid=uid
-        )
+        oracle = Oracle(volume, size_bytes * self.spread, *told, used_bytes, kind, self.spread, uid)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])

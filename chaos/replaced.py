@@ -37,7 +37,8 @@ class Replaced(NamedTuple):
 
 def lose_host(seed: int, kind: Kind) -> Replaced:
     """Lose one host; raises AssertionError when no other host takes its rank over."""
-    with SimRack(seed, HOSTS, gpus=1, quotas={"red": HOSTS}, watched=False, story="hosts_replaced") as rack:
+    with SimRack(seed, HOSTS, gpus=1, quotas={"red": HOSTS}, watched=False) as rack:
+        rack.world.replay += " --story hosts_replaced"
         rack.start()
         rack.settle()
         job = _gang(rack)

@@ -97,7 +97,8 @@ def tell(
     chosen = knobs.drawn(seed) if name in knobs.STORIES else {}
     settings = knobs.joined(chosen, getattr(_module(name), "SETTINGS", None))
     plugins = getattr(_module(name), "PLUGINS", PLUGINS)
-    with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings, plugins=plugins) as rack:
+    with SimRack(seed, hosts, log=log, quotas=quotas, settings=settings, plugins=plugins) as rack:
+        rack.world.replay += f" --story {name}"
         if chosen:
             rack.world.mark("settings", "chaos", knobs.told(chosen))
         if vary:

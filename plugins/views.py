@@ -153,6 +153,66 @@ class BesideView(msgspec.Struct, frozen=True):
     hosts: tuple[HostId, ...]
 
 
+class JobTimesView(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job was submitted, started and ended, and how long it took."""
+
+    submitted_wall_s: float
+    started_wall_s: float | None = None
+    ended_wall_s: float | None = None
+    for_s: float = 0.0
+    """Seconds for which the job has waited, or has run since its first start, or took: by clocks that do not step, so
+    it need not be the difference of the times above. It leaves out the time while no agent of the rack ran."""
+
+
+class JobTallyView(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a job was started, what happened to it, and how often it may happen."""
+
+    attempt: int = 0
+    """The number of starts so far."""
+    preemptions: int = 0
+    hosts_lost: int = 0
+    """How often a host lost the job's ranks."""
+    requeues: int = 0
+    """How often the job asked to be started again (exit 75)."""
+    failures: int = 0
+    """How often the job failed by itself."""
+    retries: dict[str, int | None] = {}
+    """How often the job is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`; None:
+    always."""
+    unfit: int = 0
+    """How often the job could not be, or stay, beside others on the GPUs where it was placed."""
+
+
+class JobLossesView(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a job whose hosts or ranks are lost or hang, and which of its hosts are gone now."""
+
+    on_lost: str = "heal"
+    """What becomes of the job's ranks on a host that is cut off: `heal`, `restart` or `keep`."""
+    heals_not: str = ""
+    """Why the job would begin again if it lost a host now; empty: it would continue, or does not run."""
+    away: dict[HostId, float] = {}
+    """Hosts of the job that are gone, and for how many seconds."""
+    spares: int = 0
+    """The number of processes that wait on each of the job's hosts, and on one more, to become one of its ranks."""
+    hang_s: float | None = None
+    """Seconds for which others may wait for one rank, and all may stand still; None: for ever."""
+    hang_unseen: str = ""
+    """Why nothing is done about ranks that hang, in words; empty: something is, or hosts of the job did not answer."""
+
+
+class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hosts of a job's ranks see of its computation; from hosts that answered."""
+
+    timing: StepTiming | None = None
+    """How long the job's mini-batches take, on its slowest host; None: too few were reported."""
+    hooked: dict[int, str] = {}
+    """What sees each rank's steps without the script's help (rank -> `torch 2.13.0`), or why nothing does."""
+    aggregator: HostId | None = None
+    """The host that sums the job's tensors; None while none does, or hosts did not answer."""
+    unlike: str = ""
+    """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `agentctl jobs`, and the whole answer of `agentctl job ID`."""
 
@@ -173,40 +233,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The job's GPUs in all: workers x GPUs per worker."""
     argv: tuple[str, ...]
     cwd: str
-    submitted_wall_s: float
-    started_wall_s: float | None = None
-    ended_wall_s: float | None = None
-    for_s: float = 0.0
-    """Seconds for which the job has waited, or has run since its first start, or took: by clocks that do not step, so
-    it need not be the difference of the times above. It leaves out the time while no agent of the rack ran."""
+    times: JobTimesView
+    tally: JobTallyView
+    losses: JobLossesView
+    seen: JobSeenView
     queue: int = 0
     """The job's 2DAS queue; 0 is the highest."""
     attained_gpu_s: float = 0.0
     epoch: int = 0
-    attempt: int = 0
-    """The number of starts so far."""
-    preemptions: int = 0
-    hosts_lost: int = 0
-    """How often a host lost the job's ranks."""
-    requeues: int = 0
-    """How often the job asked to be started again (exit 75)."""
-    failures: int = 0
-    """How often the job failed by itself."""
-    retries: dict[str, int | None] = {}
-    """How often the job is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`; None:
-    always."""
-    hang_s: float | None = None
-    """Seconds for which others may wait for one rank, and all may stand still; None: for ever."""
-    spares: int = 0
-    """The number of processes that wait on each of the job's hosts, and on one more, to become one of its ranks."""
-    hang_unseen: str = ""
-    """Why nothing is done about ranks that hang, in words; empty: something is, or hosts of the job did not answer."""
-    on_lost: str = "heal"
-    """What becomes of the job's ranks on a host that is cut off: `heal`, `restart` or `keep`."""
-    heals_not: str = ""
-    """Why the job would begin again if it lost a host now; empty: it would continue, or does not run."""
-    away: dict[HostId, float] = {}
-    """Hosts of the job that are gone, and for how many seconds."""
     coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
@@ -216,22 +250,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The newest step that any rank reported."""
     metrics: dict[str, float] = {}
     """The newest value of each metric that the script reported."""
-    timing: StepTiming | None = None
-    """How long the job's mini-batches take, on its slowest host; None: too few were reported."""
-    hooked: dict[int, str] = {}
-    """What sees each rank's steps without the script's help (rank -> `torch 2.13.0`), or why nothing does; from hosts
-    that answered."""
-    aggregator: HostId | None = None
-    """The host that sums the job's tensors, as the hosts of its ranks say; None while none does, or they did not
-    answer."""
-    unlike: str = ""
-    """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
     runs_as: str = ""
     """The job's class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
     beside: tuple[BesideView, ...] = ()
     """The jobs that share GPUs with it now."""
-    unfit: int = 0
-    """How often the job could not be, or stay, beside others on the GPUs where it was placed."""
     reserved_gpus: int = 0
     """The number of GPUs that are kept for the job while it waits for the rest."""
     age_s: float = 0.0

@@ -5,11 +5,13 @@ python -m tools.pages DIR        builds the site into DIR: pages by mkdocs, with
                                 of docstrings by pdoc in DIR/api; `make docs` runs it
 
 A test compares the written pages with what the code says now (tests/docs/test_reference.py). The table of metrics is
-made when the site is built: mkdocs loads this file as a hook, which puts it in the place of `<!-- metrics -->`.
+made when the site is built: mkdocs loads this file as a hook, which puts it in the place of `<!-- metrics -->`, and
+pictures in the place of Mermaid diagrams, so that no script draws them in the browser.
 """
 
 import argparse
 import ast
+import base64
 import copy
 import importlib
 import inspect
@@ -101,6 +103,7 @@ ROUTES = {
     "POST /v1/quotas": "set a tenant's quota",
 }
 """What each route of the API answers or does. The page itself and what it loads are left out."""
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHARED = ("--help", "--json", "--agent", "--timeout", "--color", "--debug")
 EXITS = {
     "OK": "done",
@@ -185,7 +188,16 @@ def metrics() -> Iterator[str]:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """A hook of mkdocs, which calls it by this name for each page."""
-    return markdown.replace("<!-- metrics -->", "\n".join(metrics()))
+    return MERMAID.sub(drawn, markdown.replace("<!-- metrics -->", "\n".join(metrics())))
+
+
+def drawn(diagram: re.Match[str]) -> str:
+    """The picture of a Mermaid diagram, in the page itself; on white, whatever the page's colours are."""
+    import mmdr
+
+    kind, svg = diagram[1].partition("\n")[0], mmdr.render(diagram[1]).svg()
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{kind}" style="background: white" src="data:image/svg+xml;base64,{data}">'
 
 
 # ---- HTTP ----

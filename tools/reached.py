@@ -17,7 +17,6 @@ from agent import main as agentd
 from agent import program as covey_program
 from agent.swap import main as covey_swapd
 from sim import main as covey_sim
-from sim.vectors import handlers as vectors
 from sim.vectors import main as covey_vectors
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +28,7 @@ TOOLS = (
     covey_sim.__name__,
     *(f"{covey_sim.__package__}.{module}" for module, _ in covey_sim.COMMANDS.values()),
     covey_vectors.__name__,
-    *(f"{vectors.__package__}.{module}" for module in vectors.MODULES),
+    *(f"{covey_vectors.__package__}.{module}" for module in covey_vectors.MODULES),
 )
 
 

@@ -1,7 +1,9 @@
-"""The frames between an agent and the supervisors of its host's ranks, and the files that both use."""
+"""The frames between an agent and the supervisors of its host's ranks, the files that both use, when ranks that were
+asked to stop are killed, and the control socket: the process that listens there is the one supervisor of its epoch."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -10,6 +12,7 @@ from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.processes import Command, ProcessId
+from covey.ports.streams import Accept
 from covey.wire import checked
 from covey.wire.frames import FRAME_BYTES_MAX, pack
 from plugins.base import RankLease
@@ -25,6 +28,8 @@ UNKNOWN = 255
 JOINING_BYTES = FRAME_BYTES_MAX - 1024
 """The most bytes of ranks that join, in one frame."""
 
+EXTENSION_MAX_S = 600.0
+"""The most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 INCARNATION = "COVEY_INCARNATION"
 
 
@@ -244,3 +249,37 @@ def read_state(data: bytes | None) -> SupervisorState | None:
         return checked.unseal(data, state_decoder)
     except (checked.Damaged, checked.OtherFormat):
         return None
+
+
+def asked_to_end(known: Ending | None, grace_s: float, now_s: float, firm: bool) -> Ending:
+    """The ending after one more request to stop; a repeated one with an equal grace changes nothing. `now_s`: of
+    `Clock.boot_s`."""
+    kill_at_s = now_s + max(0.0, grace_s)
+    if known is None:
+        return Ending(grace_s, kill_at_s, firm=firm)
+    if grace_s < known.grace_s or firm > known.firm:
+        least_s = min(kill_at_s, known.kill_at_s)
+        return Ending(min(grace_s, known.grace_s), least_s, known.extended, firm or known.firm)
+    return known
+
+
+def extended(known: Ending | None, seconds: float, now_s: float) -> Ending | None:
+    """The ending after a rank asked for `seconds` more; None: it may not have them."""
+    if known is None or known.extended or known.firm or not known.kill_at_s > now_s or not seconds > 0:
+        return None
+    return Ending(known.grace_s, known.kill_at_s + min(seconds, EXTENSION_MAX_S), extended=True)
+
+
+@asynccontextmanager
+async def claimed_socket(env: Env, address: Address, accept: Accept) -> AsyncIterator[bool]:
+    """Claim the socket: yields whether no other process had it before; it is held until the context ends."""
+    try:
+        listener = await env.bytes.listen(address, accept)
+    except OSError as error:
+        env.log.info("another supervisor is running", why=str(error))
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        await listener.close()

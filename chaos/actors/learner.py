@@ -25,12 +25,13 @@ from chaos.actors.workload import LINGER_S, AgentLink, Say
 from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
 from covey.core.ids import JobId
 from covey.healing.likeness import Likeness
+from covey.healing.neighbours import HealedRank
 from covey.healing.owns import RANKS_MAX
-from covey.job.job_state import JobState
+from covey.job.job_state import JobState, ScriptState
 from covey.job.rank_identity import identity
 from covey.ports.env import Env
 from covey.ports.processes import Command
-from covey.simulated.block_streams import BlockStreams
+from covey.simulated.block_streams import BlockStreams, TensorRank
 from covey.simulated.healing_streams import HealingStreams, begun_on
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.arrays import Array
@@ -161,18 +162,12 @@ class Learner:
     ) -> BlockStreams:
         env, me = self._env, self.me
         return BlockStreams(
-            env.bytes,
-            env.spawn,
-            me.job,
-            me.rank,
-            me.world_size,
+            env,
+            TensorRank(me.job, me.rank, me.world_size, me.tables, incarnation),
             lost,
-            env.entropy,
-            tables=me.tables,
             wanted=wanted,
             part_bytes=PART_BYTES,
             sizes=SIZES,
-            incarnation=incarnation,
         )
 
     async def run(self) -> int:
@@ -200,18 +195,11 @@ class Learner:
             self._far,
             env.spawn,
             asyncio.get_running_loop().time,
-            me.rank,
-            me.world_size,
-            me.here,
-            me.incarnation,
-            lambda: {"w": self._w, "total": self._total},
-            self._load,
-            self._own.told,
-            lambda step: None,
+            HealedRank(me.rank, me.world_size, me.incarnation, me.here, me.host),
+            ScriptState(lambda: {"w": self._w, "total": self._total}, self._load, self._own.told),
             lambda text: env.log.info("people read", text=text),
             LIKE,
             0 if self._how == "mirror" else RANKS_MAX,
-            me.host,
         )
         self._seen.begun[self._key] = max(me.incarnation, self._seen.begun.get(self._key, 0))
         self._seen.taken_over += me.incarnation > 0

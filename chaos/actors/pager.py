@@ -55,6 +55,18 @@ def version_of(volume: str, page: int, data: bytes) -> int | None:
     return version if right and crc == zlib.crc32(data[_HEAD.size :], here ^ page ^ version) else None
 
 
+class Redundancy(NamedTuple):
+    """How a volume is asked to keep its pages safe. With neither field it has a disk."""
+
+    mirror: int = 0
+    """Members of each slab, which are copies; 0: it is no mirror."""
+    parity: str = ""
+    """Members of each slab as `K+1`, one of them with parity; empty: there is none."""
+
+
+DISK = Redundancy()
+
+
 class Oracle:
     """What each page of one volume may hold."""
 
@@ -65,14 +77,13 @@ class Oracle:
         wrong: Say,
         stale: Say,
         used_bytes: int | None = None,
-        mirror: int = 0,
-        parity: str = "",
+        kind: Redundancy = DISK,
         spread: int = 1,
         uid: int = USER,
     ) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
-        self.mirror, self.parity, self.uid = mirror, parity, uid
-        """Members of each slab, and `K+1`; with neither it has a disk. `uid`: the user who owns the volume."""
+        self.kind, self.uid = kind, uid
+        """How the volume is made, and the user who owns it."""
         self.spread = spread
         """Factor of slab size over `BLOCK`: above 1 the pages that are used lie in pairs of blocks, the last pages of
         one slab and the first of the next."""
@@ -144,8 +155,8 @@ class Oracle:
 class VolumeClient:
     """One connection to a volume's process, made again when it breaks. Requests may be repeated at will."""
 
-    def __init__(self, env: Env, volume: str, size_bytes: int, mirror: int = 0, parity: str = "") -> None:
-        self.env, self.volume, self.size_bytes, self.mirror, self.parity = env, volume, size_bytes, mirror, parity
+    def __init__(self, env: Env, volume: str, size_bytes: int, kind: Redundancy = DISK) -> None:
+        self.env, self.volume, self.size_bytes, self.kind = env, volume, size_bytes, kind
         self.at: VolumeAt | None = None
         self._stream: ByteStream | None = None
         self._tag = 0
@@ -155,7 +166,7 @@ class VolumeClient:
         stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
         try:
             await stream.write(pack(Join(1)))
-            await stream.write(pack(VolumeWanted(self.volume, self.size_bytes, self.mirror, self.parity)))
+            await stream.write(pack(VolumeWanted(self.volume, self.size_bytes, *self.kind)))
             async with asyncio.timeout(ANSWER_S):
                 while True:
                     frame = await read_frame(stream, decoder)
@@ -234,7 +245,7 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
     of it back."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.kind)
         while client.at is None:
             try:
                 await client._connected()
@@ -267,7 +278,7 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
     is lost."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.kind)
         missing = [oracle.place(number) for number in range(oracle.pages)]
         while missing:
             missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]

@@ -28,7 +28,7 @@ from covey.job.table_owners import TableOwners
 from covey.ports.env import Env
 from covey.ports.processes import Command
 from covey.ports.streams import ByteStream
-from covey.simulated.block_streams import BlockStreams, HostStreams
+from covey.simulated.block_streams import BlockStreams, HostStreams, TensorRank
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.blocks import Sizes
 from covey.tensors.numbers.updates import SGD
@@ -256,14 +256,9 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
         agent, (rounds_wanted, floats, less, leaves) = AgentLink(env, command), counted(command.argv)
         rounds_wanted -= less if agent.rank == 0 else 0
         tensors = BlockStreams(
-            env.bytes,
-            env.spawn,
-            agent.job,
-            agent.rank,
-            agent.world_size,
+            env,
+            TensorRank(agent.job, agent.rank, agent.world_size, agent.tables),
             agent.lost,
-            env.entropy,
-            tables=agent.tables,
             wanted=agent.wanted,
             part_bytes=64,
             sizes=SIZES,

@@ -238,7 +238,7 @@ def _states(users: Watched) -> str:
 
 def _verdict(rack: AgentRack, users: Watched, storm: Storm, seed: int, tell: Callable[[str], None]) -> int:
     done = [view for view in users.jobs.values() if view["state"] == "done"]
-    attempts = sum(view["attempt"] for view in done)
+    attempts = sum(view["tally"]["attempt"] for view in done)
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(storm.counts.items()))
     tell(f"{sum(storm.counts.values())} faults: {counts}")
     tell(f"{len(done)} jobs done in {attempts} attempts, all with the bits {users.expected[:12]}")

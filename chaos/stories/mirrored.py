@@ -6,6 +6,7 @@ lost, older or another's, no two members of a slab lie on one host, and afterwar
 from collections.abc import Callable
 
 from chaos import faults
+from chaos.actors.pager import Redundancy
 from chaos.rackworld import SimRack
 from chaos.stories import leaked, lenders
 from chaos.story import READ_S, ended
@@ -43,13 +44,13 @@ class MembersApart:
 
 
 def play(rack: SimRack) -> None:
-    play_with(rack, mirror=2)
+    play_with(rack, Redundancy(mirror=2))
 
 
-def play_with(rack: SimRack, mirror: int = 0, parity: str = "") -> None:
+def play_with(rack: SimRack, kind: Redundancy) -> None:
     rack.settle()
     rack.world.watch(MembersApart(rack))
-    pager = rack.pager(BORROWER, VOLUME, 512 << 10, 80.0, mirror=mirror, parity=parity)
+    pager = rack.pager(BORROWER, VOLUME, 512 << 10, 80.0, kind=kind)
     rack.until(lambda: whole(rack), 60.0, "every slab has its members")
     for _ in range(rack.rng.randint(2, 4)):
         rack.run(rack.rng.uniform(0.5, 8.0))

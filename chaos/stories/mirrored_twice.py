@@ -6,6 +6,7 @@ written anew."""
 from collections.abc import Callable
 
 from chaos import faults
+from chaos.actors.pager import Redundancy
 from chaos.rackworld import SimRack
 from chaos.stories import leaked, lenders
 from chaos.stories.mirrored import BORROWER, VOLUME, whole
@@ -13,7 +14,7 @@ from chaos.story import READ_S, ended
 
 
 def play(rack: SimRack) -> None:
-    play_with(rack, mirror=2)
+    play_with(rack, Redundancy(mirror=2))
 
 
 def two_losses(rack: SimRack) -> None:
@@ -36,9 +37,9 @@ def lose(rack: SimRack, lender: str) -> None:
         faults.strike(rack.world, faults.Kill("program", lender, 0.0, name))
 
 
-def play_with(rack: SimRack, mirror: int = 0, parity: str = "", strike: Callable[[SimRack], None] = two_losses) -> None:
+def play_with(rack: SimRack, kind: Redundancy, strike: Callable[[SimRack], None] = two_losses) -> None:
     rack.settle()
-    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=mirror, parity=parity)
+    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, kind=kind)
     rack.until(lambda: whole(rack), 60.0, "every slab has its members")
     rack.run(rack.rng.uniform(1.0, 6.0))
     strike(rack)

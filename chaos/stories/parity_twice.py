@@ -3,6 +3,7 @@ members of slabs; or the process dies in the middle of writes and a lender with 
 never return older pages, zeros or another's; it can be written anew."""
 
 from chaos import faults
+from chaos.actors.pager import Redundancy
 from chaos.rackworld import SimRack
 from chaos.stories import lenders, mirrored_twice
 from chaos.stories.mirrored import BORROWER
@@ -10,7 +11,7 @@ from chaos.stories.mirrored import BORROWER
 
 def play(rack: SimRack) -> None:
     strike = in_the_middle_of_a_write if rack.rng.random() < 0.5 else mirrored_twice.two_losses
-    mirrored_twice.play_with(rack, parity="2+1", strike=strike)
+    mirrored_twice.play_with(rack, Redundancy(parity="2+1"), strike)
 
 
 def in_the_middle_of_a_write(rack: SimRack) -> None:

@@ -26,8 +26,8 @@ from chaos.world.seen import WorldSeen
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
 from covey.core.ids import HostId
-from covey.core.line_log import LineLog
 from covey.ports.env import Env
+from covey.ports.log import LineLog
 from covey.ports.processes import Command, ProcessId
 from covey.wire.checked import StateRefused
 

@@ -52,7 +52,7 @@ def run(context: Context) -> int:
 
 def tables_of(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:
     """The tables of a job that runs and whose tensors somebody sums; none where that is not known."""
-    if job["state"] != "running" or not job["aggregator"]:
+    if job["state"] != "running" or not job["seen"]["aggregator"]:
         return []
     try:
         return [row for row in context.agent.gather("tensors").data if job_of(row["job"]) == job["id"]]
@@ -62,7 +62,8 @@ def tables_of(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
     metrics = "  ".join(f"{name} {value:.6g}" for name, value in sorted(job["metrics"].items()))
-    started, ended = job["started_wall_s"], job["ended_wall_s"]
+    times, tally, losses, seen = job["times"], job["tally"], job["losses"], job["seen"]
+    started, ended = times["started_wall_s"], times["ended_wall_s"]
     gpus = f"{job['gpus'] // max(1, job['workers'])} GPU each" if job["gpus"] else "without GPU"
     return [
         ("job", f"{job['id']}  {job['name']}"),
@@ -81,41 +82,41 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("GPUs reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
-        ("submitted", clock(job["submitted_wall_s"])),
+        ("submitted", clock(times["submitted_wall_s"])),
         ("started", "" if started is None else clock(started)),
         ("ended", "" if ended is None else clock(ended)),
         ("time", how_long(job)),
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
         ("coordinator", job["coordinator"]),
-        ("gradients at", job.get("sums") or job["aggregator"]),
-        ("kernels", job.get("unlike")),
-        ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
-        ("restarts", started_again(job)),
-        ("if a host is lost", on_lost(job)),
+        ("gradients at", job.get("sums") or seen["aggregator"]),
+        ("kernels", seen["unlike"]),
+        ("attempt", f"{tally['attempt']} (epoch {job['epoch']})" if tally["attempt"] else ""),
+        ("restarts", started_again(tally)),
+        ("if a host is lost", on_lost(losses, job["state"])),
         (
             "spares",
-            f"{job['spares']} processes wait on each of its hosts, and on one more" if job.get("spares") else "",
+            f"{losses['spares']} processes wait on each of its hosts, and on one more" if losses["spares"] else "",
         ),
-        ("hang", hang(job)),
+        ("hang", hang(losses)),
         ("information", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
 
 
-def hang(job: dict[str, Any]) -> str:
+def hang(losses: dict[str, Any]) -> str:
     """What becomes of ranks that hang."""
-    if not job.get("hang_s"):
+    if not losses["hang_s"]:
         return ""
     does = "a rank that the others wait for is replaced; a job in which no rank makes progress is ended"
-    return job.get("hang_unseen") or f"{does}, after {format_seconds(job['hang_s'])}"
+    return losses["hang_unseen"] or f"{does}, after {format_seconds(losses['hang_s'])}"
 
 
-def on_lost(job: dict[str, Any]) -> str:
-    """What becomes of it if one of its hosts is lost now."""
-    if job.get("on_lost") == "keep":
+def on_lost(losses: dict[str, Any], state: str) -> str:
+    """What becomes of a job in this state if one of its hosts is lost now."""
+    if losses["on_lost"] == "keep":
         return "its ranks keep running there (keep)"
-    if job["state"] != "running":
+    if state != "running":
         return ""
-    why = job.get("heals_not", "")
+    why = losses["heals_not"]
     return (
         f"the whole job starts again: {why}"
         if why
@@ -125,10 +126,11 @@ def on_lost(job: dict[str, Any]) -> str:
 
 def step_takes(job: dict[str, Any]) -> str:
     """`0.21 s, of which input 40 %; 512 MiB; counted by its optimizer`."""
-    if job.get("timing") is None:
+    timing = job["seen"]["timing"]
+    if timing is None:
         return ""
     took, waited, memory = timed(job)
-    by = job["timing"]["boundary"]
+    by = timing["boundary"]
     counted = "counted by the script" if by == "script" else f"counted by its {by}"
     return "; ".join(part for part in (f"{took}, of which {waited}" if waited else took, memory, counted) if part)
 
@@ -136,7 +138,7 @@ def step_takes(job: dict[str, Any]) -> str:
 def seen_by(job: dict[str, Any]) -> str:
     """What `covey.hooks` sees of its ranks, or why it sees nothing; alike ones together."""
     by_what: dict[str, list[int]] = {}
-    for rank, what in sorted((int(rank), what) for rank, what in (job.get("hooked") or {}).items()):
+    for rank, what in sorted((int(rank), what) for rank, what in job["seen"]["hooked"].items()):
         by_what.setdefault(what, []).append(rank)
     if len(by_what) == 1:
         return next(iter(by_what))
@@ -156,7 +158,7 @@ def unseen(job: dict[str, Any]) -> str:
         )
     return (
         "nothing: the script has imported neither PyTorch nor JAX yet (or --no-hooks was given)"
-        if job["for_s"] > UNSEEN_S
+        if job["times"]["for_s"] > UNSEEN_S
         else ""
     )
 
@@ -167,12 +169,12 @@ def with_whom(job: dict[str, Any]) -> str:
     return "; ".join(f"{other['job']} ({other['runs_as']}) on {', '.join(other['hosts'])}" for other in others)
 
 
-def started_again(job: dict[str, Any]) -> str:
-    """`preempted 2 times, host lost 1 time of 5`: what happened to it, and how often it is started again for that."""
+def started_again(tally: dict[str, Any]) -> str:
+    """`preempted 2 times, host lost 1 time of 5`: what happened to a job, and how often it is started again for
+    that."""
     counts = {"preempted": "preemptions", "host lost": "hosts_lost", "exit 75": "requeues", "failed": "failures"}
     counts["no room beside other jobs"] = "unfit"
-    limits = job.get("retries", {})
-    happened = [(cause, job.get(field, 0), limits.get(cause)) for cause, field in counts.items()]
+    happened = [(cause, tally[field], tally["retries"].get(cause)) for cause, field in counts.items()]
     return ", ".join(
         f"{cause} {plural(count, 'time')}{f' ({limit} allowed)' if limit is not None else ''}"
         for cause, count, limit in happened

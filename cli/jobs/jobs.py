@@ -59,7 +59,7 @@ def run(context: Context) -> int:
 
 def timed(job: dict[str, Any]) -> tuple[str, str, str]:
     """A step's duration, what of it is waiting (input, ranks, device), and the memory of the largest rank."""
-    timing = job.get("timing")
+    timing = job["seen"]["timing"]
     if timing is None:
         return "", "", ""
     memory = format_size(timing["memory_bytes"]) if timing["memory_bytes"] else ""
@@ -88,4 +88,4 @@ def class_of(job: dict[str, Any]) -> str:
 
 def how_long(job: dict[str, Any]) -> str:
     """Time waited, time running, or time it took."""
-    return format_seconds(job["for_s"])
+    return format_seconds(job["times"]["for_s"])

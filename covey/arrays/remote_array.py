@@ -44,12 +44,12 @@ _log = logging.getLogger("covey.remote")
 
 
 class RemoteArray:
-    """A numpy array in a volume. `of`: the volume's name, which the agent at `agent_socket` (default $COVEY_SOCKET)
-    finds or makes, the path of its socket, or a `RemoteMemory`. The array begins at byte `offset` of it, a multiple of
-    its page. `local_budget`: most bytes that are local at once, as a number or text such as "256 MiB", at least 8
-    chunks. `chunk`: bytes that are fetched and written at once, a power of two from the page to 1 MiB. `mode` "r":
-    read-only. `size`: size of the volume, where it is larger than this array. `way`: "explicit" takes that way although
-    faults are permitted.
+    """A numpy array in a volume. `of`: the volume's name, which the agent at $COVEY_SOCKET finds, or makes as large as
+    this array; the path of its socket; or a `RemoteMemory`, which the caller closes: `RemoteMemory.open` opens a volume
+    that is larger than this array, or another agent's. The array begins at byte `offset` of it, a multiple of its page.
+    `local_budget`: most bytes that are local at once, as a number or text such as "256 MiB", at least 8 chunks.
+    `chunk`: bytes that are fetched and written at once, a power of two from the page to 1 MiB. `mode` "r": read-only.
+    `way`: "explicit" takes that way although faults are permitted.
 
     Only one array at a time may write the same bytes of a volume; another array that reads them sees what was flushed
     before it fetched them. ValueError for an impossible shape or size; RemoteMemoryError when the volume cannot be
@@ -66,8 +66,6 @@ class RemoteArray:
         offset: int = 0,
         chunk: "int | str" = CHUNK,
         mode: Mode = "r+",
-        size: "int | str | None" = None,
-        agent_socket: str | None = None,
         way: Literal["faults", "explicit"] | None = None,
     ) -> None:
         import numpy
@@ -85,7 +83,7 @@ class RemoteArray:
         self._chunk, self._budget = _bytes(chunk), _bytes(local_budget)
         self._process = this_process()
         self._mine = not isinstance(of, RemoteMemory)
-        self.memory = _opened(of, _bytes(size) if size is not None else offset + self.nbytes, agent_socket)
+        self.memory = _opened(of, offset + self.nbytes)
         self._faults: FaultedMemory | None = None
         self.way = "explicit: asked for"
         try:
@@ -323,10 +321,10 @@ class RemoteArray:
         return self._faults
 
 
-def _opened(of: "str | RemoteMemory", size: int, agent_socket: str | None) -> RemoteMemory:
+def _opened(of: "str | RemoteMemory", size: int) -> RemoteMemory:
     if isinstance(of, RemoteMemory):
         return of
-    return RemoteMemory.at(of) if "/" in of else RemoteMemory.open(of, size, agent_socket)
+    return RemoteMemory.at(of) if "/" in of else RemoteMemory.open(of, size)
 
 
 def _bytes(size: "int | str") -> int:

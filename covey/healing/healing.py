@@ -33,7 +33,7 @@ from typing import Protocol
 
 from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine, Own
-from covey.healing.neighbours import Beside
+from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.stepwise import Found, Stepwise
 from covey.healing.taking_over import HEAL_S, WITHIN_S, Recovered
@@ -53,23 +53,16 @@ class Healing:
 
     def __init__(
         self,
-        rank: int,
-        world_size: int,
-        neighbours: Sequence[int],
+        me: HealedRank,
         tells: Tells,
         rounds: Callable[[], bytes | None],
-        step: int,
-        incarnation: int,
         people: Callable[[str], None] = lambda text: None,
         like: Likeness | None = None,
         gather: OwnGather | None = None,
-        beside: Beside | None = None,
     ) -> None:
-        """`rounds` returns the round of each Block before this step; None while one is under way. `step`: first step of
-        the script, unless this is a successor; `incarnation`: how many processes of this rank were lost before.
-        `people` gets lines for people on what this rank waits for. `like`: likeness of this process; None: none is
-        compared. `gather`: collects every rank's own state; None: two neighbours keep that of this rank. `beside`: the
-        ranks on this host, from which `neighbours` follow; None: they never change."""
+        """`rounds` returns the round of each Block before this step; None while one is under way. `people` gets lines
+        for people on what this rank waits for. `like`: likeness of this process; None: none is compared. `gather`:
+        collects every rank's own state; None: two neighbours keep that of this rank."""
         self._people, self._tells, self._rounds = people, tells, rounds
         self._pushing = threading.Lock()
         """Held by the thread that sends this rank's own state: other threads push afterwards."""
@@ -77,9 +70,7 @@ class Healing:
         """Held by the thread that waits for every rank's own state."""
         self._changed = threading.Condition()
         """Guards the fields below; no thread waits for other ranks while it holds this."""
-        self.machine = HealingMachine(
-            rank, world_size, neighbours, step, incarnation, time.monotonic, self._say_on, like, gather, beside
-        )
+        self.machine = HealingMachine(me, time.monotonic, self._say_on, like, gather)
 
     # ---- from the script ----
 

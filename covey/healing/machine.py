@@ -16,7 +16,7 @@ import msgspec
 from covey.core.errors import CoveyError, RankLeft, StateLost
 from covey.healing.held_state import HeldState, Kept
 from covey.healing.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
-from covey.healing.neighbours import Beside
+from covey.healing.neighbours import Beside, HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import JsonText, array_of_owns, owns_of_array
 from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
@@ -55,24 +55,19 @@ class HealingMachine:
 
     def __init__(
         self,
-        rank: int,
-        world_size: int,
-        neighbours: Sequence[int],
-        step: int,
-        incarnation: int,
+        me: HealedRank,
         now_s: Callable[[], float],
         say_on: Callable[[], None],
         like: Likeness | None = None,
         gather: OwnGather | None = None,
-        beside: Beside | None = None,
     ) -> None:
-        """`step`, `incarnation`, `like`, `gather`, `beside`: as in `Healing`. `say_on` is called when `saying` is to be
-        run, from then until it ends."""
-        self.step = step
+        """`like`, `gather`: as in `Healing`. `say_on` is called when `saying` is to be run, from then until it ends."""
+        self.step = me.step
         """Number of the step that the script is in."""
-        self._rank, self._neighbours, self._now_s, self._say_on = rank, tuple(neighbours), now_s, say_on
-        self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
-        self.gather, self._beside = gather, beside
+        self._rank, self._now_s, self._say_on, self.gather = me.rank, now_s, say_on, gather
+        self._first, self._incarnation, self._is_new = me.step, me.incarnation, me.incarnation > 0
+        self._beside = Beside(me)
+        self._neighbours = self._beside.neighbours
         self._state: Mapping[str, Array] = {}
         """The state at the beginning of this step; the script does not change it before the step's results are here."""
         self._rounds_before = b""
@@ -103,8 +98,8 @@ class HealingMachine:
         self._gives: HeldState | None = None
         """The state that this rank gives to successors."""
         self._is_saying = False
-        taking = incarnation, now_s, lambda: self._closed, self._keep_all, self._host.encode()
-        self._taking = TakingOver(rank, world_size, *taking)
+        taking = me.incarnation, now_s, lambda: self._closed, self._keep_all, me.host.encode()
+        self._taking = TakingOver(me.rank, me.world_size, *taking)
 
     # ---- from the script ----
 
@@ -350,22 +345,16 @@ class HealingMachine:
         self._behind.pop(rank, None)
         if self._is_new:
             self._taking.lost(rank)
-            return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True, host=self._host))),)
+            return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True, host=self._beside.host))),)
         if self._waiting:
             return self._hold(rank)
         self._asked[rank] = None
         return ()
 
-    @property
-    def _host(self) -> str:
-        """Name of this rank's host; empty: not known."""
-        return "" if self._beside is None else self._beside.host
-
     def _is_at(self, rank: int, host: str) -> None:
         """Learn the host of a rank: one that has come to this host keeps none of this rank's own state any more."""
-        if self._beside is not None:
-            self._beside.is_at(rank, host)
-            self._neighbours = self._beside.neighbours
+        self._beside.is_at(rank, host)
+        self._neighbours = self._beside.neighbours
 
     def _compare(self, rank: int, like: Likeness) -> str:
         if self._like is None or self._likes.get(rank) == like:
@@ -402,7 +391,7 @@ class HealingMachine:
         kept = {**self._kept, self._rank: dict(self._own)}
         own = kept.pop(rank, {})
         yours = self._likes.get(rank)
-        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours, self._host)
+        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours, self._beside.host)
         return tuple(Tell(rank, About.HAVE, self.step, encode_have(have)) for have in haves)
 
     def _give(self, asked: ToldByRank) -> Says:

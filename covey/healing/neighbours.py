@@ -1,5 +1,5 @@
-"""The two ranks that keep a rank's own state (`covey.healing.healing`), and the hosts of all ranks as one rank knows
-them.
+"""The process of a rank that may be lost, the two ranks that keep its own state (`covey.healing.healing`), and the
+hosts of all ranks as one rank knows them.
 
 A gang starts with consecutive ranks on each host, and the environment says which. From then on only successors change
 hosts: a successor names its host to all others when it asks for the state, and each answers with its own host. So every
@@ -8,6 +8,22 @@ state with ranks that have come to its host since, and that would be lost togeth
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
+
+
+class HealedRank(NamedTuple):
+    """The process of a rank that may be lost, when it begins."""
+
+    rank: int
+    world_size: int
+    incarnation: int = 0
+    """How many processes of this rank were lost before."""
+    here: Collection[int] = ()
+    """The ranks on the same host, with or without this one."""
+    host: str = ""
+    """The name of that host; empty: it is not known, and the ranks here never change."""
+    step: int = 0
+    """The first step of the script, unless this is a successor."""
 
 
 def neighbours_of(rank: int, here: Collection[int], world_size: int) -> list[int]:
@@ -22,10 +38,9 @@ def neighbours_of(rank: int, here: Collection[int], world_size: int) -> list[int
 class Beside:
     """The ranks on the host of one rank."""
 
-    def __init__(self, rank: int, world_size: int, here: Collection[int], host: str) -> None:
-        """`here`: the ranks that were on this `host` when this process started, this rank among them."""
-        self.host = host
-        self._rank, self._world_size, self._here = rank, world_size, {*here, rank}
+    def __init__(self, me: HealedRank) -> None:
+        self.host = me.host
+        self._rank, self._world_size, self._here = me.rank, me.world_size, {*me.here, me.rank}
 
     def is_at(self, rank: int, host: str) -> None:
         """The newest process of that rank is on this host; empty: it does not say, and nothing changes."""

@@ -25,12 +25,12 @@ a run without losses, as long as
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from covey.core.errors import EXIT_STATE_LOST, CoveyError
 from covey.healing.healing import Healing
 from covey.healing.likeness import likeness
-from covey.healing.neighbours import Beside
+from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import RANKS_MAX
 from covey.healing.taking_over import WITHIN_S
@@ -42,6 +42,17 @@ from covey.tensors.numbers.arrays import Array
 Get = Callable[[], Mapping[str, Array]]
 Load = Callable[[dict[str, Array], Any], None]
 STEPS_MAX = 1 << 31
+
+
+class ScriptState(NamedTuple):
+    """The state of a script, as it gives it to `job.state`."""
+
+    get: Get
+    load: Load
+    own: Callable[[], object] | None
+    """Returns what only this rank has; None: it has nothing of its own."""
+    stepped: Callable[[int], object] = lambda step: None
+    """Called with each step that is done."""
 
 
 class StepsHeal(Protocol):
@@ -62,11 +73,9 @@ class JobState(OfOneProcess):
     _kind = "the steps of a job's state"
     _instead = "make its steps in the process that called job.state"
 
-    def __init__(
-        self, healing: StepsHeal, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
-    ) -> None:
-        self._healing, self._get, self._own, self._stepped = healing, get, own, stepped
-        healing.begin(_held(get()))
+    def __init__(self, healing: StepsHeal, script: ScriptState) -> None:
+        self._healing, self._script = healing, script
+        healing.begin(_held(script.get()))
 
     @property
     def step(self) -> int:
@@ -85,14 +94,14 @@ class JobState(OfOneProcess):
         there while this rank computes, so the first push of the step need not wait for it. The call is optional, and
         does nothing where all ranks gather it."""
         self._check_process("nothing was handed over")
-        self._healing.drawn(self._own)
+        self._healing.drawn(self._script.own)
 
     def done(self) -> None:
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
         self._check_process(f"step {self.step} was not ended")
-        self._healing.end(_held(self._get()))
-        self._stepped(self.step - 1)
+        self._healing.end(_held(self._script.get()))
+        self._script.stepped(self.step - 1)
 
 
 def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -118,14 +127,13 @@ def begun(
     ranks than `gathers_max`, neighbours keep each rank's own values."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
-    ranks, beside = tensors.world_size, Beside(tensors.rank, tensors.world_size, here, host)
+    me = HealedRank(tensors.rank, tensors.world_size, incarnation, here, host, step)
 
     def make(far: BlockRounds) -> Healing:
-        gather = OwnGather(tensors.rank, ranks, step, far) if 1 < ranks <= gathers_max else None
-        of = tensors.rank, ranks, beside.neighbours, far, far.versions, step, incarnation
-        return Healing(*of, tensors.tell, likeness(), gather, beside)
+        gather = OwnGather(me.rank, me.world_size, step, far) if 1 < me.world_size <= gathers_max else None
+        return Healing(me, far, far.versions, tensors.tell, likeness(), gather)
 
-    if ranks == 1 and not incarnation:
+    if me.world_size == 1 and not incarnation:
         tensors.tell(
             "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
         )
@@ -138,4 +146,4 @@ def begun(
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
-    return JobState(healing, get, own, stepped)
+    return JobState(healing, ScriptState(get, load, own, stepped))

@@ -9,12 +9,12 @@ import asyncio
 import operator
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from covey.core.ids import JobId
-from covey.ports.streams import Bytes
+from covey.ports.env import Env
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
@@ -28,35 +28,40 @@ from covey.wire.job import AggregatorAt
 ELEMENT_BYTES = 4
 
 
+class TensorRank(NamedTuple):
+    """The rank of a job whose tensors are summed."""
+
+    job: JobId
+    rank: int
+    world_size: int
+    tables: int = 1
+    """Tables of the job's tensors, each summed by one owner."""
+    incarnation: int = 0
+    """How many processes of this rank were lost before."""
+
+
 class BlockStreams:
-    """One rank's tensors. `lost`, `wanted` and `tables` are as in `covey.tensors.aggregator.block_rounds`, the rest as
-    in `TensorStream`."""
+    """One rank's tensors. `lost` and `wanted` are as in `covey.tensors.aggregator.block_rounds`."""
 
     def __init__(
         self,
-        port: Bytes,
-        spawn: Callable[[str, Coroutine[Any, Any, Any]], object],
-        job: JobId,
-        rank: int,
-        world_size: int,
+        env: Env,
+        me: TensorRank,
         lost: Callable[[int, str, int], None],
-        entropy: Callable[[int], bytes],
         *,
-        tables: int = 1,
         wanted: Callable[[int], None] = lambda table: None,
         part_bytes: int = PART_BYTES,
         sizes: Sizes = Sizes(),
         together: "HostStreams | None" = None,
-        incarnation: int = 0,
     ) -> None:
-        """`together`: the object that the job's ranks on this host share; `incarnation`: that of this rank."""
-        self._rank, self._together, self.part_bytes = rank, together, part_bytes
-        self._job, self._tables, self._sizes, self._lost, self._wanted = job, tables, sizes, lost, wanted
+        """`together`: the object that the job's ranks on this host share."""
+        self._rank, self._tables, self._together, self.part_bytes = me.rank, me.tables, together, part_bytes
+        self._sizes, self._lost, self._wanted = sizes, lost, wanted
 
         def made(table: int) -> TensorStream:
-            lost = partial(self._table_lost, table)
-            stream = TensorStream(port, spawn, table_id(job, table), rank, world_size, lost, entropy, part_bytes)
-            stream.rounds.incarnation, stream.told = incarnation, self._told_by_ranks
+            of, lost = (table_id(me.job, table), me.rank, me.world_size), partial(self._table_lost, table)
+            stream = TensorStream(env.bytes, env.spawn, *of, lost, env.entropy, part_bytes)
+            stream.rounds.incarnation, stream.told = me.incarnation, self._told_by_ranks
             return stream
 
         self._made = made

@@ -5,17 +5,17 @@ scripts, `HealingStreams.push` and `result` their `job.tensors`, for sums of flo
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine, Own, Says
-from covey.healing.neighbours import Beside
+from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import RANKS_MAX
 from covey.healing.stepwise import Found, Stepwise
 from covey.healing.taking_over import WITHIN_S, Recovered
-from covey.job.job_state import Get, JobState, Load
+from covey.job.job_state import JobState, ScriptState
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.aggregator.rounds import ToldByRank
 from covey.tensors.numbers.arrays import Array
@@ -32,23 +32,16 @@ class HealingStreams:
         far: BlockStreams,
         spawn: Spawn,
         now_s: Callable[[], float],
-        rank: int,
-        world_size: int,
-        neighbours: Sequence[int],
-        step: int,
-        incarnation: int,
+        me: HealedRank,
         people: Callable[[str], None],
         own: Own,
         like: Likeness | None = None,
         gather: OwnGather | None = None,
-        beside: Beside | None = None,
     ) -> None:
         """`own` returns this rank's own state, as in `job.state`; the rest is as in `covey.healing.healing`."""
         self._far, self._spawn, self._people, self._own = far, spawn, people, own
         self._changed = asyncio.Event()
-        self.machine = HealingMachine(
-            rank, world_size, neighbours, step, incarnation, now_s, self._say_on, like, gather, beside
-        )
+        self.machine = HealingMachine(me, now_s, self._say_on, like, gather)
         far.heal(self._told)
 
     # ---- as `covey.healing.healing` ----
@@ -145,26 +138,17 @@ async def begun_on(
     far: BlockStreams,
     spawn: Spawn,
     now_s: Callable[[], float],
-    rank: int,
-    world_size: int,
-    here: range,
-    incarnation: int,
-    get: Get,
-    load: Load,
-    own: Own,
-    stepped: Callable[[int], object],
+    me: HealedRank,
+    script: ScriptState,
     people: Callable[[str], None],
     like: Likeness | None = None,
     gathers_max: int = RANKS_MAX,
-    host: str = "",
 ) -> tuple[JobState, HealingStreams]:
-    """The state from step 0 on, as of `covey.job.job_state.begun`. StateLost where that ends the process."""
-    beside = Beside(rank, world_size, here, host)
-    gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
-    of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation
-    healing = HealingStreams(*of, people, own, like, gather, beside)
-    if incarnation:
-        found = await healing.recover(own is not None, get())
-        load(found.arrays, found.own)
+    """The state of a script, as of `covey.job.job_state.begun`. StateLost where that ends the process."""
+    gather = OwnGather(me.rank, me.world_size, me.step, far) if 1 < me.world_size <= gathers_max else None
+    healing = HealingStreams(far, spawn, now_s, me, people, script.own, like, gather)
+    if me.incarnation:
+        found = await healing.recover(script.own is not None, script.get())
+        script.load(found.arrays, found.own)
         far.begin_with(found.rounds)
-    return JobState(healing, get, own, stepped), healing
+    return JobState(healing, script), healing

@@ -36,7 +36,7 @@ slowdown counts only when statistics say so, and only after the others were stop
 on only after the old holder acknowledged.
 
     messages   what a job and its agent tell one another
-    policy     interference, ladder, memory, lease, rank_limits; rivals: the laws of other systems
+    policy     interference, ladder, memory, lease; rivals: the laws of other systems
     machine    host, gpu, ladder, share_ledger; rivals: those laws as controllers
     service    main: performs what the machines ask for; watch: devices and processes
 """

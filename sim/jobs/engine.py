@@ -19,8 +19,8 @@ from fractions import Fraction
 
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.history import History
+from plugins.scheduler.policy.order import due_second, promoted_after
 from plugins.scheduler.policy.rules import MOVING, OrderRules
-from plugins.scheduler.policy.starve import due_second, promoted_after
 from sim.jobs.engine_moving import Evaluated, Paced
 from sim.jobs.engine_places import Floor, Placing
 from sim.kernel import PackedEvents

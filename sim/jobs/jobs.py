@@ -40,8 +40,6 @@ import msgspec
 from cli.table import plural
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE, Discipline, OrderRules
-from sim.figures import duration as duration
-from sim.figures import quantile as quantile
 from sim.jobs import tenants
 from sim.jobs.engine import Outcome, SimJob
 from sim.jobs.engine_baselines import engine_for
@@ -51,6 +49,8 @@ from sim.jobs.tenants import Tenancy, read_tenants
 from sim.jobs.tenants_report import run_shared, with_tenants
 from sim.jobs.trace import SLOWDOWN_MAX, Trace, read_services, read_trace
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
+from sim.report import duration as duration
+from sim.report import quantile as quantile
 
 HELP = "run a trace of jobs under a scheduling policy"
 SWITCH_S = 30

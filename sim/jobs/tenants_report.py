@@ -6,11 +6,10 @@ from typing import Any
 
 from cli.table import plural
 from plugins.scheduler.policy.rules import OrderRules
-from sim.figures import duration, quantile
 from sim.jobs.engine import Outcome, SimJob
 from sim.jobs.live import Asks, Live, Tally, settings_of
 from sim.jobs.tenants import Tenancy
-from sim.report import Cell, Progress, Report, Table, Wrong
+from sim.report import Cell, Progress, Report, Table, Wrong, duration, quantile
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,7 @@ class Rack:
             hot=way.hot,
             lease_s=DEFAULTS.lease_s,
             cold_share=way.cold_share,
-            drawn=way.drawn,
-            choices=way.choices,
+            hosts=placement.HostsDrawn(way.drawn, way.choices),
         )
 
     def run(self, from_s: int = 0) -> Outcome:

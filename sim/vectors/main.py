@@ -5,6 +5,7 @@ passed, 1 some failed, 2 the folder or a file cannot be used.
 """
 
 import gzip
+import importlib
 import json
 import os
 import sys
@@ -17,13 +18,19 @@ import cli
 from cli.client import USAGE, AgentctlError
 from cli.main import Parser, say_error
 from cli.table import GREEN, RED, Paint
-from sim.vectors import handlers
 from sim.vectors.types import UNUSABLE, Handler
 
 DIFFERENCES_MAX = 10
 """Most differences of one case that are printed; of the rest only the number is."""
 ENDS = (".json", ".json.gz")
 GZIP = b"\x1f\x8b"
+MODULES: dict[str, tuple[str, ...]] = {
+    "scheduler": ("2das_small", "2das_traces", "gittins_index", "placement", "quota"),
+    "aggregator": ("autops_assign", "parameters/autops"),
+    "tuner": ("parameters/cruise",),
+    "interleave": ("harmony_group", "parameters/harmony"),
+}
+"""Module of this package -> the names of the files (`file/key` for one list of several) that it replays."""
 SHIPPED_TRACES = Path(cli.__file__).parent.parent / "bench" / "traces"
 
 
@@ -48,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one object for programs")
     parser.add_argument("--quiet", action="store_true", help="only what differs, and the count")
     options = parser.parse_args(argv)
-    known, missing = handlers.load()
+    known, missing = load_handlers()
     if options.traces is not None and not options.traces.is_dir():
         raise AgentctlError(USAGE, f"{options.traces} is no folder", "--traces names a folder of traces", "correct it")
     files = vector_files(options.dir)
@@ -172,3 +179,26 @@ def say(where: str, differences: list[str], paint: Paint) -> None:
         print(f"  {line}")
     if len(differences) > DIFFERENCES_MAX:
         print(f"  and {len(differences) - DIFFERENCES_MAX} more", flush=True)
+
+
+def load_handlers() -> tuple[dict[str, Handler], dict[str, str]]:
+    """All handlers by name, and for every known name without one the module that would have it."""
+    found: dict[str, Handler] = {}
+    missing: dict[str, str] = {}
+    for module, names in MODULES.items():
+        theirs = _handlers(f"sim.vectors.{module}")
+        found |= theirs
+        missing |= {name: module for name in names if name not in theirs}
+    return found, missing
+
+
+def _handlers(path: str) -> Mapping[str, Handler]:
+    """`HANDLERS` of the module, empty when the module is not there. An import that fails inside it is a defect."""
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        return {}
+    handlers: Mapping[str, Handler] = module.HANDLERS
+    return handlers

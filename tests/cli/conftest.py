@@ -101,6 +101,10 @@ def agent(agents: Callable[[], FakeAgent]) -> FakeAgent:
     return agents()
 
 
+GROUPS = ("times", "tally", "losses", "seen")
+"""Groups of a job's fields, of which a test changes a part."""
+
+
 def job_view(**changes: Any) -> dict[str, Any]:
     """The JSON of a running job of two workers."""
     view: dict[str, Any] = {
@@ -114,15 +118,32 @@ def job_view(**changes: Any) -> dict[str, Any]:
         "gpus": 2,
         "argv": ["python", "digits.py"],
         "cwd": "/home/ann",
-        "submitted_wall_s": 900.0,
-        "started_wall_s": 940.0,
-        "ended_wall_s": None,
-        "for_s": 60.0,
+        "times": {"submitted_wall_s": 900.0, "started_wall_s": 940.0, "ended_wall_s": None, "for_s": 60.0},
+        "tally": {
+            "attempt": 1,
+            "preemptions": 0,
+            "hosts_lost": 0,
+            "requeues": 0,
+            "failures": 0,
+            "retries": {},
+            "unfit": 0,
+        },
+        "losses": {"on_lost": "heal", "heals_not": "", "away": {}, "spares": 0, "hang_s": None, "hang_unseen": ""},
+        "seen": {
+            "timing": {
+                "step_s": 0.25,
+                "input_s": 0.1,
+                "communicate_s": 0.001,
+                "memory_bytes": 1 << 30,
+                "boundary": "optimizer",
+            },
+            "hooked": {"0": "torch 2.13.0", "1": "covey-job is not installed"},
+            "aggregator": "gpu3",
+            "unlike": "",
+        },
         "queue": 0,
         "attained_gpu_s": 12.0,
         "epoch": 5,
-        "attempt": 1,
-        "preemptions": 0,
         "coordinator": "gpu2",
         "exit_code": None,
         "places": [{"host": "gpu1", "ranks": [0, 1], "gpus": ["a", "b"]}],
@@ -132,18 +153,9 @@ def job_view(**changes: Any) -> dict[str, Any]:
         ],
         "step": 7,
         "metrics": {"loss": 0.25},
-        "timing": {
-            "step_s": 0.25,
-            "input_s": 0.1,
-            "communicate_s": 0.001,
-            "memory_bytes": 1 << 30,
-            "boundary": "optimizer",
-        },
-        "hooked": {"0": "torch 2.13.0", "1": "covey-job is not installed"},
-        "aggregator": "gpu3",
         "age_s": 0.0,
     }
-    view |= changes
+    view |= {name: view[name] | new if name in GROUPS else new for name, new in changes.items()}
     return {"over": view["state"] in OVER, **view}
 
 

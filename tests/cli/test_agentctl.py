@@ -263,7 +263,7 @@ def test_what_a_jax_job_waits_for_its_device_is_shown(
     run: Run, agent: FakeAgent, job: Callable[..., dict[str, Any]]
 ) -> None:
     timing = {"step_s": 0.2, "input_s": 0.0, "communicate_s": 0.0, "memory_bytes": 0, "boundary": "jitted call"}
-    agent.replies["GET /v1/jobs/j1"] = job(timing=timing, metrics={"device_wait_s": 0.15})
+    agent.replies["GET /v1/jobs/j1"] = job(seen={"timing": timing}, metrics={"device_wait_s": 0.15})
     _, out, _ = run("job", "j1")
     assert "200 ms, of which device 75 %; counted by its jitted call" in out
 
@@ -282,7 +282,7 @@ def test_what_a_jax_job_waits_for_its_device_is_shown(
 def test_why_nothing_sees_a_script_is_said(
     argv: list[str], ago_s: float, said: str, job: Callable[..., dict[str, Any]]
 ) -> None:
-    seen = dict(facts(job(argv=argv, step=None, hooked={}, timing=None, for_s=ago_s)))
+    seen = dict(facts(job(argv=argv, step=None, seen={"hooked": {}, "timing": None}, times={"for_s": ago_s})))
     assert str(seen["seen by"]).startswith(said) and bool(seen["seen by"]) == bool(said)
 
 

@@ -40,7 +40,7 @@ def judged(agent: FakeAgent, view: dict[str, Any], text: str, sequential: str) -
 
 @pytest.fixture
 def done(job: Job) -> dict[str, Any]:
-    return job(state="done", exit_code=0, workers=4, places=PLACES, for_s=10.0)
+    return job(state="done", exit_code=0, workers=4, places=PLACES, times={"for_s": 10.0})
 
 
 def test_a_good_run_has_nothing_against_it(agent: FakeAgent, done: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ def test_the_summary_names_hosts_leader_job_lenders_and_traffic(agent: FakeAgent
     agent.replies |= {
         "GET /v1/hosts": [host, host | {"host": "gpu2", "state": "gone"}],
         "GET /v1/leader": {"leader": "gpu1", "term": 3, "since_s": 61.0},
-        "GET /v1/jobs": [done | {"ended_wall_s": 950.0}],
+        "GET /v1/jobs": [done | {"times": done["times"] | {"ended_wall_s": 950.0}}],
         "GET /v1/tensors": [{"host": "gpu3", "rounds": 7, "received_bytes": 1024, "sent_bytes": 2048}],
         "GET /v1/slabs": slabs([0, 1, 2]),
         "GET /v1/volumes": [

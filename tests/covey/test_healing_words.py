@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from covey.core.errors import CoveyError, StateLost
 from covey.healing.healing import Healing
 from covey.healing.held_state import HeldState
-from covey.healing.neighbours import Beside, neighbours_of
+from covey.healing.neighbours import Beside, HealedRank, neighbours_of
 from covey.healing.state_pieces import About, encode_have, have_decoder
 from covey.healing.taking_over import HealingClosed
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
@@ -62,8 +62,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def made(words: Words, rank: int = 0, world_size: int = 2, incarnation: int = 0) -> Healing:
-    others = [other for other in range(world_size) if other != rank]
-    words.to = Healing(rank, world_size, others[:2], words, lambda: b"rounds", 0, incarnation)
+    words.to = Healing(HealedRank(rank, world_size, incarnation), words, lambda: b"rounds")
     return words.to
 
 
@@ -380,7 +379,7 @@ def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
 
 def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
     """It would be lost with that rank. One that moves away may keep it again; one without a host changes nothing."""
-    beside = Beside(0, 4, range(1), "h0")
+    beside = Beside(HealedRank(0, 4, 0, range(1), "h0"))
     assert beside.neighbours == (1, 3)
     for rank, host, then in ((3, "h0", (1, 2)), (1, "h0", (2,)), (2, "", (2,)), (3, "h3", (2, 3)), (0, "h9", (2, 3))):
         beside.is_at(rank, host)
@@ -393,9 +392,8 @@ def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
 def test_a_successor_is_told_where_all_others_are_and_tells_them() -> None:
     """The successor has the environment of the time when its rank came to its host; other ranks have come since."""
     words = Words()
-    of = words, lambda: b"rounds", 0
-    old = Healing(0, 3, [1, 2], *of, 0, beside=Beside(0, 3, [0], "h0"))
-    new = Healing(1, 3, [0, 2], *of, 1, beside=Beside(1, 3, [1], "h0"))
+    of = words, lambda: b"rounds"
+    old, new = Healing(HealedRank(0, 3, 0, [0], "h0"), *of), Healing(HealedRank(1, 3, 1, [1], "h0"), *of)
     old.begin({})
     old.told(ToldByRank(1, About.NEED, 1, b"h0"))
     assert old.machine._neighbours == (2,)
@@ -410,7 +408,7 @@ def test_a_successor_is_told_where_all_others_are_and_tells_them() -> None:
 def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covey.healing.machine.PATIENCE_S", 0.05)
     read: list[str] = []
-    healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
+    healing = Healing(HealedRank(0, 2), Words(), lambda: b"", read.append)
     healing.begin({})
 
     def push() -> None:

@@ -12,7 +12,7 @@ import pytest
 from covey.core.errors import RankLeft, StateLost, TensorError
 from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
-from covey.healing.neighbours import Beside
+from covey.healing.neighbours import HealedRank
 from covey.job.given_rounds import GivenRound
 from covey.job.job_state import begun
 from covey.job.tensors import TensorClient
@@ -269,7 +269,7 @@ class Nobody:
 
 
 def test_a_successor_does_not_ask_who_has_left_for_ten_minutes() -> None:
-    healing = Healing(1, 2, [0], Nobody(), lambda: b"", 0, 1, beside=Beside(1, 2, [1], "h2"))
+    healing = Healing(HealedRank(1, 2, 1, [1], "h2"), Nobody(), lambda: b"")
     raised: list[BaseException] = []
 
     def recover() -> None:
@@ -286,7 +286,7 @@ def test_a_successor_does_not_ask_who_has_left_for_ten_minutes() -> None:
 
 
 def test_what_is_a_ranks_own_is_not_told_for_ever_to_who_has_left() -> None:
-    healing = Healing(1, 2, [0], Nobody(), lambda: b"", 0, 0)
+    healing = Healing(HealedRank(1, 2), Nobody(), lambda: b"")
     healing.begin({})
     raised: list[BaseException] = []
 

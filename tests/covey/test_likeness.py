@@ -24,6 +24,7 @@ from covey.healing.likeness import (
     unlike_bits,
     unlike_versions,
 )
+from covey.healing.neighbours import HealedRank
 from covey.healing.state_pieces import About, encode_have
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
 
@@ -40,7 +41,7 @@ class Told:
         self.said: list[Tell] = []
         self.people: list[str] = []
         self.healing = Healing(
-            0, 3, [1, 2], self, lambda: b"rounds", 0, incarnation, lambda text: self.people.append(text), like
+            HealedRank(0, 3, incarnation), self, lambda: b"rounds", lambda text: self.people.append(text), like
         )
 
     def tell(self, said: Tell) -> None:

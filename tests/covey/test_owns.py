@@ -16,6 +16,7 @@ from covey.core.errors import StateLost
 from covey.healing import owns
 from covey.healing.healing import Healing
 from covey.healing.machine import OWNS
+from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import UNREAD_MAX, OwnGather
 from covey.healing.owns import CALM, ROOM, Owns, RowPlan
 from covey.healing.state_pieces import About, have_decoder
@@ -190,7 +191,7 @@ def test_nothing_is_pushed_any_more_where_no_rank_has_anything_of_its_own() -> N
 
 
 def healing_of(gather: OwnGather, words: Words, rank: int = 0, incarnation: int = 0) -> Healing:
-    words.to = Healing(rank, 2, [1 - rank], words, lambda: b"rounds", 0, incarnation, gather=gather)
+    words.to = Healing(HealedRank(rank, 2, incarnation), words, lambda: b"rounds", gather=gather)
     return words.to
 
 

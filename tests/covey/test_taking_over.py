@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from covey.core.errors import CoveyError, StateLost
 from covey.healing.healing import Healing
 from covey.healing.held_state import OTHERS_BYTES_MAX, HeldState, contents_sum
+from covey.healing.neighbours import HealedRank
 from covey.healing.state_pieces import (
     ALL_AT_ONCE,
     ANSWER_S,
@@ -55,7 +56,7 @@ class Given:
         self.answers, self.asked = answers, dict.fromkeys(holds, 0)
         self.own: dict[int, bytes] = {}
         self.others: dict[int, dict[int, bytes]] = {}
-        self.healing = Healing(9, 10, [0, 1], self, lambda: b"", 0, 1)
+        self.healing = Healing(HealedRank(9, 10, 1), self, lambda: b"")
         self.found: Recovered | CoveyError | None = None
 
     def tell(self, said: Tell) -> None:
@@ -199,8 +200,8 @@ def test_when_a_state_is_too_slow() -> None:
 
 def test_a_mirror_that_is_missing_older_or_cut_short_is_said() -> None:
     for own, said in (
-        ({}, "its own at step 5 was with rank 0 and 1, lost too"),
-        ({4: b"[7]"}, "rank 0 and 1 kept what is its own at step 4, and the others are at step 5"),
+        ({}, "its own at step 5 was with rank 0 and 8, lost too"),
+        ({4: b"[7]"}, "rank 0 and 8 kept what is its own at step 4, and the others are at step 5"),
         ({5: b"[7"}, "what is its own was kept in 2 bytes that cannot be read"),
         ({5: b"\xff"}, "what is its own was kept in 1 bytes that cannot be read"),
     ):

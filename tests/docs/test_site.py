@@ -1,5 +1,6 @@
 """`make docs`: the site is built, every link and anchor leads somewhere, and nothing is loaded from elsewhere."""
 
+import base64
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from covey.job.tensors import TensorClient
 from covey.remote import RemoteMemory
 from plugins.base import Host
 from plugins.registry import PLUGINS
+from plugins.scheduler.machine.log.jobs import STATES
 from tools.pages import MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,17 @@ def test_the_site_has_each_page_and_the_docstrings(site: Path) -> None:
 def test_tables_that_the_code_writes_are_in_the_site(site: Path) -> None:
     assert "covey_raft_elections_total" in (site / "reference/metrics.html").read_text()
     assert "host_lost_after_s" in (site / "reference/agent-toml.html").read_text()
+
+
+def test_diagrams_are_pictures_in_the_page(site: Path) -> None:
+    diagrams = (ROOT / "docs/design/STATES.md").read_text().count("```mermaid")
+    page = (site / "design/STATES.html").read_text()
+    pictures = [
+        base64.b64decode(data).decode() for data in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    ]
+    assert len(pictures) == diagrams > 5 and "stateDiagram-v2\n" not in page
+    assert all(picture.startswith("<svg") and "</svg>" in picture for picture in pictures)
+    assert all(f">{state}<" in pictures[0] for state in STATES)
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:

@@ -86,7 +86,7 @@ class Rack:
 
     def ended(self, job: str) -> dict[str, Any] | None:
         found = self.job(job)
-        return found if found["ended_wall_s"] else None
+        return found if found["times"]["ended_wall_s"] else None
 
     def wait(self, what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         end_s = time.monotonic() + timeout_s
@@ -136,7 +136,7 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
     living.hurry.touch()
     for job, steps in ((first, STEPS), (second, STEPS), (third, LONG_STEPS)):
         ended = living.wait(f"{job} has ended", partial(living.ended, job), 150)
-        assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+        assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), ended["reason"]
         logs = [path.read_text() for one in hosts for path in one.state_dir.glob(f"jobs/{job}/rank0.log")]
         assert sha256("".join(logs)) == expected(steps)
 

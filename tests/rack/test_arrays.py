@@ -48,7 +48,7 @@ def test_a_job_out_of_core_ends_with_the_same_weights_though_servers_are_killed(
     os.kill(living.program(host, "vold"), signal.SIGKILL)
     for lender in lenders[:1]:
         os.kill(living.program(lender, "slabd"), signal.SIGKILL)
-    ended = wait("the job has ended", lambda: living.job(job)["ended_wall_s"] and living.job(job), 120)
+    ended = wait("the job has ended", lambda: living.job(job)["times"]["ended_wall_s"] and living.job(job), 120)
     output = living.output(job)
     assert (ended["state"], ended["exit_code"]) == ("done", 0), output
     assert local in output, output

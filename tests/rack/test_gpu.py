@@ -93,7 +93,7 @@ def test_two_jobs_of_two_classes_use_one_gpu_and_outlive_their_agent(
     wait("both make steps", lambda: steps(rack, first) > 0 and steps(rack, second) > 0, 60.0)
     rack.kill(HOST)
     rack.start()
-    assert rack.runs(first)["attempt"] == rack.runs(second)["attempt"] == 1
+    assert rack.runs(first)["tally"]["attempt"] == rack.runs(second)["tally"]["attempt"] == 1
     before = steps(rack, first), steps(rack, second)
     wait("both go on", lambda: steps(rack, first) > before[0] and steps(rack, second) > before[1], 60.0)
     for job in both:

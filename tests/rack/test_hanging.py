@@ -23,7 +23,7 @@ def living() -> Iterator[LivingRack]:
 def failed(living: LivingRack, job: str) -> str:
     """Why the job failed."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
-    assert (ended["state"], ended["attempt"]) == ("failed", 1), ended["reason"]
+    assert (ended["state"], ended["tally"]["attempt"]) == ("failed", 1), ended["reason"]
     return str(ended["reason"])
 
 
@@ -70,7 +70,7 @@ def test_a_gang_that_stands_still(living: LivingRack) -> None:
 def test_a_job_of_which_nothing_is_known_runs_on_and_says_so(living: LivingRack) -> None:
     body = {"argv": ["/bin/sleep", "8"], "gpus_per_worker": 1, "hang_s": 1.0, "cwd": "/"}
     job = str(living.agent().post("jobs", body=body).data["id"])
-    said = wait("it runs", lambda: living.job(job)["hang_unseen"])
+    said = wait("it runs", lambda: living.job(job)["losses"]["hang_unseen"])
     assert said == "--hang does not watch this job: it reports no steps"
     ended = wait("it has ended", lambda: (now := living.job(job))["over"] and now)
     assert ended["state"] == "done"

@@ -32,7 +32,7 @@ def living() -> Iterator[LivingRack]:
 def digest(living: LivingRack, job: str) -> str:
     """The digest with which a job that ended well ended."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
-    assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), ended["reason"]
     found = re.search(r"state sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", living.output(job))
     assert found and float(found[2]) > 0.9, living.output(job)[-500:]
     return found[1]
@@ -115,7 +115,7 @@ def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: Li
     at = places(living, job)
     assert sorted(map(len, at.values())) == [1, 1]
     living.agent().post("jobs", blocks, "cancel")
-    wait("it may lose a host", lambda: living.job(job)["over"] or not living.job(job)["heals_not"])
+    wait("it may lose a host", lambda: living.job(job)["over"] or not living.job(job)["losses"]["heals_not"])
     leaves, stays = list(at)
     said = living.agent().post("jobs", job, "move", body={"what": str(at[leaves][0]), "to": stays}).data
     assert f"from {leaves}, beside the ranks that it has" in said["reason"], said
@@ -126,7 +126,7 @@ def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: Li
 def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     first, at = ranks(living, job), places(living, job)
-    wait("it may lose a host", lambda: not living.job(job)["heals_not"])
+    wait("it may lose a host", lambda: not living.job(job)["losses"]["heals_not"])
     leaves, stays = list(at)
     said = living.agent().post("jobs", job, "move", body={"what": str(at[leaves][1])}).data
     assert f"takes over ranks {at[leaves][0]}, {at[leaves][1]} from {leaves}" in said["reason"]
@@ -176,7 +176,7 @@ def processes_of(script: Path) -> set[int]:
 def test_a_host_is_lost_with_two_ranks_and_they_go_on_in_spares_elsewhere(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS, spares=2)
     first, at = ranks(living, job), places(living, job)
-    wait("it may lose a host", lambda: not living.job(job)["heals_not"])
+    wait("it may lose a host", lambda: not living.job(job)["losses"]["heals_not"])
 
     def all_wait() -> bool:
         said = where_spares_wait(living, job)

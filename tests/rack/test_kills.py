@@ -149,10 +149,10 @@ def test_a_job_and_remote_memory_survive_kill_9_of_the(
         for pid in ranks.values():
             os.kill(pid, 0)  # the workers of a killed agent live on
         living.start()
-        ended = wait("the job has ended", lambda: living.job(job)["ended_wall_s"] and living.job(job), 90)
+        ended = wait("the job has ended", lambda: living.job(job)["times"]["ended_wall_s"] and living.job(job), 90)
     finally:
         writer.stop()
-    assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), ended["reason"]
     assert sha256(living.output(job)) == expected
     everywhere = [Agent([host.address], host.name).get("jobs", all=1).data for host in living.hosts]
     assert [[row["id"] for row in rows].count(job) for rows in everywhere] == [1, 1, 1, 1], (

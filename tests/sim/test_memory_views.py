@@ -11,7 +11,7 @@ from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.events import BorrowerTick, VolumeFound
 from plugins.memory.machine.borrowing.place import SlabPlace
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
-from plugins.memory.policy.placement import DRAWN, LenderPeer
+from plugins.memory.policy.placement import DRAWN, HostsDrawn, LenderPeer
 from sim.memory.views import Crowd
 
 STEPS = 10_000
@@ -54,7 +54,7 @@ class Choice:
     def of_borrower(self) -> tuple[list[HostId], HostId | None]:
         """The answer of a live borrower whose peers answer what is true at the step and refuse by what is true now."""
         crowd = self.crowd
-        machine = Borrower(crowd.names[0], random.Random(self.dice), 1, 1.0, 60.0, drawn=crowd.drawn)
+        machine = Borrower(crowd.names[0], random.Random(self.dice), 1, 1.0, 60.0, hosts=HostsDrawn(crowd.drawn))
         places = [SlabPlace(n + 1, host, "", b"") for n, host in enumerate(self.held.elements())]
         slabs = tuple((n + 1, place) for n, place in enumerate(places))
         machine.handle(VolumeFound("v", len(slabs) + 1, SLAB, 4096, slabs), 0.0)

@@ -17,7 +17,6 @@ A spare that was asked to become a rank, and does not say whether it has, is the
 import asyncio
 import contextlib
 
-from agent.jobs.claimed_socket import claimed_socket
 from agent.jobs.spares.frames import (
     SPARES_MAX,
     KeepSpares,
@@ -30,6 +29,7 @@ from agent.jobs.spares.frames import (
     decoder,
     unlike,
 )
+from agent.jobs.supervision import claimed_socket
 from agent.ports.processes.shim import GOES_FIRST
 from covey.hooks.warm import MODULES
 from covey.ports.env import Env

@@ -40,11 +40,11 @@ from typing import Any
 
 import msgspec
 
-from agent.jobs.claimed_socket import claimed_socket
 from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, stand_still_unconfirmed
 from agent.jobs.supervision import (
     CANNOT_START,
     DISK_RETRY_S,
+    EXTENSION_MAX_S,
     SIGKILL,
     SIGTERM,
     UNKNOWN,
@@ -62,11 +62,13 @@ from agent.jobs.supervision import (
     StopRanks,
     SupervisorConfig,
     SupervisorState,
+    asked_to_end,
+    claimed_socket,
+    extended,
     read_state,
     stored_state,
 )
 from agent.jobs.supervisor.connected_agents import ConnectedAgents
-from agent.jobs.supervisor.endings import EXTENSION_MAX_S, asked_to_end, extended
 from agent.jobs.supervisor.rank_lease import HeldLease
 from agent.jobs.supervisor.rank_processes import RankProcesses, SpareEnded
 from covey.core.units import format_seconds

@@ -5,7 +5,8 @@ proposals   a command on its way to the leader and its result on the way back
 voters      the leader's decision about a change of voters
 changes     a change of voters on its way to the leader
 writer      the disk: group commit, a full disk
-consensus   timers, messages, the state that is applied
+applied     the state that committed commands make; when a snapshot is due
+consensus   timers, messages, who leads
 """
 
 from agent.raft.service.consensus import Consensus

@@ -15,11 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import assert_never
 
-import msgspec
-
 from agent.raft.disk import Store
-from agent.raft.machine import Contradiction, Raft, SessionTable
-from agent.raft.machine.session_table import AppliedRequest
+from agent.raft.machine import Contradiction, Raft
 from agent.raft.machine.types import (
     Action,
     Apply,
@@ -50,8 +47,8 @@ from agent.raft.messages import (
     encode,
 )
 from agent.raft.policy import founders
+from agent.raft.service.applied import AppliedState
 from agent.raft.service.changes import Changes
-from agent.raft.service.growth import LogGrowth
 from agent.raft.service.proposals import Proposals
 from agent.raft.service.settings import LeaderSettings
 from agent.raft.service.writer import LogWriter
@@ -80,18 +77,37 @@ STOP_S = 1.0
 """Seconds for which `stop` waits for a write that is under way; with `HAND_OVER_S` a part of `agent.main.LEAVE_S`."""
 
 
-class StateBody(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a snapshot: the ids that were applied, and the state."""
+class LeaderKnown:
+    """Who leads, as this host knows, and since when by its clock."""
 
-    kept: list[AppliedRequest]
-    state: bytes
+    def __init__(self) -> None:
+        self.leader: HostId | None = None
+        self.since_s = 0.0
+        """Time at which this leader became known, or the last one was lost."""
+        self.turned = asyncio.Event()
+        """Set when a leader became known or was lost."""
+        self._lost_s = 0.0
+        """Time at which a known leader was last lost or followed by another."""
 
+    def begin(self, now_s: float) -> None:
+        """The log begins, and knows no leader yet."""
+        self.since_s = self._lost_s = now_s
 
-_state = msgspec.msgpack.Decoder(StateBody)
+    def is_now(self, leader: HostId | None, now_s: float) -> None:
+        """This host leads now; None: none does."""
+        self.end(now_s)
+        self.leader, self.since_s = leader, now_s
+        self.turned.set()
 
+    def end(self, now_s: float) -> None:
+        """This host takes no further part, and knows no leader from now on."""
+        if self.leader is not None:
+            self._lost_s = now_s
+        self.leader = None
 
-def _unbound(index: int, command: bytes) -> bytes:
-    raise AssertionError("bind() comes before start()")
+    def without_s(self, now_s: float) -> float:
+        """Seconds without a leader; 0 with one."""
+        return 0.0 if self.leader is not None else now_s - self._lost_s
 
 
 class Consensus:
@@ -116,23 +132,15 @@ class Consensus:
         self._env, self._me, self._settings = env, me, settings
         self._send, self._changed = send, changed
         self._store = Store(env.disk, env.entropy)
-        self._sessions = SessionTable()
+        self._state, self._known = AppliedState(settings.snapshot_entries), LeaderKnown()
         self.changes = Changes(env, me, self.founders, self, ask_leader)
-        self._proposals = Proposals(env, me, self, ask_leader, self._sessions, self.counters)
+        self._proposals = Proposals(env, me, self, ask_leader, self._state.sessions, self.counters)
         self._raft: Raft | None = None
-        self._apply: Callable[[int, bytes], bytes] = _unbound
-        self._snapshot: Callable[[], bytes] = bytes
-        self._restore: Callable[[bytes], None] = lambda _: None
-        self._applied = 0
-        self._growth = LogGrowth(settings.snapshot_entries)
-        self._started_s = self._leader_since_s = self._leaderless_since_s = 0.0
-        self._leader: HostId | None = None
+        self._started_s = 0.0
         self._events: deque[Event] = deque()
         self._draining = self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._writer = LogWriter(env, self._store, self.counters, self._durable, self._break)
-        self._turned = asyncio.Event()
-        """Set when the leader changed."""
         self._broken: BaseException | None = None
         self._said_trouble = ""
 
@@ -140,12 +148,12 @@ class Consensus:
 
     @property
     def leader(self) -> HostId | None:
-        return self._leader
+        return self._known.leader
 
     @property
     def leader_since_s(self) -> float:
         """When, on this host's clock, the present leader became known or was lost."""
-        return self._leader_since_s
+        return self._known.since_s
 
     @property
     def term(self) -> int:
@@ -154,9 +162,9 @@ class Consensus:
     @property
     def leaderless_s(self) -> float:
         """Seconds without a leader, as `ReplicatedLog` says."""
-        if self._raft is None or self._leader is not None:
+        if self._raft is None:
             return 0.0
-        return max(0.0, self._env.clock.now_s() - self._leaderless_since_s - self._settings.step_down_s)
+        return max(0.0, self._known.without_s(self._env.clock.now_s()) - self._settings.step_down_s)
 
     @property
     def configuration(self) -> Configuration:
@@ -228,11 +236,11 @@ class Consensus:
 
     @property
     def applied_index(self) -> int:
-        return self._applied
+        return self._state.index
 
     def undecided(self) -> Sequence[bytes]:
         """The undecided commands, as `ReplicatedLog` says."""
-        entries = self._raft.entries_after(self._applied) if self._raft else ()
+        entries = self._raft.entries_after(self._state.index) if self._raft else ()
         return [entry.command for entry in entries if entry.id]
 
     @property
@@ -265,15 +273,12 @@ class Consensus:
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
-        """Bind the state machine, as `ReplicatedLog` says. Once something is applied, the state is passed on as a
-        snapshot: the log does not stop."""
-        if self._applied:
-            restore(self._snapshot())
-        self._apply, self._snapshot, self._restore = apply, snapshot, restore
+        """Bind the state machine, as `ReplicatedLog` says: the log does not stop."""
+        self._state.bind(apply, snapshot, restore)
 
     @property
     def bound(self) -> bool:
-        return self._apply is not _unbound
+        return self._state.bound
 
     # ---- life ----
 
@@ -281,7 +286,8 @@ class Consensus:
         """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
         DiskRefused for files that cannot be trusted, OSError when the disk fails."""
         saved = await self._store.load(alone=self.founders == (self._me,))
-        self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
+        self._started_s = self._env.clock.now_s()
+        self._known.begin(self._started_s)
         self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
         self._env.spawn("log writer", self._writer.run())
         self.dispatch(RaftStarted())
@@ -302,21 +308,21 @@ class Consensus:
             async with asyncio.timeout(STOP_S):
                 await self._writer.idle()
         self._writer.end()
-        self._leader = None
+        self._known.leader = None
         self._proposals.leader_changed()
 
     async def _hand_over(self) -> None:
         """Wait, as a leader, until another voter leads, so that a planned stop costs less than an election timeout."""
-        if self._leader != self._me or not self.open or len(self.voters) == 1:
+        if self.leader != self._me or not self.open or len(self.voters) == 1:
             return
         end_s = self._env.clock.now_s() + HAND_OVER_S
         self.dispatch(HandOver(end_s))
         others = [voter for voter in self.voters if voter != self._me]
         while self._broken is None and self.leader not in others and (left_s := end_s - self._env.clock.now_s()) > 0:
-            self._turned.clear()
+            self._known.turned.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._turned.wait()
+                    await self._known.turned.wait()
 
     def hosts(self, alive: Sequence[HostId], away: Sequence[HostId] = ()) -> None:
         """Take the living hosts: those that do not vote receive what is committed. `away` are known, and gone or
@@ -378,7 +384,7 @@ class Consensus:
             failed = False
         except Contradiction as error:
             failed = False
-            self._break(self._store.contradicted(self._leader or "?", str(error)))
+            self._break(self._store.contradicted(self.leader or "?", str(error)))
         finally:
             self._draining = False
             if failed:
@@ -422,10 +428,7 @@ class Consensus:
         self._say_trouble()
 
     def _led(self, led: SoftState) -> None:
-        if self._leader is not None:
-            self._leaderless_since_s = self._env.clock.now_s()
-        self._leader, self._leader_since_s = led.leader, self._env.clock.now_s()
-        self._turned.set()
+        self._known.is_now(led.leader, self._env.clock.now_s())
         self._proposals.leader_changed()
         self._changed(led.term, led.leader)
 
@@ -433,9 +436,8 @@ class Consensus:
         """Break off: this host takes no further part, since neither its state nor its disk can be relied on until a
         restart."""
         if self._broken is None:
-            if self._leader is not None:
-                self._leaderless_since_s = self._env.clock.now_s()
-            self._broken, self._leader = error, None
+            self._broken = error
+            self._known.end(self._env.clock.now_s())
             self._env.log.error(
                 "the log stopped on this host", why=repr(error), next="correct that, then restart the agent"
             )
@@ -450,27 +452,21 @@ class Consensus:
 
     def _apply_all(self, action: Apply) -> None:
         for index, entry in enumerate(action.entries, action.first):
-            self._applied = index
-            if entry.id:
-                self._growth.applied(entry.command)
-                self._proposals.applied(entry, self._sessions.apply(index, entry, self._apply))
+            outcome = self._state.apply(index, entry)
+            if outcome is not None:
+                self._proposals.applied(entry, outcome)
         self.counters["applied"] += len(action.entries)
-        if self._growth.is_due:
+        if self._state.is_snapshot_due:
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        data = msgspec.msgpack.encode(StateBody(self._sessions.dump(), self._snapshot()))
-        self._growth.cut(len(data))
+        data = self._state.snapshot()
         if len(data) > SNAPSHOT_BYTES_MAX:
             self.counters["snapshots_too_large"] += 1
             self._env.log.error("the log's snapshot is too large", bytes=len(data), limit=SNAPSHOT_BYTES_MAX)
             return
-        self._events.append(SnapshotTaken(self._applied, data))
+        self._events.append(SnapshotTaken(self._state.index, data))
 
     def _restore_image(self, image: Snapshot) -> None:
-        body = _state.decode(image.data)
-        self._sessions.load(body.kept)
-        self._restore(body.state)
-        self._applied = image.index
-        self._growth.cut(len(image.data))
+        self._state.restore(image)
         self._proposals.restored(image)

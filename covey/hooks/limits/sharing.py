@@ -21,7 +21,6 @@ from typing import Protocol
 import msgspec
 
 from covey.hooks.gate.native import GateCounters, NativeGate, Page
-from covey.hooks.neighbour import Neighbour
 from covey.hooks.quiet import Quiet
 from covey.hooks.reports.figures import RankReports, mini_batch
 from covey.hooks.reports.pace import GatePace
@@ -31,6 +30,7 @@ from covey.kernel.futex import SharedWord
 from covey.kernel.pages import (
     BUSY_AT,
     GATES,
+    FlagReader,
     FlagWriter,
     LimitsReader,
     MiniBatch,
@@ -108,6 +108,24 @@ class Stops(Protocol):
     def put_in(self, before: Callable[[], None]) -> None: ...
 
     def take_out(self) -> None: ...
+
+
+class Neighbour:
+    """Another rank on the device, by its flag."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._flag, self._word = FlagReader(page), SharedWord(page, BUSY_AT)
+        self._seen = 0
+
+    def said(self) -> tuple[bool, int]:
+        """Whether the neighbour is busy, and since when (ns); busy since 0 where its page says nothing."""
+        self._seen, busy = self._word.value, self._flag.busy()
+        return (True, 0) if busy is None else (busy, self._flag.since_ns())
+
+    def sleep(self, length_ns: int) -> None:
+        """Sleep until the flag differs from the last answer of `said`, at most `length_ns`."""
+        self._word.sleep(self._seen, length_ns)
 
 
 class ShareControl:

@@ -4,6 +4,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,15 @@ DRAWN = 6
 """Hosts that are drawn when gossip decides which `CHOICES` of them are asked. Ours, measured by `covey-sim memory`: in
 the paper's cluster six come within a tenth of full knowledge's balance, and with more, on views 10 s old, borrowers
 choose the same hosts."""
+
+
+class HostsDrawn(NamedTuple):
+    """How many hosts a borrower looks at for one slab."""
+
+    drawn: int = DRAWN
+    """Hosts that are drawn at random."""
+    asked: int = CHOICES
+    """The freest of these by gossip, which are asked. Where no more are drawn than asked, gossip decides nothing."""
 
 
 class LenderPeer(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from plugins.memory.machine.borrowing.events import BorrowerEvent, CloseSlab, Op
 from plugins.memory.machine.borrowing.place import Link, SlabPlace
 from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.policy.placement import HostsDrawn, LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import forming, metrics, views
 from plugins.memory.service.doors import Doors
@@ -78,7 +78,7 @@ class Borrowing:
             settings.hot,
             settings.lease_s,
             cold_share=settings.cold_share,
-            drawn=settings.drawn,
+            hosts=HostsDrawn(settings.drawn),
             accounts=accounts,
         )
         self.accounts = accounts

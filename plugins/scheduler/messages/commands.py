@@ -38,7 +38,7 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     wall_s: Wall
     """The proposer's wall clock in seconds, for people."""
     rack_s: Seconds = 0.0
-    """The rack's clock at the proposer (`service.rack_clock`) in seconds, which does not step: durations are counted by
+    """The rack's clock at the proposer (`service.log`) in seconds, which does not step: durations are counted by
     it."""
 
 

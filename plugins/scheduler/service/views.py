@@ -27,7 +27,16 @@ from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service import shared_gpus
-from plugins.views import BesideView, JobView, QuotaView, RankView
+from plugins.views import (
+    BesideView,
+    JobLossesView,
+    JobSeenView,
+    JobTallyView,
+    JobTimesView,
+    JobView,
+    QuotaView,
+    RankView,
+)
 
 ARGV_LISTED = 4096
 """The most characters of a job's command in a list of jobs."""
@@ -245,12 +254,6 @@ class Seen(msgspec.Struct, frozen=True):
 CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
 
 
-def _for_s(job: Job, rack_s: float) -> float:
-    """Seconds for which the job has waited, or has run since its first start, or took."""
-    began_s = job.times.submitted_rack_s if job.times.started_rack_s is None else job.times.started_rack_s
-    return max(0.0, (rack_s if job.times.ended_rack_s is None else job.times.ended_rack_s) - began_s)
-
-
 def heals(job: Job) -> bool:
     """Whether the job continues whichever one of its hosts is lost now."""
     return all(job.heals_without((place.host,)) for place in job.start.places if place.host not in job.healing.missing)
@@ -264,7 +267,6 @@ def job_view(
     away = {place.host: seen.gone[place.host] for place in job.awaited if place.host in seen.gone}
     now = [answer for answer in heard.values() if answer.epoch == job.grant.epoch]
     step, metrics = progress([(job.start.step, job.start.metrics), *((answer.step, answer.metrics) for answer in now)])
-    sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
     shown = job.start.places if job.state not in ("queued", "placing") else ()
     attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
     return JobView(
@@ -280,39 +282,70 @@ def job_view(
         gpus=job.spec.gpus,
         argv=tuple(map(for_people, job.spec.argv)),
         cwd=for_people(job.spec.cwd),
-        submitted_wall_s=job.times.submitted_wall_s,
-        started_wall_s=job.times.started_wall_s,
-        ended_wall_s=job.times.ended_wall_s,
-        for_s=_for_s(job, seen.rack_s),
+        times=_times(job, seen.rack_s),
+        tally=_tally(job),
+        losses=_losses(job, away, now),
+        seen=_seen(job, now),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.grant.epoch,
-        attempt=job.tally.attempt,
-        preemptions=job.tally.preemptions,
-        hosts_lost=job.tally.hosts_lost,
-        requeues=job.tally.requeues,
-        failures=job.tally.failures,
-        retries={cause: job.happened(cause)[1] for cause in CAUSES},
-        hang_s=job.spec.hang_s,
-        spares=job.spec.spares,
-        hang_unseen=_hang_unseen(job, now),
-        on_lost=job.spec.on_lost,
-        heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
-        away=away,
         coordinator=job.grant.coordinator,
         exit_code=job.ending.exit_code,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
         step=step,
         metrics=metrics,
+        beside=_beside(job, standing),
+        reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
+        age_s=age_s,
+    )
+
+
+def _times(job: Job, rack_s: float) -> JobTimesView:
+    """When the job was submitted, started and ended. `rack_s`: the rack's clock, s."""
+    times = job.times
+    began_s = times.submitted_rack_s if times.started_rack_s is None else times.started_rack_s
+    return JobTimesView(
+        submitted_wall_s=times.submitted_wall_s,
+        started_wall_s=times.started_wall_s,
+        ended_wall_s=times.ended_wall_s,
+        for_s=max(0.0, (rack_s if times.ended_rack_s is None else times.ended_rack_s) - began_s),
+    )
+
+
+def _tally(job: Job) -> JobTallyView:
+    tally = job.tally
+    return JobTallyView(
+        attempt=tally.attempt,
+        preemptions=tally.preemptions,
+        hosts_lost=tally.hosts_lost,
+        requeues=tally.requeues,
+        failures=tally.failures,
+        retries={cause: job.happened(cause)[1] for cause in CAUSES},
+        unfit=tally.unfit,
+    )
+
+
+def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) -> JobLossesView:
+    """What becomes of the job if hosts or ranks are lost. `away`: those that are gone; `now`: what the others said."""
+    return JobLossesView(
+        on_lost=job.spec.on_lost,
+        heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
+        away=away,
+        spares=job.spec.spares,
+        hang_s=job.spec.hang_s,
+        hang_unseen=_hang_unseen(job, now),
+    )
+
+
+def _seen(job: Job, now: Sequence[JobNowAnswer]) -> JobSeenView:
+    """What these hosts of the job said of its computation."""
+    sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
+    return JobSeenView(
         timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
         hooked={rank: what for answer in now for rank, what in answer.hooked.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
-        beside=_beside(job, standing),
-        unfit=job.tally.unfit,
-        reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
-        age_s=age_s,
     )
 
 

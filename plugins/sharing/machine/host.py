@@ -45,7 +45,7 @@ from plugins.sharing.machine.host_events import (
 )
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.messages import Limits, Report
-from plugins.sharing.policy.rank_limits import NS, combined, same_but_for_time
+from plugins.sharing.policy.lease import NS, combined, same_but_for_time
 
 FOUND_S = 5.0
 """Seconds that a gang that ran before the agent may take to say by which limits it goes."""

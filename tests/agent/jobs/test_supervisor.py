@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agent.jobs.supervision import (
     CANNOT_START,
     DISK_RETRY_S,
+    EXTENSION_MAX_S,
     UNKNOWN,
     Extend,
     ForgetRanks,
@@ -31,7 +32,6 @@ from agent.jobs.supervision import (
     read_state,
 )
 from agent.jobs.supervisor import supervisor
-from agent.jobs.supervisor.endings import EXTENSION_MAX_S
 from agent.jobs.supervisor.supervisor import NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World

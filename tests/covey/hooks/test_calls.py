@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.hooks.limits.sharing import MemoryUsed, ShareControl
-from covey.hooks.neighbour import Neighbour
+from covey.hooks.limits.sharing import MemoryUsed, Neighbour, ShareControl
 from covey.hooks.reporter import CALLS_MAX, CallRounds
 from covey.hooks.reports.steps import JITTED_CALL, OPTIMIZER, Step
 from covey.hooks.words import DeviceWords

@@ -11,7 +11,7 @@ from chaos.rackworld import SimRack
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
 from covey.ports.processes import Command
-from covey.simulated.block_streams import BlockStreams
+from covey.simulated.block_streams import BlockStreams, TensorRank
 from covey.tensors.numbers.blocks import tables_of
 from covey.wire.job import AggregatorAt, AggregatorLost, Frame, SumsNow, SumsOrder
 from covey.wire.sums import Now
@@ -44,14 +44,9 @@ class Rank:
         job, tensor = self.job_on_rack, self.job_on_rack.tensor
         self.sums = RankOwner(env, f"rank-{job.name}-{self.rank}.sock")
         self.tensors = BlockStreams(
-            env.bytes,
-            env.spawn,
-            job.name,
-            self.rank,
-            job.workers,
+            env,
+            TensorRank(job.name, self.rank, job.workers, job.tables),
             self.lost,
-            env.entropy,
-            tables=job.tables,
             wanted=self.wanted,
             part_bytes=32,
             sizes=SIZES,

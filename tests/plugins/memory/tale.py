@@ -10,7 +10,7 @@ from covey.core.units import MIB
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
-from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.policy.placement import HostsDrawn, LenderPeer
 
 ME = HostId("h1")
 OTHERS = [HostId(f"h{n}") for n in range(2, 6)]
@@ -40,7 +40,7 @@ class Tale:
         self, slabs: int = 1, seed: int = 1, hot: float | None = 20.0, cold_share: float = 0.0, drawn: int = 2
     ) -> None:
         rng = random.Random(seed)
-        self.machine = Borrower(ME, rng, boot=3, hot=hot, lease_s=60.0, cold_share=cold_share, drawn=drawn)
+        self.machine = Borrower(ME, rng, boot=3, hot=hot, lease_s=60.0, cold_share=cold_share, hosts=HostsDrawn(drawn))
         self.now_s = 100.0
         self.slabs = slabs
         self.tell(b.VolumeFound("v", slabs, SLAB, PAGE, ()))

@@ -23,8 +23,8 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes, order
 from plugins.scheduler.policy.leases import terms
+from plugins.scheduler.policy.order import due_second, promoted_after
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.policy.starve import due_second, promoted_after
 from tests.plugins.scheduler.plain_admission import PlainAdmission
 from tests.plugins.scheduler.plain_ground import PlainGround
 

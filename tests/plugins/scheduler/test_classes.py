@@ -10,8 +10,7 @@ from covey.core.ids import JobId
 from plugins.scheduler.machine.log.models import GANGS_MAX, Models
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.classes import choose, gpus_to_keep, is_late, may_upgrade, victims
-from plugins.scheduler.policy.order import Row, ordered, select
-from plugins.scheduler.policy.starve import promoted_after
+from plugins.scheduler.policy.order import Row, ordered, promoted_after, select
 
 THRESHOLDS = (10.0,)
 HOSTS = ("h1", "h2", "h3")

@@ -426,16 +426,16 @@ def test_a_gang_that_stands_still_fails_with_the_reason() -> None:
 
 def test_and_runs_again_with_retries() -> None:
     _, view = lived(lambda rank, s: (9, s, 0.0), s=40.0, retries=1)
-    assert (view.state, view.attempt, view.failures) == ("running", 2, 1)
+    assert (view.state, view.tally.attempt, view.tally.failures) == ("running", 2, 1)
 
 
 def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
     _, view = lived(lambda rank, s: (s, 0.5, 0.0), s=90.0)
-    assert (view.state, view.hang_unseen) == ("running", "")
+    assert (view.state, view.losses.hang_unseen) == ("running", "")
     _, view = lived(lambda rank, s: None, s=90.0)
-    assert view.state == "running" and view.hang_unseen == "--hang does not watch this job: it reports no steps"
+    assert view.state == "running" and view.losses.hang_unseen == "--hang does not watch this job: it reports no steps"
     _, view = lived(lambda rank, s: (None, s, 0.0), s=90.0)
-    assert view.state == "running" and view.hang_unseen.endswith("it has reported no step yet")
+    assert view.state == "running" and view.losses.hang_unseen.endswith("it has reported no step yet")
 
 
 def test_a_rank_that_waits_for_a_neighbour_is_not_ended_for_an_aggregator() -> None:

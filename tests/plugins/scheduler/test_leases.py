@@ -450,7 +450,7 @@ def test_a_job_whose_host_is_away_says_for_whom_it_waits_and_when_it_is_taken_ba
         assert view.reason == "waits for gpu3, gone for 12 s; taken back in 48 s"
         assert {rank.state for rank in view.ranks if rank.host == "gpu3"} == {"away"}
         (row,) = await rack["gpu1"].call("jobs")
-        assert row.reason.startswith("waits for gpu3, gone for") and set(row.away) == {"gpu3"}
+        assert row.reason.startswith("waits for gpu3, gone for") and set(row.losses.away) == {"gpu3"}
         rack.heal("gpu3")
         await asyncio.sleep(2)
         assert "waits for" not in (await rack["gpu1"].call("job", id="j1")).reason
@@ -476,7 +476,7 @@ def test_a_kept_job_waits_until_a_person_gives_its_host_up() -> None:
         rack.hosts[HostId(name)].die()
         rack.hosts[HostId(name)].machine.ranks.clear()
         (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
-        assert taken_back.id == "j1" and taken_back.hosts_lost == 1
+        assert taken_back.id == "j1" and taken_back.tally.hosts_lost == 1
         await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
         assert name not in [place.host for place in rack.job("j1", ask).start.places]
 

@@ -113,7 +113,7 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
         for step in range(20):
             host.publish(StepTimed(rack.job(id).id, 1, 0, step, step_s, step_s, 0.0, {}))
         await until(lambda: rack.job(id).measured.tensors == (10, 100))
-        assert (await rack["gpu4"].call("job", id=id)).aggregator == "gpu4"
+        assert (await rack["gpu4"].call("job", id=id)).seen.aggregator == "gpu4"
         rack.finish(id)
         await until(lambda: rack.job(id).state == "done")
         return len(places)
@@ -137,10 +137,10 @@ def test_a_job_whose_ranks_found_unlike_kernels_is_told_which() -> None:
         for place in rack.job("j1").start.places:
             for rank in place.ranks:
                 rack[place.host].publish(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
-        assert (await rack["gpu1"].call("job", id="j1")).unlike == ""
+        assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == ""
         last = rack.job("j1").start.places[-1]
         rack[last.host].publish(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
-        assert (await rack["gpu1"].call("job", id="j1")).unlike == (
+        assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == (
             "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "
             "(results may differ in the last bits)"
         )

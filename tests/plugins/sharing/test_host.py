@@ -35,8 +35,7 @@ from plugins.sharing.machine.host_events import (
     WriteLimits,
 )
 from plugins.sharing.messages import Limits
-from plugins.sharing.policy.lease import FAILSAFE_ALONE, FAILSAFE_BESIDE
-from plugins.sharing.policy.rank_limits import combined
+from plugins.sharing.policy.lease import FAILSAFE_ALONE, FAILSAFE_BESIDE, combined
 
 G, OPP, MORE = JobId("g"), JobId("o"), JobId("p")
 MS = 1_000_000

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.vectors import handlers
-from sim.vectors.main import main, schema_of
+from sim.vectors.main import load_handlers, main, schema_of
 from sim.vectors.types import differs
 
 ROOT = Path(__file__).parents[3]
@@ -196,7 +195,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 NONSENSE: list[Any] = [None, [], {}, "text", -1, 0, 1.5, [1], float("nan"), float("inf"), True, 10**30]
-KNOWN = sorted(set(handlers.load()[0]) - {"2das_traces"})
+KNOWN = sorted(set(load_handlers()[0]) - {"2das_traces"})
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -221,7 +220,7 @@ def test_no_case_however_wrong_stops_the_others(name: str, data: st.DataObject) 
             inside[path[-1]] = nonsense
         else:
             del inside[path[-1]]
-    replayed = list(handlers.load()[0][name]([wrong, cases[at]], ()))
+    replayed = list(load_handlers()[0][name]([wrong, cases[at]], ()))
     assert len(replayed) == 2
     assert replayed[1][1] == []
 

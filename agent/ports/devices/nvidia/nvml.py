@@ -23,7 +23,7 @@ from agent.ports.devices.driver_calls import DEADLINE_S, FIRST_S, DriverCalls, N
 from agent.ports.devices.guards.checkpoints import ANSWER_S, Checkpoints
 from agent.ports.devices.inventory import Inventory, KnownDevice, shown
 from agent.ports.devices.nvidia import nvml_reads
-from agent.ports.devices.nvidia.nvml_driver import NONSENSE, DriverSaid, NvmlDriver
+from agent.ports.devices.nvidia.nvml_driver import NONSENSE, DriverSaid, NvmlDriver, nvidia_gpus
 from agent.ports.devices.nvidia.nvml_reads import NvmlDevice
 from agent.ports.devices.rank_trees import RankTrees
 from covey.ports.devices import Device, DeviceHealth, DeviceSample, Gpu
@@ -56,7 +56,9 @@ class NvmlDevices:
         self._inventory = Inventory(remembered, log)
         self._trees = RankTrees(socket)
         self._checkpoints = checkpoints or Checkpoints(self._users)
-        self._driver = NvmlDriver(log, nvml, self._inventory, self._checkpoints.able, self._on_xid, wanted)
+        self._driver = NvmlDriver(
+            log, nvml, self._inventory, self._checkpoints.able, self._on_xid, lambda: wanted or nvidia_gpus() > 0
+        )
         self._calls = DriverCalls("the driver", deadline_s, first_s)
         self._newest: Newest[DriverSaid] = Newest(self._calls, "devices", self._driver.read, DriverSaid(), REFRESH_S)
         self._since_us: dict[str, int] = {}

@@ -57,8 +57,9 @@ def _word(path: str) -> str:
 
 
 class NvmlDriver:
-    """NVIDIA's driver. `able`: whether whole GPUs can move a rank's memory out. `wanted`: agent.toml says that there is
-    a driver. `heard(uuid of the GPU, instance or None, XID)` is called in another thread."""
+    """NVIDIA's driver. `able`: whether whole GPUs can move a rank's memory out. `expected`: whether this machine should
+    have a driver, though none is found and no GPU of it is remembered. `heard(uuid of the GPU, instance or None, XID)`
+    is called in another thread."""
 
     def __init__(
         self,
@@ -67,15 +68,13 @@ class NvmlDriver:
         inventory: Inventory,
         able: Callable[[], bool],
         heard: Callable[[str, int | None, int], None],
-        wanted: bool = False,
+        expected: Callable[[], bool] = lambda: nvidia_gpus() > 0,
         now_s: Callable[[], float] = time.monotonic,
-        hardware: Callable[[], int] = nvidia_gpus,
         listens: type[XidEvents] = XidEvents,
     ) -> None:
         """`nvml`: the module pynvml; None: imported when it is first needed."""
         self.nvml, self._log, self._inventory = nvml, log, inventory
-        self._able, self._heard, self._wanted, self._now_s = able, heard, wanted, now_s
-        self._hardware, self._listens = hardware, listens
+        self._able, self._heard, self._expected, self._now_s, self._listens = able, heard, expected, now_s, listens
         self._initialised, self._again_s, self._said = False, 0.0, ""
         self._last = DriverSaid()
         self.handles: Mapping[str, NvmlDevice] = {}
@@ -126,7 +125,7 @@ class NvmlDriver:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
             nothing = error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
-            expected = not nothing or self._wanted or bool(self._inventory.devices) or self._hardware() > 0
+            expected = not nothing or bool(self._inventory.devices) or self._expected()
             self._again_s = self._now_s() + (AGAIN_S if expected else NO_DRIVER_S)
             return DriverSaid(silence=f"there is no driver to ask: {error}", expected=expected)
         except NONSENSE as error:

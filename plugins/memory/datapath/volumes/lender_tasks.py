@@ -6,6 +6,7 @@ import errno
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -47,26 +48,31 @@ Connect = Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]]
 """Opens a link, with at most this many seconds for each step. SlabGone."""
 
 
-class LenderTasks(ABC, Generic[P]):
-    """The places of one volume. `connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is
-    called when a place is lost or filled."""
+@dataclass(frozen=True)
+class LentVolume(Generic[P]):
+    """A volume as the tasks of its lenders see it."""
 
-    def __init__(
-        self,
-        env: Env,
-        places: Places,
-        slabs: Slabs[P],
-        page_bytes: int,
-        connect: Connect,
-        fetch: Callable[[P, int, memoryview], Awaitable[Versions]],
-        tell: Callable[[Told], None],
-    ) -> None:
+    slabs: Slabs[P]
+    page_bytes: int
+    places: Places
+    """The places of the slabs that the disk has on record."""
+    connect: Connect
+    fetch: Callable[[P, int, memoryview], Awaitable[Versions]]
+    """Reads pages from wherever they are newest."""
+    tell: Callable[[Told], None]
+    """Called when a place is lost or filled."""
+
+
+class LenderTasks(ABC, Generic[P]):
+    """The places of one volume."""
+
+    def __init__(self, env: Env, volume: LentVolume[P]) -> None:
         self.reopened = self.unrecovered = 0
         self.closed = False
         """The process is ending: the end of a link is not reported any more."""
-        self._to_give_up = f"agentctl volume give-up {places.volume}"
-        self._env, self._places, self._slabs, self._page_bytes = env, places, slabs, page_bytes
-        self._connect, self._fetch, self._tell = connect, fetch, tell
+        self._to_give_up = f"agentctl volume give-up {volume.places.volume}"
+        self._env, self._places, self._slabs, self._page_bytes = env, volume.places, volume.slabs, volume.page_bytes
+        self._connect, self._fetch, self._tell = volume.connect, volume.fetch, volume.tell
 
     # ---- as the rules of the volume have it ----
 

@@ -12,14 +12,13 @@ host that is only cut off is called gone too, and still has the pages.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone, SlabStale
-from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.datapath.volumes.lender_tasks import (
     COPY_PAGES,
@@ -28,39 +27,26 @@ from plugins.memory.datapath.volumes.lender_tasks import (
     REOPEN_S,
     TROUBLE_MAX_S,
     UNSURE_S,
-    Connect,
     LenderTasks,
+    LentVolume,
     held_flags,
     runs_of,
 )
-from plugins.memory.datapath.volumes.slab import SlabMemory, Slabs, Unsure
-from plugins.memory.datapath.wire.control import OpenPlace, SlabCopiedFrame, SlabLost, Told
+from plugins.memory.datapath.volumes.slab import SlabMemory, Unsure
+from plugins.memory.datapath.wire.control import OpenPlace, SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.policy import copying
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 STEP_PAGES = 4096
 """Pages of a slab that are looked at before requests get their turn."""
-Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 
 class Lenders(LenderTasks[SlabMemory]):
-    """The lenders of one volume with a disk. `connect` opens a link, `fetch` reads pages from wherever they are newest,
-    `tell` is called when a slab is lost or copied. `requested`: bytes ever read and written by requests."""
+    """The lenders of one volume with a disk. `requested`: bytes ever read and written by requests."""
 
-    def __init__(
-        self,
-        env: Env,
-        places: Places,
-        spill: Spill,
-        slabs: Slabs[SlabMemory],
-        page_bytes: int,
-        connect: Connect,
-        fetch: Fetch,
-        tell: Callable[[Told], None],
-        requested: Callable[[], int],
-    ) -> None:
-        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
+    def __init__(self, env: Env, volume: LentVolume[SlabMemory], spill: Spill, requested: Callable[[], int]) -> None:
+        super().__init__(env, volume)
         self._spill, self._requested = spill, requested
         self._copying: dict[RemoteSlab, SlabMemory] = {}
         """Links that are being filled with the pages that they lack."""

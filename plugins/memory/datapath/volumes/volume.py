@@ -33,6 +33,7 @@ from plugins.memory.datapath.links.write_buffers import WriteBuffers
 from plugins.memory.datapath.spill.spill import Spill, named
 from plugins.memory.datapath.volumes.flushed_regions import FlushedRegions
 from plugins.memory.datapath.volumes.latencies import Answerer
+from plugins.memory.datapath.volumes.lender_tasks import LentVolume
 from plugins.memory.datapath.volumes.lenders import Lenders
 from plugins.memory.datapath.volumes.paged_volume import Done, PagedVolume, settle
 from plugins.memory.datapath.volumes.slab import SlabMemory
@@ -110,7 +111,10 @@ class Volume(PagedVolume[SlabMemory]):
         self.spill = spill
         self.buffers = WriteBuffers(shape.page_bytes)
         self.lenders: Lenders = Lenders(
-            env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell, self._requested
+            env,
+            LentVolume(self.slabs, shape.page_bytes, self.places, self._connect, self._fetch, tell),
+            spill,
+            self._requested,
         )
         self.regions = FlushedRegions(env, prefix, shape.slab_pages)
         self.opening = "it reads its log"

@@ -70,7 +70,7 @@ from plugins.memory.messages import (
     Unrenewed,
 )
 from plugins.memory.policy import eviction, placement
-from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeers
+from plugins.memory.policy.placement import HostsDrawn, LenderPeers
 
 ANSWER_S = 2.0
 """Seconds that the two hosts that are asked, or the one that is chosen, may take to answer."""
@@ -86,8 +86,7 @@ CLOSE_AT = 0.8
 
 class Borrower:
     """`hot`: page requests per second, None: in proportion to a volume's slab size. `cold_share`: the part of `hot`
-    below which a slab is given back unasked, 0: never. `drawn`: hosts of which the `choices` freest by gossip are
-    asked."""
+    below which a slab is given back unasked, 0: never."""
 
     def __init__(
         self,
@@ -98,12 +97,11 @@ class Borrower:
         lease_s: float,
         *,
         cold_share: float = 0.0,
-        drawn: int = DRAWN,
-        choices: int = CHOICES,
+        hosts: HostsDrawn = HostsDrawn(),
         accounts: RackAccounts | None = None,
     ) -> None:
         self.me, self.hot, self.lease_s = me, hot, lease_s
-        self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
+        self._cold_share, self._hosts = cold_share, hosts
         self.volumes: dict[str, BorrowedVolume] = {}
         self.awaited: set[str] = set()  # volumes whose processes have not said yet which places they have
         self._rng = rng
@@ -245,11 +243,12 @@ class Borrower:
             makes = f"a member of {slab.subject} may be on its host, but not on hosts with room"
             way = self._seek(other, "moves away", makes, now_s, leaving=other.hosts()[0])
             return [*self._retry_later(slab, nobody, f"{why}; {other.subject} moves away for it", now_s), *way]
-        asked = placement.hosts_to_ask_by_view(allowed, volume.by_host.near, self._rng, self._choices, self._drawn)
+        most, drawn = self._hosts.asked, self._hosts.drawn
+        asked = placement.hosts_to_ask_by_view(allowed, volume.by_host.near, self._rng, most, drawn)
         fresh = [host for host in asked if host not in volume.by_host.near]  # which knows of this search once it begins
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
-        chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(allowed) else ""
+        chosen = f", freest of {drawn} drawn," if most < drawn < len(allowed) else ""
         said = (
             f"{why}; asked {names(asked)}{chosen} of {len(allowed)} with room; hosts "
             f"without a slab of {slab.volume}: {names(fresh)}"

@@ -13,9 +13,8 @@ from covey.core.ids import JobId
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes
-from plugins.scheduler.policy.order import queue_of
+from plugins.scheduler.policy.order import EARLY_S, due_second, promoted_after, queue_of
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.policy.starve import EARLY_S, due_second, promoted_after
 
 
 class StarvationTimers:

@@ -94,9 +94,8 @@ class Played:
             self.inventory,
             lambda: False,
             lambda *_: None,
-            wanted=True,
+            expected=lambda: True,
             now_s=lambda: self.now_s,
-            hardware=lambda: 0,
             listens=Deaf,  # type: ignore[arg-type]
         )
         self.told = DriverSaid()
@@ -266,10 +265,10 @@ def test_a_machine_with_gpus_on_its_bus_and_no_driver_says_so(tmp_path: Path) ->
     with beneath_pynvml(StandIn()) as driver:
         driver.present = False
         log: Any = JsonLog(Lines())  # type: ignore[arg-type]
-        for hardware, expected in ((0, False), (1, True)):
+        for expected in (False, True):
             inventory = Inventory("", log)
-            count = partial(int, hardware)
-            told = NvmlDriver(log, pynvml, inventory, lambda: False, lambda *_: None, hardware=count).read()
+            said = partial(bool, expected)
+            told = NvmlDriver(log, pynvml, inventory, lambda: False, lambda *_: None, said).read()
             assert told.expected is expected and "Driver Not Loaded" in told.silence
 
 

@@ -8,25 +8,23 @@ only when all is there, and a write is acknowledged without one only when the di
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone, SlabStale
-from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
     PAUSE_MAX_S,
     PAUSE_S,
     REOPEN_S,
     UNSURE_S,
-    Connect,
     LenderTasks,
+    LentVolume,
 )
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
-from plugins.memory.datapath.volumes.slab import Slabs
-from plugins.memory.datapath.wire.control import OpenPlace, SlabLost, Told
+from plugins.memory.datapath.wire.control import OpenPlace, SlabLost
 from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.machine.mirror import Awaited, Behind, Filling, Out, Unlinked
 from plugins.memory.policy import mirroring
@@ -43,21 +41,10 @@ M = TypeVar("M", bound=MirrorSlab)
 
 
 class MemberLenders(LenderTasks[M]):
-    """The members of one volume's slabs. `fetch` reads pages from wherever they are, `tell` is called when a member is
-    lost or filled."""
+    """The members of one volume's slabs, `members` of each."""
 
-    def __init__(
-        self,
-        env: Env,
-        places: Places,
-        slabs: Slabs[M],
-        page_bytes: int,
-        connect: Connect,
-        fetch: Callable[[M, int, memoryview], Awaitable[Versions]],
-        tell: Callable[[Told], None],
-        members: int,
-    ) -> None:
-        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
+    def __init__(self, env: Env, volume: LentVolume[M], members: int) -> None:
+        super().__init__(env, volume)
         self._members = members
         self._copied_s = 0.0
         """Time from which the next part may be copied."""

@@ -2,51 +2,36 @@
 (`member_lenders` has the rest)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
     COPY_PAGES,
     PAUSE_S,
     TROUBLE_MAX_S,
-    Connect,
+    LentVolume,
     held_flags,
     runs_of,
 )
 from plugins.memory.datapath.volumes.members.member_lenders import MemberLenders
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
-from plugins.memory.datapath.volumes.slab import Slabs
-from plugins.memory.datapath.wire.control import SlabCopiedFrame, Told
-from plugins.memory.datapath.wire.slabwire import Versions
+from plugins.memory.datapath.wire.control import SlabCopiedFrame
 from plugins.memory.machine.mirror import Filling
 from plugins.memory.policy import mirroring
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Fetch = Callable[[MirrorSlab, int, memoryview], Awaitable[Versions]]
-
 
 class MirrorLenders(MemberLenders[MirrorSlab]):
     """The members of a mirrored volume. `newest`: version of every page of the volume, shape (pages,)."""
 
-    def __init__(
-        self,
-        env: Env,
-        places: Places,
-        slabs: Slabs[MirrorSlab],
-        newest: "NDArray[np.uint64]",
-        page_bytes: int,
-        connect: Connect,
-        fetch: Fetch,
-        tell: Callable[[Told], None],
-    ) -> None:
-        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell, mirroring.MEMBERS)
+    def __init__(self, env: Env, volume: LentVolume[MirrorSlab], newest: "NDArray[np.uint64]") -> None:
+        super().__init__(env, volume, mirroring.MEMBERS)
         self._newest = newest
 
     def _of(self, slab: MirrorSlab) -> "NDArray[np.uint64]":

@@ -27,6 +27,7 @@ import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.volumes.lender_tasks import LentVolume
 from plugins.memory.datapath.volumes.members.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.volumes.members.mirror_lenders import MirrorLenders
 from plugins.memory.datapath.volumes.members.mirror_read import Found, LenderPaces, MirrorRead
@@ -87,7 +88,9 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
     ) -> None:
         super().__init__(env, shape, prefix, deadline_s, sealed, MirrorSlab, MEMBERS)
         self.lenders: MirrorLenders = MirrorLenders(
-            env, self.places, self.slabs, self._newest, shape.page_bytes, self._connect, self._fetch, tell
+            env,
+            LentVolume(self.slabs, shape.page_bytes, self.places, self._connect, self._fetch, tell),
+            self._newest,
         )
         self._paces = LenderPaces(env.clock)
         self._now_s = env.clock.now_s

@@ -4,28 +4,25 @@ again, and what a slab is after a crash (`member_lenders` has the rest, `policy.
 import asyncio
 import errno
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.lender_tasks import (
     COPY_PAGES,
     PAUSE_S,
     TROUBLE_MAX_S,
-    Connect,
+    LentVolume,
     held_flags,
     runs_of,
 )
 from plugins.memory.datapath.volumes.members.member_lenders import MemberLenders
 from plugins.memory.datapath.volumes.members.parity_rows import ParityRows
 from plugins.memory.datapath.volumes.members.parity_slab import ParitySlab
-from plugins.memory.datapath.volumes.slab import Slabs
-from plugins.memory.datapath.wire.control import OpenPlace, SlabCopiedFrame, Told
-from plugins.memory.datapath.wire.slabwire import Versions
+from plugins.memory.datapath.wire.control import OpenPlace, SlabCopiedFrame
 from plugins.memory.machine.mirror import Filling, Whole
 from plugins.memory.policy import parity
 from plugins.memory.policy.parity import SettledRows
@@ -41,17 +38,12 @@ class ParityLenders(MemberLenders[ParitySlab]):
     def __init__(
         self,
         env: Env,
-        places: Places,
-        slabs: Slabs[ParitySlab],
+        volume: LentVolume[ParitySlab],
+        members: int,
         rows: ParityRows,
         next_version: Callable[[], int],
-        page_bytes: int,
-        connect: Connect,
-        fetch: Callable[[ParitySlab, int, memoryview], Awaitable[Versions]],
-        tell: Callable[[Told], None],
-        members: int,
     ) -> None:
-        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell, members)
+        super().__init__(env, volume, members)
         self._rows, self._next_version = rows, next_version
 
     # ---- what a member holds ----

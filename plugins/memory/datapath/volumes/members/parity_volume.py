@@ -37,6 +37,7 @@ import numpy as np
 
 from covey.ports.env import Env
 from plugins.memory.datapath.links.remote_slab import AwaitedAnswer, RemoteSlab, SlabGone
+from plugins.memory.datapath.volumes.lender_tasks import LentVolume
 from plugins.memory.datapath.volumes.members.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
 from plugins.memory.datapath.volumes.members.parity_lenders import ParityLenders
@@ -91,9 +92,12 @@ class ParityVolume(MembersVolume[ParitySlab]):
         super().__init__(env, shape, prefix, deadline_s, sealed, self._make, data + 1, lent_pages)
         self._rows = ParityRows(shape.page_bytes, env.clock)
         self.lenders: ParityLenders = ParityLenders(
-            env, self.places, self.slabs, self._rows, self._next_version, shape.page_bytes, self._connect,
-            self._fetch, tell, data + 1,
-        )  # fmt: skip
+            env,
+            LentVolume(self.slabs, shape.page_bytes, self.places, self._connect, self._fetch, tell),
+            data + 1,
+            self._rows,
+            self._next_version,
+        )
 
     def _make(self, index: int, first: int, pages: int, touched: Callable[[ParitySlab], None]) -> ParitySlab:
         newest = self._newest[first : first + self._slab_pages].reshape(-1, self._data)
