@@ -159,7 +159,8 @@ class PageSeal:
     def open(self, first: int, versions: Versions, sealed: memoryview, into: memoryview) -> list[int]:
         """Open pages into `into`; returns the positions in this run of pages that are not what was sealed as this page
         and version. Those are zeros in `into`."""
-        at, count, wrong = 0, len(versions), list[int]()
+        count, wrong = len(versions), list[int]()
+        at = self._cipher.open(0, first, versions, sealed, into, wrong)  # most are of this process
         while at < count:
             end = (at + 1) * self.sealed_bytes
             salt = bytes(sealed[end - _TRAILER.size : end - _TRAILER.size + SALT_BYTES])
