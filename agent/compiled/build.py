@@ -65,7 +65,7 @@ def carry(package_root: Path) -> Path:
     """Compile the modules into a tree of packages from which a wheel is made. NotCompiled when that fails."""
     _check_compiler()
     end_with_parent()
-    there = package_root / "agent" / "compiled" / "built" / folder_name()
+    there = package_root.absolute() / "agent" / "compiled" / "built" / folder_name()
     there.parent.mkdir(parents=True, exist_ok=True)
     compile_into(there)
     return there
