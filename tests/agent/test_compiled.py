@@ -2,6 +2,7 @@
 who may (`agent.compiled`), and everybody is told whether it is. That it does the same is shown by its tests, run so:
 `make compiled`."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -184,12 +185,17 @@ def test_a_build_that_is_killed_leaves_no_compiler_and_no_file(tmp_path: Path, n
     try:
         until(lambda: told.exists() and told.read_text().endswith("\n"), "the compiler did not begin")
         compiler = int(told.read_text())
+        group = os.getpgid(compiler)
         assert lives(compiler) and (work / "half.c").exists()
     finally:
         process.send_signal(number)
         process.wait()
-    until(lambda: not lives(compiler), "the compiler runs on")
-    until(lambda: not work.exists(), "half of the files are left")
+    try:
+        until(lambda: not lives(compiler), "the compiler runs on")
+        until(lambda: not work.exists(), "half of the files are left")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def test_what_an_earlier_build_left_is_removed_and_two_do_not_compile_at_once(prefix: Path) -> None:
