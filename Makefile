@@ -160,7 +160,7 @@ states: $(READY) ## draw docs/design/STATES.md anew: the states of machines, and
 coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
 	@nice -n 10 $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/rack --ignore tests/chaos --cov --cov-report=term
 
-dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty environment
+dist: $(READY) ## sdists and wheels of all three into dist/, that of the agent with a compiled byte path and without, tried in an empty environment
 	@$(BIN)/python -m tools.wheels dist
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words

@@ -111,8 +111,6 @@ class HostAgent:
         self._said_of_room = ""
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
-        self.installation = ""
-        """What is wrong with this host's installation, for people; `agent.main.Daemon` sets it."""
 
     # ---- life ----
 
@@ -473,7 +471,6 @@ class HostAgent:
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,
             "notes": [
-                *([self.installation] if self.installation else []),
                 *open_to_read(self._http_binds()),
                 *self.log.changes.notes(self.config.source),
                 *(note for service in self.plugins.values() for note in service.notes()),

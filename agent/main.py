@@ -14,10 +14,11 @@ from pathlib import Path
 
 import uvloop
 
-from agent import compiled, keys
+from agent import keys
 from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
+from agent.compiled.files import look, told
 from agent.config import Config, ConfigError, load
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.locks import StateDirectoryTaken, StateLock
@@ -114,7 +115,6 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
         env = self._env()
         agent = HostAgent(env, self._config, self._keys)
-        agent.installation = compiled.trouble()
         socket_path = f"{self._config.run_dir}/agent.sock"
         http = HttpApi(agent, socket_path, self._config.http.bind, self._config.http.names)
         try:
@@ -163,6 +163,7 @@ class Daemon:
             probes=RealProbes(self._devices),
             run_dir=config.run_dir,
             verbs=PyVerbs(),
+            byte_path=told(look()),
         )
 
     async def _watch(self, agent: HostAgent) -> None:

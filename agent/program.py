@@ -21,8 +21,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from agent.compiled import PROGRAMS as BYTE_PROGRAMS
-from agent.compiled import use as use_compiled
+from agent.compiled.files import PROGRAMS as BYTE_PROGRAMS
+from agent.compiled.files import use as use_compiled
 from agent.ports.clock import RealClock
 from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
@@ -134,7 +134,9 @@ class NoLinks:
         """Close nothing: nothing is open."""
 
 
-def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
+def real_env(
+    base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk, byte_path: str = ""
+) -> Env:
     """A program's ports on this machine."""
     from agent.ports.network.bytes import SocketBytes  # compiled, or not: `main` says which, before anything imports it
 
@@ -154,11 +156,13 @@ def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, d
         pages=MemfdPages(),
         run_dir=base.run_dir,
         verbs=PyVerbs(),
+        byte_path=byte_path,
     )
 
 
-async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> int:
-    """Run a program, and return its exit status: 0 when the work is over or SIGTERM came, 1 when it failed."""
+async def run(program: Program, base: ProgramBase, config: Any, log: Logger, byte_path: str = "") -> int:
+    """Run a program, and return its exit status: 0 when the work is over or SIGTERM came, 1 when it failed. `byte_path`
+    says how its byte path runs (`agent.compiled.files.told`)."""
     loop = asyncio.get_running_loop()
     failed: list[BaseException] = []
 
@@ -171,7 +175,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
         go_first(program.goes_first, log)
     tasks = Tasks(log, fatal)
     disk = DirectoryDisk(base.state_dir)
-    env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk)
+    env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk, byte_path)
     work = loop.create_task(program.run(env, config), name=program.name)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)
@@ -217,7 +221,7 @@ def main() -> None:
     unblock_signals()
     base = start.base
     log = JsonLog(LastingLog(sys.stderr), base.log_level, host=base.host, program=base.program, instance=base.instance)
-    compiled = use_compiled(base.program)
+    byte_path = use_compiled(base.program)
     try:
         program = program_named(base.program)
         config = msgspec.msgpack.decode(start.config, type=program.config)
@@ -232,11 +236,11 @@ def main() -> None:
     except ImportError:
         loop_factory = None
     say_loaded()
-    if compiled:
-        log.info("the byte path runs compiled")
+    if byte_path:
+        log.info("byte path", runs=byte_path)
     collect_seldom(base.program in BYTE_PROGRAMS)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        code = runner.run(run(program, base, config, log))
+        code = runner.run(run(program, base, config, log, byte_path))
     sys.exit(code)
 
 

@@ -1,8 +1,9 @@
 """A page's way from a local NBD client to another host's memory, beside nbdkit's relay: both in one run, in turns.
 
     fio -> unix socket -> volume's process -> TCP -> slab process         each a process of its own; pages spill to disk
-    the same, `compiled`: both processes run the byte path as machine code, where `python -m agent.compiled` made it
-    the same, `sealed`: pages are encrypted and authenticated in the volume's process too, not compiled
+    `sealed`: pages are encrypted and authenticated in the volume's process
+    `compiled`: both processes run the byte path as machine code, where a wheel or `python -m agent.compiled` brought it
+    `sealed+compiled`: both, as a volume is by default where a wheel of `make dist` is installed
     fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
 
 With `--local` the lender is on the client's own host, and nothing lies between a client and the process with the
@@ -35,10 +36,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from agent.compiled import folder, found, install
+from agent.compiled.files import install, look
 
-if "--compiled" in sys.argv:
-    install(folder())  # before anything of it is imported
+if "--compiled" in sys.argv and (used := install(look())).why:  # before anything of it is imported
+    raise SystemExit(used.why)
 
 from agent.ports.memory.lock import keep_heap
 from agent.program import collect_seldom
@@ -148,7 +149,7 @@ def wait_for(path: str) -> None:
 def ours(stack: ExitStack, directory: str, name: str, local: bool) -> Side:
     directory = f"{directory}/{name}"
     os.mkdir(directory)
-    how = [*([f"--{name}"] if name in ("sealed", "compiled") else []), *(["--local"] if local else [])]
+    how = [*(f"--{part}" for part in name.split("+") if part != "plain"), *(["--local"] if local else [])]
     slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory, *how))
     wait_for(f"{directory}/address")
     time.sleep(0.2)
@@ -211,7 +212,7 @@ def median(results: list[Result]) -> Result:
 def told(side: str, result: Result) -> str:
     cpu = " + ".join(f"{each:.1f}" for each in result.cpu_us)
     return (
-        f"  {side:<8} {result.iops:9,.0f}/s {result.mib_s:7.1f} MiB/s  p99 {result.p99_us:8,.0f} us  "
+        f"  {side:<15} {result.iops:9,.0f}/s {result.mib_s:7.1f} MiB/s  p99 {result.p99_us:8,.0f} us  "
         f"longest {result.max_ms:7.1f} ms  CPU {cpu} us"
     )
 
@@ -222,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--local", action="store_true", help="a lender on the same host, beside nbdkit memory alone")
+    parser.add_argument("--sides", default="sealed+compiled,compiled,sealed,plain", help="of ours, in this order")
     parser.add_argument("--json", default="", help="write medians there")
     parser.add_argument("--serve", nargs=2, metavar=("WHAT", "DIRECTORY"), help=argparse.SUPPRESS)
     parser.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
@@ -240,7 +242,7 @@ def main() -> None:
     if missing:
         sys.exit(f"{' and '.join(missing)} not installed\nwhy: both sides are measured by fio\nnext: {INSTALL}")
     with tempfile.TemporaryDirectory(prefix="cv") as directory, ExitStack() as stack:
-        names = ["compiled"] * bool(found(folder())) + ["covey", "sealed"]
+        names = chosen.sides.split(",") if look().files else ["plain", "sealed"]
         other = their_memory if chosen.local else theirs
         sides = (*(ours(stack, directory, name, chosen.local) for name in names), other(stack, directory))
         for side in sides:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agent.compiled import folder, install
+from agent.compiled.files import install, look
 from tests.limits import CPU_S, within_cpu
 from tools import again
 
-if os.environ.get("COVEY_COMPILED") and not install(folder()):
-    raise SystemExit("the byte path was not compiled from these sources; next: make compiled")
+if os.environ.get("COVEY_COMPILED") and (used := install(look())).why:
+    raise SystemExit(f"the byte path is interpreted: {used.why}; next: make compiled")
 
 settings.register_profile(
     "noisy",

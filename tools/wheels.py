@@ -1,6 +1,9 @@
 """The three wheels: built from sdists in a folder of their own, and tried in an environment that has nothing else.
 
 python -m tools.wheels DIR      sdists and wheels of all three into DIR, then a try of them; `make dist` runs it
+
+Of `covey-agent` there are two wheels: one with the byte path of remote memory compiled, for this Python and this kind
+of machine, and a pure one, which pip takes everywhere else.
 """
 
 import os
@@ -12,14 +15,18 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agent.compiled.build import end_with_parent
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"covey_job": "covey", "covey_agent": ".", "covey_tools": "tools"}
 """Name of a wheel -> the folder of its pyproject.toml, in the order in which they need one another."""
 NEEDED = (
     *("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos"),
-    *("tools", "systemd", "examples", "docs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
+    *("tools", "systemd", "examples", "docs", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"),
 )
-LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
+COMPILED = "covey_agent"
+"""The wheel that may carry compiled modules."""
+LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist", "built")
 """Files of earlier builds: setuptools would put what they list into new ones."""
 TRIED = (
     ("agentd", "--check", "--config", "agent.toml"),
@@ -29,21 +36,25 @@ TRIED = (
 )
 
 
-def build(name: str, into: Path) -> Path:
-    """The wheel of that name, made from its sdist, which lies beside it. Raises CalledProcessError when either cannot
-    be built."""
+def build(name: str, into: Path, compiled: bool = False) -> Path:
+    """The wheel of that name, made from its sdist, which lies beside it; `compiled`: with the byte path as machine
+    code. Raises CalledProcessError when either cannot be built."""
     into.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, "COVEY_WHEEL": "compiled" if compiled else ""}
     with tempfile.TemporaryDirectory(prefix="covey-build-") as folder:
         copy = Path(folder, "covey")
         copy.mkdir()
         for needed in NEEDED:
             copied(ROOT / needed, copy / needed)
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(copy / FOLDERS[name])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, check=False,
+            preexec_fn=end_with_parent,
+        )  # fmt: skip
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         done.check_returncode()
-    (wheel,) = into.glob(f"{name}-*.whl")
+    (wheel,) = (each for each in into.glob(f"{name}-*.whl") if each.name.endswith("-none-any.whl") != compiled)
     return wheel
 
 
@@ -83,11 +94,15 @@ def plain(environ: Mapping[str, str]) -> dict[str, str]:
 
 def main(into: Path) -> int:
     shutil.rmtree(into, ignore_errors=True)
-    wheels = [build(name, into) for name in FOLDERS]
+    wheels = {name: build(name, into) for name in FOLDERS}
+    try:
+        wheels[COMPILED] = build(COMPILED, into, compiled=True)
+    except subprocess.CalledProcessError:
+        print("dist: no compiled wheel of covey-agent here: its pure one is interpreted", file=sys.stderr)
     for made in sorted(into.iterdir()):
         print(f"dist: {made.name}, {made.stat().st_size / 1024:.0f} KiB", flush=True)
     with tempfile.TemporaryDirectory(prefix="covey-dist-") as folder:
-        programs = environment(Path(folder, "venv"), wheels)
+        programs = environment(Path(folder, "venv"), list(wheels.values()))
         failed = tried(programs, Path(folder, "tried"))
     for line in failed:
         print(f"dist: {line}", file=sys.stderr)

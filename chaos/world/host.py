@@ -110,6 +110,7 @@ class SimProcess:
             probes=host.probes,
             pages=SimPages(self),
             run_dir=host.run_dir,
+            byte_path=host.byte_path,
         )
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> object:
@@ -379,6 +380,8 @@ class SimHost:
         self.load_s = 0.0
         """Seconds that one of Covey's programs takes to load its code."""
         self.run_dir = f"/run/covey/{name}"
+        self.byte_path = ""
+        """How programs that start from now on say they run the byte path."""
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))

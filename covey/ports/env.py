@@ -40,3 +40,6 @@ class Env:
     run_dir: str
     """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short: a socket path has 107 bytes at most."""
     verbs: Verbs = NO_VERBS_HERE
+    byte_path: str = ""
+    """How the byte path of remote memory runs in this process, or in programs that it starts: `compiled`, or
+    `interpreted`, why, and the next step. Empty: not known here."""

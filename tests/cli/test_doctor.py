@@ -62,9 +62,10 @@ def test_a_rack_that_is_well_is_good() -> None:
             Finding("swap", "lacking", "not offered: no helper", "systemctl enable --now covey-swap"),
         ),
         (
-            {"notes": ["interpreted; next: python -m agent.compiled"]},
-            Finding("note", "lacking", "interpreted", "python -m agent.compiled"),
+            {"lines": {"byte path": "interpreted: it was never compiled; next: python -m agent.compiled"}},
+            Finding("byte path", "lacking", "interpreted: it was never compiled", "python -m agent.compiled"),
         ),
+        ({"lines": {"byte path": "compiled"}}, Finding("byte path", "good", "compiled")),
     ],
 )
 def test_what_an_agent_says_is_found_with_its_next_step(status: dict[str, Any], found: Finding) -> None:

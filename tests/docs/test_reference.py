@@ -37,9 +37,8 @@ def test_every_metric_that_has_help_stands_in_the_table() -> None:
 def test_every_environment_variable_is_described_and_no_other_one() -> None:
     used = {
         name
-        for package in OUR_CODE
-        for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".cpp")
+        for path in (ROOT / "setup.py", *(path for package in OUR_CODE for path in (ROOT / package).rglob("*")))
+        if path.suffix in (".py", ".c", ".cpp")
         for name in re.findall(r"\bCOVEY_[A-Z_]+\b", path.read_text())
     }
     page = (FOLDER / "environment.md").read_text()

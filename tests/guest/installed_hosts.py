@@ -1,10 +1,9 @@
-"""In another release (`make elsewhere`): hosts of systemd with Covey's wheels in /opt/covey, compiled there.
+"""In another release (`make elsewhere`): hosts of systemd with Covey's wheels in /opt/covey, built and compiled there.
 
 It prints one line for each thing that holds; what does not hold ends it with its traceback.
 """
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,19 +32,15 @@ def say(line: str) -> None:
 
 
 def installed() -> None:
-    """Install by pip, from wheels, as the page says; then compile."""
+    """Install by pip, from wheels, as the page says; the agent's carries the byte path compiled."""
     if PLACE.exists() and not MADE.exists():
         raise SystemExit(f"{PLACE} is somebody's installation\nnext: make elsewhere, whose /opt is its own")
     shutil.rmtree(PLACE, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="covey-wheels-") as folder:
-        wheels = [build(name, Path(folder)) for name in ("covey_job", "covey_agent")]
-        programs = environment(PLACE, wheels)
+        wheels = [build("covey_job", Path(folder)), build("covey_agent", Path(folder), compiled=True)]
+        environment(PLACE, wheels)
         MADE.touch()
-        more = f"covey-agent[compiled] @ {wheels[1].as_uri()}"
-        subprocess.run([programs / "python", "-m", "pip", "install", "-q", more], cwd="/", check=True)
-    say(f"wheels in {PLACE}, {sys.version.split()[0]}")
-    subprocess.run([programs / "python", "-m", "agent.compiled"], cwd="/", check=True)
-    say("compiled")
+    say(f"wheels in {PLACE}, {sys.version.split()[0]}, compiled")
 
 
 def main() -> None:
@@ -65,7 +60,7 @@ def main() -> None:
         assert all(user == "covey" and int(maps) for user, maps, _ in found), found
         say("vold, its log and slabd run compiled, as the user covey")
         said = typed(first, "agentctl doctor")
-        assert "0 wrong" in said and "interpreted" not in said, said
+        assert "0 wrong" in said and "byte path: compiled" in said, said
         say("agentctl doctor: 0 wrong")
     say("all of it holds")
 

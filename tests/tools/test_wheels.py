@@ -1,7 +1,10 @@
 """What each wheel holds: a training environment gets `covey` alone, a GPU host no simulator; nothing is forgotten."""
 
 import configparser
+import os
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +14,7 @@ import pytest
 
 from covey.core.version import VERSION
 from tools import annotated
-from tools.wheels import FOLDERS, ROOT, build
+from tools.wheels import FOLDERS, ROOT, build, plain
 
 TOPS = {
     "covey_job": {"covey"},
@@ -26,7 +29,7 @@ PROGRAMS = {
 SHARED = {"agent.toml", "examples/digits.py"} | {
     f"covey.{kind}" for kind in ("service", "sysctl.conf", "sysusers.conf", "tmpfiles.conf")
 }
-CARRIED = {".py", ".toml", ".html", ".css", ".js", ".typed"}
+CARRIED = {".py", ".toml", ".html", ".css", ".js", ".typed", ".c", ".pyi"}
 Wheel = Callable[[str], zipfile.ZipFile]
 
 
@@ -62,6 +65,33 @@ def test_a_wheel_has_its_programs_the_one_version_and_the_licence(wheel: Wheel, 
     entries = configparser.ConfigParser()
     entries.read_string(texts.get("entry_points.txt", ""))
     assert set(dict(entries).get("console_scripts", ())) == PROGRAMS[name]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.cpu_seconds(600)
+@pytest.mark.xdist_group("wheels")
+def test_the_compiled_wheel_of_the_agent_runs_its_byte_path_compiled(wheel: Wheel, tmp_path: Path) -> None:
+    made = build("covey_agent", tmp_path / "dist", compiled=True)
+    assert made.name.startswith(f"covey_agent-{VERSION}-cp3") and "-linux_" in made.name
+    there = tmp_path / "there"
+    for each in (zipfile.ZipFile(made), wheel("covey_job")):
+        each.extractall(there)
+    try_it = "from agent.compiled.files import *; print(use('vold'), use('slabd'), look().files[CIPHER], sep=chr(10))"
+    environ = {**plain(os.environ), "PYTHONPATH": str(there)}
+    done = subprocess.run(
+        [sys.executable, "-c", try_it], env=environ, cwd="/", capture_output=True, text=True, check=True
+    )
+    *said, cipher = done.stdout.splitlines()
+    assert said == ["compiled", "compiled"]
+    assert Path(cipher).is_relative_to(there / "agent/compiled/built")
+
+
+@pytest.mark.xdist_group("wheels")
+def test_a_pure_wheel_is_for_every_python_and_carries_no_machine_code(wheel: Wheel) -> None:
+    built = wheel("covey_agent")
+    assert str(built.filename).endswith("-py3-none-any.whl")
+    assert [name for name in built.namelist() if ".so" in name or "/built/" in name] == []
 
 
 @pytest.mark.xdist_group("wheels")

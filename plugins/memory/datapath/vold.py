@@ -185,6 +185,7 @@ class VolumeControl:
         not know what it has."""
         self.stopped = asyncio.Event()
         self.forget = False
+        self.byte_path = ""
 
     async def answer(self, question: Question) -> Answer:
         try:
@@ -211,6 +212,7 @@ class VolumeControl:
                     stall_s_longest=self._stalls.longest_s,
                     waits=self._stalls.waits_count,
                     wait_s_longest=self._stalls.waits_longest_s,
+                    byte_path=self.byte_path,
                 )
             case control.ExportVolume():
                 await self._exports.open(question.path)
@@ -269,6 +271,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
     lacks = env.probes.stay_in_memory(flushes=True)
     env.probes.keep_heap(0)
     asked = VolumeControl(volume, exports, SwapDoor(env, volume, lacks), lacks, env.probes.watch_loop())
+    asked.byte_path = env.byte_path[:1000]
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
     front = None

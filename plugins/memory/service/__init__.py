@@ -39,7 +39,7 @@ from plugins.memory.service.forming import NOBODY, Kind, Payer
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
-from plugins.memory.service.views import account_views, swap_told
+from plugins.memory.service.views import account_views, byte_path_told, swap_told
 from plugins.views import AccountView, SlabView, VolumeView
 
 ASK_S = 2.0
@@ -256,10 +256,13 @@ class MemoryService(PluginService):
     def status(self) -> Mapping[str, str]:
         settings = self.host.settings(MemorySettings)
         swap = swap_told(self.borrowing.volumes.values(), self.env.probes.swap_lacks(settings.swap_helper))
+        running = [*self.lending.byte_paths(), *(("vold", counts.byte_path) for counts in self._counts())]
+        byte_path = byte_path_told(self.env.byte_path, running)
+        said = {"swap": swap, **({"byte path": byte_path} if byte_path else {})}
         if settings.rdma == "off":
-            return {"pages": one_sided.told_without_rdma(self._counts()), "swap": swap}
+            return {"pages": one_sided.told_without_rdma(self._counts()), **said}
         found = self.env.verbs.look(settings.slab_bytes)
-        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma), "swap": swap}
+        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma), **said}
 
     def _counts(self) -> list[PageCounts]:
         return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]

@@ -280,6 +280,10 @@ class Lending:
         lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
         return [*lacks, f"other hosts do not learn to whom this host lends: {self._untold}"] if self._untold else lacks
 
+    def byte_paths(self) -> list[tuple[str, str]]:
+        """How the slab process runs the byte path, if it answers."""
+        return [] if self._told is None else [("slabd", self._told.byte_path)]
+
     def metrics(self) -> dict[MetricSeries, float]:
         lent = self.machine.lent.values()
         budget, said = self.machine.budget, self._told or SlabList(0, "", (), 0)

@@ -109,6 +109,16 @@ def swap_told(volumes: Iterable[OpenVolume], lacks: str) -> str:
     return "; ".join(said) or (f"not offered: {lacks}" if lacks else "no volume is swap of this host")
 
 
+def byte_path_told(expected: str, running: Iterable[tuple[str, str]]) -> str:
+    """Line of `agentctl status` about how the byte path runs. `expected`: how programs that start now run it;
+    `running`: those that run, by name, with what they say of themselves."""
+    others: dict[str, set[str]] = {}
+    for program, said in running:
+        if said and said != expected:
+            others.setdefault(said, set()).add(program)
+    return next((f"{', '.join(sorted(others[said]))}: {said}" for said in others), expected)
+
+
 def _served(slabs: Sequence[BorrowedSlab], members: int, data: int) -> int:
     """Number of slabs that lenders serve: `data` of the members are enough, whichever they are."""
     served = Counter(mirroring.slab_of(slab.index, members) for slab in slabs if slab.is_served)

@@ -16,6 +16,7 @@ from plugins.memory.datapath.volumes.lenders import Lenders
 from plugins.memory.datapath.volumes.slab import SlabMemory
 from plugins.memory.policy.settings import SEAL_BYTES, MemorySettings
 from plugins.memory.service import metrics
+from plugins.memory.service.views import byte_path_told
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 
 
@@ -530,3 +531,35 @@ def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPat
 def test_the_agent_says_which_way_pages_go(rdma: str, said: str) -> None:
     with a_rack(1, settings=msgspec.structs.replace(SETTINGS, rdma=rdma)) as rack:
         assert rack.agents["h1"].status()["pages"] == said
+
+
+SLOW = "interpreted: it was never compiled for this installation; next: python -m agent.compiled"
+
+
+@pytest.mark.parametrize(
+    ("expected", "running", "said"),
+    [
+        ("", [("vold", "")], ""),
+        ("compiled", [], "compiled"),
+        ("compiled", [("slabd", "compiled"), ("vold", "compiled"), ("vold", "")], "compiled"),
+        (SLOW, [("slabd", SLOW)], SLOW),
+        ("compiled", [("slabd", "compiled"), ("vold", SLOW), ("vold", SLOW)], f"vold: {SLOW}"),
+        ("compiled", [("vold", SLOW), ("slabd", SLOW)], f"slabd, vold: {SLOW}"),
+    ],
+)
+def test_a_program_that_runs_otherwise_than_the_next_ones_will_is_named(
+    expected: str, running: list[tuple[str, str]], said: str
+) -> None:
+    assert byte_path_told(expected, running) == said
+
+
+def test_the_agent_hears_from_its_programs_how_they_run_the_byte_path() -> None:
+    with a_rack(2) as rack:
+        borrower, lender = rack.agents["h1"], rack.agents["h2"]
+        assert "byte path" not in borrower.status(), "nothing is known of it here"
+        for host in rack.world.hosts.values():
+            host.byte_path = SLOW
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        rack.until(lambda: lender.status().get("byte path") == f"slabd: {SLOW}")
+        assert borrower.status()["byte path"] == f"vold: {SLOW}"

@@ -381,3 +381,33 @@ def test_versions_of_a_run_are_an_array() -> None:
     table = PageTable(10, 128)
     table.put(3, 7, RING)
     assert table.run(2, 3) == array("Q", [0, 7, 0])
+
+
+STRIDE, SLOTS, PAGES = 6, 3, 24
+_A_PLACE = st.one_of(st.sampled_from([0, ZERO, RING, RING + 5]), st.integers(LOG, LOG + SLOTS * STRIDE - 1))
+
+
+@given(
+    st.lists(_A_PLACE, min_size=PAGES, max_size=PAGES),
+    st.lists(st.tuples(st.integers(0, PAGES - 1), st.integers(1, PAGES)), min_size=1, max_size=6),
+)
+def test_blocks_that_live_are_counted_right_whatever_a_run_overwrites(
+    places: list[int], runs: list[tuple[int, int]]
+) -> None:
+    """The count says which segments are compacted, and when one may be deleted."""
+
+    def lives() -> list[int]:
+        return [sum(slot * STRIDE <= at - LOG < (slot + 1) * STRIDE for at in found) for slot in range(SLOTS)]
+
+    table, found = PageTable(PAGES, STRIDE), list(places)
+    table.all_places[:] = found
+    table.live = lives()
+    zeros_died = 0
+    for first, length in runs:
+        count = min(length, PAGES - first)
+        over = found[first : first + count]
+        zeros_died += over.count(ZERO)
+        assert table.put_run(first, count, 7, RING + 9) == sum(at != 0 for at in over)
+        found[first : first + count] = [RING + 9] * count
+        assert table.live == lives() and table.zeros_died == zeros_died
+        assert table.all_places.tolist() == found

@@ -148,6 +148,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
                     stall_s_longest=stalls.longest_s,
                     waits=stalls.waits_count,
                     wait_s_longest=stalls.waits_longest_s,
+                    byte_path=env.byte_path[:1000],
                 )  # fmt: skip
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)

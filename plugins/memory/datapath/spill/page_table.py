@@ -129,9 +129,10 @@ class PageTable:
 
     def put_run(self, first: int, count: int, version: int, places: "NDArray[Any] | int") -> int:
         """`put` for a run of pages; returns how many were written before."""
-        old = self.all_places[first : first + count]
-        before = int(np.count_nonzero(old))
-        self.zeros_died += int(np.count_nonzero(old == ZERO))
+        old, before = self.all_places[first : first + count], count
+        if int(old.min()) < LOG:
+            before = int(np.count_nonzero(old))
+            self.zeros_died += int(np.count_nonzero(old == ZERO))
         self._let_go(old)
         self.all_places[first : first + count] = places
         self.all_versions[first : first + count] = version
@@ -139,6 +140,15 @@ class PageTable:
 
     def _let_go(self, places: "NDArray[Any]") -> None:
         """The content at these places is not the newest of its page any more."""
+        if not len(places):
+            return
+        low, high = int(places.min()), int(places.max())
+        slot = (low - LOG) // self.stride
+        if low >= LOG and high < RING and slot == (high - LOG) // self.stride:  # a run that was written as one
+            self.live[slot] -= len(places)
+            return
+        if low >= RING or high < LOG:
+            return
         in_log = places[(places >= LOG) & (places < RING)]
         if len(in_log):
             slots, counts = np.unique((in_log - LOG) // self.stride, return_counts=True)

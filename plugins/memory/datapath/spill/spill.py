@@ -23,6 +23,7 @@ from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.machine.spill_log import Next, RestUntil
 from plugins.memory.policy import log_records
 
+_LOG = np.uint32(LOG)
 RETRY_S = 1.0
 """Seconds to pause after the disk refused something, which stays in the ring."""
 READ_TRIES = 8
@@ -141,8 +142,8 @@ class Spill:
         places = self.table.places
         if count == 1:
             return places[first] < LOG or places[first] >= RING
-        run = self.table.all_places[first : first + count]
-        return bool(((run < LOG) | (run >= RING)).any())
+        above = self.table.all_places[first : first + count] - _LOG  # what is below LOG becomes larger than all others
+        return bool(above.max() >= RING - LOG)
 
     def ever_written(self, first: int, count: int) -> bool:
         return bool(self.table.all_places[first : first + count].any())

@@ -255,7 +255,8 @@ class Volume(PagedVolume[SlabMemory]):
 
     def read_answered(self, read: SubmittedRead, did: bool, versions: Versions) -> None:
         """The lender answered a read, or its link did with no."""
-        if did and (versions[0] >= read.wanted[0] if len(versions) == 1 else all(map(ge, versions, read.wanted))):
+        wanted = read.wanted
+        if did and (versions == wanted or all(map(ge, versions, wanted))):
             self._was_there(len(read.into), read.began_s)
             read.done(None)
             return

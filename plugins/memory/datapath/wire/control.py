@@ -17,6 +17,7 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
+LongText = Annotated[str, Meta(max_length=1000)]
 PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
 """open: has a working link. filling: has one, but lacks pages that a member of a slab without a disk must have.
 reopening: its link ended and is being opened again. recovering: its lender may hold pages that are nowhere else, and
@@ -141,6 +142,8 @@ class SlabList(ControlFrame, frozen=True):
     waits: Count = 0
     """Count of times that its loop was ready for more than 5 ms, and the machine had no processor for it."""
     wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
+    byte_path: LongText = ""
+    """How this process runs the byte path (`Env.byte_path`)."""
 
 
 # ---- volume process --------------------------------------------------------------------------------------------------
@@ -259,6 +262,8 @@ class PageCounts(ControlFrame, frozen=True):
     swap: SwapCounts = SwapCounts()
     pages_refused: Count = 0
     """Pages that came back from a lender and were not what had been sealed for it."""
+    byte_path: LongText = ""
+    """How this process runs the byte path, as in `SlabList`."""
 
 
 class ExportVolume(Question, frozen=True):

@@ -1,0 +1,47 @@
+"""The compiler's own process, a script: `compiler.py WORK CIPHER FILE...` in WORK, a folder that is its own.
+
+A guard, forked first, waits for the process that started it. When that is gone without a word, killed perhaps, the
+guard kills this process's group, whatever compilers there are in it, and removes WORK.
+"""
+
+import os
+import shutil
+import signal
+import sys
+
+
+def guard(work: str) -> None:
+    """Fork the guard of this process, which leads its group."""
+    group = os.getpid()
+    if os.fork():
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        return
+    os.setsid()  # out of the group that it may have to kill
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    if not os.read(0, 1):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        shutil.rmtree(work, ignore_errors=True)
+    os._exit(0)
+
+
+def main(work: str, cipher: str, files: list[str]) -> None:
+    guard(work)
+    from mypyc.build import mypycify
+    from setuptools import Extension, setup  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+    modules = mypycify(["--config-file=mypy.ini", *files], opt_level="2", debug_level="0")
+    modules.append(Extension(cipher, [cipher.replace(".", "/") + ".c"], extra_compile_args=["-O2"], libraries=["dl"]))
+    setup(
+        name="covey-compiled", packages=[], ext_modules=modules,
+        script_args=["-q", "build_ext", "--build-lib", f"{work}/out", "--build-temp", f"{work}/temp"],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
