@@ -39,14 +39,6 @@ from tests.plugins.memory.tale import ME, OTHERS, PAGE, PEERS, SECRET, SLAB, Tal
 # ---- borrower --------------------------------------------------------------------------------------------------------
 
 
-def test_a_slab_stays_cold_until_it_is_hot_then_two_hosts_are_asked() -> None:
-    tale = Tale()
-    assert tale.second(90) == [], "0.2 x 90 = 18"
-    asked = sent(tale.second(90), QueryMem)
-    assert len({host for host, _ in asked}) == 2
-    assert tale.state() == "asking"
-
-
 def test_the_freer_host_is_taken_and_the_story_says_why() -> None:
     tale = Tale()
     *others, (last, query) = sent(tale.second(1000), QueryMem)
@@ -121,14 +113,6 @@ def test_where_every_asked_for_slab_is_hot_none_is_cold() -> None:
     tale = Tale(hot=0.0, cold_share=0.25)
     tale.mapped()
     tale.second(0)
-    assert tale.state() == "mapped"
-
-
-def test_by_default_a_cold_slab_keeps_its_place() -> None:
-    tale = Tale()
-    tale.mapped()
-    for _ in range(300):
-        assert not any(isinstance(action, b.CloseSlab) for action in tale.second(0))
     assert tale.state() == "mapped"
 
 
@@ -434,6 +418,16 @@ class Loan:
         return self.second()
 
 
+def asking_two() -> tuple[Loan, CheckActivity, SetTimer[Any]]:
+    """A lender that is short by one slab and asks ME and OTHERS[0], who borrow one each: the question and its time."""
+    loan = Loan(spare=6)
+    for host in (ME, OTHERS[0]):
+        loan.lend(0, 1, host)
+    actions = loan.short(1)
+    assert sorted(host for host, _ in sent(actions, CheckActivity)) == [ME, OTHERS[0]]
+    return loan, sent(actions, CheckActivity)[0][1], only(actions, SetTimer)
+
+
 def test_a_lender_offers_what_lies_above_its_headroom() -> None:
     loan = Loan(spare=4)
     assert sent(loan.hear(ME, QueryMem("v", 0, 1, SLAB)), FreeMem) == [(ME, FreeMem("v", 0, 1, 4))]
@@ -520,15 +514,6 @@ def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_added
     for _ in range(28):
         assert loan.second() == []
     assert noted([*loan.second(), *loan.second()]) == ["orphan"], "no new lease for the first"
-
-
-def test_a_borrower_that_cannot_be_asked_counts_as_idle_at_once() -> None:
-    loan = Loan(spare=6)
-    for host in (ME, OTHERS[0]):
-        loan.lend(0, 1, host)
-    ((_, check), _) = sent(loan.short(1), CheckActivity)
-    loan.hear(ME, Activity(check.round, (SlabActivity(SlabRef("v", 0, 1), 3.0),)))
-    assert [host for host, _ in sent(loan.tell(Undelivered(OTHERS[0], check)), Evict)] == [OTHERS[0]]
 
 
 def test_two_borrowers_may_use_the_same_volume_name() -> None:
@@ -679,24 +664,17 @@ def test_measured_headroom_does_not_mind_what_borrowers_write() -> None:
     assert loan.machine.budget.headroom_bytes == round(0.03 * 64 * GIB)
 
 
-def test_borrowers_that_do_not_answer_count_as_idle() -> None:
-    loan = Loan(spare=6)
-    loan.lend(0, 1, ME)
-    loan.lend(0, 1, OTHERS[0])
-    actions = loan.short(1)
-    assert sorted(host for host, _ in sent(actions, CheckActivity)) == [ME, OTHERS[0]]
-    check = sent(actions, CheckActivity)[0][1]
+@pytest.mark.parametrize("at_once", [False, True], ids=["silent", "out of reach"])
+def test_a_borrower_that_does_not_answer_counts_as_idle(at_once: bool) -> None:
+    loan, check, timer = asking_two()
     loan.hear(ME, Activity(check.round, (SlabActivity(SlabRef("v", 0, 1), 3.0),)))
-    timer = only(actions, SetTimer)
-    assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
+    over = loan.tell(Undelivered(OTHERS[0], check)) if at_once else loan.tell(timer.event, timer.after_s)
+    assert [host for host, _ in sent(over, Evict)] == [OTHERS[0]]
 
 
 def test_only_answers_of_those_asked_in_this_round_count() -> None:
     """The least active of those asked go, by what their borrowers say now. Reference: §2.5.2."""
-    loan = Loan(spare=6)
-    for host in (ME, OTHERS[0]):
-        loan.lend(0, 1, host)
-    check = sent(loan.short(1), CheckActivity)[0][1]
+    loan, check, _ = asking_two()
     busy = (SlabActivity(SlabRef("v", 0, 1), 9.0),)
     assert loan.hear(ME, Activity(check.round - 1, (SlabActivity(SlabRef("v", 0, 1), 0.5),))) == []
     assert loan.hear(OTHERS[1], Activity(check.round, ())) == [], "nobody asked it"
@@ -709,19 +687,12 @@ def test_only_answers_of_those_asked_in_this_round_count() -> None:
     assert loan.tell(le.AnswersOver(check.round)) == []
 
 
-def test_what_was_given_back_while_borrowers_were_asked_is_not_evicted() -> None:
-    loan = Loan(spare=6)
-    for host in (ME, OTHERS[0]):
-        loan.lend(0, 1, host)
-    timer = only(loan.short(1), SetTimer)
+@pytest.mark.parametrize("freed", [False, True])
+def test_what_was_given_back_while_borrowers_were_asked_is_not_evicted(freed: bool) -> None:
+    loan, _, timer = asking_two()
     loan.hear(ME, Done("v", 0, 1))
-    assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
-    loan = Loan(spare=6)
-    for host in (ME, OTHERS[0]):
-        loan.lend(0, 1, host)
-    timer = only(loan.short(1), SetTimer)
-    loan.hear(ME, Done("v", 0, 1))
-    loan.tell(le.SlabFreed(ME, SlabRef("v", 0, 1)))
+    if freed:
+        loan.tell(le.SlabFreed(ME, SlabRef("v", 0, 1)))
     assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
 
 

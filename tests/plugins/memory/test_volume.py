@@ -299,7 +299,10 @@ async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_ep
         assert not any(isinstance(told, SlabLost) for told in bench.told)
 
 
-async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is_told() -> None:
+async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lenders.REOPEN_S", 0.1)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 0, 1)
@@ -372,7 +375,8 @@ async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None
         assert await lenders_on_record(bench) == []
 
 
-async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> None:
+async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lenders.REOPEN_S", 0.1)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.gate.clear()
