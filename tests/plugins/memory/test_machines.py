@@ -66,12 +66,6 @@ def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
     assert by_lot == set(OTHERS), "two drawn: gossip decides nothing"
 
 
-def test_of_a_larger_rack_the_story_says_how_many_were_drawn() -> None:
-    peers = tuple(LenderPeer(HostId(f"p{n}"), "alive", n) for n in range(1, 20))
-    actions = Tale(drawn=6).second(1000, peers=peers)
-    assert "freest of 6 drawn, of 19 with room" in only(actions, LogEvent).reason
-
-
 def test_hosts_that_lend_smaller_slabs_are_not_taken_for_freer_ones() -> None:
     """Slabs of several sizes are ours. Reference: §2.4.2."""
     peers = (
@@ -107,13 +101,6 @@ def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> No
     assert tale.second(0) == [], "told once"
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
     assert tale.state() == "cold"
-
-
-def test_where_every_asked_for_slab_is_hot_none_is_cold() -> None:
-    tale = Tale(hot=0.0, cold_share=0.25)
-    tale.mapped()
-    tale.second(0)
-    assert tale.state() == "mapped"
 
 
 def test_a_silent_host_counts_as_full_after_a_while() -> None:
@@ -153,14 +140,6 @@ def test_a_lender_that_names_no_secret_lends_nothing() -> None:
     actions = tale.hear(one, MrInfo("v", 0, query.epoch, "10.0.0.3:7", b""))
     assert not [each for each in actions if isinstance(each, b.OpenSlab)]
     assert [host for host, _ in sent(actions, Done)] == [one] and sent(actions, Map)[0][0] == two
-
-
-def test_a_late_grant_is_given_back() -> None:
-    tale = Tale()
-    lender, epoch = tale.mapped()
-    stray = tale.hear(OTHERS[0], MrInfo("v", 0, epoch - 1, "10.0.0.9:7", SECRET))
-    assert sent(stray, Done) == [(OTHERS[0], Done("v", 0, epoch - 1))]
-    assert tale.hear(lender, MrInfo("v", 0, epoch, "10.0.0.2:7", SECRET)) == [], "told twice"
 
 
 def test_epochs_of_a_later_start_are_higher() -> None:
@@ -224,14 +203,6 @@ def test_a_lender_tells_what_it_holds_once_its_slab_process_has_said_so() -> Non
     assert not lender.held(ME, [known]).known
 
 
-def test_a_host_that_is_gone_loses_its_slabs_even_if_nobody_reads_them() -> None:
-    tale = Tale()
-    lender, epoch = tale.mapped()
-    assert only(tale.tell(b.LenderLost(lender)), b.CloseSlab).epoch == epoch
-    tale.tell(b.SlabClosed("v", 0, epoch))
-    assert tale.state() == "cold"
-
-
 def test_an_evicted_slab_that_is_not_hot_goes_to_disk_and_done_follows_the_closing() -> None:
     """Reference: §2.4.4."""
     tale = Tale()
@@ -285,23 +256,6 @@ def test_an_evicted_slab_that_finds_no_place_leaves_before_the_grace_is_over() -
     over = next(a for a in actions if isinstance(a, SetTimer) and isinstance(a.event, b.GraceOver))
     assert over.after_s < 10.0
     assert only(tale.tell(over.event, over.after_s), b.CloseSlab).epoch == epoch
-
-
-def test_evicting_what_is_not_ours_is_answered_with_done() -> None:
-    tale = Tale()
-    lender, epoch = tale.mapped()
-    assert sent(tale.hear(lender, Evict("v", 0, epoch - 1, 10.0)), Done) == [(lender, Done("v", 0, epoch - 1))]
-    assert sent(tale.hear(lender, Evict("gone", 7, 5, 10.0)), Done) == [(lender, Done("gone", 7, 5))]
-    assert tale.state() == "mapped"
-
-
-def test_leases_are_renewed_three_times_per_lease_in_one_message_per_lender() -> None:
-    tale = Tale()
-    lender, epoch = tale.mapped()
-    renewed = [tale.now_s for _ in range(60) for _ in sent(tale.second(0), Renew)]
-    assert len(renewed) == 3
-    tale.now_s += 60
-    assert sent(tale.second(0), Renew) == [(lender, Renew((SlabRef("v", 0, epoch),), page_bytes=PAGE))]
 
 
 def test_activity_is_told_of_mapped_slabs_only() -> None:
@@ -428,13 +382,6 @@ def asking_two() -> tuple[Loan, CheckActivity, SetTimer[Any]]:
     return loan, sent(actions, CheckActivity)[0][1], only(actions, SetTimer)
 
 
-def test_a_lender_offers_what_lies_above_its_headroom() -> None:
-    loan = Loan(spare=4)
-    assert sent(loan.hear(ME, QueryMem("v", 0, 1, SLAB)), FreeMem) == [(ME, FreeMem("v", 0, 1, 4))]
-    loan.lend()
-    assert sent(loan.hear(ME, QueryMem("v", 1, 2, SLAB)), FreeMem)[0][1].slabs == 3, "promised, not touched yet"
-
-
 def test_without_a_slab_process_nothing_is_offered_or_lent() -> None:
     loan = Loan()
     loan.tell(le.StoreLost("killed"))
@@ -479,14 +426,6 @@ def test_a_map_of_a_slab_that_is_taken_back_is_refused() -> None:
     assert said.refused == "this mapping is being taken back"
 
 
-def test_a_map_heard_twice_is_answered_the_same_and_registers_once() -> None:
-    loan = Loan()
-    loan.lend()
-    actions = loan.hear(ME, Map("v", 0, 1, SLAB, PAGE))
-    assert sent(actions, MrInfo)[0][1].secret == SECRET
-    assert [a for a in actions if isinstance(a, le.RegisterSlab)] == []
-
-
 def test_a_map_is_refused_when_there_is_no_room_or_its_epoch_is_old() -> None:
     loan = Loan(spare=1)
     loan.lend(0, epoch=5)
@@ -514,13 +453,6 @@ def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_added
     for _ in range(28):
         assert loan.second() == []
     assert noted([*loan.second(), *loan.second()]) == ["orphan"], "no new lease for the first"
-
-
-def test_two_borrowers_may_use_the_same_volume_name() -> None:
-    loan = Loan()
-    loan.lend(0, 1, ME)
-    loan.lend(0, 1, OTHERS[0])
-    assert len(loan.machine.lent) == 2
 
 
 def test_a_slab_is_freed_after_done_and_gone_when_its_memory_is() -> None:
@@ -588,21 +520,6 @@ def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -
     ((_, again),) = sent(loan.second(), CheckActivity)
     assert again.round > check.round, "as short as before: the next two"
     assert loan.tell(le.AnswersOver(check.round)) == []
-
-
-def test_short_of_memory_the_least_active_of_those_asked_are_evicted() -> None:
-    loan = Loan(spare=6)
-    refs = [loan.lend(index) for index in range(6)]
-    ((to, check),) = sent(loan.short(2), CheckActivity)
-    assert to == ME
-    assert len(check.slabs) == 4, "E + E' with E' = E"
-    assert loan.second() == [], "one batch at a time"
-    busy = {slab: float(rank) for rank, slab in enumerate(check.slabs)}
-    answer = Activity(check.round, tuple(SlabActivity(slab, rate) for slab, rate in busy.items()))
-    actions = loan.hear(ME, answer)
-    assert [message.ref for _, message in sent(actions, Evict)] == list(check.slabs[:2])
-    assert set(check.slabs) <= set(refs)
-    assert "least active of 4 asked" in only(actions[:1], LogEvent).reason
 
 
 def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:

@@ -215,17 +215,6 @@ def slow(program: Program, start_s: float) -> Program:
     return replace(program, run=run)
 
 
-@pytest.mark.parametrize("start_s", [4.0, 9.0])
-def test_lenders_whose_slab_processes_start_slowly_have_room_all_the_same(start_s: float) -> None:
-    """The first slab that a host lends starts its process; on a busy machine that took 12 s."""
-    with a_rack(4) as rack:
-        programs = dict(rack.programs())
-        rack.world.programs = lambda: programs | {"slabd": slow(programs["slabd"], start_s)}
-        began_s = rack.world.now
-        assert until_attached(rack).slabs_whole == 4
-        assert rack.world.now - began_s < 30
-
-
 def test_lenders_that_are_silent_have_not_said_that_they_have_no_room() -> None:
     """Hosts are asked again and again, longer and longer apart: between two times nobody has declined."""
     with a_rack(3) as rack:

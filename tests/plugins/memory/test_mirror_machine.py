@@ -19,18 +19,6 @@ def a_mirror(*epochs: int) -> Mirror:
     return mirror
 
 
-def test_a_slab_begins_with_two_members_at_once() -> None:
-    mirror = Mirror()
-    mirror.opened(1)
-    assert mirror.filled(1) == []
-    assert not mirror.serves
-    mirror.opened(2)
-    assert mirror.filled(2) == [1, 2]
-    assert mirror.whole_now([1, 2]) == [1, 2]
-    assert mirror.serves
-    assert mirror.on_record == [1, 2]
-
-
 def test_a_member_whose_link_ended_is_behind_once_a_write_is_acknowledged_without_it() -> None:
     mirror = a_mirror(1, 2)
     assert mirror.written([1, 2]) == []
@@ -58,14 +46,6 @@ def test_a_member_that_missed_nothing_is_whole_as_soon_as_its_link_works() -> No
     assert mirror.of(1) == Filling()
     mirror.falls_behind(1)
     assert mirror.of(1) == Filling()
-
-
-def test_a_write_that_no_whole_member_has_is_not_acknowledged() -> None:
-    mirror = a_mirror(1, 2)
-    mirror.opened(3)
-    assert mirror.written([3]) is None
-    assert mirror.written([]) is None
-    assert mirror.whole == [1, 2], "nobody is put back for it"
 
 
 def test_when_all_links_end_those_on_record_are_asked_and_the_others_are_out() -> None:
@@ -225,14 +205,6 @@ def test_all_but_one_must_be_whole_to_serve() -> None:
     assert mirror.lost
     assert mirror.answered([3]) == []
     assert (mirror.of(3), mirror.serves) == (Whole(), False)
-
-
-def test_two_members_of_one_column_are_not_two_columns() -> None:
-    mirror = Mirror(needed=2, members=3)
-    for epoch, column in ((1, 0), (2, 0), (3, 1)):
-        mirror.opened(epoch, column)
-        assert mirror.filled(epoch) == []
-    assert isinstance(mirror.of(3), Filling)
 
 
 def test_two_members_of_one_column_cannot_serve() -> None:

@@ -50,7 +50,6 @@ from tests.plugins.memory.ports import (
     page,
     placed,
     read,
-    replaces_a_method,
     soon,
     write,
 )
@@ -285,24 +284,6 @@ async def test_a_queue_pair_ends_with_the_connection_that_asked_for_it() -> None
         assert each.bench.server.verbs.pairs == 1 and len(each.network.pairs) == 2
 
 
-async def test_a_failed_queue_pair_costs_its_link_and_no_page() -> None:
-    async with a_one_sided_bench() as each:
-        await each.open()
-        await write(each.volume, 3, 7)
-        first = each.link()
-        for pair in each.network.pairs.values():
-            pair.failed = "the peer does not answer"
-        await write(each.volume, 4, 8)
-        assert not first.usable and "the peer does not answer" in first.why
-        await soon(lambda: each.volume.slabs[0].link is not None and each.volume.counts(1).rdma_slabs == 1)
-        assert await read(each.volume, 3, 2) == [7, 8]
-        assert each.volume.counts(1).rdma_failed == 1
-        again = each.asked()
-        await each.volume.flush()
-        await write(each.volume, 5, 9)
-        assert again == []
-
-
 async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_again() -> None:
     """The peer says nothing, neither over its queue pair nor over its connections: no page is lost, and the pages of
     the next link go one-sided from the first on."""
@@ -352,21 +333,6 @@ async def test_a_queue_pair_that_fails_again_and_again_is_tried_less_often(
         assert asked == [SlabOp.COPY] and not each.link().one_sided, "over TCP meanwhile"
 
 
-async def test_a_port_that_went_down_is_used_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_verbs, "AGAIN_S", 0.05)
-    async with a_one_sided_bench() as each:
-        await each.open()
-        each.verbs.refuses = "no port of stand-in is active"
-        for pair in each.network.pairs.values():
-            pair.failed = "the peer does not answer"
-        await write(each.volume, 4, 8)
-        await soon(lambda: each.volume.counts(1).rdma_why == each.verbs.refuses)
-        await asyncio.sleep(0.2)
-        each.verbs.refuses = ""
-        await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
-        assert await read(each.volume, 4, 1) == [8]
-
-
 async def test_a_network_that_is_reached_after_a_while_is_used_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """All slabs of the link use it, after as many tries as it takes."""
     monkeypatch.setattr(volume_verbs, "AGAIN_S", 0.05)
@@ -404,21 +370,6 @@ async def test_without_a_device_at_the_lender_it_says_so_and_pages_go_over_tcp()
         assert asked == [SlabOp.COPY] and each.link().usable
         assert each.volume.counts(1).rdma_why == "h2: it is switched off ([memory] rdma)"
         assert each.bench.server.verbs.why == "it is switched off ([memory] rdma)"
-
-
-async def test_a_lender_of_before_is_used_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lender of an older version ends the connection that asks what it does not know, and no other one."""
-
-    def unknown(session: SlabSession, asked: object) -> None:
-        raise WireError("unknown operation 8")
-
-    replaces_a_method()
-    monkeypatch.setattr(SlabSession, "_pair", unknown)
-    async with a_one_sided_bench() as each:
-        await each.open()
-        await write(each.volume, 3, 7)
-        assert each.link().usable and not each.link().one_sided
-        assert bytes(each.lent().has(3, 1)) == page(7) and len(each.network.pairs) == 0
 
 
 async def test_memory_that_may_not_be_locked_leaves_that_slab_to_tcp() -> None:

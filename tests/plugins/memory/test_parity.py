@@ -35,12 +35,6 @@ def test_parity_is_written_as_people_say_it() -> None:
     assert [parity.parsed(text) for text in ("2+1", "4 + 1", "7+1")] == [2, 4, 7]
 
 
-def test_rows_of_a_run() -> None:
-    assert parity.rows_of(0, 1, 2) == (0, 1)
-    assert parity.rows_of(1, 2, 2) == (0, 2)
-    assert parity.rows_of(7, 8, 4) == (1, 3)
-
-
 def test_a_slot_older_than_a_page_is_no_parity() -> None:
     newest = np.array([[2 * K, K], [K, K], [3 * K, 0], [0, 0]], np.uint64)
     slots = versions(K, 2 * K, 3 * K, 0)

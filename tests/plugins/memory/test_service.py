@@ -1,6 +1,5 @@
 """Whole stories of remote memory on a simulated rack: agents, byte programs, networks and disks, on virtual time."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,6 @@ import pytest
 
 from chaos.world.world import World
 from covey.core.errors import Refused
-from covey.wire import headers
 from plugins.facts import Spare
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.volumes.lenders import Lenders
@@ -114,23 +112,6 @@ def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
         until_done(rack, rack.client("h1", write_all, "data"))
         until_done(rack, rack.client("h1", read_all, "data"))
         assert rack.mapped("h1", "data") == []
-
-
-def test_a_volumes_why_says_once_a_minute_that_another_version_was_refused() -> None:
-    with a_rack(2) as rack:
-        rack.attach("h1", "data", "64 KiB")
-
-        async def older(client: SimClient) -> None:
-            for _ in range(4):
-                stream = await client.env.bytes.connect(f"unix:{client.path}")
-                await stream.write(b"coveyvl0" + client.token)
-                await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
-                await asyncio.sleep(25.0)  # at 0, 25, 50 and 75 s
-
-        until_done(rack, rack.client("h1", older, "data"))
-        told = [reason for event, reason in rack.story("volume/data") if event == "client refused"]
-        assert len(told) == 2
-        assert told[0].endswith("install the covey-job of this agent where it runs")
 
 
 def test_volumes_are_refused_with_a_reason_and_a_next_step() -> None:
@@ -258,33 +239,6 @@ def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:
 
 
 # ---- links that end --------------------------------------------------------------------------------------------------
-
-
-def test_idle_slabs_of_a_killed_process_are_not_called_mapped_and_none_stay_lent() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(60)
-        for host in ("h2", "h3"):
-            rack.lose_memory(host)
-        rack.run(5)
-        assert rack.mapped("h1", "data") == []
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS.of("borrowed")] == 0
-        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
-
-
-def test_idle_slabs_whose_links_are_reset_are_soon_mapped_under_the_same_epoch() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(60)
-        before = [slab.epoch for slab in rack.slabs("h1")]
-        for lender in ("h2", "h3"):
-            rack.world.wires.reset(lender, 1.0)
-        rack.run(5)
-        assert rack.mapped("h1", "data") == [0, 1]
-        assert [slab.epoch for slab in rack.slabs("h1")] == before
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLAB_LINKS_REOPENED.of()] == 2
 
 
 # ---- a disk that takes nothing ---------------------------------------------------------------------------------------

@@ -41,23 +41,6 @@ def test_the_story_of_a_search_says_what_each_offered_and_who_was_silent() -> No
     assert (names([]), counted(1), counted(2)) == ("none", "1 slab", "2 slabs")
 
 
-def test_hosts_that_hold_a_slab_or_are_asked_for_it_count_as_holding() -> None:
-    """Slabs that turn hot together are spread. Reference: §2.4.2."""
-    assert BorrowedSlab("v", 0).hosts() == []
-    assert held(place(A), place(B, 2)).hosts() == [A, B]
-    assert searching(held(place(A)), B, C).hosts() == [A, B, C]
-    assert searching(BorrowedSlab("v", 0), B, C).hosts() == [B, C]
-
-
-def test_a_volume_counts_its_slabs_at_each_lender_also_those_that_are_only_promised() -> None:
-    """Between equal offers the host with the fewest is taken. Reference: §2.4.2."""
-    promised, asking = (searching(BorrowedSlab("v", index), B, C) for index in (2, 3))
-    promised.search_on(querying(7, B, C, b=1).requesting(B))
-    slabs = [held(place(A)), held(place(A), place(B, 2), index=1), promised, asking]
-    volume = BorrowedVolume(64, 4, slabs, 20.0, None)
-    assert volume.by_host.chosen == {A: 2, B: 2} and volume.rates == [0.0] * 4
-
-
 def test_a_volume_counts_as_its_slabs_change() -> None:
     slabs = [BorrowedSlab("v", index) for index in range(2)]
     volume = BorrowedVolume(64, 4, slabs, 20.0, None)

@@ -223,17 +223,6 @@ async def test_a_connection_that_does_not_prove_itself_in_time_is_dropped(monkey
         assert len(bench.server.strangers) == 0
 
 
-async def test_many_requests_may_be_under_way_at_once() -> None:
-    async with a_bench() as bench:
-        remote = await link(bench, bench.register(0))
-        await asyncio.gather(*(remote.write(n, versions(n + 1), memoryview(page(n))) for n in range(16)))
-        buffers = [memoryview(bytearray(PAGE)) for _ in range(16)]
-        found = await asyncio.gather(*(remote.read(n, buffers[n]) for n in range(16)))
-        assert [list(got) for got in found] == [[n + 1] for n in range(16)]
-        assert [buffer == page(n) for n, buffer in enumerate(buffers)] == [True] * 16
-        assert list(await remote.versions()) == list(range(1, 17))
-
-
 @pytest.mark.parametrize(
     "request_bytes",
     [

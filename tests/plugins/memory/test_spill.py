@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from chaos.world.world import World
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.spill import Spill
-from plugins.memory.policy import spilling
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
 from tests.quiet import quiet
