@@ -181,6 +181,7 @@ def test_what_is_said_of_another_epoch_is_not_about_the_place_in_use() -> None:
     for host, of in ((lender, other), (OTHERS[0] if lender != OTHERS[0] else OTHERS[1], epoch)):
         assert tale.hear(host, Evict("v", 0, of, 10.0)) == tale.hear(host, Unrenewed("v", 0, of))
         assert [done.epoch for _, done in sent(tale.hear(host, Evict("v", 0, of, 10.0)), Done)] == [of]
+    assert tale.hear(lender, MrInfo("v", 0, epoch, HERE, SECRET)) == [], "it is in use, and said twice"
     said = sent(tale.hear(lender, CheckActivity(1, (SlabRef("v", 0, other),))), Activity)
     assert said[0][1].activities == ()
     assert tale.state() == "mapped"

@@ -267,18 +267,6 @@ def test_activity_is_told_of_mapped_slabs_only() -> None:
     assert [(said.slab, said.requests_per_s) for said in answer.activities] == [(ours, pytest.approx(200))]
 
 
-def test_after_a_restart_the_volumes_process_is_believed() -> None:
-    tale = Tale(slabs=2)
-    lender, epoch = tale.mapped()
-    place = SlabPlace(9, OTHERS[1], "10.0.0.3:7", SECRET)
-    actions = tale.tell(b.VolumeFound("v", 2, SLAB, PAGE, ((1, place),)))
-    assert sent(actions, Done) == [(lender, Done("v", 0, epoch))], "it does not have this one any more"
-    assert (tale.state(0), tale.state(1)) == ("cold", "reopening")
-    assert tale.machine.volumes["v"].slabs[1].place == place
-    looked(tale, {9: "open"})
-    assert (tale.state(0), tale.state(1)) == ("cold", "mapped")
-
-
 def test_a_slab_not_opened_before_a_restart_is_given_back_and_an_open_one_is_not() -> None:
     for opened in (False, True):
         tale = Tale()
@@ -400,15 +388,6 @@ def test_nothing_is_offered_before_a_measurement_or_before_the_slab_process_answ
             if event is not None:
                 machine.handle(event, 1.0)
             assert sent(machine.handle(asks, 1.0), FreeMem)[0][1].slabs == offered
-
-
-def test_a_map_registers_memory_and_only_then_says_where() -> None:
-    loan = Loan()
-    actions = loan.hear(ME, Map("v", 0, 1, SLAB, PAGE))
-    assert sent(actions, MrInfo) == []
-    register = only(actions, le.RegisterSlab)
-    actions = loan.tell(le.SlabRegistered(ME, register.slab, "10.0.0.2:7"))
-    assert sent(actions, MrInfo) == [(ME, MrInfo("v", 0, 1, "10.0.0.2:7", register.secret))]
 
 
 def test_a_map_heard_again_while_memory_is_registered_is_answered_once() -> None:

@@ -1,9 +1,7 @@
 """Which of a slab's members may serve, and which must be called not whole first: the machine and what it decides by."""
 
-import numpy as np
 import pytest
 
-from covey.core.ids import HostId
 from plugins.memory.machine.mirror import Awaited, Behind, Filling, Mirror, Out, Unlinked, Whole
 from plugins.memory.policy import mirroring
 
@@ -124,18 +122,6 @@ def test_an_answer_that_came_before_the_end_of_its_link_puts_that_member_behind(
 # ---- what it decides by ----
 
 
-def versions(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return np.array(numbers, np.uint64)
-
-
-def test_the_newest_of_each_page_counts_and_who_lacks_it_is_given_it() -> None:
-    one, other = versions(1, 5, 0, 7), versions(1, 4, 9, 7)
-    newest = mirroring.newest([one, other])
-    assert newest.tolist() == [1, 5, 9, 7]
-    assert mirroring.unequal(one, newest).tolist() == [2]
-    assert mirroring.unequal(other, newest).tolist() == [1]
-
-
 @pytest.mark.parametrize(
     ("whole", "has", "expected"),
     [([1, 2], [1, 2], []), ([1, 2], [2], [1]), ([1, 2], [], None), ([1], [2], None), ([1], [1, 2], [])],
@@ -144,24 +130,6 @@ def test_a_write_counts_when_a_whole_member_has_it_and_the_others_are_put_back(
     whole: list[int], has: list[int], expected: list[int] | None
 ) -> None:
     assert mirroring.acknowledged(whole, has) == expected
-
-
-def test_numbers_of_members_are_next_to_one_another() -> None:
-    assert [mirroring.member_number(3, member, 2) for member in range(2)] == [6, 7]
-    assert mirroring.slab_of(7, 2) == 3
-    assert mirroring.siblings(6, 2) == [7]
-    assert mirroring.siblings(7, 2) == [6]
-    assert mirroring.siblings(7, 1) == []
-
-
-def test_a_member_goes_to_another_rack_if_it_can_and_never_to_the_others_host() -> None:
-    free = {HostId(host): 4 for host in ("h1", "h2", "h3")}
-    racks = {HostId("h1"): "a", HostId("h2"): "a", HostId("h3"): "b"}
-    assert list(mirroring.apart(free, [HostId("h1")], racks)) == ["h3"]
-    assert list(mirroring.apart(free, [HostId("h1")], {})) == ["h2", "h3"]
-    del free[HostId("h3")]
-    assert list(mirroring.apart(free, [HostId("h1")], racks)) == ["h2"], "the same rack is better than none"
-    assert mirroring.apart(free, [HostId("h1"), HostId("h2")], racks) == {}
 
 
 def test_the_soonest_is_read_from_and_now_and_then_the_other() -> None:

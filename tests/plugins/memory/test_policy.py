@@ -56,24 +56,13 @@ def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> Non
         LenderPeer(H[2], "alive", 2, GIB),
         LenderPeer(H[3], "alive", None, 64 * MIB),
         LenderPeer(H[4], "gone", 3, 2 * GIB),
+        LenderPeer(H[5], "suspect", 3, GIB),
     ]
     counted = placement.in_slabs_of(peers, GIB)
-    assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6]
+    assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6, 3]
     assert [(peer.host, peer.state) for peer in counted] == [(peer.host, peer.state) for peer in peers]
     assert placement.askable(counted[::-1]) == [H[0], H[2]], "fifteen small ones are no large one"
     assert placement.in_slabs_of(peers, 64 * MIB)[2].slabs_free == 32
-
-
-def test_suspected_gone_full_and_silent_hosts_are_not_asked() -> None:
-    peers = [
-        LenderPeer(H[0], "alive", 3),
-        LenderPeer(H[1], "suspect", 3),
-        LenderPeer(H[2], "gone", 3),
-        LenderPeer(H[3], "left", 3),
-        LenderPeer(H[4], "alive", 0),
-        LenderPeer(H[5], "alive", None),
-    ]
-    assert placement.askable(peers) == [H[0]]
 
 
 @given(candidates=st.lists(st.sampled_from(H)), holding=hosts, seed=st.integers(0, 1000))

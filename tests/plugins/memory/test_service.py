@@ -1,5 +1,6 @@
 """Whole stories of remote memory on a simulated rack: agents, byte programs, networks and disks, on virtual time."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import pytest
 
 from chaos.world.world import World
 from covey.core.errors import Refused
+from covey.wire import headers
 from plugins.facts import Spare
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.volumes.lenders import Lenders
@@ -103,6 +105,17 @@ def test_detaching_forgets_the_volume_here_and_at_its_lenders() -> None:
         until_done(rack, rack.client("h1", empty, "data"))
 
 
+def test_a_killed_slab_process_is_started_again_and_lends_again() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.slabd("h2").signal(9)
+        until_done(rack, rack.client("h1", read_all, "data"))
+        keep_hot(rack, "h1", "data", slabs=1)
+        rack.until(lambda: len(rack.agents["h2"].lending.machine.lent) == 1, 10.0)
+
+
 def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
     with a_rack(2, settings=MemorySettings(lend="0 B", slab="64 KiB")) as rack:
         assert rack.host("h1").find("slabd") == []
@@ -112,6 +125,23 @@ def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
         until_done(rack, rack.client("h1", write_all, "data"))
         until_done(rack, rack.client("h1", read_all, "data"))
         assert rack.mapped("h1", "data") == []
+
+
+def test_a_volumes_why_says_once_a_minute_that_another_version_was_refused() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+
+        async def older(client: SimClient) -> None:
+            for _ in range(4):
+                stream = await client.env.bytes.connect(f"unix:{client.path}")
+                await stream.write(b"coveyvl0" + client.token)
+                await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
+                await asyncio.sleep(25.0)  # at 0, 25, 50 and 75 s
+
+        until_done(rack, rack.client("h1", older, "data"))
+        told = [reason for event, reason in rack.story("volume/data") if event == "client refused"]
+        assert len(told) == 2
+        assert told[0].endswith("install the covey-job of this agent where it runs")
 
 
 def test_volumes_are_refused_with_a_reason_and_a_next_step() -> None:

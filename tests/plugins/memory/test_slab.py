@@ -59,14 +59,6 @@ def test_a_volume_counts_as_its_slabs_change() -> None:
     volume.check()
 
 
-def test_only_a_slab_that_was_evicted_from_a_lender_leaves_it() -> None:
-    slab = held(place(A))
-    assert not slab.leaves(A)
-    slab.evict()
-    assert slab.leaves(A) and not slab.leaves(B)
-    assert not BorrowedSlab("v", 0).leaves(A)
-
-
 def test_every_epoch_is_known_under_which_a_lender_may_hold_it() -> None:
     assert BorrowedSlab("v", 0).epochs == []
     slab = searching(held(place(A, 3)), B)

@@ -18,7 +18,6 @@ from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.wire.slabwire import SlabHello, SlabOp, SlabRequest, SlabStatus
 from tests.plugins.memory.ports import PAGE, RDMA, SECRET, Bench, a_bench, asks_the_lender, borrowers_links, page, soon
-from tests.quiet import quiet
 
 SIZE = 16 * PAGE
 
@@ -103,21 +102,6 @@ def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlabFrame
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
-
-
-async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
-    async with a_bench() as bench:
-        place = bench.register(0)
-        slab = hosted(bench.store)
-        slab.put(0, versions(1), memoryview(page(1)))
-        stream = await greeted(bench, place)
-        await stream.write(asks(SlabOp.WRITE, 0, 1, PAGE, version=2), page(2)[: PAGE // 2])
-        await quiet()
-        assert len(slab.users) == 1
-        stream.close()
-        await soon(lambda: slab.users == [])
-        assert slab.has(0, 1) == page(1)
-        assert slab.versions[0] == 1
 
 
 async def test_a_stale_epoch_a_wrong_secret_and_an_unknown_slab_get_the_same_no() -> None:
