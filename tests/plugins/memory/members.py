@@ -1,6 +1,7 @@
 """Volumes without a disk over loopback sockets: their members are slabs of one store, which listens at an address for
 each lender."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar, cast
 
 from agent.tasks import Tasks
@@ -17,7 +18,7 @@ V = TypeVar("V", MirrorVolume, ParityVolume)
 NAMES = {0: "h2", 1: "h3"}
 
 
-class Membered(Generic[V]):
+class Membered(ABC, Generic[V]):
     """The volume and its processes, which run one after another."""
 
     volume: V
@@ -26,8 +27,8 @@ class Membered(Generic[V]):
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
-    def make(self, env: Env, deadline_s: float) -> V:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self, env: Env, deadline_s: float) -> V: ...
 
     async def start(self, deadline_s: float = 5.0) -> None:
         self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))

@@ -532,6 +532,7 @@ def test_while_tasks_wait_for_memory_an_eighth_of_loans_goes_with_headroom_intac
 
 
 def test_measured_headroom_is_small_on_a_quiet_host_and_grows_with_its_programs() -> None:
+    """Headroom that follows the host is future work of the paper. Reference: §2.5.1."""
     loan = Loan(spare=0, kept=None)
     for _ in range(5):
         loan.second()

@@ -50,6 +50,7 @@ from tests.plugins.memory.ports import (
     page,
     placed,
     read,
+    replaces_a_method,
     soon,
     write,
 )
@@ -370,6 +371,21 @@ async def test_without_a_device_at_the_lender_it_says_so_and_pages_go_over_tcp()
         assert asked == [SlabOp.COPY] and each.link().usable
         assert each.volume.counts(1).rdma_why == "h2: it is switched off ([memory] rdma)"
         assert each.bench.server.verbs.why == "it is switched off ([memory] rdma)"
+
+
+async def test_a_lender_that_does_not_know_queue_pairs_is_used_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the connection that asks what it does not know, and no other one."""
+
+    def unknown(session: SlabSession, asked: object) -> None:
+        raise WireError("unknown operation 8")
+
+    replaces_a_method()
+    monkeypatch.setattr(SlabSession, "_pair", unknown)
+    async with a_one_sided_bench() as each:
+        await each.open()
+        await write(each.volume, 3, 7)
+        assert each.link().usable and not each.link().one_sided
+        assert bytes(each.lent().has(3, 1)) == page(7) and len(each.network.pairs) == 0
 
 
 async def test_memory_that_may_not_be_locked_leaves_that_slab_to_tcp() -> None:

@@ -14,7 +14,7 @@ from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.wire.control import RegisterSlabFrame
 from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages
 from plugins.memory.service.metrics import SLAB_LINKS_REOPENED
-from tests.plugins.memory.rack import MemoryRack
+from tests.plugins.memory.rack import MemoryRack, SimClient, pattern
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
 PAGES, LONG = 8, 64 << 10
@@ -176,6 +176,26 @@ def test_slabs_of_a_killed_process_go_on_under_the_same_epoch_with_every_page() 
         until_done(rack, rack.client("h1", read_all, "data"))
         rack.run(2)
         assert served(rack) - bytes_before == 32 * 4096, "read from the lenders, not from the disk"
+
+
+def test_pages_written_while_a_slab_process_is_away_are_never_read_older() -> None:
+    with a_lent_volume() as rack:
+        rack.slabd("h2").signal(9)
+        rack.slabd("h3").signal(9)
+
+        async def rewrite(client: SimClient) -> None:
+            for page in range(0, 32, 2):
+                await client.write(page, pattern(page, 2))
+
+        until_done(rack, rack.client("h1", rewrite, "data"))
+        rack.run(4)
+
+        async def read(client: SimClient) -> None:
+            for page in range(32):
+                assert await client.read(page, 1) == pattern(page, 1 + (page % 2 == 0)), f"page {page}"
+
+        assert rack.mapped("h1", "data") == [0, 1]
+        until_done(rack, rack.client("h1", read, "data"))
 
 
 def test_a_new_keeper_gets_what_the_killed_one_had() -> None:
