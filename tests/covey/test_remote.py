@@ -99,7 +99,13 @@ async def in_a_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-async def test_what_is_written_is_read_back_also_off_the_page_grid() -> None:
+@pytest.mark.parametrize("pages_max", [volume_link.REQUEST_PAGES_MAX, 4])
+async def test_what_is_written_is_read_back_also_off_the_page_grid_and_cut_up(
+    pages_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume_link, "REQUEST_PAGES_MAX", pages_max)
+    monkeypatch.setattr(remote_memory, "REQUEST_PAGES_MAX", pages_max)
+
     def script(path: str) -> None:
         rng = random.Random(1)
         shadow = bytearray(SIZE)
@@ -128,20 +134,6 @@ async def test_an_agent_that_speaks_otherwise_is_named_with_both_versions() -> N
         agent.welcome = wire.Joined(HostId("h1"), protocol=wire.PROTOCOL + 1, version="9.8.7")
         with pytest.raises(RemoteMemoryError, match=f"covey-agent 9.8.7 .*covey-job {re.escape(VERSION)} here"):
             await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
-
-
-async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_link, "REQUEST_PAGES_MAX", 4)
-    monkeypatch.setattr(remote_memory, "REQUEST_PAGES_MAX", 4)
-
-    def script(path: str) -> None:
-        data = random.Random(2).randbytes(SIZE)
-        with RemoteMemory.open("data", SIZE, path) as memory:
-            memory.write(0, memoryview(data))
-            assert memory.read(0, SIZE) == data
-
-    async with an_agent() as agent:
-        await in_a_thread(lambda: script(agent.path))
 
 
 async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:

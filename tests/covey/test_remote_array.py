@@ -59,23 +59,14 @@ print("all there")
 WORDS = 2 * MIB
 
 
-def test_a_killed_script_loses_nothing_that_it_wrote() -> None:
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "without close"])
+def test_a_script_that_ends_loses_nothing_that_it_wrote(killed: bool) -> None:
     with LiveVolume() as volume:
         with scripted(volume, HELD.format(words=WORDS, budget="2 MiB")) as script:
             assert heard(script) == "written"
-            script.kill()
-            script.wait()
+            script.kill() if killed else tell(script)
+            assert script.wait(20) == (-signal.SIGKILL if killed else 0)
             until(lambda: len(volume.pagers()) == 1)  # its pager has brought it home
-        assert volume.run(CHECKED.format(words=WORDS)) == "all there\n"
-
-
-def test_a_script_that_ends_without_close_loses_nothing() -> None:
-    with LiveVolume() as volume:
-        with scripted(volume, HELD.format(words=WORDS, budget="2 MiB")) as script:
-            assert heard(script) == "written"
-            tell(script)
-            assert script.wait(20) == 0
-            until(lambda: len(volume.pagers()) == 1)
         assert volume.run(CHECKED.format(words=WORDS)) == "all there\n"
 
 
@@ -92,33 +83,24 @@ print("closed", flush=True)
 )
 
 
-@pytest.mark.parametrize("dies", ["vold", "slabd"])
+@pytest.mark.parametrize("dies", ["vold", "slabd", "pager"])
 def test_a_process_behind_an_array_dies_and_nothing_is_lost(dies: str) -> None:
-    with LiveVolume() as volume:
-        with scripted(volume, AGAIN.format(words=WORDS, budget="2 MiB")) as script:
-            assert heard(script) == "written"
-            volume.kill(dies)
-            tell(script)
-            time.sleep(0.5)
-            if dies == "vold":
-                volume.start_vold()
-            else:
-                volume.start_slabd()
-            assert heard(script) == "closed"
-            assert script.wait(20) == 0
-        assert volume.run(CHECKED.format(words=WORDS)) == "all there\n"
-
-
-def test_a_pager_that_is_killed_is_replaced_and_the_script_notices_nothing() -> None:
+    """The script notices nothing of it."""
     with LiveVolume() as volume:
         with scripted(volume, AGAIN.format(words=WORDS, budget="2 MiB")) as script:
             assert heard(script) == "written"
             keeper, pager = volume.pagers()
-            os.kill(pager, signal.SIGKILL)
-            tell(script)
+            if dies == "pager":
+                os.kill(pager, signal.SIGKILL)
+                tell(script)
+            else:
+                volume.kill(dies)
+                tell(script)
+                time.sleep(0.5)
+                volume.start_vold() if dies == "vold" else volume.start_slabd()
             assert heard(script) == "closed"
             assert script.wait(20) == 0
-            assert pager not in volume.pagers() and keeper in volume.pagers()
+            assert keeper in volume.pagers() and (dies != "pager" or pager not in volume.pagers())
         assert volume.run(CHECKED.format(words=WORDS)) == "all there\n"
 
 

@@ -61,8 +61,8 @@ class Told:
 class SpillWorld:
     """One host with one volume's process. `busy` is what the process does once it is open."""
 
-    def __init__(self, world: World, seed: int, zeros: bool = True) -> None:
-        self.world, self.rng, self.told, self._zeros = world, random.Random(seed), Told(), zeros
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.rng, self.told = world, random.Random(seed), Told()
         program = Program("spill", SpillConfig, run_spill)
         world.programs = lambda: {"spill": program}
         self.host: SimHost = world.add_host("h1")
@@ -170,7 +170,3 @@ class SpillWorld:
             if not low <= at <= high
         ]
         assert not wrong, f"(page, found, promised, put): {wrong}"
-
-    def takes(self) -> int:
-        """The bytes of the log on disk."""
-        return sum(len(file.data) for name, file in self.host.disk.files.items() if name.startswith("v/log/0"))

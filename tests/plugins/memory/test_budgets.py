@@ -10,13 +10,12 @@ import pytest
 
 from covey.core.errors import Refused
 from covey.core.events import Heard
-from covey.core.ids import HostId, JobId
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from covey.ports.probes import MemoryNow
 from covey.ports.streams import UNKNOWN_USER
 from covey.wire.job import RemoveVolume, VolumeWanted
 from plugins.base import JobPeer
-from plugins.facts import JobPlaced, JobUnplaced
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.lending.events import LenderTick, SlabRegistered, StoreFound
 from plugins.memory.machine.lending.lender import Lender
@@ -25,7 +24,6 @@ from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
 from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.service.forming import Payer, refuse_over_budget
-from plugins.memory.service.metrics import TENANT_BYTES
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
@@ -73,20 +71,6 @@ def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_de
         assert found == {"nobodys": ("", None), "two": ("ann", 256 << 10)}
         with pytest.raises(Refused, match="not a tenant"):
             attach(rack, "four", "64 KiB", "a tenant")
-
-
-def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
-    with a_rack(1, settings=LIMITED) as rack:
-        service, said = rack.agents["h1"], list[Any]()
-        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1))
-        for job, volume, size in ((JobId("j1"), "of-a-job", 128), (JobId("j1"), "more", 256), (None, "a-tool", 512)):
-            peer = cast(JobPeer, SimpleNamespace(of_job=job, uid=1000, send=said.append))
-            rack.do("h1", partial(service.frame, peer, VolumeWanted(volume, size << 10)))
-        assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
-        view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")
-        assert (view.tenant, view.job) == ("ann", "j1")
-        assert service.metrics()[TENANT_BYTES.of("ann", "volumes")] == 128 << 10
-        service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 
 def test_a_process_whose_user_is_not_known_makes_no_volume_and_ends_none() -> None:

@@ -11,7 +11,7 @@ from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from plugins.memory.policy import eviction, lending
 from plugins.memory.policy.lending import Budget
-from plugins.memory.policy.placement import LenderPeer, LenderPeers
+from plugins.memory.policy.placement import LenderPeer
 
 H = [HostId(f"h{n}") for n in range(8)]
 SLAB = 64 * MIB
@@ -84,11 +84,6 @@ def test_of_slabs_of_any_size_enough_go_when_there_are_and_none_that_could_be_sp
     assert [activities[slab] for slab in gone] == sorted(activities[slab] for slab in gone)
 
 
-def test_a_small_idle_slab_is_spared_when_the_large_one_is_needed_anyway() -> None:
-    sizes = {"small": SLAB, "large": 16 * SLAB, "busy": SLAB}
-    assert eviction.slabs_to_evict({"small": 1.0, "large": 2.0, "busy": 3.0}, sizes, 2 * SLAB) == ["large"]
-
-
 def test_of_two_slabs_of_which_one_can_be_spared_the_more_active_is() -> None:
     """The rule is ours, for slabs that differ in size; among slabs of one size none can be spared. Reference: §2.5.2,
     the E least active go."""
@@ -123,18 +118,6 @@ def test_of_slabs_of_one_size_e_and_at_most_e_more_are_asked_about(
     """E' <= E: no more slabs are asked about beyond those that go. Reference: §2.5.2."""
     asked = eviction.candidates_for(dict.fromkeys(range(lent), SLAB), evict * SLAB, random.Random(seed), extra)
     assert len(asked) == min(lent, min(lent, evict) + min(extra, lent, evict))
-
-
-@given(activities=slabs, evict=st.integers(0, 20), chance=st.randoms(use_true_random=False))
-def test_the_order_activities_come_in_does_not_change_how_active_the_evicted_are(
-    activities: dict[int, float], evict: int, chance: random.Random
-) -> None:
-    order = list(activities)
-    chance.shuffle(order)
-    other = {slab: activities[slab] for slab in order}
-    sizes = dict.fromkeys(activities, SLAB)
-    one, two = (eviction.slabs_to_evict(told, sizes, evict * SLAB) for told in (activities, other))
-    assert [activities[slab] for slab in one] == [activities[slab] for slab in two]
 
 
 # ---- how many to ask about -------------------------------------------------------------------------------------------
@@ -186,40 +169,3 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
     peers += [LenderPeer(H[7], "alive", 4)]
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=2) == [H[7]], "room for two for each"
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=3) == [H[1], H[2], H[7]]
-
-
-def test_who_has_room_for_slabs_of_this_size_or_is_fit_for_a_move_may_be_asked() -> None:
-    """Two choices are made among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
-    known = [
-        LenderPeer(H[3], "alive", 1, 4 * SLAB),
-        LenderPeer(H[0], "alive", 9, SLAB),
-        LenderPeer(H[1], "alive", 1, SLAB),
-        LenderPeer(H[2], "alive", 3, SLAB // 4),
-        LenderPeer(H[6], "alive", 9, SLAB),
-        LenderPeer(H[5], "suspect", 9, SLAB),
-    ]
-    peers = LenderPeers(known)
-    found = eviction.free_at_others(peers, SLAB, me=H[6])
-    assert list(found.items()) == [(H[0], 9), (H[1], 1), (H[3], 4)], "not home; three quarters are no slab"
-    assert list(eviction.free_at_others(peers, SLAB // 4, me=H[0])) == [H[1], H[2], H[3], H[6]], "counted by size"
-    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0]) == {H[3]: 4}
-    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=2) == {H[3]: 4}
-    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=3) == {H[1]: 1, H[3]: 4}
-
-
-@given(
-    free=st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8),
-    leaving=st.sampled_from(H),
-    me=st.sampled_from(H),
-    slabs=st.integers(1, 5),
-)
-def test_an_evicted_slab_never_goes_to_where_it_came_from_nor_home(
-    free: list[int | None], leaving: HostId, me: HostId, slabs: int
-) -> None:
-    peers = [LenderPeer(host, "alive", room) for host, room in zip(reversed(H), free, strict=False)]
-    found = eviction.movable_to(peers, leaving, me, slabs)
-    assert leaving not in found
-    assert me not in found
-    assert found == sorted(found)
-    with_room = [peer.host for peer in peers if peer.slabs_free and peer.host not in (leaving, me)]
-    assert bool(found) == bool(with_room), "when anybody has room somebody is found"

@@ -92,19 +92,6 @@ def test_what_was_detached_and_attached_anew_is_another_volume() -> None:
         assert [view.slabs_whole for view in rack.command("h1", "volumes")] == [2]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> None:
-    with a_rack(4, seed=seed) as rack:
-        waiting, borrowing = Attaching(rack, "128 KiB", mirror=2), rack.agents["h1"].borrowing
-        rack.until(lambda: VOLUME in borrowing.volumes and borrowing.volumes[VOLUME].formed() == 2)
-        rack.command("h1", "remove", volume=VOLUME)
-        assert "it was removed meanwhile" in waiting.is_refused(1)
-        assert not borrowing.volumes
-        assert not borrowing._record.now.volumes
-        rack.run(5)
-        assert not lent(rack)
-
-
 def test_room_for_which_nobody_waits_any_more_is_given_back() -> None:
     """The user who asked is gone after a second, and nobody asks again."""
     with a_rack(3) as rack:

@@ -3,7 +3,6 @@ one question, and changes nothing beside that."""
 
 import asyncio
 from array import array
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,7 +29,6 @@ from plugins.memory.messages import (
     MrInfo,
     QueryMem,
     Renew,
-    SlabActivity,
     SlabRef,
     Unrenewed,
 )
@@ -88,29 +86,6 @@ def test_a_slab_process_that_has_another_epoch_does_not_have_this_mapping() -> N
     loan.lend(0, epoch=5)
     loan.tell(le.StoreFound(HERE, (LoanedSlab(ME, older, SLAB, SECRET),)))
     assert [lent.slab for lent in loan.machine.lent.values()] == [older]
-
-
-def asked(loan: Loan, hosts: Sequence[HostId]) -> CheckActivity:
-    """Make memory short by one slab, while these hosts borrow one each: the question that all of them get."""
-    found = sent(loan.short(1), CheckActivity)
-    assert sorted(host for host, _ in found) == sorted(hosts)
-    check: CheckActivity = found[0][1]
-    return check
-
-
-def busy(check: CheckActivity, rate: float) -> Activity:
-    return Activity(check.round, (SlabActivity(SlabRef("v", 0, 1), rate),))
-
-
-def test_an_answer_that_comes_twice_is_not_that_of_another_borrower() -> None:
-    loan, hosts = Loan(spare=6), [ME, OTHERS[0]]
-    for host in hosts:
-        loan.lend(0, 1, host)
-    check = asked(loan, hosts)
-    for _ in range(3):
-        assert loan.hear(ME, busy(check, 1.0)) == []
-    assert loan.hear(OTHERS[1], busy(check, 0.0)) == [], "it was not asked"
-    assert [host for host, _ in sent(loan.hear(OTHERS[0], busy(check, 9.0)), Evict)] == [ME]
 
 
 def test_the_time_of_an_earlier_question_is_not_that_of_a_later_one() -> None:
@@ -206,6 +181,7 @@ def test_what_is_said_of_another_epoch_is_not_about_the_place_in_use() -> None:
     for host, of in ((lender, other), (OTHERS[0] if lender != OTHERS[0] else OTHERS[1], epoch)):
         assert tale.hear(host, Evict("v", 0, of, 10.0)) == tale.hear(host, Unrenewed("v", 0, of))
         assert [done.epoch for _, done in sent(tale.hear(host, Evict("v", 0, of, 10.0)), Done)] == [of]
+    assert tale.hear(lender, MrInfo("v", 0, epoch, HERE, SECRET)) == [], "it is in use, and said twice"
     said = sent(tale.hear(lender, CheckActivity(1, (SlabRef("v", 0, other),))), Activity)
     assert said[0][1].activities == ()
     assert tale.state() == "mapped"

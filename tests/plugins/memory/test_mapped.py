@@ -29,7 +29,7 @@ from plugins.memory.datapath.volumes.volume import Volume
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.control import PageCounts, RdmaLent, RegisterSlabFrame, SlabCopiedFrame
 from plugins.memory.datapath.wire.slab_memory import SlabPages
-from plugins.memory.datapath.wire.slabwire import SlabOp, Versions
+from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.service import one_sided
 from tests.plugins.memory.ports import (
     PAGE,
@@ -212,21 +212,6 @@ async def test_memory_that_is_not_that_slabs_is_not_used(other: bool, why: str) 
         assert await read(volume, 3, 1) == [7]
         assert volume.counts(1).map_why.endswith(why)
         assert not any(lent(bench, 1).versions)
-
-
-async def test_a_lender_of_before_is_asked_for_pages() -> None:
-    async with a_bench() as bench:
-        bench.mapped = True
-        volume = await bench.volume()
-        known = slabwire._OPS.pop(SlabOp.MAP.value)
-        try:
-            await placed(volume, bench.register(0))
-            await soon(lambda: volume.counts(1).map_why != "")
-        finally:
-            slabwire._OPS[SlabOp.MAP.value] = known
-        await write(volume, 3, 7)
-        assert await read(volume, 3, 1) == [7]
-        assert volume.counts(1).mapped_slabs == 0
 
 
 def a_mapping() -> tuple[SlabPages, HostedSlab, list[str]]:

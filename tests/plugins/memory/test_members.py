@@ -48,15 +48,6 @@ class Members(Tale):
         return [self.place(self.second(peers=among)) for _ in range(2)]
 
 
-def test_both_members_are_placed_at_once_hot_or_not_on_two_hosts() -> None:
-    for seed in range(20):
-        tale = Members(seed)
-        (first, _), (second, _) = tale.both()
-        assert first != second
-        assert [tale.state(number) for number in range(2)] == ["mapped", "mapped"]
-        assert not sent(tale.second(), QueryMem)
-
-
 def test_a_member_is_not_looked_for_while_the_other_is() -> None:
     tale = Members()
     asked = sent(tale.second(peers=ALL), QueryMem)
@@ -102,12 +93,6 @@ def test_a_member_that_is_evicted_moves_however_idle_it_is() -> None:
     assert not {first, second} & set(asked)
 
 
-def test_a_members_subject_is_its_slab() -> None:
-    tale = Members()
-    tale.both()
-    assert [slab.subject for slab in tale.machine.volumes["v"].slabs] == ["slab/v/0", "slab/v/0"]
-
-
 def test_an_orphan_without_a_disk_is_kept_for_ten_leases_and_one_with_a_disk_for_one() -> None:
     for members, kept_s in ((1, 20.0), (2, 200.0)):
         lender = a_lender(members)
@@ -124,17 +109,6 @@ def test_a_lender_that_began_anew_hears_from_the_renewal_what_it_lends() -> None
     assert lent.subject == "slab/v/3"
     lender.handle(le.LenderTick(MEMORY, 0), 100.0)
     assert lent.state == "lent"
-
-
-def test_a_short_lender_takes_a_member_back_after_grace_and_one_lease_like_any_other() -> None:
-    lender = a_lender(2)
-    (lent,) = lender.lent.values()
-    short = MemoryNow(total_bytes=GIB, available_bytes=0, pressure_some_avg10=0.0)
-    states = []
-    for second in (*range(1, 13), 21):
-        lender.handle(le.LenderTick(short, 0), float(second))
-        states.append(lent.state)
-    assert states[-2:] == ["evicting", "freeing"]
 
 
 def test_a_member_is_not_taken_by_force_from_a_host_that_has_headroom() -> None:

@@ -20,6 +20,7 @@ from .rack import SETTINGS, MemoryRack, SimClient, kill, pattern
 from .test_service import read_all, until_done, write_all
 
 VOLUME = "data"
+KINDS = pytest.mark.parametrize("kind", [{"mirror": 2}, {"parity": "2+1"}], ids=["a mirror", "parity"])
 
 
 @contextmanager
@@ -40,37 +41,44 @@ def lenders(rack: MemoryRack, slab: int = 0) -> list[str]:
     return [str(view.lender) for view in members(rack, slab) if view.lender is not None]
 
 
-def until_whole(rack: MemoryRack, slabs: int = 2, without: str = "") -> None:
-    """Wait until every slab has two members that hold everything, and this host has none."""
-    memory = rack.agents["h1"].borrowing
+def until_whole(rack: MemoryRack, without: str = "") -> None:
+    """Wait until every slab has all of its members, which hold everything, and this host has none."""
+    volume = rack.agents["h1"].borrowing.volumes[VOLUME]
 
     def is_whole() -> bool:
-        views = rack.slabs("h1")
-        mapped = all(view.state == "mapped" and view.lender != without for view in views)
-        return mapped and memory.volumes[VOLUME].formed() == slabs
+        mapped = all(view.state == "mapped" and view.lender != without for view in rack.slabs("h1"))
+        return mapped and volume.formed() == volume.known.slabs
 
     rack.until(is_whole)
 
 
-def test_each_slab_of_a_mirrored_volume_lies_on_two_other_hosts_and_on_no_disk() -> None:
-    with a_rack(4) as rack:
-        view = rack.attach("h1", VOLUME, "128 KiB", mirror=2)
-        assert (view.slabs, view.slabs_mapped, view.slabs_whole, view.members) == (2, 2, 2, 2)
-        for slab in range(2):
-            assert len(set(lenders(rack, slab))) == 2
+@KINDS
+def test_members_lie_on_other_hosts_in_different_racks_and_on_no_disk(kind: dict[str, Any]) -> None:
+    racks = {"h1": "a", "h2": "a", "h3": "b", "h4": "c", "h5": "c"}
+    with a_rack(5, racks=racks) as rack:
+        view = rack.attach("h1", VOLUME, "256 KiB", **kind)
+        slabs = len({view.index for view in rack.slabs("h1")})
+        assert (view.slabs, view.slabs_mapped, view.slabs_whole, view.parity) == (slabs, slabs, slabs, "parity" in kind)
+        assert view.members == (3 if view.parity else 2)
+        for slab in range(slabs):
+            assert len({racks[lender] for lender in lenders(rack, slab)}) == len(lenders(rack, slab)) == view.members
             assert "h1" not in lenders(rack, slab)
         until_done(rack, rack.client("h1", write_all, VOLUME))
         until_done(rack, rack.client("h1", read_all, VOLUME))
         rack.run(2)
-        assert [view.pages_remote for view in rack.slabs("h1")] == [16] * 4
+        assert [view.pages_remote for view in rack.slabs("h1")] == [16] * slabs * view.members
         names = list(rack.host("h1").disk.files)
         assert not [name for name in names if "/log" in name]
         assert sum(len(rack.host("h1").disk.files[name].data) for name in names if VOLUME in name) < 4096
+        rack.command("h1", "remove", volume=VOLUME)
+        rack.run(2)
+        assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
 
 
-def test_a_dead_lender_is_a_network_read_and_its_member_is_rebuilt_elsewhere() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+@KINDS
+def test_a_dead_lender_costs_no_page_and_its_member_is_rebuilt_elsewhere(kind: dict[str, Any]) -> None:
+    with a_rack(5) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", **kind)
         until_done(rack, rack.client("h1", write_all, VOLUME))
         lost = lenders(rack)[0]
         rack.host(lost).power_off()
@@ -78,19 +86,56 @@ def test_a_dead_lender_is_a_network_read_and_its_member_is_rebuilt_elsewhere() -
         until_done(rack, rack.client("h1", lambda client: write_all(client, 2), VOLUME))
         rack.declare(lost, "gone")
         until_whole(rack, without=lost)
-        assert len(set(lenders(rack))) == 2
-        other = lenders(rack)[1]
-        rack.host(other).power_off()  # what was rebuilt has everything
+        rack.host(lenders(rack)[1]).power_off()  # what was rebuilt has everything
         until_done(rack, rack.client("h1", lambda client: read_all(client, 2), VOLUME))
 
 
-def test_a_killed_volume_process_finds_everything_at_its_members() -> None:
+@KINDS
+def test_a_killed_volume_process_finds_everything_at_its_members(kind: dict[str, Any]) -> None:
     with a_rack(4) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        rack.attach("h1", VOLUME, "128 KiB", **kind)
         until_done(rack, rack.client("h1", write_all, VOLUME))
+        rack.run(2)
+        assert {(view.pages_written, view.pages_remote) for view in rack.slabs("h1")} == {(16, 16)}
         kill([rack.vold("h1", VOLUME)])
         until_done(rack, rack.client("h1", read_all, VOLUME))
         until_whole(rack)
+        (volume,) = rack.command("h1", "volumes")
+        assert volume.slabs_whole == volume.slabs
+
+
+@KINDS
+def test_a_member_that_its_lender_wants_back_is_brought_elsewhere_first(kind: dict[str, Any]) -> None:
+    with a_rack(5) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", **kind)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        short = lenders(rack)[0]
+        probes = rack.host(short).probes
+        probes.filled_bytes = probes.total_bytes - probes.used_bytes
+        memory = rack.agents[short].lending.machine
+        rack.until(lambda: not memory.lent, 30.0)
+        story = [event for event, _ in rack.story("slab/data/0")]
+        assert story.index("moving") < story.index("done")
+        until_whole(rack)
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+        assert short not in lenders(rack)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "why"),
+    [
+        ({"mirror": 2}, {"mirror": 1}, "2 lenders for each slab, not 1"),
+        ({"parity": "2+1"}, {"parity": "3+1"}, "3 lenders for each slab, not 4"),
+        ({"parity": "2+1"}, {"mirror": 2}, "3 lenders for each slab, not 2"),
+    ],
+)
+def test_a_volume_keeps_its_kind(kind: dict[str, Any], other: dict[str, Any], why: str) -> None:
+    with a_rack(5) as rack:
+        made = rack.attach("h1", VOLUME, "128 KiB", **kind)
+        again = rack.attach("h1", VOLUME, "128 KiB")
+        assert (again.members, again.parity) == (made.members, made.parity) == (3 if again.parity else 2, again.parity)
+        with pytest.raises(Refused, match=why):
+            rack.attach("h1", VOLUME, "128 KiB", **other)
 
 
 def test_a_silent_member_costs_reads_little_and_a_write_no_more_than_its_deadline() -> None:
@@ -135,7 +180,7 @@ def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None
             rack.lose_memory(lender)
         assert_lost(rack, lambda client: client.read(3, 1))
         assert_lost(rack, lambda client: client.flush())
-        until_whole(rack, 1)
+        until_whole(rack)
         kill([rack.vold("h1", VOLUME)])  # what is lost stays lost
         rack.run(5)
         assert_lost(rack, lambda client: client.read(3, 1))
@@ -162,61 +207,12 @@ def test_without_a_second_lender_attaching_is_refused_and_nothing_stays_lent() -
         rack.attach("h1", VOLUME, "128 KiB", mirror=3)
 
 
-def test_a_volume_keeps_its_kind() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", VOLUME, "64 KiB", mirror=2)
-        assert rack.attach("h1", VOLUME, "64 KiB").members == 2
-        with pytest.raises(Refused, match="2 lenders for each slab, not 1"):
-            rack.attach("h1", VOLUME, "64 KiB", mirror=1)
-
-
-def test_members_lie_in_different_racks_while_there_is_room() -> None:
-    with a_rack(5, racks={"h1": "a", "h2": "a", "h3": "a", "h4": "b", "h5": "b"}) as rack:
-        rack.attach("h1", VOLUME, "512 KiB", mirror=2)
-        for slab in range(8):
-            assert {rack.racks[lender] for lender in lenders(rack, slab)} == {"a", "b"}
-
-
-def test_a_member_that_its_lender_wants_back_is_copied_first() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
-        until_done(rack, rack.client("h1", write_all, VOLUME))
-        short = lenders(rack)[0]
-        probes = rack.host(short).probes
-        probes.filled_bytes = probes.total_bytes - probes.used_bytes
-        memory = rack.agents[short].lending.machine
-        rack.until(lambda: not memory.lent, 30.0)
-        story = [event for event, _ in rack.story("slab/data/0")]
-        assert story.index("moving") < story.index("done")
-        until_whole(rack)
-        until_done(rack, rack.client("h1", read_all, VOLUME))
-
-
-def test_detaching_gives_both_members_back() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
-        rack.command("h1", "remove", volume=VOLUME)
-        rack.run(2)
-        assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
-
-
 def slow(program: Program, start_s: float) -> Program:
     async def run(env: Env, config: Any) -> None:
         await asyncio.sleep(start_s)
         await program.run(env, config)
 
     return replace(program, run=run)
-
-
-@pytest.mark.parametrize("start_s", [4.0, 9.0])
-def test_lenders_whose_slab_processes_start_slowly_have_room_all_the_same(start_s: float) -> None:
-    """The first slab that a host lends starts its process; on a busy machine that took 12 s."""
-    with a_rack(4) as rack:
-        programs = dict(rack.programs())
-        rack.world.programs = lambda: programs | {"slabd": slow(programs["slabd"], start_s)}
-        began_s = rack.world.now
-        assert until_attached(rack).slabs_whole == 4
-        assert rack.world.now - began_s < 30
 
 
 def test_lenders_that_are_silent_have_not_said_that_they_have_no_room() -> None:

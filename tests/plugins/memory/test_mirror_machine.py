@@ -1,9 +1,7 @@
 """Which of a slab's members may serve, and which must be called not whole first: the machine and what it decides by."""
 
-import numpy as np
 import pytest
 
-from covey.core.ids import HostId
 from plugins.memory.machine.mirror import Awaited, Behind, Filling, Mirror, Out, Unlinked, Whole
 from plugins.memory.policy import mirroring
 
@@ -17,18 +15,6 @@ def a_mirror(*epochs: int) -> Mirror:
         mirror.whole_now(mirror.filled(epoch))
     assert mirror.whole == list(epochs)
     return mirror
-
-
-def test_a_slab_begins_with_two_members_at_once() -> None:
-    mirror = Mirror()
-    mirror.opened(1)
-    assert mirror.filled(1) == []
-    assert not mirror.serves
-    mirror.opened(2)
-    assert mirror.filled(2) == [1, 2]
-    assert mirror.whole_now([1, 2]) == [1, 2]
-    assert mirror.serves
-    assert mirror.on_record == [1, 2]
 
 
 def test_a_member_whose_link_ended_is_behind_once_a_write_is_acknowledged_without_it() -> None:
@@ -58,14 +44,6 @@ def test_a_member_that_missed_nothing_is_whole_as_soon_as_its_link_works() -> No
     assert mirror.of(1) == Filling()
     mirror.falls_behind(1)
     assert mirror.of(1) == Filling()
-
-
-def test_a_write_that_no_whole_member_has_is_not_acknowledged() -> None:
-    mirror = a_mirror(1, 2)
-    mirror.opened(3)
-    assert mirror.written([3]) is None
-    assert mirror.written([]) is None
-    assert mirror.whole == [1, 2], "nobody is put back for it"
 
 
 def test_when_all_links_end_those_on_record_are_asked_and_the_others_are_out() -> None:
@@ -144,18 +122,6 @@ def test_an_answer_that_came_before_the_end_of_its_link_puts_that_member_behind(
 # ---- what it decides by ----
 
 
-def versions(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return np.array(numbers, np.uint64)
-
-
-def test_the_newest_of_each_page_counts_and_who_lacks_it_is_given_it() -> None:
-    one, other = versions(1, 5, 0, 7), versions(1, 4, 9, 7)
-    newest = mirroring.newest([one, other])
-    assert newest.tolist() == [1, 5, 9, 7]
-    assert mirroring.unequal(one, newest).tolist() == [2]
-    assert mirroring.unequal(other, newest).tolist() == [1]
-
-
 @pytest.mark.parametrize(
     ("whole", "has", "expected"),
     [([1, 2], [1, 2], []), ([1, 2], [2], [1]), ([1, 2], [], None), ([1], [2], None), ([1], [1, 2], [])],
@@ -164,24 +130,6 @@ def test_a_write_counts_when_a_whole_member_has_it_and_the_others_are_put_back(
     whole: list[int], has: list[int], expected: list[int] | None
 ) -> None:
     assert mirroring.acknowledged(whole, has) == expected
-
-
-def test_numbers_of_members_are_next_to_one_another() -> None:
-    assert [mirroring.member_number(3, member, 2) for member in range(2)] == [6, 7]
-    assert mirroring.slab_of(7, 2) == 3
-    assert mirroring.siblings(6, 2) == [7]
-    assert mirroring.siblings(7, 2) == [6]
-    assert mirroring.siblings(7, 1) == []
-
-
-def test_a_member_goes_to_another_rack_if_it_can_and_never_to_the_others_host() -> None:
-    free = {HostId(host): 4 for host in ("h1", "h2", "h3")}
-    racks = {HostId("h1"): "a", HostId("h2"): "a", HostId("h3"): "b"}
-    assert list(mirroring.apart(free, [HostId("h1")], racks)) == ["h3"]
-    assert list(mirroring.apart(free, [HostId("h1")], {})) == ["h2", "h3"]
-    del free[HostId("h3")]
-    assert list(mirroring.apart(free, [HostId("h1")], racks)) == ["h2"], "the same rack is better than none"
-    assert mirroring.apart(free, [HostId("h1"), HostId("h2")], racks) == {}
 
 
 def test_the_soonest_is_read_from_and_now_and_then_the_other() -> None:
@@ -225,14 +173,6 @@ def test_all_but_one_must_be_whole_to_serve() -> None:
     assert mirror.lost
     assert mirror.answered([3]) == []
     assert (mirror.of(3), mirror.serves) == (Whole(), False)
-
-
-def test_two_members_of_one_column_are_not_two_columns() -> None:
-    mirror = Mirror(needed=2, members=3)
-    for epoch, column in ((1, 0), (2, 0), (3, 1)):
-        mirror.opened(epoch, column)
-        assert mirror.filled(epoch) == []
-    assert isinstance(mirror.of(3), Filling)
 
 
 def test_two_members_of_one_column_cannot_serve() -> None:

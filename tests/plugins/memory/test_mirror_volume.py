@@ -305,16 +305,6 @@ async def test_requests_without_a_task_find_the_same_as_those_that_are_awaited()
         assert isinstance(made.at(0).users[0], SlabSession)
 
 
-async def test_versions_of_a_later_process_are_higher() -> None:
-    async with mirrored() as made:
-        await made.write(3, 7)
-        first = made.at(0).versions[3]
-        await made.die()
-        await made.start()
-        await made.write(3, 8)
-        assert made.at(0).versions[3] > first + (1 << 43)
-
-
 async def test_giving_up_silent_members_keeps_one_that_has_answered() -> None:
     async with mirrored() as made:
         await made.write(3, 7)

@@ -25,14 +25,6 @@ class Move(Tale):
         return [place.lender if place is not None else None for place in (slab.place, slab.next)]
 
 
-def test_while_it_is_filled_both_places_are_known() -> None:
-    """The old place still serves reads. Reference: §2.4.4."""
-    tale = Move()
-    assert tale.places == [tale.old, tale.new] and tale.state() == "moving"
-    assert tale.tell(b.SlabCopied("v", 0, tale.epoch - 1)) == []
-    assert tale.tell(b.SlabFailed("v", 0, tale.epoch + 7, "late")) == []
-
-
 def test_the_leases_of_both_places_are_renewed_for_as_long_as_it_moves() -> None:
     """A copy may take longer than a lease. Unrenewed, the lender would free the place that is being filled."""
     tale = Move()
@@ -90,11 +82,6 @@ def test_when_the_old_host_is_gone_its_place_is_closed_once() -> None:
     assert tale.tell(b.LenderLost(tale.old)) == [], "told twice"
     tale.tell(b.SlabClosed("v", 0, tale.old_epoch))
     assert tale.places == [tale.new, None] and tale.state() == "mapped"
-
-
-def test_a_host_that_holds_nothing_of_it_may_go() -> None:
-    tale = Move()
-    assert tale.tell(b.LenderLost(HostId("h9"))) == []
 
 
 def test_a_new_place_that_wants_it_back_before_it_is_filled_is_given_up() -> None:

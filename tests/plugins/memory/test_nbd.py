@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import random
 import socket
 import struct
 
@@ -18,37 +17,10 @@ from plugins.memory.datapath.doors.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdA
 from plugins.memory.datapath.volumes.volume import SubmittedWrite
 from plugins.memory.datapath.wire.slabwire import SlabRequest
 from tests.plugins.memory.nbd import SIZE, connected, exported
-from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, replaces_a_method, soon
+from tests.plugins.memory.ports import PAGE, asks_the_lender, page, replaces_a_method, soon
 from tests.quiet import quiet
 
 # ---- what is asked and answered --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lent", [True, False], ids=["at lenders", "on the disk"])
-async def test_whatever_is_written_at_whatever_offset_is_read_again(lent: bool) -> None:
-    rng = random.Random(7)
-    model = bytearray(SIZE)
-    async with exported(lent) as (bench, _, _):
-        clients = [await connected(bench) for _ in range(2)]
-        for _ in range(80):
-            client = rng.choice(clients)
-            offset = rng.choice((rng.randrange(SIZE), rng.randrange(SHAPE.pages) * PAGE))
-            length = min(SIZE - offset, rng.choice((1, 100, PAGE, 3 * PAGE, 20 * PAGE, rng.randrange(1, 60_000))))
-            match rng.randrange(4):
-                case 0:
-                    flags = rng.choice((0, NO_HOLE))
-                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length, flags=flags) == 0
-                    model[offset : offset + length] = bytes(length)
-                case 1:
-                    assert await client.ask(NbdCommand.TRIM, offset, length) == 0
-                    first, end = -(-offset // PAGE) * PAGE, (offset + length) // PAGE * PAGE
-                    model[first : max(first, end)] = bytes(max(0, end - first))
-                case _:
-                    data = rng.randbytes(length)
-                    assert await client.write(offset, data) == 0
-                    model[offset : offset + length] = data
-            assert await rng.choice(clients).read(offset, length) == model[offset : offset + length]
-        assert await clients[0].read(0, SIZE) == model
 
 
 async def test_many_requests_under_way_are_answered_each_with_its_cookie() -> None:
@@ -175,45 +147,12 @@ async def test_a_request_leaves_nothing_that_a_search_for_cycles_has_to_free() -
             gc.enable()
 
 
-async def test_a_read_of_what_only_the_queue_has_newest_finds_it() -> None:
-    """The lender holds the version before, and does not answer the overwrite."""
-    async with exported() as (bench, volume, _):
-        client = await connected(bench)
-        assert await client.write(0, page(1)) == 0
-        await volume.flush()
-        assert await client.write(PAGE, page(1)) == 0  # the first write after a flush waits for the disk
-        bench.disk.gate.clear()
-        bench.ignore_requests()
-        await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
-        other = await connected(bench)
-        assert await asyncio.wait_for(other.read(0, PAGE), 2.0) == page(2)
-        bench.disk.gate.set()
-
-
 async def test_trimming_what_was_never_written_writes_nothing() -> None:
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         assert await client.ask(NbdCommand.TRIM, 0, SIZE) == 0
         assert await client.ask(NbdCommand.WRITE_ZEROES, 0, SIZE) == 0
         assert volume.counts(1).written_bytes == 0
-
-
-async def test_structured_replies_are_given_once_they_are_agreed() -> None:
-    async with exported() as (bench, _, _):
-        client = await connected(bench, go=False)
-        await client.greet()
-        assert await client.option(NbdOption.STRUCTURED_REPLY) == [(NbdAnswer.ACK, b"")]
-        await client.go(b"data")
-        for command, offset, length, data, kind, body in (
-            (NbdCommand.WRITE, PAGE, PAGE, page(3), 0, b""),
-            (NbdCommand.READ, PAGE, PAGE, b"", 1, PAGE.to_bytes(8, "big") + page(3)),
-            (NbdCommand.READ, SIZE, 1, b"", 32769, None),
-        ):
-            cookie = await client.send(command, offset, length, data)
-            found = struct.unpack(">IHHQI", await client.take(20))
-            assert found[:4] == (0x668E33EF, 1, kind, cookie)
-            told = await client.take(found[4])
-            assert told == body if body is not None else told[:4] == NbdError.EINVAL.to_bytes(4, "big")
 
 
 async def test_options_are_answered_and_unknown_ones_refused() -> None:

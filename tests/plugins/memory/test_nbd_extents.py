@@ -1,10 +1,7 @@
 """The answers of a volume to a client of the block device about allocated ranges (`base:allocation`)."""
 
-import random
 import struct
-from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,37 +59,6 @@ async def extents(client: Client, offset: int = 0, length: int = SIZE, flags: in
     kind, body = await chunk(client)
     assert kind == 5 and body[:4] == nbdwire.ALLOCATION_ID.to_bytes(4, "big")
     return list(struct.iter_unpack(">II", body[4:]))
-
-
-@pytest.mark.parametrize("lent", [True, False], ids=["at lenders", "on the disk"])
-async def test_what_was_written_is_allocated_and_zeros_are_holes(lent: bool) -> None:
-    rng = random.Random(5)
-    model = [EMPTY] * SHAPE.pages
-    async with exported(lent) as (bench, volume, _):
-        client = await agreed(bench)
-        for turn in range(60):
-            first = rng.randrange(SHAPE.pages)
-            count = rng.randrange(1, min(6, SHAPE.pages - first) + 1)
-            match rng.randrange(4):
-                case 0:
-                    command, data, flags, state = NbdCommand.TRIM, b"", 0, EMPTY
-                case 1:
-                    command, data, flags, state = NbdCommand.WRITE_ZEROES, b"", FAST_ZERO, EMPTY
-                case 2:
-                    command, data, flags, state = NbdCommand.WRITE_ZEROES, b"", NO_HOLE, 0
-                case _:
-                    command, data, flags, state = WRITE, page(turn + 1) * count, 0, 0
-            assert await done(client, command, first * PAGE, count * PAGE, data, flags) == 0
-            model[first : first + count] = [state] * count
-            if turn == 30:
-                await volume.flush()
-            offset = rng.randrange(SIZE)
-            length = rng.randrange(1, SIZE - offset + 1)
-            found = [state for size, state in await extents(client, offset, length) for _ in range(size)]
-            assert found == [model[at // PAGE] for at in range(offset, offset + length)]
-        told = await extents(client)
-        assert all(one[1] != two[1] for one, two in pairwise(told)), "runs are cut needlessly"
-        assert await extents(client, 1, SIZE - 1, REQ_ONE) == [(told[0][0] - 1, told[0][1])]
 
 
 async def test_a_page_that_a_lender_may_hold_newer_is_called_allocated() -> None:

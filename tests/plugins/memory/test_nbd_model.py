@@ -103,6 +103,7 @@ def test_what_ends_within_a_page_is_read_and_told_as_it_was_written(lent: bool) 
         @given(st.lists(CHANGES, max_size=6), st.lists(SPANS, max_size=4))
         @example([(WRITE, [8 * PAGE, 9 * PAGE], 0, 5)], [[7 * PAGE, 8 * PAGE + 1], [9 * PAGE - 1, 10 * PAGE]])
         @example([(WRITE, [0, SIZE], 0, 5), (TRIM, [PAGE - 1, 2 * PAGE + 1], 0, 1)], [[PAGE - 2, 2 * PAGE + 2]])
+        @example([(WRITE, [0, PAGE], 0, 5), (ZEROES, [512, 1024], 0, 1)], [[0, 512], [512, PAGE]])
         @settings(max_examples=40)
         def holds(changes: list[Change], looks: list[list[int]]) -> None:
             runner.run(play(client, changes, looks))

@@ -1,7 +1,6 @@
 """Infiniswap's claims (Gu 2021, chapter 2), one per test, against this plugin."""
 
 import asyncio
-import math
 import random
 import statistics
 
@@ -20,7 +19,7 @@ from plugins.memory.messages import (
     MrInfo,
     QueryMem,
 )
-from plugins.memory.policy import eviction, placement
+from plugins.memory.policy import placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.ports import PAGE, a_volume, read, write
@@ -118,30 +117,6 @@ def test_the_loss_of_one_lender_touches_its_slabs_only() -> None:
 def test_headroom_is_an_eighth_of_the_machine() -> None:
     """Headroom is 8 GB of 64 GB. Reference: §2.5.1"""
     assert MemorySettings().headroom_kept == Headroom(fraction=0.125)
-
-
-def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs() -> None:
-    """With a share p_b of busy slabs, E + E' are asked for E to evict. Reference: §2.5.2, Figure 2.7"""
-    rng, evict, busy_share = random.Random(5), 10, 0.4
-
-    def chance(extra: int) -> float:
-        light = 0
-        for _ in range(400):
-            slabs = {n: 100.0 if rng.random() < busy_share else 1.0 for n in range(1000)}
-            sizes = dict.fromkeys(slabs, 1)
-            asked = eviction.candidates_for(sizes, evict, rng, extra)
-            gone = eviction.slabs_to_evict({slab: slabs[slab] for slab in asked}, sizes, evict)
-            light += all(slabs[slab] < 20 for slab in gone)
-        return light / 400
-
-    def expected(extra: int) -> float:
-        """The chance that at least E of E + E' are light."""
-        n = evict + extra
-        return sum(math.comb(n, i) * (1 - busy_share) ** i * busy_share ** (n - i) for i in range(evict, n + 1))
-
-    found = [chance(extra) for extra in (0, 5, 10)]
-    assert found == sorted(found)
-    assert found == pytest.approx([expected(extra) for extra in (0, 5, 10)], abs=0.08)
 
 
 def test_a_slab_is_released_only_after_done() -> None:

@@ -13,9 +13,7 @@ from plugins.memory.policy import parity
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.quiet import quiet
 
-from .rack import kill
-from .test_mirror import VOLUME, a_rack, lenders, until_whole
-from .test_service import read_all, until_done, write_all
+from .test_mirror import VOLUME, a_rack
 
 K = parity.KINDS
 
@@ -35,12 +33,6 @@ def test_what_is_no_parity_is_refused_in_words(text: object) -> None:
 
 def test_parity_is_written_as_people_say_it() -> None:
     assert [parity.parsed(text) for text in ("2+1", "4 + 1", "7+1")] == [2, 4, 7]
-
-
-def test_rows_of_a_run() -> None:
-    assert parity.rows_of(0, 1, 2) == (0, 1)
-    assert parity.rows_of(1, 2, 2) == (0, 2)
-    assert parity.rows_of(7, 8, 4) == (1, 3)
 
 
 def test_a_slot_older_than_a_page_is_no_parity() -> None:
@@ -177,26 +169,6 @@ def test_a_volume_with_parity_takes_half_as_much_again() -> None:
     assert (known.data, known.slabs, known.taken_bytes) == (2, 2, 384 << 10)
 
 
-def test_pages_lie_on_two_hosts_and_their_parity_on_a_third_in_another_rack() -> None:
-    racks = {"h1": "a", "h2": "a", "h3": "b", "h4": "c", "h5": "c"}
-    with a_rack(5, racks=racks) as rack:
-        view = rack.attach("h1", VOLUME, "256 KiB", parity="2+1")
-        assert (view.slabs, view.slabs_mapped, view.slabs_whole, view.members, view.parity) == (2, 2, 2, 3, True)
-        for slab in range(2):
-            assert {rack.racks[lender] for lender in lenders(rack, slab)} == {"a", "b", "c"}
-            assert "h1" not in lenders(rack, slab)
-        until_done(rack, rack.client("h1", write_all, VOLUME))
-        lost = lenders(rack)[0]
-        rack.host(lost).power_off()
-        until_done(rack, rack.client("h1", read_all, VOLUME))
-        until_done(rack, rack.client("h1", lambda client: write_all(client, 2), VOLUME))
-        rack.declare(lost, "gone")
-        until_whole(rack, without=lost)
-        rack.host(lenders(rack)[1]).power_off()  # what was rebuilt has everything
-        until_done(rack, rack.client("h1", lambda client: read_all(client, 2), VOLUME))
-        assert not [name for name in rack.host("h1").disk.files if "/log" in name]
-
-
 def test_members_that_share_a_rack_are_said_to() -> None:
     for labels, said in (("aabbb", True), ("aabcd", False)):
         racks = {f"h{at + 1}": label for at, label in enumerate(labels)}
@@ -205,32 +177,6 @@ def test_members_that_share_a_rack_are_said_to() -> None:
             told = [why for event, why in rack.story(f"volume/{VOLUME}") if event == "racks shared"]
             assert bool(told) is said, told
             assert not told or "two members of slab 0 are in one rack" in told[0]
-
-
-def test_a_killed_process_finds_everything_at_its_members() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
-        until_done(rack, rack.client("h1", write_all, VOLUME))
-        rack.run(2)
-        assert [(view.pages_written, view.pages_remote) for view in rack.slabs("h1")] == [(16, 16)] * 3
-        kill([rack.vold("h1", VOLUME)])
-        until_done(rack, rack.client("h1", read_all, VOLUME))
-        until_whole(rack, slabs=1)
-        assert rack.command("h1", "volumes")[0].slabs_whole == 1
-
-
-def test_a_member_that_its_lender_wants_back_is_brought_elsewhere_first() -> None:
-    with a_rack(5) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
-        until_done(rack, rack.client("h1", write_all, VOLUME))
-        short = lenders(rack)[0]
-        probes = rack.host(short).probes
-        probes.filled_bytes = probes.total_bytes - probes.used_bytes
-        memory = rack.agents[short].lending.machine
-        rack.until(lambda: not memory.lent, 30.0)
-        until_whole(rack, slabs=1)
-        until_done(rack, rack.client("h1", read_all, VOLUME))
-        assert short not in lenders(rack)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +196,3 @@ def test_bad_parity_is_refused_in_words(mirror: int, text: str, said: str) -> No
         assert rack.command("h1", "volumes") == []
         rack.run(2)
         assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
-
-
-def test_a_volume_with_parity_keeps_its_kind() -> None:
-    with a_rack(5) as rack:
-        rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
-        assert rack.attach("h1", VOLUME, "128 KiB").parity
-        with pytest.raises(Refused, match="3 lenders for each slab, not 4"):
-            rack.attach("h1", VOLUME, "128 KiB", parity="3+1")
-        with pytest.raises(Refused, match="3 lenders for each slab, not 2"):
-            rack.attach("h1", VOLUME, "128 KiB", mirror=2)

@@ -42,16 +42,6 @@ async def striped(data: int = 2, deadline_s: float = 5.0, sealed: bool | None = 
                 await each.close()
 
 
-async def test_a_page_is_at_one_member_and_the_parity_at_the_last() -> None:
-    async with striped(sealed=False) as made:
-        await made.write(3, 7, 8, 9)
-        assert [made.word(0, 2), made.word(1, 1), made.word(1, 2)] == [8, 7, 9]
-        assert [made.word(2, 1), made.word(2, 2)] == [7, 8 ^ 9]
-        assert await made.read(0, 8) == [0, 0, 0, 7, 8, 9, 0, 0]
-        await made.write(2, 6)
-        assert made.word(2, 1) == 6 ^ 7
-
-
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("data", [2, 4])
 async def test_whichever_member_is_lost_every_page_is_read(data: int, lost: int) -> None:

@@ -36,17 +36,6 @@ def budget(
 # ---- placement -------------------------------------------------------------------------------------------------------
 
 
-def test_activity_moves_a_fifth_of_the_way_to_what_was_measured() -> None:
-    assert placement.activity(0.0, 100) == pytest.approx(20.0)
-    assert placement.activity(20.0, 100) == pytest.approx(36.0)
-
-
-@given(old=st.floats(0, 1e9), measured=st.integers(0, 10**9))
-def test_activity_lies_between_what_was_and_what_is(old: float, measured: int) -> None:
-    new = placement.activity(old, measured)
-    assert min(old, measured) * 0.999999 - 1e-9 <= new <= max(old, measured) * 1.000001 + 1e-9
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 10**9))))
 def test_the_activities_of_many_slabs_are_that_of_each(slabs: list[tuple[float, int]]) -> None:
     old, measured = [before for before, _ in slabs], [now for _, now in slabs]
@@ -67,47 +56,24 @@ def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> Non
         LenderPeer(H[2], "alive", 2, GIB),
         LenderPeer(H[3], "alive", None, 64 * MIB),
         LenderPeer(H[4], "gone", 3, 2 * GIB),
+        LenderPeer(H[5], "suspect", 3, GIB),
     ]
     counted = placement.in_slabs_of(peers, GIB)
-    assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6]
+    assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6, 3]
     assert [(peer.host, peer.state) for peer in counted] == [(peer.host, peer.state) for peer in peers]
     assert placement.askable(counted[::-1]) == [H[0], H[2]], "fifteen small ones are no large one"
     assert placement.in_slabs_of(peers, 64 * MIB)[2].slabs_free == 32
 
 
-def test_suspected_gone_full_and_silent_hosts_are_not_asked() -> None:
-    peers = [
-        LenderPeer(H[0], "alive", 3),
-        LenderPeer(H[1], "suspect", 3),
-        LenderPeer(H[2], "gone", 3),
-        LenderPeer(H[3], "left", 3),
-        LenderPeer(H[4], "alive", 0),
-        LenderPeer(H[5], "alive", None),
-    ]
-    assert placement.askable(peers) == [H[0]]
-
-
-def test_a_host_without_our_slabs_is_asked_first() -> None:
-    asked = placement.hosts_to_ask(H[:4], holding=H[:3], rng=random.Random(1))
-    assert asked[0] == H[3]
-    assert len(asked) == placement.CHOICES
-
-
-@given(candidates=hosts, holding=hosts, seed=st.integers(0, 1000))
+@given(candidates=st.lists(st.sampled_from(H)), holding=hosts, seed=st.integers(0, 1000))
 def test_two_different_candidates_are_asked_and_a_holder_only_for_want_of_others(
     candidates: list[HostId], holding: list[HostId], seed: int
 ) -> None:
     asked = placement.hosts_to_ask(candidates, holding, random.Random(seed))
-    assert len(asked) == len(set(asked)) == min(2, len(candidates))
+    assert len(asked) == len(set(asked)) == min(2, len(set(candidates)))
     assert set(asked) <= set(candidates)
     fresh = set(candidates) - set(holding)
     assert len(set(asked) & fresh) == min(2, len(fresh))
-
-
-def test_the_order_in_which_hosts_are_known_does_not_change_who_is_asked() -> None:
-    one = placement.hosts_to_ask(H, H[:3], random.Random(5))
-    other = placement.hosts_to_ask(H[::-1], H[:3][::-1], random.Random(5))
-    assert one == other
 
 
 def test_every_host_is_asked_now_and_then() -> None:
@@ -171,10 +137,6 @@ def test_a_spike_of_a_second_neither_evicts_nor_lends() -> None:
     assert eviction.bytes_to_free(budget(free=GIB, now=9 * GIB, lent=GIB)) == 0, "already freed"
     assert lending.spare_bytes(budget(free=20 * GIB, now=9 * GIB)) == GIB
     assert lending.spare_bytes(budget(free=9 * GIB, now=20 * GIB)) == GIB
-
-
-def test_a_lowered_cap_takes_slabs_back_too() -> None:
-    assert eviction.bytes_to_free(budget(free=20 * GIB, lent=4 * 64 * MIB, cap=2 * 64 * MIB)) == 2 * 64 * MIB
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

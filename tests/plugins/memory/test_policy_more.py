@@ -128,16 +128,6 @@ def test_with_two_drawn_by_view_the_same_two_are_asked_as_by_lot(free: dict[Host
     assert set(placement.hosts_to_ask_by_view(free, [], random.Random(seed), drawn=2)) == set(by_lot)
 
 
-@given(candidates=st.lists(st.sampled_from(H)), holding=hosts, seed=st.integers(0, 1 << 30), count=st.integers(0, 30))
-def test_the_fast_draw_is_the_plain_one(candidates: list[HostId], holding: list[HostId], seed: int, count: int) -> None:
-    """The plain draw uses two sorted sets, as the paper says it."""
-    rng = random.Random(seed)
-    fresh, known = sorted(set(candidates) - set(holding)), sorted(set(candidates) & set(holding))
-    first = rng.sample(fresh, min(count, len(fresh)))
-    plain = (*first, *rng.sample(known, min(count - len(first), len(known))))
-    assert placement.hosts_to_ask(candidates, holding, random.Random(seed), count) == plain
-
-
 # ---- equal hosts -----------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +176,6 @@ def after(seconds: list[float]) -> HeadroomGrowth:
     for own in seconds:
         growth = headroom.grown(growth, own)
     return growth
-
-
-def test_a_quiet_host_keeps_the_floor() -> None:
-    growth = after([20.0 * GIB] * 60)
-    assert headroom.headroom_auto(memory(40 * GIB), growth, 14.0) == round(0.03 * 64 * GIB)
 
 
 def test_a_growing_host_keeps_what_it_takes_while_slabs_come_back_and_half_again() -> None:
@@ -254,14 +239,6 @@ def test_spare_is_never_more_than_the_limit_leaves(limit: int, used: int, lent: 
     spare = lending.spare_bytes(now)
     assert 0 <= spare <= max(0, limit - used - kept - lent * 64 * MIB)
     assert spare == 0 or pressure <= lending.PRESSURE_MAX
-
-
-def test_headroom_may_be_a_size_or_a_share_in_the_settings() -> None:
-    assert MemorySettings(headroom="8 GiB").headroom_kept == Headroom(fixed_bytes=8 * GIB)
-    kept = MemorySettings(headroom="12.5 %").headroom_kept
-    assert kept is not None
-    assert kept.of(64 * GIB) == 8 * GIB
-    assert MemorySettings(headroom="auto").headroom_kept is None
 
 
 @pytest.mark.parametrize("page", ["512 B", "1 KiB", "4 KiB", "64 KiB"])

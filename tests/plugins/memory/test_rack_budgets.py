@@ -116,16 +116,6 @@ def test_whatever_a_host_gossips_it_is_heard_or_counts_as_silent(said: bytes) ->
     assert set(accounts.others(ANN)) <= {H1}
 
 
-def test_agents_of_before_are_heard_and_borrow_and_lend() -> None:
-    tale = LenderTale(4, peer(H2, old=1))
-    encoded = msgspec.msgpack.encode(
-        {"type": "Map", "volume": "v", "index": 1, "epoch": 1, "slab_bytes": 1, "page_bytes": 4096}
-    )
-    assert msgspec.msgpack.decode(encoded, type=Map) == Map("v", 1, 1, 1, 4096)
-    assert tale.map(0, tenant="") == "" and tale.map(1) == "" and tale.accounts.lenders == [H2]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Renew((), 1, "ann", "j1", 4128)), type=dict)["tenant"] == "ann"
-
-
 # ---- who is refused --------------------------------------------------------------------------------------------------
 
 

@@ -69,55 +69,6 @@ def test_a_hot_volume_is_placed_on_other_hosts_and_read_back_byte_equal() -> Non
         assert volume.slabs_mapped == 4
 
 
-def test_why_tells_who_was_asked_what_each_offered_and_who_was_taken() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", "data", "64 KiB")
-        keep_hot(rack, "h1", "data", slabs=1)
-        story = dict(rack.story("slab/data/0"))
-        lender = rack.lender("h1", "data", 0)
-        asked, _, rest = story["hot"].partition(" asked ")[2].partition(" of ")
-        assert rest.startswith("3 with room")
-        said = {f"{host} offers 63" for host in asked.split(" and ")}  # a slab with its seals is larger
-        assert set(story["taken"].partition(";")[0].split(", ")) == said
-        assert f"{lender} has" in story["taken"]
-        assert lender in story["mapped"]
-        assert "h1" in story["lent"]
-
-
-def test_a_killed_lender_costs_no_byte_and_its_slabs_find_another_place() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        until_done(rack, rack.client("h1", write_all, "data"))
-        lost = rack.lender("h1", "data", 0)
-        rack.host(lost).power_off()
-        rack.declare(lost, "gone")
-        until_done(rack, rack.client("h1", read_all, "data"))
-        keep_hot(rack, "h1", "data", slabs=2)
-        assert rack.lender("h1", "data", 0) != lost
-        assert any(event in ("lost", "lender gone") for event, _ in rack.story("slab/data/0"))
-
-
-def test_a_killed_volume_process_is_started_again_and_serves_every_acknowledged_byte() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        for version in range(2, 8):
-
-            async def write(client: SimClient, version: int = version) -> None:
-                await write_all(client, version)
-                rack.vold("h1", "data").signal(9)  # right after the last acknowledgement
-
-            until_done(rack, rack.client("h1", write, "data"))
-
-            async def read(client: SimClient, version: int = version) -> None:
-                await read_all(client, version)
-
-            until_done(rack, rack.client("h1", read, "data"))
-        assert len(rack.host("h1").find("vold-data")) == 1
-        assert ("volume/data", "started again") in {(subject, event) for _, subject, event, _ in rack.notes}
-
-
 def test_a_restarted_agent_finds_its_volume_process_and_its_slabs_again() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", "data", "128 KiB")
@@ -136,83 +87,6 @@ def test_a_restarted_agent_finds_its_volume_process_and_its_slabs_again() -> Non
         assert rack.mapped("h1", "data") == [0, 1]
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 2
         until_done(rack, rack.client("h1", read_all, "data"))
-
-
-def test_a_lender_short_of_memory_gets_it_back_and_a_hot_slab_moves_on() -> None:
-    with a_rack(4) as rack:
-        rack.attach("h1", "data", "64 KiB")
-        keep_hot(rack, "h1", "data", slabs=1)
-        until_done(rack, rack.client("h1", write_all, "data"))
-        old = rack.lender("h1", "data", 0)
-
-        async def work(client: SimClient) -> None:
-            while rack.world.now < until_s:
-                await write_all(client)
-                await read_all(client)
-                await asyncio.sleep(0.2)
-
-        until_s = rack.world.now + 40
-        client = rack.client("h1", work, "data")
-        rack.run(2)
-        probes = rack.host(old).probes
-        probes.filled_bytes = probes.total_bytes - probes.used_bytes
-        rack.until(lambda: not rack.agents[old].lending.machine.lent)
-        until_done(rack, client)
-        events = [event for event, _ in rack.story("slab/data/0")]
-        assert "evicting" in events
-        assert "moving" in events
-        assert events.index("evicting") < events.index("moving") < events.index("done")
-        assert rack.lender("h1", "data", 0) != old
-        assert rack.agents[old].lending.machine.evictions["forced"] == 0
-
-
-def test_a_lender_that_measures_headroom_lends_more_and_gives_way_to_its_programs() -> None:
-    """A tenth of the memory is free; the paper's eighth of headroom would leave nothing to lend. Reference: §2.5.1."""
-    settings = msgspec.structs.replace(SETTINGS, headroom="auto", lend="64 MiB")
-    with World(1) as world:
-        rack = MemoryRack(world, 3, settings)
-        for host in ("h2", "h3"):
-            probes = rack.host(host).probes
-            probes.filled_bytes = probes.total_bytes - probes.used_bytes - probes.total_bytes // 10
-        rack.run(3)
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        lender = rack.lender("h1", "data", 0)
-        machine, probes = rack.agents[lender].lending.machine, rack.host(lender).probes
-        assert machine.budget is not None
-        assert machine.budget.headroom_bytes == round(0.03 * probes.total_bytes)
-        for _ in range(4):
-            probes.filled_bytes += probes.total_bytes // 125
-            rack.run(1)
-        assert machine.budget.headroom_bytes > 0.06 * probes.total_bytes
-        rack.until(lambda: not machine.lent, 30.0)
-        assert probes.memory().pressure_some_avg10 == 0, "given back before its programs had to wait"
-        until_done(rack, rack.client("h1", read_all, "data"))
-
-
-def test_a_volume_that_nobody_reads_any_more_gives_its_slabs_back_if_that_is_wished() -> None:
-    with a_rack(3, settings=msgspec.structs.replace(SETTINGS, cold_share=0.25)) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        until_done(rack, rack.client("h1", write_all, "data"))
-        rack.until(lambda: rack.mapped("h1", "data") == [], 120.0)
-        rack.run(2)
-        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
-        assert "cold" in [event for event, _ in rack.story("slab/data/0")]
-        until_done(rack, rack.client("h1", read_all, "data"))
-
-
-def test_the_slabs_of_a_host_that_vanished_are_freed_when_the_lease_is_over() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.host("h1").power_off()
-        rack.run(10)
-        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 2
-        rack.run(20)
-        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
-        for host in ("h2", "h3"):
-            assert rack.agents[host].lending.machine.spare_bytes() == 4 << 20
 
 
 def test_detaching_forgets_the_volume_here_and_at_its_lenders() -> None:
@@ -396,33 +270,6 @@ def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:
 
 
 # ---- links that end --------------------------------------------------------------------------------------------------
-
-
-def test_idle_slabs_of_a_killed_process_are_not_called_mapped_and_none_stay_lent() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(60)
-        for host in ("h2", "h3"):
-            rack.lose_memory(host)
-        rack.run(5)
-        assert rack.mapped("h1", "data") == []
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS.of("borrowed")] == 0
-        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
-
-
-def test_idle_slabs_whose_links_are_reset_are_soon_mapped_under_the_same_epoch() -> None:
-    with a_rack(3) as rack:
-        rack.attach("h1", "data", "128 KiB")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(60)
-        before = [slab.epoch for slab in rack.slabs("h1")]
-        for lender in ("h2", "h3"):
-            rack.world.wires.reset(lender, 1.0)
-        rack.run(5)
-        assert rack.mapped("h1", "data") == [0, 1]
-        assert [slab.epoch for slab in rack.slabs("h1")] == before
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLAB_LINKS_REOPENED.of()] == 2
 
 
 # ---- a disk that takes nothing ---------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, read, soon, write
 
 ME, LENDER = HostId("h1"), HostId("h2")
-FILES = "memory/volumes/data"
 HUGE = Shape("data", TIB, PAGE, 64 * MIB)
 _messages: msgspec.msgpack.Decoder[Messages] = msgspec.msgpack.Decoder(Messages)
 

@@ -41,23 +41,6 @@ def test_the_story_of_a_search_says_what_each_offered_and_who_was_silent() -> No
     assert (names([]), counted(1), counted(2)) == ("none", "1 slab", "2 slabs")
 
 
-def test_hosts_that_hold_a_slab_or_are_asked_for_it_count_as_holding() -> None:
-    """Slabs that turn hot together are spread. Reference: §2.4.2."""
-    assert BorrowedSlab("v", 0).hosts() == []
-    assert held(place(A), place(B, 2)).hosts() == [A, B]
-    assert searching(held(place(A)), B, C).hosts() == [A, B, C]
-    assert searching(BorrowedSlab("v", 0), B, C).hosts() == [B, C]
-
-
-def test_a_volume_counts_its_slabs_at_each_lender_also_those_that_are_only_promised() -> None:
-    """Between equal offers the host with the fewest is taken. Reference: §2.4.2."""
-    promised, asking = (searching(BorrowedSlab("v", index), B, C) for index in (2, 3))
-    promised.search_on(querying(7, B, C, b=1).requesting(B))
-    slabs = [held(place(A)), held(place(A), place(B, 2), index=1), promised, asking]
-    volume = BorrowedVolume(64, 4, slabs, 20.0, None)
-    assert volume.by_host.chosen == {A: 2, B: 2} and volume.rates == [0.0] * 4
-
-
 def test_a_volume_counts_as_its_slabs_change() -> None:
     slabs = [BorrowedSlab("v", index) for index in range(2)]
     volume = BorrowedVolume(64, 4, slabs, 20.0, None)
@@ -74,14 +57,6 @@ def test_a_volume_counts_as_its_slabs_change() -> None:
     slab.found([])
     assert (volume.by_host.chosen, volume.by_host.near) == ({}, {})
     volume.check()
-
-
-def test_only_a_slab_that_was_evicted_from_a_lender_leaves_it() -> None:
-    slab = held(place(A))
-    assert not slab.leaves(A)
-    slab.evict()
-    assert slab.leaves(A) and not slab.leaves(B)
-    assert not BorrowedSlab("v", 0).leaves(A)
 
 
 def test_every_epoch_is_known_under_which_a_lender_may_hold_it() -> None:

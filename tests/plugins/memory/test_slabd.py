@@ -18,7 +18,6 @@ from plugins.memory.datapath.wire import slabwire
 from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.wire.slabwire import SlabHello, SlabOp, SlabRequest, SlabStatus
 from tests.plugins.memory.ports import PAGE, RDMA, SECRET, Bench, a_bench, asks_the_lender, borrowers_links, page, soon
-from tests.quiet import quiet
 
 SIZE = 16 * PAGE
 
@@ -82,26 +81,6 @@ async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
 # ---- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_version_stays_whatever_order_writes_arrive_in() -> None:
-    store = SlabStore(1 << 20, MemfdPages())
-    store.register(asked())
-    slab = hosted(store)
-    slab.put(0, versions(5, 5), memoryview(page(5) + page(5)))
-    slab.put(0, versions(4, 6), memoryview(page(4) + page(6)))
-    assert slab.has(0, 2) == page(5) + page(6)
-    assert list(slab.versions[:3]) == [5, 6, 0]
-    assert slab.touched == 2
-
-
-def test_a_discard_zeroes_pages_unless_they_are_newer() -> None:
-    store = SlabStore(1 << 20, MemfdPages())
-    store.register(asked())
-    slab = hosted(store)
-    slab.put(0, versions(5, 9), memoryview(page(5) + page(9)))
-    slab.put(0, versions(7, 7), None)
-    assert slab.has(0, 2) == bytes(PAGE) + page(9)
-
-
 def test_a_slab_is_zeroed_before_another_mapping_gets_it() -> None:
     store = SlabStore(SIZE, MemfdPages())
     store.register(asked(epoch=1))
@@ -109,18 +88,6 @@ def test_a_slab_is_zeroed_before_another_mapping_gets_it() -> None:
     store.register(asked(epoch=2))
     assert hosted(store).has(0, 16) == bytes(SIZE)
     assert list(hosted(store).versions).count(0) == 16
-
-
-def test_registering_twice_changes_nothing_and_an_older_epoch_is_refused() -> None:
-    store = SlabStore(SIZE, MemfdPages())
-    store.register(asked(epoch=2))
-    hosted(store).put(0, versions(1), memoryview(page(1)))
-    store.register(asked(epoch=2))
-    assert hosted(store).has(0, 1) == page(1)
-    with pytest.raises(ValueError, match="not newer"):
-        store.register(asked(epoch=1))
-    with pytest.raises(ValueError, match="not newer"):
-        store.register(asked(epoch=2, secret=b"another secret.."))
 
 
 @pytest.mark.parametrize(
@@ -135,21 +102,6 @@ def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlabFrame
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
-
-
-async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
-    async with a_bench() as bench:
-        place = bench.register(0)
-        slab = hosted(bench.store)
-        slab.put(0, versions(1), memoryview(page(1)))
-        stream = await greeted(bench, place)
-        await stream.write(asks(SlabOp.WRITE, 0, 1, PAGE, version=2), page(2)[: PAGE // 2])
-        await quiet()
-        assert len(slab.users) == 1
-        stream.close()
-        await soon(lambda: slab.users == [])
-        assert slab.has(0, 1) == page(1)
-        assert slab.versions[0] == 1
 
 
 async def test_a_stale_epoch_a_wrong_secret_and_an_unknown_slab_get_the_same_no() -> None:
@@ -253,41 +205,6 @@ async def test_a_connection_that_does_not_prove_itself_in_time_is_dropped(monkey
         with pytest.raises(ConnectionError):
             await stream.read_into(memoryview(bytearray(1)))
         assert len(bench.server.strangers) == 0
-
-
-async def test_a_freed_slab_cuts_its_borrower_off() -> None:
-    async with a_bench() as bench:
-        remote = await link(bench, bench.register(0))
-        await remote.write(0, versions(1), memoryview(page(1)))
-        bench.store.free("h1", "data", 0, 1)
-        if RDMA:
-            await bench.store.left()  # until then what is under way arrives
-        with pytest.raises(SlabGone):
-            await remote.write(0, versions(2), memoryview(page(2)))
-        assert bench.store.held_bytes == 0
-
-
-async def test_a_second_connection_of_the_same_mapping_ends_the_first() -> None:
-    async with a_bench() as bench:
-        place = bench.register(0)
-        first = await link(bench, place)
-        second = await link(bench, place)
-        await soon(lambda: bool(first.why))
-        await second.write(0, versions(1), memoryview(page(1)))
-        with pytest.raises(SlabGone):
-            await first.write(0, versions(2), memoryview(page(2)))
-        assert hosted(bench.store).has(0, 1) == page(1)
-
-
-async def test_many_requests_may_be_under_way_at_once() -> None:
-    async with a_bench() as bench:
-        remote = await link(bench, bench.register(0))
-        await asyncio.gather(*(remote.write(n, versions(n + 1), memoryview(page(n))) for n in range(16)))
-        buffers = [memoryview(bytearray(PAGE)) for _ in range(16)]
-        found = await asyncio.gather(*(remote.read(n, buffers[n]) for n in range(16)))
-        assert [list(got) for got in found] == [[n + 1] for n in range(16)]
-        assert [buffer == page(n) for n, buffer in enumerate(buffers)] == [True] * 16
-        assert list(await remote.versions()) == list(range(1, 17))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from chaos.world.world import World
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.spill import Spill
-from plugins.memory.policy import spilling
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
 from tests.quiet import quiet
@@ -51,21 +50,6 @@ def put(spill: Spill, version: int, **words: int) -> None:
 # ---- what is found ---------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_read_at_once_and_by_a_later_process() -> None:
-    async with a_bench() as bench:
-        spill = await opened(bench, 1)
-        put(spill, 1, p0=10, p1=11, p5=15)
-        assert (await look(spill))[:6] == [10, 11, 0, 0, 0, 15]
-        await spill.written(spill.log.put)
-        put(spill, 2, p1=21)
-        await spill.flush()
-        await die(spill)
-        again = await opened(bench, 2)
-        assert (await look(again))[:6] == [10, 21, 0, 0, 0, 15]
-        assert list(again.versions(0, 2)) == [1, 2]
-        assert again.count_written(0, PAGES) == 3
-
-
 async def test_zeros_go_through_the_log_too() -> None:
     async with a_bench() as bench:
         spill = await opened(bench, 1)
@@ -94,23 +78,6 @@ async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_ho
         await die(spill, writer=False)
         again = await opened(bench, 2)
         assert (await look(again))[:3] == [13, 11, 12]
-
-
-async def test_a_writer_that_died_is_replaced_and_nothing_in_the_ring_is_lost() -> None:
-    async with a_bench() as bench:
-        spill = await opened(bench, 1)
-        put(spill, 1, p0=10)
-        await spill.flush()
-        bench.disk.gate.clear()
-        put(spill, 2, p1=11, p2=12)
-        await asyncio.sleep(0.02)
-        bench.processes.started[-1].signal(9)
-        bench.disk.gate.set()
-        put(spill, 3, p3=13)
-        await spill.flush()
-        assert spill.writer.starts == 2
-        await die(spill)
-        assert (await look(await opened(bench, 2)))[:4] == [10, 11, 12, 13]
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
@@ -260,41 +227,6 @@ async def test_a_full_ring_holds_up_whoever_puts_and_loses_nothing() -> None:
         assert await look(await opened(bench, 2)) == before
 
 
-async def test_a_full_disk_is_said_and_later_takes_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
-    async with a_bench() as bench:
-        spill = await opened(bench, 1)
-        bench.disk.fail = True
-        put(spill, 1, p3=1)
-        with pytest.raises(OSError, match="no space"):
-            await spill.written(1)
-        assert "no space" in spill.refused and (await look(spill))[3] == 1
-        bench.disk.fail = False
-        await soon(lambda: not spill.refused)
-        await spill.flush()
-        await die(spill)
-        assert (await look(await opened(bench, 2)))[3] == 1
-
-
-async def test_a_page_damaged_before_it_was_copied_stays_an_error() -> None:
-    """Compaction must not drop it, for then an older process's copy, or zeros, would be taken for it."""
-    async with a_bench() as bench:
-        spill = await opened(bench, 1, pages=64)
-        for number in range(1, 400):
-            await spill.room(1)
-            put(spill, number, **{f"p{number % 40}": number})
-            if number == 45:
-                await spill.flush()
-                put(spill, 46, p50=46)
-                await spill.flush()
-                slot, block = spill.table.segment_of(spill.table.places[50])
-                await damaged(bench, f"v/log/{slot:08x}", block * PAGE + 8)
-        await spill.flush()
-        await asyncio.sleep(1.2)
-        with pytest.raises(OSError, match="page 50 is damaged"):
-            await look(spill, 64)
-
-
 async def test_what_lives_survives_any_number_of_compactions() -> None:
     """Half of the pages are written once, the others again and again between them."""
     async with a_bench() as bench:
@@ -363,28 +295,6 @@ def test_deaths_at_any_moment_lose_nothing_that_was_promised(
             spilled.host.disk.sick = 0.0
             spilled.opened()
             spilled.check_found(least)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_log_takes_little_more_than_what_lives(seed: int) -> None:
-    """For pages that are written again and again, the log takes 1.3 times what lives, and a few segments."""
-    with World(seed) as world:
-        spilled = SpillWorld(world, seed)
-        spilled.opened()
-        spill = spilled.told.spill
-        assert spill is not None
-        most = 0
-        for _ in range(40):
-            world.run(world.now + 0.5)
-            most = max(most, spilled.takes() // PAGE)
-        length = spill.log.segment_blocks
-        assert spill.log.batch - (spilled.told.life << 40) > 500
-        limit = (
-            spilling.TAKES_MAX * PAGES
-            + (spilling.SEGMENTS_SPARE + spilling.RESERVED + spilling.DROP_TOGETHER + 2) * length
-        )
-        assert most <= limit, f"{most} blocks for {PAGES} pages; at most {limit:.0f}"
-        assert len(spill.log.segments) < 12
 
 
 def test_words_are_told_apart() -> None:

@@ -1,8 +1,6 @@
 """Decisions and memory of the spill log's process, without a disk; and its decoders on bytes that are anything."""
 
 import random
-from array import array
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from covey.wire import frames
 from plugins.memory.datapath.spill import spill_wire
-from plugins.memory.datapath.spill.page_table import LOG, RING, ZERO, PageTable
+from plugins.memory.datapath.spill.page_table import RING, ZERO, PageTable
 from plugins.memory.machine.spill_log import (
     AppendNext,
     CompactNext,
@@ -242,32 +240,6 @@ def test_of_zeros_and_content_the_newer_counts_page_by_page() -> None:
     assert table.live == [1, 1]
 
 
-@given(
-    records=st.lists(
-        st.tuples(st.integers(1, 99), st.integers(0, 9), st.sampled_from([0, 0, 0, 3])),
-        max_size=40,
-        unique_by=lambda record: record[0],  # one request has one version
-    ),
-    cuts=st.lists(st.integers(0, 40), max_size=3),
-)
-def test_arrays_find_what_one_record_after_another_would(records: list[tuple[int, int, int]], cuts: list[int]) -> None:
-    table = PageTable(10, 128)
-    newest: dict[int, tuple[int, int]] = {}
-    edges = sorted({0, len(records), *(min(cut, len(records)) for cut in cuts)})
-    for slot, (start, end) in enumerate(pairwise(edges)):
-        table.live.append(0)
-        rows = [(version, page, zeros, block) for block, (version, page, zeros) in enumerate(records[start:end], 1)]
-        table.take_newer(rows_of(*rows) if rows else np.zeros(0, ROW), slot)
-        for version, page, zeros, block in rows:
-            for each in range(page, min(10, page + (zeros or 1))):
-                if version > newest.get(each, (0, 0))[0]:
-                    newest[each] = (version, ZERO if zeros else table.log_place(slot, block))
-    for page in range(10):
-        assert table.versions[page] == newest.get(page, (0, 0))[0]
-    lives = [place for _, place in newest.values() if place >= LOG]
-    assert sum(table.live) == len(lives)
-
-
 def test_a_page_written_again_while_it_was_on_its_way_stays_in_the_ring() -> None:
     table = PageTable(10, 128)
     table.live = [0]
@@ -375,12 +347,6 @@ def _mutated(frame: spill_wire.SpillFrame, at: int, value: int) -> bytes:
     data = bytearray(msgspec.msgpack.encode(frame))
     data[at % len(data)] = value
     return bytes(data)
-
-
-def test_versions_of_a_run_are_an_array() -> None:
-    table = PageTable(10, 128)
-    table.put(3, 7, RING)
-    assert table.run(2, 3) == array("Q", [0, 7, 0])
 
 
 STRIDE, SLOTS, PAGES = 6, 3, 24
