@@ -5,7 +5,7 @@ import pytest
 from plugins.facts import JobHooked, StepTimed
 from tests.covey.agents import Agent
 from tests.covey.hooks import plain_scripts
-from tests.covey.hooks.plain_scripts import printed
+from tests.covey.hooks.plain_scripts import WITHOUT_COMPILER, printed
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -134,7 +134,7 @@ with covey.join() as job:
 
 
 async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
-    return await plain_scripts.trained(agent, HEAD + script, "-W", "error", **environ)
+    return await plain_scripts.trained(agent, WITHOUT_COMPILER + HEAD + script, "-W", "error", **environ)
 
 
 @pytest.mark.parametrize(
