@@ -167,14 +167,15 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
     told("sha256", checksum(model))
 
 
-def main(rank: int, ranks: int, incarnation: int, kind: str, steps: int, epoch: int, address: str) -> None:
+def main(words: list[str]) -> None:
+    rank, ranks, incarnation, kind, steps, epoch, address = words
     if kind.startswith("lab"):
         from tests.covey.device import lab
 
         lab.load()
-    at = AggregatorAt(JobId("j1"), epoch, HostId("h1"), address, b"sixteen bytes !!")
-    train(RankOfTest(rank, ranks, incarnation, kind, steps), at)
+    at = AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!")
+    train(RankOfTest(int(rank), int(ranks), int(incarnation), kind, int(steps)), at)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]), sys.argv[7])
+    main(sys.argv[1:])
