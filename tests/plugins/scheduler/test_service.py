@@ -112,16 +112,6 @@ async def test_a_cancelled_job_is_stopped_and_stays_cancelled_whatever_its_ranks
 
 
 @on_a_rack()
-async def test_a_job_that_waits_is_cancelled_without_ever_running(rack: Rack) -> None:
-    await submit(rack, workers=8)
-    await submit(rack, workers=8)
-    assert (await rack["gpu1"].call("cancel", id="j2")).state == "cancelled"
-    rack.finish("j1")
-    await asyncio.sleep(5)
-    assert not any(("j2", 1) in host.machine.starts for host in rack.hosts.values())
-
-
-@on_a_rack()
 async def test_a_job_over_its_quota_waits_says_why_and_starts_when_the_quota_is_free(rack: Rack) -> None:
     await rack["gpu2"].call("quota_set", tenant="alice", gpus=4)
     await submit(rack, tenant="alice")
@@ -162,14 +152,6 @@ async def test_a_host_with_a_nearly_full_disk_takes_no_submission_or_ranks_and_o
     assert not rack["gpu1"].machine.starts and job.id
 
 
-@on_a_rack()
-async def test_the_same_key_twice_is_one_job_whoever_is_asked(rack: Rack) -> None:
-    first = await submit(rack, on="gpu1", key="0123456789abcdef")
-    again = await submit(rack, on="gpu4", key="0123456789abcdef")
-    assert first.id == again.id == "j1"
-    assert len(await rack["gpu2"].call("jobs")) == 1
-
-
 @on_a_rack(settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,)))
 async def test_a_short_job_of_a_higher_queue_preempts_a_long_one_which_then_starts_again(rack: Rack) -> None:
     await submit(rack, workers=8)
@@ -185,26 +167,6 @@ async def test_a_short_job_of_a_higher_queue_preempts_a_long_one_which_then_star
     rack.finish("j2")
     await until(lambda: rack.job("j1").state == "running")
     assert rack.job("j1").tally.attempt == 2 and rack.job("j1").attained_gpu_s >= 100
-
-
-@on_a_rack(settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,), preemption=False))
-async def test_with_preemption_off_a_started_job_keeps_its_gpus(rack: Rack) -> None:
-    await submit(rack, workers=8)
-    await asyncio.sleep(30)
-    await submit(rack, workers=2)
-    await asyncio.sleep(30)
-    assert (rack.job("j1").state, rack.job("j2").state) == ("running", "queued")
-
-
-@on_a_rack()
-async def test_exit_75_starts_the_job_again_and_counts_the_attempt(rack: Rack) -> None:
-    await submit(rack, workers=1)
-    await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 1)
-    rack.finish("j1", {0: 75})
-    await until(lambda: rack.job("j1").tally.attempt == 2)
-    assert rack.job("j1").state == "running" and rack.job("j1").grant.epoch == 2
-    rack.finish("j1")
-    await until(lambda: rack.job("j1").state == "done")
 
 
 @on_a_rack()
@@ -266,15 +228,6 @@ async def test_the_output_of_a_rank_is_read_through_any_host(rack: Rack) -> None
     rack.cut_off(str(place.host))
     rack.lead(other)
     assert (await refused(rack[other].call("logs", id="j1", rank=2))).code == 75
-
-
-@on_a_rack()
-async def test_two_jobs_at_once_never_share_a_gpu_and_both_run_when_they_fit(rack: Rack) -> None:
-    await asyncio.gather(submit(rack, on="gpu1", workers=4), submit(rack, on="gpu2", workers=4))
-    await until(lambda: all(rack.job(id).state == "running" for id in ("j1", "j2")))
-    await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) >= 4)
-    given = [gpu for id in ("j1", "j2") for place in rack.job(id).start.places for gpu in place.gpus]
-    assert len(given) == len(set(given)) == 8
 
 
 @on_a_rack()

@@ -278,17 +278,6 @@ async def test_a_job_whose_ranks_a_host_lost_is_placed_again_and_not_failed(rack
     assert rack.job("j1").ending.exit_code == 0
 
 
-@on_a_rack()
-async def test_a_job_whose_ranks_are_lost_again_and_again_fails_in_the_end(rack: Rack) -> None:
-    await submit(rack, retries_lost=3)
-    for attempt in range(1, 5):
-        await until(lambda now=attempt: (rack.job("j1").tally.attempt, rack.job("j1").state) == (now, "running"))  # type: ignore[misc]
-        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        lose_ranks(rack)
-    await until(lambda: rack.job("j1").times.ended_wall_s is not None)
-    assert (rack.job("j1").state, rack.job("j1").ending.exit_code) == ("failed", 255)
-
-
 @pytest.mark.parametrize("at", [0, 9, 13, 20, 60, -1])
 @on_a_rack()
 async def test_a_damaged_record_of_who_holds_which_gpu_is_not_believed_what_runs_is_asked(rack: Rack, at: int) -> None:
