@@ -74,9 +74,7 @@ def test_a_swarm_damages_files_of_one_host_only_and_never_pages(seed: int) -> No
     assert all(fault.name in SPOILT for fault in damages)
 
 
-@pytest.mark.parametrize("seed", [16, 34])
-def test_ranks_whose_state_went_with_the_power_do_not_restart_under_the_same_epoch(
-    seed: int,
-) -> None:
+@pytest.mark.parametrize("seed", [pytest.param(16, marks=pytest.mark.long), 34])
+def test_ranks_whose_state_went_with_the_power_do_not_restart_under_the_same_epoch(seed: int) -> None:
     """The ranks began at round 0 of what an aggregator had summed long ago, and waited for ever."""
     tell("files_damaged", seed)

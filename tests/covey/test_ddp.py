@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +20,7 @@ from covey.tensors.same_host.huge_pages import make_huge
 from covey.wire.job import AggregatorAt
 from plugins.facts import JobHooked, TensorsSeen
 from tests.covey.agents import Agent
+from tests.covey.forks import Fork, Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
 
@@ -120,79 +121,92 @@ def aggd(tmp_path: Path) -> Iterator[AggdThread]:
     running.finish()
 
 
+class Attached:
+    """A rank that Covey attaches to by its environment: it has an interpreter of its own."""
+
+    def __init__(self, env: Mapping[str, str], script: Path, words: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **env},
+        )
+
+    def wait(self) -> int:
+        self._text, _ = self._process.communicate(timeout=100)
+        return self._process.returncode
+
+    def text(self) -> str:
+        return self._text
+
+
 class Script:
-    """The processes of one run. `env` gives more variables to each rank, by which Covey attaches to it."""
+    """The processes of one run, forked, or with what `env` gives each rank attached to."""
 
     def __init__(
         self,
+        forks: Forks,
         folder: Path,
         workers: int,
         kind: str,
         door: str,
         steps: int = 6,
-        env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        env: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
         store = folder / f"store-{door}-{kind}"
         store.unlink(missing_ok=True)
+        script = folder / "script.py"
+        script.write_text(SCRIPT)
         words = [str(workers), str(store), kind, str(steps), door]
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, str(rank), *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **env(rank)},
-            )
-            for rank in range(1 if door == "alone" else workers)
-        ]
+        ranks = range(1 if door == "alone" else workers)
+        self._forked = [] if env is not None else [forks.run(script, rank, *words) for rank in ranks]
+        attached = [] if env is None else [Attached(env(rank), script, [str(rank), *words]) for rank in ranks]
+        self._ranks: list[Fork | Attached] = [*self._forked, *attached]
 
     def moved(self, at: AggregatorAt) -> None:
-        for rank in self.ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(f"{at.epoch} {at.address}\n")
-            rank.stdin.flush()
+        for rank in self._forked:
+            rank.say(f"{at.epoch} {at.address}")
 
     def until(self, step: int) -> None:
-        assert self.ranks[0].stdout is not None
-        assert any(line == f"step {step}\n" for line in self.ranks[0].stdout), "it ended early"
+        self._forked[0].until(f"step {step}\n")
 
     def parameters(self) -> str:
         """The checksums that all ranks end with."""
-        ended = [rank.communicate(timeout=100) for rank in self.ranks]
-        assert [rank.returncode for rank in self.ranks] == [0] * len(ended), ended
-        self.said = [out for out, _ in ended]
-        (found,) = {" ".join(re.findall("sha256 (.*)", out)) for out, _ in ended}
+        ended = [rank.wait() for rank in self._ranks]
+        self.said = [rank.text() for rank in self._ranks]
+        assert ended == [0] * len(ended), self.said
+        (found,) = {" ".join(re.findall("sha256 (.*)", text)) for text in self.said}
         return found
 
 
 KINDS = "plain,accumulated,unused,views"
 
 
-def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_path: Path) -> None:
+def test_two_ranks_train_to_the_same_bits_as_with_gloo(forks: Forks, aggd: AggdThread, tmp_path: Path) -> None:
     """The script has buckets that are made anew after the first pass, `no_sync`, unused parameters and gradients as
     views of buckets, and its processes end without closing anything."""
-    gloo = Script(tmp_path, 2, KINDS, "gloo").parameters()
-    ours = Script(tmp_path, 2, KINDS, "covey")
+    gloo = Script(forks, tmp_path, 2, KINDS, "gloo").parameters()
+    ours = Script(forks, tmp_path, 2, KINDS, "covey")
     ours.moved(aggd.serve("j1", EPOCH + 1, 2))
     assert ours.parameters() == gloo
     assert len(set(gloo.split())) == 3, "a view of a bucket is trained as plainly as a gradient of its own"
 
 
 @pytest.mark.long
-def test_four_ranks_train_to_the_same_bits_as_one_process(aggd: AggdThread, tmp_path: Path) -> None:
+def test_four_ranks_train_to_the_same_bits_as_one_process(forks: Forks, aggd: AggdThread, tmp_path: Path) -> None:
     """Models of 16 and of 64 bits are among them."""
     kinds = "plain,bfloat16,float64"
-    ours = Script(tmp_path, 4, kinds, "covey")
+    ours = Script(forks, tmp_path, 4, kinds, "covey")
     ours.moved(aggd.serve("j1", EPOCH + 1, 4))
     found = ours.parameters()
-    assert found == Script(tmp_path, 4, kinds, "alone").parameters()
+    assert found == Script(forks, tmp_path, 4, kinds, "alone").parameters()
     assert len(set(found.split())) == 3
 
 
-def test_an_aggregator_that_is_killed_in_a_backward_pass_changes_no_bit(tmp_path: Path) -> None:
+def test_an_aggregator_that_is_killed_in_a_backward_pass_changes_no_bit(forks: Forks, tmp_path: Path) -> None:
     running = AggdThread(tmp_path, control="1.sock")
-    ours = Script(tmp_path, 2, "slowly", "covey", steps=30)
+    ours = Script(forks, tmp_path, 2, "slowly", "covey", steps=30)
     ours.moved(running.serve("j1", EPOCH + 1, 2))
     for epoch, step in ((2, 5), (3, 15)):
         ours.until(step)
@@ -200,7 +214,7 @@ def test_an_aggregator_that_is_killed_in_a_backward_pass_changes_no_bit(tmp_path
         running = AggdThread(tmp_path, control=f"{epoch}.sock")
         time.sleep(0.2)
         ours.moved(running.serve("j1", EPOCH + epoch, 2))
-    assert ours.parameters() == Script(tmp_path, 2, "plain", "alone", steps=30).parameters()
+    assert ours.parameters() == Script(forks, tmp_path, 2, "plain", "alone", steps=30).parameters()
     running.finish()
 
 
@@ -214,11 +228,13 @@ covey.torch.attach(ddp)
 """
 
 
-def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
-    script = WRONG.format(store=tmp_path / "store")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+def test_gradients_that_cannot_be_averaged_are_named(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WRONG.format(store=tmp_path / "store"))
+    wrong = forks.run(script)
+    assert wrong.wait() == 1
     named = "gradients of '1.weight' are complex64 on cpu; Covey averages dense float32, float64, float16, bfloat16 in"
-    assert f"{named} host memory or on an accelerator" in done.stderr
+    assert f"{named} host memory or on an accelerator" in wrong.text()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +246,7 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
     ],
 )
 async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
-    agent: Agent, tmp_path: Path, kind: str, by: str
+    forks: Forks, agent: Agent, tmp_path: Path, kind: str, by: str
 ) -> None:
     """With `submit --aggregate` the script has no line about Covey. Both ranks are on one host: no aggregator."""
     root = str(Path(__file__).parents[2])
@@ -239,9 +255,9 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
         path = os.pathsep.join((attach.SITE, root))
         return {**agent.environ(COVEY_RANK=str(rank)), "COVEY_AGGREGATE": "1", "PYTHONPATH": path}
 
-    script = Script(tmp_path, 2, kind, "gloo", env=env)
+    script = Script(forks, tmp_path, 2, kind, "gloo", env=env)
     attached = await asyncio.to_thread(script.parameters)
-    alone = Script(tmp_path, 2, "plain" if kind == "own-hook" else kind, "alone")
+    alone = Script(forks, tmp_path, 2, "plain" if kind == "own-hook" else kind, "alone")
     assert attached == await asyncio.to_thread(alone.parameters)
     if kind == "large" and make_huge(np.ones(10_000_000, np.float32)) and myself().is_there:
         assert all("lends 1\n" in said for said in script.said), "a tensor of 10 MB stays where it is"

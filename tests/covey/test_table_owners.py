@@ -22,7 +22,11 @@ def test_an_owner_that_is_lost_is_said_again_until_there_is_a_newer_one() -> Non
     assert owners.wanted(2) == TableWanted(2, may_own=True)
     assert owners.lost(3, "reset", 1) == AggregatorLost(3, "reset", 1)
     assert owners.lost(1, "x" * 900, 2) == AggregatorLost(1, "x" * 500, 2)
-    assert owners.again() == [TableWanted(2, may_own=True), AggregatorLost(3, "reset", 1), AggregatorLost(1, "x" * 500, 2)]
+    assert owners.again() == [
+        TableWanted(2, may_own=True),
+        AggregatorLost(3, "reset", 1),
+        AggregatorLost(1, "x" * 500, 2),
+    ]
     assert owners.moved(at(3, 1)), "the same one again is no news, and no answer"
     assert len(owners.again()) == 3
     owners.moved(at(4, 1))

@@ -1,12 +1,8 @@
 """PyTorch trainings whose ranks are killed end with the same bits: real processes, a real aggregator."""
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,94 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.covey.forks import Fork, Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
 
 pytestmark = NEEDS_TORCH
 EPOCH = 1 << 32
-ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("torch_heal_script.py")
 WITHIN_S = 60.0
 SIZE = 192
 """Number of samples in the data set."""
 
 
-class Zygote:
-    """The process that forks all ranks, and what it reported."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("torch_heal_script.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        self._changed = threading.Condition()
-        self._began: list[int] = []
-        self._ended: dict[int, int] = {}
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            word, *numbers = line.split()
-            with self._changed:
-                if word == "began":
-                    self._began.append(int(numbers[0]))
-                else:
-                    self._ended[int(numbers[0])] = int(numbers[1])
-                self._changed.notify_all()
-
-    def start(self, words: str) -> int:
-        """Pid of the process that began."""
-        assert self._process.stdin is not None
-        with self._changed:
-            count = len(self._began)
-            self._process.stdin.write(words + "\n")
-            self._process.stdin.flush()
-            assert self._changed.wait_for(lambda: len(self._began) > count, WITHIN_S)
-            return self._began[-1]
-
-    def end_of(self, pid: int, within_s: float = WITHIN_S) -> int | None:
-        """Exit status of a process; None while it still runs."""
-        with self._changed:
-            self._changed.wait_for(lambda: pid in self._ended, within_s)
-            return self._ended.get(pid)
-
-    def kill(self, pid: int) -> None:
-        """Kill the process, if it runs, and wait for its end."""
-        if self.end_of(pid, 0) is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self.end_of(pid)
-
-    def close(self) -> None:
-        for pid in self._began:
-            self.kill(pid)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(WITHIN_S)
-        self._thread.join()
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.close()
-
-
 class TrainedGang:
     """All ranks of one training, and their successors."""
 
-    def __init__(self, zygote: Zygote, folder: Path, ranks: int, kind: str, steps: int) -> None:
+    def __init__(self, forks: Forks, folder: Path, ranks: int, kind: str, steps: int) -> None:
         folder.mkdir()
-        self._zygote, self._folder, self._ranks, self._kind, self._steps = zygote, folder, ranks, kind, steps
+        self._forks, self._ranks, self._kind, self._steps = forks, ranks, kind, steps
         self._aggd = AggdThread(folder)
         self._at = self._aggd.serve("j1", EPOCH + 1, ranks)
         self.incarnations = dict.fromkeys(range(ranks), 0)
-        self.pids: dict[int, int] = {}
+        self._processes: dict[int, list[Fork]] = {rank: [] for rank in range(ranks)}
 
     def begin(self) -> None:
         for rank in range(self._ranks):
@@ -110,11 +40,12 @@ class TrainedGang:
 
     def _start(self, rank: int) -> None:
         of = rank, self._ranks, self.incarnations[rank], self._kind, self._steps
-        where = self._at.epoch, self._at.address, self._out(rank, self.incarnations[rank])
-        self.pids[rank] = self._zygote.start(" ".join(map(str, (*of, *where))))
+        self._processes[rank].append(self._forks.run(SCRIPT, *of, self._at.epoch, self._at.address))
 
-    def _out(self, rank: int, incarnation: int) -> Path:
-        return self._folder / f"{rank}-{incarnation}"
+    @property
+    def pids(self) -> dict[int, int]:
+        """For each rank, the pid of its newest process."""
+        return {rank: processes[-1].pid for rank, processes in self._processes.items()}
 
     def kill(self, *ranks: int) -> None:
         for rank in ranks:
@@ -122,13 +53,12 @@ class TrainedGang:
 
     def replace(self, *ranks: int) -> None:
         for rank in ranks:
-            assert self._zygote.end_of(self.pids[rank]) == -signal.SIGKILL, self.text(rank)
+            assert self._processes[rank][-1].wait() == -signal.SIGKILL, self.text(rank)
             self.incarnations[rank] += 1
             self._start(rank)
 
     def text(self, rank: int) -> str:
-        found = [self._out(rank, each) for each in range(self.incarnations[rank] + 1)]
-        return "".join(path.read_text() for path in found if path.exists())
+        return "".join(each.text() for each in self._processes[rank])
 
     def lines(self, rank: int, word: str) -> list[str]:
         whole = self.text(rank).rpartition("\n")[0].splitlines()
@@ -147,7 +77,7 @@ class TrainedGang:
 
     def learnt(self) -> str:
         """The checksum with which all ranks end."""
-        ended = [self._zygote.end_of(self.pids[rank]) for rank in range(self._ranks)]
+        ended = [self._processes[rank][-1].wait() for rank in range(self._ranks)]
         assert ended == [0] * self._ranks, [self.text(rank)[-3000:] for rank in range(self._ranks)]
         (found,) = {self.lines(rank, "sha256")[-1] for rank in range(self._ranks)}
         whole = sum(range(self._ranks)) + self._ranks * (5 << 40)
@@ -167,12 +97,12 @@ class TrainedGang:
 
     def have_begun(self, ranks: Iterable[int]) -> bool:
         """Whether the newest processes of these ranks have what they need."""
-        paths = [self._out(rank, self.incarnations[rank]) for rank in ranks]
-        return all(path.exists() and "goes on " in path.read_text() for path in paths)
+        return all("goes on " in self._processes[rank][-1].text() for rank in ranks)
 
     def close(self) -> None:
-        for pid in self.pids.values():
-            self._zygote.kill(pid)
+        for processes in self._processes.values():
+            for each in processes:
+                each.close()
         self._aggd.finish()
 
 
@@ -187,11 +117,11 @@ Gangs = Callable[[int, str, int], TrainedGang]
 
 
 @pytest.fixture
-def gangs(zygote: Zygote, tmp_path: Path) -> Iterator[Gangs]:
+def gangs(forks: Forks, tmp_path: Path) -> Iterator[Gangs]:
     made: list[TrainedGang] = []
 
     def make(ranks: int, kind: str, steps: int) -> TrainedGang:
-        gang = TrainedGang(zygote, tmp_path / str(len(made)), ranks, kind, steps)
+        gang = TrainedGang(forks, tmp_path / str(len(made)), ranks, kind, steps)
         made.append(gang)
         gang.begin()
         return gang

@@ -1,18 +1,13 @@
 """Ranks of a training for `test_torch_heal`: they do what a user's script does, with a client made by hand.
 
-The process imports PyTorch once, and forks a process for each line on stdin:
+    RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS        EPOCH, ADDRESS: of the aggregator
 
-    RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS OUT        EPOCH, ADDRESS: of the aggregator; OUT: a file
-
-It prints `began PID` and `ended PID STATUS`. OUT gets the samples that the process took in each step, and at the end
-the checksum of what was learnt.
+It prints the samples that it takes in each step, and at the end the checksum of what was learnt.
 """
 
 import contextlib
 import hashlib
-import os
 import random
-import select
 import sys
 import time
 from typing import Any, NamedTuple
@@ -172,49 +167,15 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
     told("sha256", checksum(model))
 
 
-def forked(line: str) -> None:
-    """Fork a rank; returns only in the parent."""
-    rank, ranks, incarnation, kind, steps, epoch, address, out = line.split()
-    pid = os.fork()
-    if pid:
-        told("began", pid)
-        return
+def main(words: list[str]) -> None:
+    rank, ranks, incarnation, kind, steps, epoch, address = words
     if kind.startswith("lab"):
         from tests.covey.device import lab
 
         lab.load()
-    to = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(to, 1)
-    os.dup2(to, 2)
     at = AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!")
     train(RankOfTest(int(rank), int(ranks), int(incarnation), kind, int(steps)), at)
-    sys.exit(0)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    optimizer: Any = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
-    optimizer.step()  # imports a second's worth of modules
-    left = b""
-    while True:
-        while (ended := _ended()) is not None:
-            told("ended", *ended)
-        if select.select([0], [], [], 0.02)[0]:
-            read = os.read(0, 4096)
-            if not read:
-                return
-            *lines, left = (left + read).split(b"\n")
-            for line in lines:
-                forked(line.decode())
-
-
-def _ended() -> tuple[int, int] | None:
-    with contextlib.suppress(ChildProcessError):
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            return pid, os.waitstatus_to_exitcode(status)
-    return None
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -7,16 +7,16 @@ import pytest
 
 from tests.agent.ports.devices.rigs import has_gpu
 from tests.covey.device.test_ddp_device import trained
+from tests.covey.forks import Forks
 from tests.covey.test_torch_heal import Gangs, calm, disturbed
 from tests.covey.test_torch_heal import gangs as gangs
-from tests.covey.test_torch_heal import zygote as zygote
 
 pytestmark = pytest.mark.gpu
 KINDS = "plain,views,accumulated,bfloat16,float64,compiled"
 """Without float16: DDP by itself divides before it adds, and loses the smallest numbers of that type."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def gpu() -> None:
     if not has_gpu():
         pytest.skip("PyTorch finds no CUDA device here: nothing of a GPU was tried")
@@ -29,19 +29,19 @@ def count() -> int:
 
 
 @pytest.mark.parametrize("group", ["covey", "covey+gloo"])
-def test_two_ranks_train_to_the_bits_of_gloo(tmp_path: Path, group: str) -> None:
+def test_two_ranks_train_to_the_bits_of_gloo(forks: Forks, tmp_path: Path, group: str) -> None:
     """Two ranks, on one GPU where there is only one. A sum of two numbers has one order."""
     store = f"={tmp_path / 'store'}" if "gloo" in group else ""
-    ours, _ = trained(tmp_path / "ours", "cuda", KINDS, group + store)
-    gloo, _ = trained(tmp_path / "gloo", "cuda", KINDS, f"gloo={tmp_path / 'other'}")
+    ours, _ = trained(forks, tmp_path / "ours", "cuda", KINDS, group + store)
+    gloo, _ = trained(forks, tmp_path / "gloo", "cuda", KINDS, f"gloo={tmp_path / 'other'}")
     assert ours == gloo and len(set(gloo.values())) == 4
 
 
-def test_two_ranks_train_to_the_bits_of_nccl(tmp_path: Path) -> None:
+def test_two_ranks_train_to_the_bits_of_nccl(forks: Forks, tmp_path: Path) -> None:
     if count() < 2:
         pytest.skip("PyTorch finds no CUDA device here but one: NCCL needs one for each rank")
-    ours, _ = trained(tmp_path / "ours", "cuda", f"{KINDS},split", "covey")
-    nccl, _ = trained(tmp_path / "nccl", "cuda", f"{KINDS},split", f"nccl={tmp_path / 'store'}")
+    ours, _ = trained(forks, tmp_path / "ours", "cuda", f"{KINDS},split", "covey")
+    nccl, _ = trained(forks, tmp_path / "nccl", "cuda", f"{KINDS},split", f"nccl={tmp_path / 'store'}")
     assert ours == nccl
 
 

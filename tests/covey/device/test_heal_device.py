@@ -9,7 +9,6 @@ from tests.covey.device import lab
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.covey.test_torch_heal import Gangs, calm, disturbed
 from tests.covey.test_torch_heal import gangs as gangs
-from tests.covey.test_torch_heal import zygote as zygote
 
 pytestmark = [
     *NEEDS_TORCH,

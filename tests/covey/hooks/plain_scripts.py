@@ -9,6 +9,15 @@ from plugins.facts import StepTimed
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
 
+WITHOUT_COMPILER = """
+import sys, types
+import torch
+compiler = types.ModuleType("torch._dynamo")
+compiler.graph_break, compiler.disable = lambda: None, lambda function, *_, **__: function
+sys.modules["torch._dynamo"] = torch._dynamo = compiler
+"""
+"""PyTorch without its compiler, which optimizers import though they do not use it: half of a script's time."""
+
 
 async def trained(agent: Agent, script: str, *options: str, **environ: str) -> list[StepTimed]:
     """Steps that the agent heard of until the script ended well. `options` are options of Python."""

@@ -13,7 +13,7 @@ from plugins.facts import JobHooked
 from tests.agent.here import until
 from tests.covey.agents import Agent, lease
 from tests.covey.hooks.flag_lags import flag_follows
-from tests.covey.hooks.torch_jobs import BURSTY, NEEDS_TORCH, SATURATED, TorchRank, gate_folder, running
+from tests.covey.hooks.torch_jobs import BURSTY, NEEDS_TORCH, SATURATED, WHOLE_HEAD, TorchRank, gate_folder, running
 
 pytestmark = NEEDS_TORCH
 
@@ -225,7 +225,7 @@ work(600)
 
 async def test_whatever_trains_trains_the_same_under_a_limit(agent: Agent, gate: str, tmp_path: Path) -> None:
     """A closure, a loss scaler and a compiled model give the same bits."""
-    async with running(agent, MANY, COVEY_GATE=gate, TOLD=f"{tmp_path}/") as rank:
+    async with running(agent, MANY, head=WHOLE_HEAD, COVEY_GATE=gate, TOLD=f"{tmp_path}/") as rank:
         rank.obey(RankLimits(1, idle=0.4, busy=0.4, lease_ns=lease(200)))
         (tmp_path / "limited").touch()
         await until(lambda: (tmp_path / "same").exists() or (tmp_path / "other").exists(), 200)

@@ -5,7 +5,7 @@ import pytest
 from plugins.facts import JobHooked, StepTimed
 from tests.covey.agents import Agent
 from tests.covey.hooks import plain_scripts
-from tests.covey.hooks.plain_scripts import printed
+from tests.covey.hooks.plain_scripts import WITHOUT_COMPILER, printed
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -134,7 +134,7 @@ with covey.join() as job:
 
 
 async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
-    return await plain_scripts.trained(agent, HEAD + script, "-W", "error", **environ)
+    return await plain_scripts.trained(agent, WITHOUT_COMPILER + HEAD + script, "-W", "error", **environ)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
         pytest.param(TWO, 15, "optimizer", id="two-optimizers", marks=pytest.mark.long),
         pytest.param(IN_BACKWARD, 15, "optimizer", id="in-backward", marks=pytest.mark.long),
         pytest.param(ACCUMULATED, 15, "optimizer", id="accumulated"),
-        pytest.param(CLOSURE, 15, "optimizer", id="closure"),
+        pytest.param(CLOSURE, 15, "optimizer", id="closure", marks=pytest.mark.long),
         pytest.param(SKIPPED, 15, "optimizer", id="scaler-skips", marks=pytest.mark.long),
         pytest.param(REPLACED, 15, "optimizer", id="replaced", marks=pytest.mark.long),
         pytest.param(MONKEYPATCHED, 15, "optimizer", id="monkeypatched", marks=pytest.mark.long),
-        pytest.param(TRACED, 15, "optimizer", id="traced"),
+        pytest.param(TRACED, 15, "optimizer", id="traced", marks=pytest.mark.long),
         pytest.param(THREADS, 15, "optimizer", id="threads"),
         pytest.param(BY_HAND, 17, "data loader", id="no-optimizer"),
     ],

@@ -21,13 +21,14 @@ from plugins.base import RankPages
 from plugins.facts import RankShares
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
+from tests.covey.hooks.plain_scripts import WITHOUT_COMPILER
 
 NEEDS_TORCH = [
     pytest.mark.torch,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here: make check TORCH=1"),
 ]
-HEAD = """
+WHOLE_HEAD = """
 import os, sys, time, torch
 torch.set_num_threads(1)
 torch.manual_seed(1)
@@ -41,6 +42,7 @@ def work(seconds):
     while time.monotonic() < end:
         step()
 """
+HEAD = WITHOUT_COMPILER + WHOLE_HEAD
 SATURATED = "work(600)"
 BURSTY = """
 while True:

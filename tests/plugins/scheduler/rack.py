@@ -4,6 +4,8 @@ What belongs to a machine (its disk, its running ranks) stays when its agent res
 """
 
 import asyncio
+import functools
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -343,22 +345,34 @@ async def refused(answer: Awaitable[Any]) -> Refused:
     raise AssertionError("it was not refused")
 
 
-Story = Callable[["Rack"], Awaitable[None]]
 FOUR = {"gpu1": 2, "gpu2": 2, "gpu3": 2, "gpu4": 2}
 
 
-def on_a_rack(story: Story, gpus: dict[str, int] | None = None, settings: SchedulerSettings | None = None) -> None:
-    async def told() -> None:
-        rack = Rack(gpus or FOUR, settings)
-        await rack.start()
-        try:
-            await story(rack)
-            rack.check()
-        finally:
-            rack.stop()
-            await asyncio.sleep(0)
+def on_a_rack(
+    gpus: Mapping[str, int] = FOUR, settings: SchedulerSettings | None = None
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Give a test a rack with these GPUs as its first argument, play it in virtual time, and check the rack."""
 
-    play(told())
+    def played(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        async def told(given: Mapping[str, Any]) -> None:
+            rack = Rack(gpus, settings)
+            await rack.start()
+            try:
+                await test(rack, **given)
+                rack.check()
+            finally:
+                rack.stop()
+                await asyncio.sleep(0)
+
+        @functools.wraps(test)
+        def whole(**given: Any) -> None:
+            play(told(given))
+
+        known = inspect.signature(test)
+        whole.__signature__ = known.replace(parameters=list(known.parameters.values())[1:])  # type: ignore[attr-defined]
+        return whole
+
+    return played
 
 
 async def submit(rack: Rack, on: str = "gpu1", **fields: Any) -> Any:

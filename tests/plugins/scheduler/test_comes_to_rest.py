@@ -230,7 +230,7 @@ def test_every_rack_comes_to_rest() -> None:
     assert lives(range(300)) > 300, "jobs have to stop for others, or this shows nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_one_of_400_more_racks_comes_to_rest() -> None:
     assert lives(range(1000, 1400)) > 400
 

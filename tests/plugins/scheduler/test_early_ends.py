@@ -45,62 +45,56 @@ async def apart(rack: Rack) -> list[FakeHost]:
     return [rack.hosts[place.host] for place in places]
 
 
-def test_a_rank_that_ended_before_the_others_is_named_to_all_of_them() -> None:
-    async def story(rack: Rack) -> None:
-        one, other = await apart(rack)
-        beside, away = joined(one, 1), joined(other, 2, 3)
-        one.publish(RankEndedHere(J1, 1, 0, 0))
-        await until(lambda: all(peer.heard for peer in (*beside, *away)))
-        assert rack.job("j1").healing.gone == {0: GoneRank(one.id, None)}
-        assert {repr(frame) for peer in (*beside, *away) for frame in peer.heard} == {
-            repr(RanksHaveLeft({0: GoneRank(one.id, None)}))
-        }, "each is told once"
-        for host in rack.hosts.values():
-            assert RanksLeft(J1, 1, {0: GoneRank(one.id, None)}) in host.told, "any of them may sum for it"
-        lines = [line[2] for line in other.notes if line[1] == "ranks left"]
-        assert len(lines) == 1 and lines[0].startswith(f"rank 0 on {one.id} ended with 0") and "rank 2, 3" in lines[0]
-        late = joined(other, 2)
-        other.publish(JobJoined(J1, 1, 2))
-        await until(lambda: late[0].heard)
-        other.publish(RankWaitsInVain(J1, 1, 2, "tensor 'g': rank 0"))
-        assert ("a rank gave up waiting" in [line[1] for line in other.notes]) and rack.job("j1").state == "running"
-        rack.finish("j1")
-        await until(lambda: rack.job("j1").state == "done")
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_rank_that_ended_before_the_others_is_named_to_all_of_them(rack: Rack) -> None:
+    one, other = await apart(rack)
+    beside, away = joined(one, 1), joined(other, 2, 3)
+    one.publish(RankEndedHere(J1, 1, 0, 0))
+    await until(lambda: all(peer.heard for peer in (*beside, *away)))
+    assert rack.job("j1").healing.gone == {0: GoneRank(one.id, None)}
+    assert {repr(frame) for peer in (*beside, *away) for frame in peer.heard} == {
+        repr(RanksHaveLeft({0: GoneRank(one.id, None)}))
+    }, "each is told once"
+    for host in rack.hosts.values():
+        assert RanksLeft(J1, 1, {0: GoneRank(one.id, None)}) in host.told, "any of them may sum for it"
+    lines = [line[2] for line in other.notes if line[1] == "ranks left"]
+    assert len(lines) == 1 and lines[0].startswith(f"rank 0 on {one.id} ended with 0") and "rank 2, 3" in lines[0]
+    late = joined(other, 2)
+    other.publish(JobJoined(J1, 1, 2))
+    await until(lambda: late[0].heard)
+    other.publish(RankWaitsInVain(J1, 1, 2, "tensor 'g': rank 0"))
+    assert ("a rank gave up waiting" in [line[1] for line in other.notes]) and rack.job("j1").state == "running"
+    rack.finish("j1")
+    await until(lambda: rack.job("j1").state == "done")
 
 
-def test_a_host_whose_ranks_all_ended_is_named_by_its_report_and_a_failed_rank_never() -> None:
-    async def story(rack: Rack) -> None:
-        one, other = await apart(rack)
-        away = joined(other, 2, 3)
-        one.publish(RankEndedHere(J1, 1, 1, 1))
-        one.runner.end(J1, 1, {0: 0, 1: 0})
-        await until(lambda: all(peer.heard for peer in away))
-        assert rack.job("j1").healing.gone.keys() == {0, 1}
-        rack.finish("j1")
-        await until(lambda: rack.job("j1").state == "done")
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_host_whose_ranks_all_ended_is_named_by_its_report_and_a_failed_rank_never(rack: Rack) -> None:
+    one, other = await apart(rack)
+    away = joined(other, 2, 3)
+    one.publish(RankEndedHere(J1, 1, 1, 1))
+    one.runner.end(J1, 1, {0: 0, 1: 0})
+    await until(lambda: all(peer.heard for peer in away))
+    assert rack.job("j1").healing.gone.keys() == {0, 1}
+    rack.finish("j1")
+    await until(lambda: rack.job("j1").state == "done")
 
 
-def test_of_ranks_that_end_a_moment_apart_nobody_is_told() -> None:
-    async def story(rack: Rack) -> None:
-        one, other = await apart(rack)
-        away, entries = joined(other, 2, 3), len(rack.entries)
-        one.publish(RankEndedHere(J1, 1, 0, 0))
-        one.runner.end(J1, 1, {0: 0, 1: 0})
-        await until(lambda: bool(rack.job("j1", str(other.id)).healing.gone))
-        other.service.early.look([J1])
-        other.service.early.second()
-        other.publish(RankEndedHere(J1, 1, 2, 0))
-        other.runner.end(J1, 1, {2: 0, 3: 0})
-        await until(lambda: rack.job("j1").state == "done")
-        assert not any(peer.heard for peer in away)
-        assert not any(b"RanksDone" in entry for entry in rack.entries[entries:])
-        assert not any(isinstance(fact, RanksLeft) for host in rack.hosts.values() for fact in host.told)
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_of_ranks_that_end_a_moment_apart_nobody_is_told(rack: Rack) -> None:
+    one, other = await apart(rack)
+    away, entries = joined(other, 2, 3), len(rack.entries)
+    one.publish(RankEndedHere(J1, 1, 0, 0))
+    one.runner.end(J1, 1, {0: 0, 1: 0})
+    await until(lambda: bool(rack.job("j1", str(other.id)).healing.gone))
+    other.service.early.look([J1])
+    other.service.early.second()
+    other.publish(RankEndedHere(J1, 1, 2, 0))
+    other.runner.end(J1, 1, {2: 0, 3: 0})
+    await until(lambda: rack.job("j1").state == "done")
+    assert not any(peer.heard for peer in away)
+    assert not any(b"RanksDone" in entry for entry in rack.entries[entries:])
+    assert not any(isinstance(fact, RanksLeft) for host in rack.hosts.values() for fact in host.told)
 
 
 def test_the_log_takes_no_rank_for_gone_that_a_host_does_not_have() -> None:

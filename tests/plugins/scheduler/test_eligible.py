@@ -43,53 +43,45 @@ def hosts_of(rack: Rack, id: str) -> set[str]:
 
 
 @pytest.mark.parametrize("pack", ["few", "any", "apart"])
-def test_ranks_start_on_hosts_that_the_job_may_use_and_it_waits_for_these(pack: str) -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=2, name="picky", pack=pack)
-        await submit(rack, workers=2, name="picky", pack=pack)
-        await until(lambda: rack.job("j1").state == rack.job("j2").state == "running")
-        assert hosts_of(rack, "j1") | hosts_of(rack, "j2") == {"gpu2", "gpu4"}
-        await submit(rack, workers=1, name="picky")
-        await submit(rack, workers=3)
-        await until(lambda: rack.job("j4").state == "running")
-        await asyncio.sleep(5.0)
-        assert hosts_of(rack, "j4") == {"gpu1", "gpu3"} and rack.job("j3").state == "queued"
-        assert rack.job("j3").tally.place_failures == 0, "the leader knew that it has no room"
-        rack.finish("j1")
-        await until(lambda: rack.job("j3").state == "running")
-        assert hosts_of(rack, "j3") <= {"gpu2", "gpu4"}
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_ranks_start_on_hosts_that_the_job_may_use_and_it_waits_for_these(rack: Rack, pack: str) -> None:
+    await submit(rack, workers=2, name="picky", pack=pack)
+    await submit(rack, workers=2, name="picky", pack=pack)
+    await until(lambda: rack.job("j1").state == rack.job("j2").state == "running")
+    assert hosts_of(rack, "j1") | hosts_of(rack, "j2") == {"gpu2", "gpu4"}
+    await submit(rack, workers=1, name="picky")
+    await submit(rack, workers=3)
+    await until(lambda: rack.job("j4").state == "running")
+    await asyncio.sleep(5.0)
+    assert hosts_of(rack, "j4") == {"gpu1", "gpu3"} and rack.job("j3").state == "queued"
+    assert rack.job("j3").tally.place_failures == 0, "the leader knew that it has no room"
+    rack.finish("j1")
+    await until(lambda: rack.job("j3").state == "running")
+    assert hosts_of(rack, "j3") <= {"gpu2", "gpu4"}
 
 
-def test_an_opportunistic_job_does_not_wait_behind_one_that_may_use_fewer_hosts() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=4, name="picky", pack="any")
-        await until(lambda: rack.job("j1").state == "running")
-        for name in ("picky", "other"):
-            await submit(rack, workers=1, name=name, **{"class": "opportunistic"})
-        await until(lambda: rack.job("j3").state == "running")
-        assert rack.job("j2").state == "queued" and hosts_of(rack, "j3") <= {"gpu1", "gpu3"}
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_an_opportunistic_job_does_not_wait_behind_one_that_may_use_fewer_hosts(rack: Rack) -> None:
+    await submit(rack, workers=4, name="picky", pack="any")
+    await until(lambda: rack.job("j1").state == "running")
+    for name in ("picky", "other"):
+        await submit(rack, workers=1, name=name, **{"class": "opportunistic"})
+    await until(lambda: rack.job("j3").state == "running")
+    assert rack.job("j2").state == "queued" and hosts_of(rack, "j3") <= {"gpu1", "gpu3"}
 
 
-def test_a_job_without_gpus_lies_where_it_may() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=5, gpus_per_worker=0, name="picky")
-        await until(lambda: rack.job("j1").state == "running")
-        assert hosts_of(rack, "j1") <= {"gpu2", "gpu4"}
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_job_without_gpus_lies_where_it_may(rack: Rack) -> None:
+    await submit(rack, workers=5, gpus_per_worker=0, name="picky")
+    await until(lambda: rack.job("j1").state == "running")
+    assert hosts_of(rack, "j1") <= {"gpu2", "gpu4"}
 
 
-def test_a_job_that_the_hosts_it_may_use_can_never_hold_is_refused() -> None:
-    async def story(rack: Rack) -> None:
-        with pytest.raises(Exception, match="can never be placed"):
-            await submit(rack, workers=5, name="picky")
-        await submit(rack, workers=5)
-
-    on_a_rack(story, settings=SchedulerSettings())
+@on_a_rack(settings=SchedulerSettings())
+async def test_a_job_that_the_hosts_it_may_use_can_never_hold_is_refused(rack: Rack) -> None:
+    with pytest.raises(Exception, match="can never be placed"):
+        await submit(rack, workers=5, name="picky")
+    await submit(rack, workers=5)
 
 
 def test_the_log_takes_no_place_that_is_barred() -> None:

@@ -252,7 +252,7 @@ def test_the_leader_and_a_plain_one_propose_the_same() -> None:
     assert set(said) == ALL_KINDS, "the stories come to everything that a leader says"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_leader_and_a_plain_one_propose_the_same_at_10000_looks() -> None:
     stories = [agree(seed, 40) for seed in range(1000, 1250)]
     assert sum(story.looks for story in stories) >= 10_000

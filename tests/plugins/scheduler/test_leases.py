@@ -237,17 +237,15 @@ def at_work(rack: Rack) -> int:
     return sum(len(spec.ranks) for host in rack.hosts.values() for spec in host.machine.ranks.values())
 
 
-def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack)
-        await until(lambda: at_work(rack) == 4)
-        host = rack.hosts[rack.job("j1").start.places[0].host]
-        first = host.machine.ranks[JobId("j1"), 1].lease
-        assert first is not None and (first.lease_s, first.grace_s) == (30.0, 15.0)
-        await asyncio.sleep(100)
-        assert host.env.clock.boot_s() - host.machine.leases[JobId("j1"), 1].asked_s <= 30.0 / RENEWALS + 1
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_ranks_start_under_a_lease_that_is_renewed_while_they_run(rack: Rack) -> None:
+    await submit(rack)
+    await until(lambda: at_work(rack) == 4)
+    host = rack.hosts[rack.job("j1").start.places[0].host]
+    first = host.machine.ranks[JobId("j1"), 1].lease
+    assert first is not None and (first.lease_s, first.grace_s) == (30.0, 15.0)
+    await asyncio.sleep(100)
+    assert host.env.clock.boot_s() - host.machine.leases[JobId("j1"), 1].asked_s <= 30.0 / RENEWALS + 1
 
 
 def test_two_jobs_whose_supervisors_start_slowly_do_not_keep_their_agent_busy() -> None:
@@ -268,121 +266,108 @@ def test_two_jobs_whose_supervisors_start_slowly_do_not_keep_their_agent_busy() 
         assert {job.state for job in rack.plugin("h1", "scheduler").queue.jobs.values()} == {"done"}
 
 
-def test_a_job_that_is_to_be_kept_gets_no_lease() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, on_lost="keep")
-        await until(lambda: at_work(rack) == 4)
-        await asyncio.sleep(20)
-        for host in rack.hosts.values():
-            assert all(spec.lease is None for spec in host.machine.ranks.values()) and not host.machine.leases
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_job_that_is_to_be_kept_gets_no_lease(rack: Rack) -> None:
+    await submit(rack, on_lost="keep")
+    await until(lambda: at_work(rack) == 4)
+    await asyncio.sleep(20)
+    for host in rack.hosts.values():
+        assert all(spec.lease is None for spec in host.machine.ranks.values()) and not host.machine.leases
 
 
-def test_a_host_that_is_the_only_voter_gives_its_ranks_leases_without_end() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=2)
-        await until(lambda: at_work(rack) == 2)
-        lease = rack["gpu1"].machine.ranks[JobId("j1"), 1].lease
-        assert lease is not None and lease.lease_s is None
-
-    on_a_rack(story, gpus={"gpu1": 2})
+@on_a_rack(gpus={"gpu1": 2})
+async def test_a_host_that_is_the_only_voter_gives_its_ranks_leases_without_end(rack: Rack) -> None:
+    await submit(rack, workers=2)
+    await until(lambda: at_work(rack) == 2)
+    lease = rack["gpu1"].machine.ranks[JobId("j1"), 1].lease
+    assert lease is not None and lease.lease_s is None
 
 
-def test_a_host_that_hears_the_log_and_is_heard_by_nobody_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(rack: Rack) -> None:
-        async def unheard(*_: Any) -> Any:
-            raise TimeoutError
+@on_a_rack()
+async def test_a_host_that_hears_the_log_and_is_heard_by_nobody_starts_nothing(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unheard(*_: Any) -> Any:
+        raise TimeoutError
 
-        monkeypatch.setattr(rack["gpu3"], "ask", unheard)
-        rack["gpu3"].service.leases._here = lambda _: None
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 6)
-        await asyncio.sleep(30)
-        assert not rack["gpu3"].machine.ranks and rack.job("j1", "gpu3").state == "running"
-        monkeypatch.undo()
-        await until(lambda: at_work(rack) == 8)
-
-    on_a_rack(story)
-
-
-def test_a_host_that_the_leader_does_not_answer_asks_through_others() -> None:
-    async def story(rack: Rack) -> None:
-        rack.lead("gpu1")
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 8)
-        connected = rack.connected
-        rack.connected = lambda one, other: {one, other} != {"gpu1", "gpu4"} and connected(one, other)  # type: ignore[method-assign]
-        await asyncio.sleep(120)
-        now_s = rack["gpu4"].env.clock.boot_s()
-        assert now_s - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s < 20.0
-
-    on_a_rack(story)
+    monkeypatch.setattr(rack["gpu3"], "ask", unheard)
+    rack["gpu3"].service.leases._here = lambda _: None
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 6)
+    await asyncio.sleep(30)
+    assert not rack["gpu3"].machine.ranks and rack.job("j1", "gpu3").state == "running"
+    monkeypatch.undo()
+    await until(lambda: at_work(rack) == 8)
 
 
-def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 8)
-        question = RenewLeases(HostId("gpu4"), ((JobId("j1"), 1),))
-        answer = await rack["gpu2"].service.answer(HostId("gpu4"), question)
-        assert isinstance(answer, LeasesRenewed) and answer.grants == question.grants
-        with pytest.raises(Refused, match="it is not the leader"):
-            await rack["gpu2"].service.answer(HostId("gpu4"), RenewLeases(question.host, question.grants, True))
-        rack.lead(None)
-        assert await rack["gpu1"].service.answer(HostId("gpu4"), question) == Leaderless()
-        with pytest.raises(Refused):
-            await rack["gpu4"].service.answer(HostId("gpu1"), question)  # which does not vote
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_host_that_the_leader_does_not_answer_asks_through_others(rack: Rack) -> None:
+    rack.lead("gpu1")
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 8)
+    connected = rack.connected
+    rack.connected = lambda one, other: {one, other} != {"gpu1", "gpu4"} and connected(one, other)  # type: ignore[method-assign]
+    await asyncio.sleep(120)
+    now_s = rack["gpu4"].env.clock.boot_s()
+    assert now_s - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s < 20.0
 
 
-def test_ranks_go_on_while_a_majority_knows_no_leader_and_a_minority_proves_nothing() -> None:
-    async def story(rack: Rack) -> None:
-        rack.voters = ["gpu1", "gpu2", "gpu3"]
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 8)
-        rack.lead(None)
+@on_a_rack()
+async def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again(rack: Rack) -> None:
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 8)
+    question = RenewLeases(HostId("gpu4"), ((JobId("j1"), 1),))
+    answer = await rack["gpu2"].service.answer(HostId("gpu4"), question)
+    assert isinstance(answer, LeasesRenewed) and answer.grants == question.grants
+    with pytest.raises(Refused, match="it is not the leader"):
+        await rack["gpu2"].service.answer(HostId("gpu4"), RenewLeases(question.host, question.grants, True))
+    rack.lead(None)
+    assert await rack["gpu1"].service.answer(HostId("gpu4"), question) == Leaderless()
+    with pytest.raises(Refused):
+        await rack["gpu4"].service.answer(HostId("gpu1"), question)  # which does not vote
 
-        def confirmed_s() -> float:
-            return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
 
-        await asyncio.sleep(100)
-        assert confirmed_s() < 20.0, "nobody leads, and all three say so"
-        rack["gpu1"].die()
-        await asyncio.sleep(100)
-        assert confirmed_s() < 20.0, "two of three are enough"
-        rack.cut_off("gpu2")
-        await asyncio.sleep(100)
-        assert confirmed_s() > 80.0, "the other two may have elected one of them"
-        assert await rack["gpu3"].service.answer(HostId("gpu4"), RenewLeases(HostId("gpu4"), ())) == Leaderless()
+@on_a_rack()
+async def test_ranks_go_on_while_a_majority_knows_no_leader_and_a_minority_proves_nothing(rack: Rack) -> None:
+    rack.voters = ["gpu1", "gpu2", "gpu3"]
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 8)
+    rack.lead(None)
 
-    on_a_rack(story)
+    def confirmed_s() -> float:
+        return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
+
+    await asyncio.sleep(100)
+    assert confirmed_s() < 20.0, "nobody leads, and all three say so"
+    rack["gpu1"].die()
+    await asyncio.sleep(100)
+    assert confirmed_s() < 20.0, "two of three are enough"
+    rack.cut_off("gpu2")
+    await asyncio.sleep(100)
+    assert confirmed_s() > 80.0, "the other two may have elected one of them"
+    assert await rack["gpu3"].service.answer(HostId("gpu4"), RenewLeases(HostId("gpu4"), ())) == Leaderless()
 
 
 @pytest.mark.parametrize("told_by", ["gpu1", "gpu4"])
-def test_while_nobody_leads_what_may_have_been_taken_back_is_not_confirmed(told_by: str) -> None:
+@on_a_rack()
+async def test_while_nobody_leads_what_may_have_been_taken_back_is_not_confirmed(rack: Rack, told_by: str) -> None:
     """It is taken back by the entry of one voter, or this host's own, of which it is not known yet whether it was
     decided."""
+    rack.voters = ["gpu1", "gpu2", "gpu3"]
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 8)
+    others = TakenBack(wall_s=0.0, job=JobId("j9"), epoch=1, cause="host lost", reason="tried")
+    rack[told_by].log.tail.append(pack(others))
+    rack.lead(None)
 
-    async def story(rack: Rack) -> None:
-        rack.voters = ["gpu1", "gpu2", "gpu3"]
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 8)
-        others = TakenBack(wall_s=0.0, job=JobId("j9"), epoch=1, cause="host lost", reason="tried")
-        rack[told_by].log.tail.append(pack(others))
-        rack.lead(None)
+    def confirmed_s() -> float:
+        return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
 
-        def confirmed_s() -> float:
-            return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
-
-        await asyncio.sleep(50)
-        assert confirmed_s() < 20.0, "another job's"
-        rack[told_by].log.tail.append(pack(msgspec.structs.replace(others, job=JobId("j1"))))
-        await asyncio.sleep(50)
-        assert confirmed_s() > 30.0
-
-    on_a_rack(story)
+    await asyncio.sleep(50)
+    assert confirmed_s() < 20.0, "another job's"
+    rack[told_by].log.tail.append(pack(msgspec.structs.replace(others, job=JobId("j1"))))
+    await asyncio.sleep(50)
+    assert confirmed_s() > 30.0
 
 
 def test_what_is_over_on_a_host_by_one_copy_of_the_log() -> None:
@@ -397,16 +382,14 @@ def test_what_is_over_on_a_host_by_one_copy_of_the_log() -> None:
     assert over_there(jobs, (lost,), H2, ((id, epoch),)) == ((id, epoch),), "whichever host it is about"
 
 
-def test_a_grant_is_not_begun_while_nobody_leads() -> None:
-    async def story(rack: Rack) -> None:
-        rack.voters = ["gpu1", "gpu2", "gpu3"]
-        leases = rack["gpu4"].service.leases
-        rack.lead(None)
-        assert leases.valid((JobId("j1"), 1)) is None
-        await asyncio.sleep(30)
-        assert leases.valid((JobId("j1"), 1)) is None
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_grant_is_not_begun_while_nobody_leads(rack: Rack) -> None:
+    rack.voters = ["gpu1", "gpu2", "gpu3"]
+    leases = rack["gpu4"].service.leases
+    rack.lead(None)
+    assert leases.valid((JobId("j1"), 1)) is None
+    await asyncio.sleep(30)
+    assert leases.valid((JobId("j1"), 1)) is None
 
 
 def test_a_host_that_knows_too_little_of_the_log_does_not_make_a_loss_a_failure() -> None:
@@ -440,44 +423,40 @@ def test_a_host_that_knows_too_little_of_the_log_does_not_make_a_loss_a_failure(
 # ---- what people see -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_host_is_away_says_for_whom_it_waits_and_when_it_is_taken_back() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=8)
-        await until(lambda: at_work(rack) == 8)
-        rack.cut_off("gpu3")
-        await asyncio.sleep(11)  # and a second for which gpu3 is asked
-        view = await rack["gpu1"].call("job", id="j1")
-        assert view.reason == "waits for gpu3, gone for 12 s; taken back in 48 s"
-        assert {rank.state for rank in view.ranks if rank.host == "gpu3"} == {"away"}
-        (row,) = await rack["gpu1"].call("jobs")
-        assert row.reason.startswith("waits for gpu3, gone for") and set(row.losses.away) == {"gpu3"}
-        rack.heal("gpu3")
-        await asyncio.sleep(2)
-        assert "waits for" not in (await rack["gpu1"].call("job", id="j1")).reason
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_job_whose_host_is_away_says_for_whom_it_waits_and_when_it_is_taken_back(rack: Rack) -> None:
+    await submit(rack, workers=8)
+    await until(lambda: at_work(rack) == 8)
+    rack.cut_off("gpu3")
+    await asyncio.sleep(11)  # and a second for which gpu3 is asked
+    view = await rack["gpu1"].call("job", id="j1")
+    assert view.reason == "waits for gpu3, gone for 12 s; taken back in 48 s"
+    assert {rank.state for rank in view.ranks if rank.host == "gpu3"} == {"away"}
+    (row,) = await rack["gpu1"].call("jobs")
+    assert row.reason.startswith("waits for gpu3, gone for") and set(row.losses.away) == {"gpu3"}
+    rack.heal("gpu3")
+    await asyncio.sleep(2)
+    assert "waits for" not in (await rack["gpu1"].call("job", id="j1")).reason
 
 
-def test_a_kept_job_waits_until_a_person_gives_its_host_up() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=7, on_lost="keep", gpus_per_worker=0)
-        await until(lambda: at_work(rack) == 7)
-        name = str(rack.job("j1").start.places[-1].host)
-        ask = next(str(host) for host in rack.hosts if host != name)
-        rack.lead(ask)
-        with pytest.raises(Refused, match="was not given up"):
-            await rack[ask].call("give_up", id=name)
-        with pytest.raises(Refused, match="no host"):
-            await rack[ask].call("give_up", id="gpu9")
-        rack.cut_off(name)
-        await asyncio.sleep(200)
-        view = await rack[ask].call("job", id="j1")
-        assert view.state == "running" and f"agentctl hosts give-up {name}" in view.reason
-        rack.hosts[HostId(name)].die()
-        rack.hosts[HostId(name)].machine.ranks.clear()
-        (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
-        assert taken_back.id == "j1" and taken_back.tally.hosts_lost == 1
-        await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
-        assert name not in [place.host for place in rack.job("j1", ask).start.places]
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_kept_job_waits_until_a_person_gives_its_host_up(rack: Rack) -> None:
+    await submit(rack, workers=7, on_lost="keep", gpus_per_worker=0)
+    await until(lambda: at_work(rack) == 7)
+    name = str(rack.job("j1").start.places[-1].host)
+    ask = next(str(host) for host in rack.hosts if host != name)
+    rack.lead(ask)
+    with pytest.raises(Refused, match="was not given up"):
+        await rack[ask].call("give_up", id=name)
+    with pytest.raises(Refused, match="no host"):
+        await rack[ask].call("give_up", id="gpu9")
+    rack.cut_off(name)
+    await asyncio.sleep(200)
+    view = await rack[ask].call("job", id="j1")
+    assert view.state == "running" and f"agentctl hosts give-up {name}" in view.reason
+    rack.hosts[HostId(name)].die()
+    rack.hosts[HostId(name)].machine.ranks.clear()
+    (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
+    assert taken_back.id == "j1" and taken_back.hosts_lost == 1
+    await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
+    assert name not in [place.host for place in rack.job("j1", ask).start.places]

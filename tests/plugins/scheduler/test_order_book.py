@@ -83,7 +83,7 @@ def test_the_fast_order_and_a_plain_one_agree_on_random_cases_with_a_quantum(dis
         agree(seed, discipline, quantum_s=random.Random(seed).choice((2, 3, 5, 8)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("discipline", WALKS)
 def test_the_fast_order_and_a_plain_one_agree_on_10000_random_cases(discipline: Discipline) -> None:
     for seed in range(1000, 1000 + 10_000 // len(WALKS) + 1):

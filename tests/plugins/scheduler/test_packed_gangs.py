@@ -67,16 +67,14 @@ def test_the_log_takes_no_places_that_lie_otherwise(pack: Pack, said: str) -> No
     assert isinstance(answer, NotApplied) and said in answer.why
 
 
-def test_agents_put_an_unknown_gang_on_the_idle_host_and_not_into_three_gaps() -> None:
-    async def story(rack: Rack) -> None:
-        for number in range(3):
-            await submit(rack, workers=1, pack="any", name=f"filler{number}")
-        await until(lambda: all(rack.job(f"j{number}").state == "running" for number in (1, 2, 3)))
-        await submit(rack, workers=2)
-        await until(lambda: rack.job("j4").state == "running")
-        assert len(rack.job("j4").start.places) == 1
-        await submit(rack, workers=2, pack="apart", name="nodes")
-        await until(lambda: rack.job("j5").state == "running")
-        assert sorted(len(place.ranks) for place in rack.job("j5").start.places) == [1, 1]
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_agents_put_an_unknown_gang_on_the_idle_host_and_not_into_three_gaps(rack: Rack) -> None:
+    for number in range(3):
+        await submit(rack, workers=1, pack="any", name=f"filler{number}")
+    await until(lambda: all(rack.job(f"j{number}").state == "running" for number in (1, 2, 3)))
+    await submit(rack, workers=2)
+    await until(lambda: rack.job("j4").state == "running")
+    assert len(rack.job("j4").start.places) == 1
+    await submit(rack, workers=2, pack="apart", name="nodes")
+    await until(lambda: rack.job("j5").state == "running")
+    assert sorted(len(place.ranks) for place in rack.job("j5").start.places) == [1, 1]

@@ -63,26 +63,24 @@ def test_a_standing_holds_until_the_log_or_the_rack_changes() -> None:
     assert not standing.holds(totals)
 
 
-def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at_once() -> None:
-    async def story(rack: Rack) -> None:
-        for _ in range(3):
-            await submit(rack, workers=8)
-        await until(lambda: rack.job("j1").state == "running" and rack[rack.voters[0]].service._stood is not None)
-        plugin = rack["gpu1"].service
-        before = await rack["gpu1"].call("jobs")
-        stood, order = plugin._standing(), plugin._standing().guaranteed
-        assert await rack["gpu1"].call("jobs") == before
-        await rack["gpu1"].call("job", id="j3")
-        assert plugin._standing() is stood and stood.guaranteed is order, "sorted once"
-        assert before[2].reason.startswith("2nd of the waiting jobs")
-        await rack["gpu1"].call("cancel", id="j2")
-        assert plugin._standing() is not stood
-        assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of the waiting jobs")
-        rack.gone("gpu4")
-        (said,) = [job.reason for job in await rack["gpu1"].call("jobs") if job.id == "j3"]
-        assert "it needs 8 GPUs" in said and plugin._standing().totals.keys() == {"gpu1", "gpu2", "gpu3"}
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at_once(rack: Rack) -> None:
+    for _ in range(3):
+        await submit(rack, workers=8)
+    await until(lambda: rack.job("j1").state == "running" and rack[rack.voters[0]].service._stood is not None)
+    plugin = rack["gpu1"].service
+    before = await rack["gpu1"].call("jobs")
+    stood, order = plugin._standing(), plugin._standing().guaranteed
+    assert await rack["gpu1"].call("jobs") == before
+    await rack["gpu1"].call("job", id="j3")
+    assert plugin._standing() is stood and stood.guaranteed is order, "sorted once"
+    assert before[2].reason.startswith("2nd of the waiting jobs")
+    await rack["gpu1"].call("cancel", id="j2")
+    assert plugin._standing() is not stood
+    assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of the waiting jobs")
+    rack.gone("gpu4")
+    (said,) = [job.reason for job in await rack["gpu1"].call("jobs") if job.id == "j3"]
+    assert "it needs 8 GPUs" in said and plugin._standing().totals.keys() == {"gpu1", "gpu2", "gpu3"}
 
 
 def test_a_quota_view_counts_each_tenants_jobs_once() -> None:

@@ -51,52 +51,46 @@ def test_an_opportunistic_job_is_told_that_it_gets_what_is_left() -> None:
     assert "it becomes opportunistic" not in reason(rack, late)
 
 
-def test_the_views_say_class_demotion_and_what_is_used_beyond_the_quota() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=2, tenant="red")
-        await until(lambda: rack.job("j1").state == "running")
-        late = await submit(rack, workers=2, tenant="red", **{"class": "auto"})
-        assert (late.job_class, late.runs_as) == ("auto", "auto")
-        await until(lambda: rack.job("j2").state == "running", 60.0)
-        view = (await rack["gpu3"].call("jobs"))[1]
-        assert (view.job_class, view.runs_as, view.state) == ("auto", "opportunistic", "running")
-        quota = next(each for each in await rack["gpu2"].call("quotas") if each.tenant == "red")
-        assert (quota.gpus, quota.used, quota.opportunistic) == (2, 2, 2)
-        rack.finish("j1")
-        await until(lambda: rack.job("j2").job_class == "guaranteed")
-        quota = next(each for each in await rack["gpu2"].call("quotas") if each.tenant == "red")
-        assert (quota.used, quota.opportunistic) == (2, 0)
-        events = [event for subject, event, _, _ in rack["gpu1"].notes if subject == "j2"]
-        assert [event for event in events if event in ("demoted", "upgraded")] == ["demoted", "upgraded"]
-
-    on_a_rack(story, settings=SchedulerSettings(quotas={"red": 2}, default_quota=4, demote_after_s=20.0))
+@on_a_rack(settings=SchedulerSettings(quotas={"red": 2}, default_quota=4, demote_after_s=20.0))
+async def test_the_views_say_class_demotion_and_what_is_used_beyond_the_quota(rack: Rack) -> None:
+    await submit(rack, workers=2, tenant="red")
+    await until(lambda: rack.job("j1").state == "running")
+    late = await submit(rack, workers=2, tenant="red", **{"class": "auto"})
+    assert (late.job_class, late.runs_as) == ("auto", "auto")
+    await until(lambda: rack.job("j2").state == "running", 60.0)
+    view = (await rack["gpu3"].call("jobs"))[1]
+    assert (view.job_class, view.runs_as, view.state) == ("auto", "opportunistic", "running")
+    quota = next(each for each in await rack["gpu2"].call("quotas") if each.tenant == "red")
+    assert (quota.gpus, quota.used, quota.opportunistic) == (2, 2, 2)
+    rack.finish("j1")
+    await until(lambda: rack.job("j2").job_class == "guaranteed")
+    quota = next(each for each in await rack["gpu2"].call("quotas") if each.tenant == "red")
+    assert (quota.used, quota.opportunistic) == (2, 0)
+    events = [event for subject, event, _, _ in rack["gpu1"].notes if subject == "j2"]
+    assert [event for event in events if event in ("demoted", "upgraded")] == ["demoted", "upgraded"]
 
 
-def test_a_time_limit_is_kept_to_the_second_whenever_the_last_checkpoint_was() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=4, time_limit_s=27)
-        await until(lambda: rack.job("j1").state == "running")
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        await until(lambda: rack.job("j1").state == "failed")
-        assert 26.0 <= loop.time() - begun <= 30.0
-        assert "27 s" in rack.job("j1").reason
-
-    on_a_rack(story, settings=SchedulerSettings(checkpoint_s=20.0))
+@on_a_rack(settings=SchedulerSettings(checkpoint_s=20.0))
+async def test_a_time_limit_is_kept_to_the_second_whenever_the_last_checkpoint_was(rack: Rack) -> None:
+    await submit(rack, workers=4, time_limit_s=27)
+    await until(lambda: rack.job("j1").state == "running")
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await until(lambda: rack.job("j1").state == "failed")
+    assert 26.0 <= loop.time() - begun <= 30.0
+    assert "27 s" in rack.job("j1").reason
 
 
-def test_a_new_start_begins_with_no_step() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=2)
-        await until(lambda: rack.job("j1").state == "running")
-        place = rack.job("j1").start.places[0]
-        rack[place.host].publish(StepTimed(rack.job("j1").id, 1, 0, 70, 0.1, 0.1, 0.0, {"loss": 0.5}))
-        rack.finish("j1", {0: 75, 1: 75})
-        await until(lambda: rack.job("j1").tally.attempt == 2)
-        view = await rack["gpu1"].call("job", id="j1")
-        assert (view.step, view.metrics) == (None, {})
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_new_start_begins_with_no_step(rack: Rack) -> None:
+    await submit(rack, workers=2)
+    await until(lambda: rack.job("j1").state == "running")
+    place = rack.job("j1").start.places[0]
+    rack[place.host].publish(StepTimed(rack.job("j1").id, 1, 0, 70, 0.1, 0.1, 0.0, {"loss": 0.5}))
+    rack.finish("j1", {0: 75, 1: 75})
+    await until(lambda: rack.job("j1").tally.attempt == 2)
+    view = await rack["gpu1"].call("job", id="j1")
+    assert (view.step, view.metrics) == (None, {})
 
 
 def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind() -> None:
@@ -118,6 +112,7 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
         await until(lambda: rack.job(id).state == "done")
         return len(places)
 
+    @on_a_rack()
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1, name="filler")
         assert await run(rack, "j2", 0.1) == 1, "nothing is known about it"
@@ -126,23 +121,21 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
         assert await run(rack, "j5", 0.2) == 2, "it does not mind"
         assert await run(rack, "j6", 0.1) == 1, "its newest steps on two hosts took twice as long"
 
-    on_a_rack(story)
+    story()
 
 
-def test_a_job_whose_ranks_found_unlike_kernels_is_told_which() -> None:
-    async def story(rack: Rack) -> None:
-        await submit(rack, workers=3)
-        await until(lambda: rack.job("j1").state == "running")
-        assert len(rack.job("j1").start.places) == 2
-        for place in rack.job("j1").start.places:
-            for rank in place.ranks:
-                rack[place.host].publish(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
-        assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == ""
-        last = rack.job("j1").start.places[-1]
-        rack[last.host].publish(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
-        assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == (
-            "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "
-            "(results may differ in the last bits)"
-        )
-
-    on_a_rack(story)
+@on_a_rack()
+async def test_a_job_whose_ranks_found_unlike_kernels_is_told_which(rack: Rack) -> None:
+    await submit(rack, workers=3)
+    await until(lambda: rack.job("j1").state == "running")
+    assert len(rack.job("j1").start.places) == 2
+    for place in rack.job("j1").start.places:
+        for rank in place.ranks:
+            rack[place.host].publish(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
+    assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == ""
+    last = rack.job("j1").start.places[-1]
+    rack[last.host].publish(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
+    assert (await rack["gpu1"].call("job", id="j1")).seen.unlike == (
+        "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "
+        "(results may differ in the last bits)"
+    )
