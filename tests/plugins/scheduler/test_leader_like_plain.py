@@ -248,7 +248,7 @@ ALL_KINDS = {
 
 
 def test_the_leader_and_a_plain_one_propose_the_same() -> None:
-    said = sum((agree(seed, 15).said for seed in range(80)), collections.Counter[str]())
+    said = sum((agree(seed, 40).said for seed in range(80)), collections.Counter[str]())
     assert set(said) == ALL_KINDS, "the stories come to everything that a leader says"
 
 
