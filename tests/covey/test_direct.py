@@ -139,7 +139,8 @@ def test_tables_that_go_from_rank_to_rank_under_way_cost_no_bit(ranks: Ranks, ne
         before = epoch % 3
         ranks.clients[before].owner.perform(DropJob(table_id(JOB, 1), 1 << 60, GRANT + epoch), IP, 1 << 30)
         ranks.own((before + 1) % 3, 1, GRANT + epoch, near)
-        time.sleep(0.02)
+        owner = ranks.clients[(before + 1) % 3].owner
+        until(lambda: any(job.epoch == GRANT + epoch and job.joined == 3 for job in owner.now().jobs))  # noqa: B023
     ranks.end(threads)
     assert is_reference(ranks, 30)
 
@@ -253,11 +254,12 @@ def test_a_rank_that_waits_in_vain_is_told_by_the_owner(ranks: Ranks) -> None:
 
 def test_an_owner_that_is_done_waits_until_the_others_have_left() -> None:
     """Ranks leave at different speeds; none loses its owner before it has the last result."""
-    ranks = Ranks(3)
+    ranks, begun = Ranks(3), list[int]()
 
     def script(rank: int, client: TensorClient) -> None:
         client.push_pull("w", np.ones(SHAPE, np.float32))
-        time.sleep(0.2 * rank)
+        until(lambda: len(begun) == rank)
+        begun.append(rank)
         assert client.leave(20)
         client.close()
 

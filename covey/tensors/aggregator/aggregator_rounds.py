@@ -48,8 +48,8 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 SMALL_BYTES = 64 << 10
 """Largest push in bytes that the calling thread sends itself: handing it to another thread costs more."""
 AWAITED_BYTES = 256 << 10
-"""The same where a job has several owners and the thread waits for the result anyway. Larger ones are sent by another
-thread, while this one copies results that have come."""
+"""Largest push in bytes that a thread which waits for the result sends itself where a job has several owners. Larger
+ones are sent by another thread, while this one copies results that have come."""
 
 
 class Waits(Protocol):

@@ -57,7 +57,7 @@ def receive(sock: socket.socket, view: memoryview) -> None:
 
 
 class RankConnection:
-    """The `RankLink` of a rank in another process."""
+    """The `OwnersLink` of a rank in another process."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from covey.tensors.direct.owned_table import OwnedTable, RankLink
+from covey.tensors.direct.owned_table import OwnedTable, OwnersLink
 from covey.tensors.numbers.tensor_wire import TYPES, Frame, Header, Payload, TensorOp, TensorWireError, frame, parse
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.speakers import Violation
@@ -21,8 +21,8 @@ class OwnerHere(Protocol):
 
     lock: threading.RLock
 
-    def hear(self, table: OwnedTable, link: RankLink, header: Header, payload: Payload) -> None: ...
-    def left(self, table: OwnedTable, link: RankLink) -> None: ...
+    def hear(self, table: OwnedTable, link: OwnersLink, header: Header, payload: Payload) -> None: ...
+    def left(self, table: OwnedTable, link: OwnersLink) -> None: ...
 
 
 class OwnersEnd:

@@ -42,7 +42,7 @@ MISSING_MAX = 16
 """Most ranks that have not pushed which are named."""
 
 
-class RankLink(Protocol):
+class OwnersLink(Protocol):
     """The connection of one rank."""
 
     rank: int
@@ -68,7 +68,7 @@ class OwnedTable:
         self.job, self.epoch, self.workers, self.secret = order.job, order.epoch, order.workers, order.secret
         self.hash = job_hash(order.job)
         self.tensors: dict[int, TensorSum] = {}
-        self.links: dict[int, RankLink] = {}
+        self.links: dict[int, OwnersLink] = {}
         self.newest: dict[int, int] = {}
         """Rank -> incarnation of the newest process that was connected."""
         self.over = False
@@ -76,7 +76,7 @@ class OwnedTable:
         self.away = RanksAwayHere()
         self.received_bytes = self.sent_bytes = 0
         self._memory, self._buffers, self._held = memory, buffers, 0
-        self._spoken_to: set[RankLink] = set()
+        self._spoken_to: set[OwnersLink] = set()
         """Connections with something to send."""
         self._since: dict[int, float] = {}
         """Tensor -> time since which its round is under way."""
@@ -89,7 +89,7 @@ class OwnedTable:
         newest = self.newest[rank] = max(incarnation, self.newest.get(rank, 0))
         return newest if incarnation < newest else 0
 
-    def join(self, link: RankLink) -> None:
+    def join(self, link: OwnersLink) -> None:
         """Let this connection speak for its rank; an older one of the same rank is closed."""
         old = self.links.get(link.rank)
         if old is not None:
@@ -98,7 +98,7 @@ class OwnedTable:
         self.links[link.rank] = link
         self._say(link, frame(TensorOp.WELCOME, self.hash, self.epoch))
 
-    def leave(self, link: RankLink) -> None:
+    def leave(self, link: OwnersLink) -> None:
         """The connection has ended."""
         if self.links.get(link.rank) is not link:
             return
@@ -122,7 +122,7 @@ class OwnedTable:
 
     # ---- frames ----
 
-    def heard(self, link: RankLink, header: Header, payload: Payload, now_s: float) -> TensorSum | None:
+    def heard(self, link: OwnersLink, header: Header, payload: Payload, now_s: float) -> TensorSum | None:
         """Take in a frame that was expected (`RankFrames.expect`) and verified. Returns the tensor that may have
         something to add now. TensorWireError, Violation: it is that rank's fault."""
         if header.op is TensorOp.PUSH and header.key not in link.frames.refused:
@@ -194,7 +194,7 @@ class OwnedTable:
             away=sorted(self.away.ended),
         )
 
-    def spoken_to(self) -> Sequence[RankLink]:
+    def spoken_to(self) -> Sequence[OwnersLink]:
         """Connections with something to send since the last call; to be pumped, without any lock."""
         if not self._spoken_to:
             return ()
@@ -203,11 +203,11 @@ class OwnedTable:
 
     # ---- inside ----
 
-    def _say(self, link: RankLink, said: Frame) -> None:
+    def _say(self, link: OwnersLink, said: Frame) -> None:
         link.say(said)
         self._spoken_to.add(link)
 
-    def _opened(self, link: RankLink, header: Header, payload: Payload, now_s: float) -> TensorSum | None:
+    def _opened(self, link: OwnersLink, header: Header, payload: Payload, now_s: float) -> TensorSum | None:
         declared, ranks = unpack_opening(header.flags, payload)
         tensor = self._declare(header.key, declared)
         if isinstance(tensor, str):
@@ -220,7 +220,7 @@ class OwnedTable:
         self._follow(header.key, now_s)
         return tensor
 
-    def _pushed(self, link: RankLink, header: Header, payload: Payload, now_s: float) -> TensorSum:
+    def _pushed(self, link: OwnersLink, header: Header, payload: Payload, now_s: float) -> TensorSum:
         tensor = link.frames.tensor(header)
         if header.op is TensorOp.KEPT:
             self._do(header.key, tensor.kept(link.rank, header.round))
@@ -270,7 +270,7 @@ class OwnedTable:
         else:
             self._since.pop(key, None)
 
-    def _tell(self, to: RankLink, rank: int, header: Header, payload: Payload) -> None:
+    def _tell(self, to: OwnersLink, rank: int, header: Header, payload: Payload) -> None:
         about, data = header.key, bytes(payload)
         self._say(
             to, frame(TensorOp.TOLD, self.hash, self.epoch, key=about, rank=rank, round=header.round, payload=data)

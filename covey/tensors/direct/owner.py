@@ -22,7 +22,7 @@ from functools import partial
 from covey.core.ids import JobId
 from covey.tensors.direct.connection import RankConnection, configure, receive
 from covey.tensors.direct.local_link import LocalLink
-from covey.tensors.direct.owned_table import OwnedTable, RankLink
+from covey.tensors.direct.owned_table import OwnedTable, OwnersLink
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
@@ -178,12 +178,12 @@ class DirectOwner:
                     return link
         return None
 
-    def left(self, table: OwnedTable, link: RankLink) -> None:
+    def left(self, table: OwnedTable, link: OwnersLink) -> None:
         """A connection has ended."""
         with self.lock:
             table.leave(link)
 
-    def hear(self, table: OwnedTable, link: RankLink, header: Header, payload: Payload) -> None:
+    def hear(self, table: OwnedTable, link: OwnersLink, header: Header, payload: Payload) -> None:
         """Take in one frame of a rank, and add what can be added. TensorWireError, Violation: it is that rank's
         fault; ConnectionError: the table is not owned here any more."""
         with self.lock:

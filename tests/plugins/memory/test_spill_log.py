@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from covey.wire import frames
 from plugins.memory.datapath.spill import spill_wire
-from plugins.memory.datapath.spill.page_table import RING, ZERO, PageTable
+from plugins.memory.datapath.spill.page_table import LOG, RING, ZERO, PageTable
 from plugins.memory.machine.spill_log import (
     AppendNext,
     CompactNext,
