@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     json_option(parser)
     args = parser.parse_args(argv)
     with Laboratory(HOSTS) as lab:
-        rack = AgentRack(lab, gpus=RANKS // HOSTS, voters=1)
+        rack = AgentRack(lab, gpus=RANKS // HOSTS, voters=1, more_toml='[aggregator]\ndirect = "never"\n')
         rack.start()
         rack.wait_up()
         job = submit(rack, args.steps, PAUSE_S)

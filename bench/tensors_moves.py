@@ -136,7 +136,7 @@ class Round(NamedTuple):
 
 def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
     with Laboratory(HOSTS) as lab:
-        rack = AgentRack(lab, gpus=1, voters=1)
+        rack = AgentRack(lab, gpus=1, voters=1, more_toml='[aggregator]\ndirect = "never"\n')
         rack.start()
         rack.wait_up()
         for host in rack.hosts:

@@ -71,15 +71,18 @@ def test_ranks_that_are_killed_are_replaced_and_nobody_else_begins_anew(living: 
     assert said.count("rank replaced") == 6
 
 
-def test_a_rank_and_the_aggregator_and_then_a_rank_and_its_agent_are_killed(
+def test_a_rank_and_the_owner_of_a_table_and_then_a_rank_and_its_agent_are_killed(
     living: LivingRack, undisturbed: str
 ) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     pids = ranks(living, job)
-    sums = next(row["host"] for row in living.agent().get("tensors").data if row["job"] == job)
-    for pid in (living.program(sums, "aggd"), pids[3]):
-        os.kill(pid, signal.SIGKILL)
-    successor(living, job, 3, pids[3])
+    by = next(row["by"] for row in living.agent().get("tensors").data if row["job"] == job)
+    owner = int(by.removeprefix("rank "))
+    for rank in {owner, 3}:
+        os.kill(pids[rank], signal.SIGKILL)
+    for rank in {owner, 3}:
+        successor(living, job, rank, pids[rank])
+    pids = ranks(living, job)
     host = living.job(job)["places"][0]["host"]
     for pid in (living.agentd(host), pids[0]):
         os.kill(pid, signal.SIGKILL)

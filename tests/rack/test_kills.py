@@ -113,15 +113,15 @@ def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str)
         slabs = living.agent().get("slabs").data
         lender = next(slab["lender"] for slab in slabs if slab["borrower"] == borrower and slab["lender"])
         return [(lender, living.agentd(lender)), (lender, living.program(lender, "slabd"))]
-    if victim == "aggregator":
+    if victim == "agent of an owner":
         sums = next(row["host"] for row in living.agent().get("tensors").data if row["job"] == job["id"])
-        return [(sums, living.agentd(sums)), (sums, living.program(sums, "aggd"))]
+        return [(sums, living.agentd(sums))]
     host = job["places"][-1]["host"]
     return [(host, living.agentd(host))]
 
 
 @pytest.mark.parametrize(
-    "victim", [pytest.param("agent with workers", marks=pytest.mark.long), "lender", "aggregator", "leader"]
+    "victim", [pytest.param("agent with workers", marks=pytest.mark.long), "lender", "agent of an owner", "leader"]
 )
 def test_a_job_and_remote_memory_survive_kill_9_of_the(
     victim: str, living: LivingRack, expected: str, tmp_path: Path
