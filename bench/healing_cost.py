@@ -153,9 +153,11 @@ class Played:
         self.tensors.moved(AggregatorAt(JobId(job), EPOCH, HostId("h1"), address, SECRET))
 
     def state(self, get: Any, load: Any, *, own: Any, step: int = 0) -> Any:
-        from covey.job.job_state import begun
+        from covey.healing.neighbours import HealedRank
+        from covey.job.job_state import ScriptState, begun
 
-        return begun(self.tensors, range(self.rank, self.rank + 1), 0, get, load, own, step, lambda done: None)
+        me = HealedRank(self.rank, self.tensors.world_size, step=step)
+        return begun(self.tensors, me, ScriptState(get, load, own))
 
 
 Step = Callable[[], None]

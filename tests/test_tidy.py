@@ -29,7 +29,6 @@ FULLER_WITH_REASON = {"chaos/stories": "one file a story, found by their names"}
 ARGUMENTS_MAX = 8
 """Arguments of a function of product code, beside `self`."""
 MORE_ARGUMENTS = {
-    "covey/job/job_state.py::begun",
     "covey/job/tensors.py::__init__",
     "covey/tensors/aggregator/block_rounds.py::__init__",
     "covey/tensors/numbers/tensor_wire.py::frame",

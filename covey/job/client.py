@@ -260,7 +260,8 @@ class JobClient(OfOneProcess):
         step, after a checkpoint. `within_s`: how many seconds the state may take to arrive, while the others wait.
         ValueError when there are tensors already. When no rank has the state of a lost rank, this process says so and
         ends with 70: the job fails, or with retries left runs again from its last checkpoint."""
-        from covey.job.job_state import begun
+        from covey.healing.neighbours import HealedRank
+        from covey.job.job_state import ScriptState, begun
 
         self._check_process(f"the state of job {self.id} is not available here")
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
@@ -268,7 +269,8 @@ class JobClient(OfOneProcess):
             self._cannot_share(why)
         me = self._me
         with self.heartbeats.at_work():
-            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s, host=me.host)
+            rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
+            made = begun(self.tensors, rank, ScriptState(get, load, own, self.step), within_s)
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)

@@ -111,39 +111,31 @@ def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
 
 def begun(
     tensors: TensorClient,
-    here: range,
-    incarnation: int,
-    get: Get,
-    load: Load,
-    own: Callable[[], object] | None,
-    step: int,
-    stepped: Callable[[int], object],
+    me: HealedRank,
+    script: ScriptState,
     within_s: float = WITHIN_S,
     gathers_max: int = RANKS_MAX,
-    host: str = "",
 ) -> JobState:
-    """The state of `JobClient.state`; ends the process where that says so. `here`: the ranks of this `host`;
-    `incarnation`: how many processes of this rank were lost; `stepped` is called with each step that is done; with more
-    ranks than `gathers_max`, neighbours keep each rank's own values."""
-    if not 0 <= step < STEPS_MAX:
-        raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
-    me = HealedRank(tensors.rank, tensors.world_size, incarnation, here, host, step)
+    """The state of `JobClient.state`; ends the process where that says so. With more ranks than `gathers_max`,
+    neighbours keep each rank's own values."""
+    if not 0 <= me.step < STEPS_MAX:
+        raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {me.step}")
 
     def make(far: BlockRounds) -> Healing:
-        gather = OwnGather(me.rank, me.world_size, step, far) if 1 < me.world_size <= gathers_max else None
+        gather = OwnGather(me.rank, me.world_size, me.step, far) if 1 < me.world_size <= gathers_max else None
         return Healing(me, far, far.versions, tensors.tell, likeness(), gather)
 
-    if me.world_size == 1 and not incarnation:
+    if me.world_size == 1 and not me.incarnation:
         tensors.tell(
             "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
         )
-    healing, far = tensors.heal(make, own)
-    if incarnation:
+    healing, far = tensors.heal(make, script.own)
+    if me.incarnation:
         try:
-            found = healing.recover(tensors.tell, own is not None, get(), within_s=within_s)
-            load(found.arrays, found.own)
+            found = healing.recover(tensors.tell, script.own is not None, script.get(), within_s=within_s)
+            script.load(found.arrays, found.own)
         except CoveyError as error:
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
-    return JobState(healing, ScriptState(get, load, own, stepped))
+    return JobState(healing, script)

@@ -14,10 +14,11 @@ import pytest
 
 from covey.core.errors import StateLost
 from covey.core.ids import HostId, JobId
+from covey.healing.neighbours import HealedRank
 from covey.healing.owns import RANKS_MAX
 from covey.healing.stepwise import Pause, Stepwise
 from covey.healing.taking_over import HealingClosed, TakingOver
-from covey.job.job_state import JobState, begun
+from covey.job.job_state import JobState, ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.numbers.handle import TensorHandle
 from covey.wire.job import AggregatorAt
@@ -89,10 +90,8 @@ class Rank:
                 draws.bit_generator.state = own
 
         own = (lambda: draws.bit_generator.state) if self.gang.draws else None
-        here = range(self.rank, self.rank + 1)
-        state = begun(
-            self.client, here, self.incarnation, get, load, own, 0, lambda step: None, gathers_max=self.gang.gathers_max
-        )
+        me = HealedRank(self.rank, self.client.world_size, self.incarnation)
+        state = begun(self.client, me, ScriptState(get, load, own), gathers_max=self.gang.gathers_max)
         self.has_state = True
         self.gang.began.append((self.rank, state.step))
         for step in state.steps(self.gang.steps):
@@ -306,9 +305,8 @@ def test_a_result_is_used_only_once_what_is_every_ranks_own_is_here(gang: Healin
     for rank, client in enumerate(clients):
         for at in gang.at:
             client.moved(at)
-        of = range(rank, rank + 1)
         own = [lambda: "mine", lambda: "mine", lambda: "x"][rank]
-        states.append(begun(client, of, 0, dict, lambda arrays, own: None, own, 0, lambda step: None))
+        states.append(begun(client, HealedRank(rank, 3), ScriptState(dict, lambda arrays, own: None, own)))
     try:
         assert clients[2]._healing is not None
         gather = clients[2]._healing.machine.gather

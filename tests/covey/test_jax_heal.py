@@ -11,7 +11,8 @@ import pytest
 
 from covey.core.errors import CoveyError
 from covey.core.ids import JobId
-from covey.job.job_state import JobState, begun
+from covey.healing.neighbours import HealedRank
+from covey.job.job_state import JobState, ScriptState, begun
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 from tests.plugins.aggregator.loopback import AggdThread
@@ -34,8 +35,8 @@ class JobOfTest:
         self.tensors.moved(at)
 
     def state(self, get: Any, load: Any, *, own: Any, step: int) -> JobState:
-        here = range(self.rank, self.rank + 1)
-        return begun(self.tensors, here, self._incarnation, get, load, own, step, lambda done: None)
+        me = HealedRank(self.rank, self.tensors.world_size, self._incarnation, step=step)
+        return begun(self.tensors, me, ScriptState(get, load, own))
 
 
 def tree() -> dict[str, Any]:

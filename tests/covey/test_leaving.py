@@ -14,7 +14,7 @@ from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.job.given_rounds import GivenRound
-from covey.job.job_state import begun
+from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import checked
 from covey.tensors.numbers.spoken import Spoken
@@ -313,8 +313,9 @@ def test_a_gang_with_state_is_told_like_any_other(tmp_path: Path) -> None:
         raised: list[BaseException] = []
 
         def run(rank: int, client: TensorClient) -> None:
-            here, w = range(rank, rank + 1), np.zeros(9, np.float32)
-            state = begun(client, here, 0, lambda: {"w": w}, lambda arrays, own: None, None, 0, lambda step: None)
+            w = np.zeros(9, np.float32)
+            script = ScriptState(lambda: {"w": w}, lambda arrays, own: None, None)
+            state = begun(client, HealedRank(rank, client.world_size), script)
             try:
                 for _ in state.steps(4 if rank else 2):
                     w += client.push_pull("g", np.ones(9, np.float32))

@@ -22,8 +22,9 @@ from covey.arrays.volume_link import transfer
 from covey.core.errors import CoveyError, RankLeft, Refused
 from covey.core.ids import JobId
 from covey.core.units import MIB
+from covey.healing.neighbours import HealedRank
 from covey.job.client import JobClient
-from covey.job.job_state import begun
+from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.kernel.this_process import OtherProcess, this_process
 from covey.remote import RemoteArray, RemoteMemory, RemoteMemoryError
@@ -89,7 +90,8 @@ def a_handle(_: LiveVolume) -> Any:
 
 
 def a_state(_: LiveVolume) -> Any:
-    return begun(a_client(), range(1), 0, dict, lambda arrays, own: None, None, 0, lambda step: None)
+    client = a_client()
+    return begun(client, HealedRank(client.rank, client.world_size), ScriptState(dict, lambda arrays, own: None, None))
 
 
 SUMS = np.arange(4, dtype=np.float32).tobytes()

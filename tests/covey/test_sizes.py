@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.job.job_state import begun
+from covey.healing.neighbours import HealedRank
+from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.blocks import Sizes
 from covey.tensors.numbers.moments import AT_A_TIME
@@ -109,8 +110,8 @@ class Walker(Rank):
             for name, array in w.items():
                 array[:] = arrays[name]
 
-        here = range(self.rank, self.rank + 1)
-        state = begun(self.client, here, self.incarnation, lambda: w, load, None, 0, lambda step: None)
+        me = HealedRank(self.rank, self.client.world_size, self.incarnation)
+        state = begun(self.client, me, ScriptState(lambda: w, load, None))
         self.has_state = True
         for step in state.steps(self.gang.steps):
             handles = []

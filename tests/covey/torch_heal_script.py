@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import covey.torch
 from covey.core.ids import HostId, JobId
-from covey.job.job_state import begun
+from covey.healing.neighbours import HealedRank
+from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 
@@ -44,8 +45,8 @@ class PlayedJob:
         self.tensors.moved(at)
 
     def state(self, get: Any, load: Any, *, own: Any, step: int) -> Any:
-        here = range(self.rank, self.rank + 1)
-        return begun(self.tensors, here, self._incarnation, get, load, own, step, lambda done: None)
+        me = HealedRank(self.rank, self.tensors.world_size, self._incarnation, step=step)
+        return begun(self.tensors, me, ScriptState(get, load, own))
 
 
 class Samples(Dataset):  # type: ignore[misc]
