@@ -99,7 +99,7 @@ async def in_a_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-@pytest.mark.parametrize("pages_max", [volume_link.REQUEST_PAGES_MAX, 4])
+@pytest.mark.parametrize("pages_max", [volumewire.REQUEST_PAGES_MAX, 4])
 async def test_what_is_written_is_read_back_also_off_the_page_grid_and_cut_up(
     pages_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
