@@ -80,6 +80,23 @@ async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_ho
         assert (await look(again))[:3] == [13, 11, 12]
 
 
+async def test_a_writer_that_died_is_replaced_and_nothing_in_the_ring_is_lost() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=10)
+        await spill.flush()
+        bench.disk.gate.clear()
+        put(spill, 2, p1=11, p2=12)
+        await asyncio.sleep(0.02)
+        bench.processes.started[-1].signal(9)
+        bench.disk.gate.set()
+        put(spill, 3, p3=13)
+        await spill.flush()
+        assert spill.writer.starts == 2
+        await die(spill)
+        assert (await look(await opened(bench, 2)))[:4] == [10, 11, 12, 13]
+
+
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
