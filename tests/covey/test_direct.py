@@ -11,8 +11,10 @@ import pytest
 
 from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
+from covey.tensors.aggregator.aggregator_rounds import AWAITED_BYTES
+from covey.tensors.aggregator.link import READ_BYTES, SMALL_BYTES
 from covey.tensors.direct.connection import AT_ONCE_BYTES
-from covey.tensors.numbers.blocks import table_id
+from covey.tensors.numbers.blocks import Sizes, table_id
 from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import TensorOp, frame, job_hash
 from covey.tensors.numbers.updates import Adam
@@ -113,6 +115,21 @@ def test_ranks_that_own_the_tables_have_the_bits_of_an_aggregator(order: Order) 
         assert (job.job, job.joined, job.iterations) == (table_id(JOB, rank), 4, 5)
         assert job.received_bytes > 0 and not job.missing
     ranks.close()
+
+
+def test_tensors_around_each_size_at_which_something_changes_are_added(ranks: Ranks) -> None:
+    """Blocks are sent by the thread that pushes or adds, or by one of its own; alone or with others."""
+    edges = (SMALL_BYTES, READ_BYTES, Sizes().elsewhere_bytes, 3 * AWAITED_BYTES, 3 * AT_ONCE_BYTES)
+    counts = sorted({edge // 4 + more for edge in edges for more in (-1, 0, 1)} | {0, 1})
+
+    def script(rank: int, client: TensorClient) -> None:
+        for count in counts:
+            given = np.arange(count, dtype=np.float32) + rank
+            found = [client.push_pull(f"g{count}", given, out=np.empty_like(given)) for _ in range(2)]
+            pushed = client.push(f"g{count}", given).wait()
+            assert all((each == 3 * np.arange(count) + 3).all() for each in (*found, pushed)), count
+
+    ranks.end(ranks.start(script))
 
 
 def test_halves_and_an_optimizer_are_added_as_elsewhere(ranks: Ranks) -> None:

@@ -116,7 +116,7 @@ KINDS = {
 HELD = {
     "AggregatorRounds": "TensorClient", "FaultedMemory": "RemoteArray", "Healing": "JobState", "JobClient": "Job",
     "PagePipe": "TensorClient", "Poster": "TensorClient", "RoundEnds": "TensorClient", "SharedRounds": "TensorClient",
-    "VolumeLink": "RemoteMemory", "WakePipe": "Job",
+    "DirectOwner": "TensorClient", "RankConnection": "TensorClient", "VolumeLink": "RemoteMemory", "WakePipe": "Job",
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
     "QueuedWaits": "of ShareControl", "DeviceBuckets": "refuses in words (test_buckets)",
 }  # fmt: skip

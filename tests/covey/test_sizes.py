@@ -34,6 +34,8 @@ MODULES = (
     *("healing/own_gather", "healing/owns", "healing/state_pieces", "healing/taking_over", "job/job_state"),
     *("job/tensors", "tensors/aggregator/aggregator_rounds", "tensors/aggregator/block_rounds"),
     *("tensors/aggregator/early_copy", "tensors/aggregator/host_rounds", "tensors/aggregator/link"),
+    *("tensors/direct/connection", "tensors/direct/local_link", "tensors/direct/owned_table", "tensors/direct/owner"),
+    *("tensors/owner/memory", "tensors/owner/part_additions", "tensors/owner/rank_frames", "tensors/owner/sums"),
     *("tensors/aggregator/packed_rounds", "tensors/aggregator/rounds", "tensors/numbers/blocks"),
     *("tensors/numbers/moments", "tensors/numbers/pieces", "tensors/numbers/spoken"),
     *("tensors/numbers/tensor_wire", "tensors/numbers/types", "tensors/same_host/huge_pages"),
