@@ -457,6 +457,6 @@ async def test_a_kept_job_waits_until_a_person_gives_its_host_up(rack: Rack) -> 
     rack.hosts[HostId(name)].die()
     rack.hosts[HostId(name)].machine.ranks.clear()
     (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
-    assert taken_back.id == "j1" and taken_back.hosts_lost == 1
+    assert taken_back.id == "j1" and taken_back.tally.hosts_lost == 1
     await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
     assert name not in [place.host for place in rack.job("j1", ask).start.places]
