@@ -297,7 +297,8 @@ class DirectOwner:
             self._bad_frames += 1
         if table is not None and link is not None and isinstance(error, Violation):
             words = str(error).encode()[:1024]
-            link.say(frame(TensorOp.FAULT, table.hash, table.epoch, key=link.key, payload=words))
+            with self.lock:
+                link.say(frame(TensorOp.FAULT, table.hash, table.epoch, key=link.key, payload=words))
             link.pump()
 
     def _hello(self, sock: socket.socket) -> tuple[OwnedTable, RankConnection] | None:
