@@ -113,7 +113,8 @@ def test_what_nobody_takes_is_no_traceback(odd: FakeAgent, words: str, how: str,
 
 def test_an_interrupt_ends_the_looking_without_a_traceback(odd: FakeAgent, job: Job) -> None:
     odd.replies |= {"GET /v1/jobs/j1": job()}
-    program = "import sys; from cli.main import main; sys.exit(main(['wait', 'j1']))"
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # whatever started these tests
+    program = f"import sys; {heeds}; from cli.main import main; sys.exit(main(['wait', 'j1']))"
     environment = {"COVEY_AGENT": odd.address, "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, cwd="/") as waiting:
