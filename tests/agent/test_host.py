@@ -244,7 +244,7 @@ def test_a_plugin_that_failed_by_its_own_fault_is_not_started_again() -> None:
 
 
 def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() -> None:
-    with SimRack(11, hosts=3, watched=True) as rack:
+    with SimRack(11, hosts=3, watched=True, settings={"aggregator": {"direct": "never"}}) as rack:
         rack.start().settle()
         ends = rack.submit({"name": "ends", "argv": ["sleeper", "20"], "workers": 2, "cwd": "/"}, "first-key")
         lasts = rack.submit({"name": "lasts", "argv": ["sleeper", "60"], "workers": 3, "cwd": "/"}, "second-key")

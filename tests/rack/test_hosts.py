@@ -128,7 +128,6 @@ def train_with_several_owners(rack: AgentRack) -> None:
         time.sleep(0.2)
     assert len({host for host, _ in owners.values()}) == len(owners), owners
     assert all(by.startswith("rank ") for _, by in owners.values()), owners
-    assert not any(host.find("aggd") for host in rack.hosts)
     waited = third.shell(f"agentctl wait {job}", timeout_s=120)
     assert waited.returncode == 0, waited.stdout + waited.stderr
     log = third.shell(f"agentctl logs {job} --rank 0").stdout

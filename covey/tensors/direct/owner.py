@@ -46,6 +46,8 @@ from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, RanksAway, Ser
 CONNECTIONS_MAX = 4096
 LINGER_S = 5.0
 """Seconds that a rank that is done waits until the other ranks have their last results from it."""
+END_S = 2.0
+"""Seconds within which the threads of connections end."""
 LOOK_S = 0.02
 """Seconds between two looks whether all results were received."""
 
@@ -158,6 +160,8 @@ class DirectOwner:
                 sock.shutdown(socket.SHUT_RDWR)
         for listener in listeners:
             listener.close()
+        with self._gone:
+            self._gone.wait_for(lambda: not self._connections, END_S)
 
     def _remote(self) -> list[RankConnection]:
         links = (link for table in self._tables.values() for link in table.links.values())
