@@ -94,7 +94,9 @@ def train(ranks: Ranks, rounds: int, pause_s: float = 0.0) -> list[threading.Thr
     def script(rank: int, client: TensorClient) -> None:
         client.model("w", np.full(SHAPE, 0.5 + rank, np.float32))
         for round in range(rounds):
-            ranks.results[rank] = client.push_pull("w", deltas(rank, round, SHAPE))
+            given = deltas(rank, round, SHAPE)
+            ranks.results[rank] = client.push_pull("w", given)
+            assert given.tobytes() == deltas(rank, round, SHAPE).tobytes(), "what was pushed is the script's"
             time.sleep(pause_s)
 
     return ranks.start(script)
@@ -173,6 +175,28 @@ def test_a_rank_that_ends_first_leaves_its_results_behind() -> None:
 
         ranks.end(ranks.start(script))
         assert all((result == 3).all() for result in ranks.results.values())
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_an_owner_ends_once_what_it_gave_was_received(
+    ranks: Ranks, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all ranks are done, it waits until they have closed their connections, too."""
+    looks = 0
+
+    class Slow:
+        is_sent = True
+
+    def connections() -> list[Slow]:
+        nonlocal looks
+        looks += 1
+        slow = Slow()
+        slow.is_sent = left or looks > 3
+        return [] if left and looks > 3 else [slow]
+
+    monkeypatch.setattr(ranks.clients[0].owner, "_remote", connections)
+    ranks.clients[0].owner.close(left)
+    assert looks == 4
 
 
 def test_a_rank_that_does_not_read_holds_up_no_other(ranks: Ranks) -> None:
