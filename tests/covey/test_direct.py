@@ -60,8 +60,10 @@ class Ranks:
         def run(rank: int) -> None:
             try:
                 script(rank, self.clients[rank])
-            except BaseException as error:
+            except Exception as error:
                 self.failed.append(error)
+                for client in self.clients:  # others would wait for this rank
+                    client._far._failed(error)
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
         for thread in threads:
