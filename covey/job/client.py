@@ -505,6 +505,8 @@ class JobClient(OfOneProcess):
         """Give up this connection in a forked child: it is the parent's, and its thread does not exist here."""
         self._closed, self._joined = True, False
         self._wakes.close()
+        if self._tensors is not None:
+            self._tensors.abandon()
         if self._connection is not None:
             self._connection.close()
 

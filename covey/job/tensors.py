@@ -322,6 +322,10 @@ class TensorClient(OfOneProcess):
         self.owner.close(self.left)
         return owned and self.left
 
+    def abandon(self) -> None:
+        """Give up in a forked child what other ranks connect to: it is the parent's."""
+        self.owner.abandon()
+
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:

@@ -244,7 +244,7 @@ def test_a_plugin_that_failed_by_its_own_fault_is_not_started_again() -> None:
 
 
 def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() -> None:
-    with SimRack(11, hosts=3, watched=True, settings={"aggregator": {"direct": "never"}}) as rack:
+    with SimRack(11, hosts=3, watched=True) as rack:
         rack.start().settle()
         ends = rack.submit({"name": "ends", "argv": ["sleeper", "20"], "workers": 2, "cwd": "/"}, "first-key")
         lasts = rack.submit({"name": "lasts", "argv": ["sleeper", "60"], "workers": 3, "cwd": "/"}, "second-key")
@@ -272,7 +272,7 @@ def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() 
         rack.until(lambda: all(rack.plugin(name, "scheduler") for name in rack.hosts), 5.0, "all are on again")
         for name in rack.hosts:
             assert state(ends, name) == state(lasts, name) == "running", "the log's state went over"
-            assert rack.plugin(name, "aggregator").directory.grant(lasts) > 0
+            assert rack.plugin(name, "aggregator")._tables.grant(lasts) > 0
         rack.until(lambda: state(ends, "h1") == state(lasts, "h1") == "done", 90.0, "both end as if nothing had been")
         assert boots == {name: rack.agents[name].boot for name in rack.hosts}, "no agent was restarted"
 

@@ -1,5 +1,7 @@
 """Ranks that own the tables of their job, in real sockets: one thread per rank, no aggregator."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -18,6 +20,7 @@ from covey.tensors.numbers.blocks import Sizes, table_id
 from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import TensorOp, frame, job_hash
 from covey.tensors.numbers.updates import Adam
+from covey.tensors.owner.sums import TensorSum
 from covey.wire import handshake
 from covey.wire.handshake import CHALLENGE_BYTES
 from covey.wire.job import AggregatorAt
@@ -177,6 +180,47 @@ def test_a_rank_that_ends_first_leaves_its_results_behind() -> None:
 
         ranks.end(ranks.start(script))
         assert all((result == 3).all() for result in ranks.results.values())
+
+
+def test_a_forked_child_does_not_keep_a_dead_owner_reachable(ranks: Ranks) -> None:
+    """A worker of a data loader lives on for a while: ranks would connect to it, and wait."""
+    owner = ranks.clients[0].owner
+    ranks.end(train(ranks, 1))
+    host, _, port = owner.now().address.rpartition(":")
+    told, ends = os.pipe()
+    child = os.fork()
+    if not child:
+        ranks.clients[0].abandon()
+        os.write(ends, b"1")
+        signal.pause()
+    try:
+        os.read(told, 1)
+        owner.cut()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=5).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(told)
+        os.close(ends)
+
+
+def test_an_addition_that_cannot_begin_is_done_when_all_have_pushed_again(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is refused, once: what was pushed is lost to the owner, and not to its ranks."""
+    begin, failed = TensorSum.begin, list[TensorSum]()
+
+    def refused(tensor: TensorSum) -> Any:
+        if not failed:
+            failed.append(tensor)
+            tensor._ready.popleft()
+            raise MemoryError("no memory")
+        return begin(tensor)
+
+    monkeypatch.setattr(TensorSum, "begin", refused)
+    ranks.end(train(ranks, 3))
+    assert failed and is_reference(ranks, 3)
 
 
 @pytest.mark.parametrize("left", [False, True])

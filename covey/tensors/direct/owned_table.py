@@ -33,11 +33,9 @@ from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.owner.memory import Arena, Buffers, Memory
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.ranks_away import RanksAwayHere
-from covey.tensors.owner.sums import StateTransfer, TensorSum
+from covey.tensors.owner.sums import StateTransfer, TensorSum, held_bytes, refusal
 from covey.wire.sums import JobCounters, Serve
 
-TENSORS_MAX = 1 << 16
-"""Most tensors of one table."""
 MISSING_MAX = 16
 """Most ranks that have not pushed which are named."""
 
@@ -234,19 +232,12 @@ class OwnedTable:
     def _declare(self, key: int, declared: Declared) -> TensorSum | str:
         """The tensor of this key, or why it cannot be summed."""
         known = self.tensors.get(key)
+        why = refusal(known.declared if known is not None else None, declared, len(self.tensors), self._memory)
+        if why:
+            return why
         if known is not None:
-            if known.declared == declared:
-                return known
-            return f"this rank declares {declared.words}, another rank declared {known.declared.words}"
-        if len(self.tensors) >= TENSORS_MAX:
-            return f"a job may have {TENSORS_MAX} tensors at one owner"
-        size = 2 * declared.state_bytes
-        if not self._memory.take(size):
-            return (
-                f"{declared.state_bytes} bytes do not fit: this owner holds {self._memory.used} of "
-                f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
-            )
-        self._held += size
+            return known
+        self._held += held_bytes(declared)
         tensor = self.tensors[key] = self._sum_of(declared)
         return tensor
 

@@ -163,6 +163,11 @@ class DirectOwner:
         with self._gone:
             self._gone.wait_for(lambda: not self._connections, END_S)
 
+    def abandon(self) -> None:
+        """Close this process's ends in a forked child: through them a rank that has died would seem to live on."""
+        for sock in (*self._listeners, *self._connections):
+            sock.close()
+
     def _remote(self) -> list[RankConnection]:
         links = (link for table in self._tables.values() for link in table.links.values())
         return [link for link in links if isinstance(link, RankConnection)]
@@ -201,11 +206,11 @@ class DirectOwner:
     def _add(self, table: OwnedTable, key: int, tensor: TensorSum) -> None:
         """Do all additions of this tensor that can be done now."""
         while True:
-            with self.lock:
-                if not self._sums(table, key, tensor) or not tensor.busy:
-                    return
-                addition = tensor.begin()
             try:
+                with self.lock:
+                    if not self._sums(table, key, tensor) or not tensor.busy:
+                        return
+                    addition = tensor.begin()
                 count = addition.run()
             except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
                 self._tell(f"could not add tensor {tensor.declared.name!r}, so all ranks push again: {error!r}")

@@ -46,7 +46,7 @@ from covey.tensors.numbers.tensor_wire import Declared, Payload, key_of
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.owner.coming_copy import ComingCopy
 from covey.tensors.owner.learning_rates import LearningRates, UnlikeRates
-from covey.tensors.owner.memory import Arena, touched
+from covey.tensors.owner.memory import Arena, Memory, touched
 from covey.tensors.owner.part_additions import LastAddition, PartAddition
 from covey.tensors.owner.ranks_away import RoundSaid
 from covey.tensors.owner.speakers import Speakers, Violation
@@ -54,6 +54,31 @@ from covey.wire.splicing import LEAST_BYTES
 
 Array = npt.NDArray[Any]
 """Array of the tensor's type, as it is stored in memory."""
+
+
+TENSORS_MAX = 1 << 16
+"""Most tensors of one table at its owner."""
+
+
+def refusal(known: Declared | None, declared: Declared, tensors: int, memory: Memory) -> str:
+    """Why a tensor of this declaration cannot be summed, for people; empty: it can, and `memory` counts it from now on
+    if it is new. `known`: what another rank has declared under its key; `tensors`: how many there are."""
+    if known is not None:
+        same = known == declared
+        return "" if same else f"this rank declares {declared.words}, another rank declared {known.words}"
+    if tensors >= TENSORS_MAX:
+        return f"a job may have {TENSORS_MAX} tensors at one owner"
+    if not memory.take(held_bytes(declared)):
+        return (
+            f"{declared.state_bytes} bytes do not fit: the owner holds {memory.used} of {memory.bytes_max} bytes "
+            "(memory_bytes_max in [aggregator] of its agent.toml)"
+        )
+    return ""
+
+
+def held_bytes(declared: Declared) -> int:
+    """Bytes that an owner holds for a tensor: a sum and a state."""
+    return 2 * declared.state_bytes
 
 
 class StateTransfer(NamedTuple):

@@ -21,7 +21,7 @@ from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.owner.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
 from covey.tensors.owner.part_additions import PartAddition
 from covey.tensors.owner.ranks_away import RanksAwayHere
-from covey.tensors.owner.sums import StateTransfer, TensorSum
+from covey.tensors.owner.sums import StateTransfer, TensorSum, held_bytes, refusal
 from covey.wire.sums import Serve
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
 from plugins.aggregator.datapath.blocks.state_carrier import StateCarrier
@@ -31,8 +31,6 @@ from plugins.aggregator.datapath.lanes.wire import LaneDone
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
-TENSORS_MAX = 1 << 16
-"""Most tensors of one job at one aggregator."""
 GIVE_BACK_S = 1.0
 """Seconds after which the memory of a job that is over is unmapped."""
 READ_BYTES = 1 << 16
@@ -177,19 +175,12 @@ class JobSums:
     def declare(self, key: int, declared: Declared) -> TensorSum | str:
         """The tensor of this key, or why it cannot be summed."""
         known = self.tensors.get(key)
+        why = refusal(known.declared if known is not None else None, declared, len(self.tensors), self._memory)
+        if why:
+            return why
         if known is not None:
-            if known.declared == declared:
-                return known
-            return f"this rank declares {declared.words}, another rank declared {known.declared.words}"
-        size = 2 * declared.state_bytes
-        if len(self.tensors) >= TENSORS_MAX:
-            return f"a job may have {TENSORS_MAX} tensors at one aggregator"
-        if not self._memory.take(size):
-            return (
-                f"{declared.state_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
-                f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
-            )
-        self._held += size
+            return known
+        self._held += held_bytes(declared)
         tensor = self.tensors[key] = self._sum_of(declared)
         if self.before is not None and self.before.announces:
             tensor.await_copy()
