@@ -182,27 +182,30 @@ def test_a_rank_that_ends_first_leaves_its_results_behind() -> None:
         assert all((result == 3).all() for result in ranks.results.values())
 
 
-def test_a_forked_child_does_not_keep_a_dead_owner_reachable(ranks: Ranks) -> None:
-    """A worker of a data loader lives on for a while: ranks would connect to it, and wait."""
-    owner = ranks.clients[0].owner
-    ranks.end(train(ranks, 1))
-    host, _, port = owner.now().address.rpartition(":")
-    told, ends = os.pipe()
-    child = os.fork()
-    if not child:
-        ranks.clients[0].abandon()
-        os.write(ends, b"1")
+def test_a_forked_child_does_not_keep_a_dead_owner_reachable() -> None:
+    """A worker of a data loader outlives its rank for a while: others would connect to it, and wait."""
+    reads, writes = os.pipe()
+    rank = os.fork()
+    if not rank:
+        client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
+        address = client.owner.perform(Serve(JOB, GRANT + 1, 2, SECRET), IP, 1 << 30).address
+        worker = os.fork()
+        if worker:
+            signal.pause()
+        client.abandon()
+        os.write(writes, f"{os.getpid()} {address}".encode())
         signal.pause()
+    child, _, address = os.read(reads, 100).decode().partition(" ")
     try:
-        os.read(told, 1)
-        owner.cut()
+        os.kill(rank, signal.SIGKILL)
+        os.waitpid(rank, 0)
+        host, _, port = address.rpartition(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=5).close()
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(told)
-        os.close(ends)
+        os.kill(int(child), signal.SIGKILL)
+        os.close(reads)
+        os.close(writes)
 
 
 def test_an_addition_that_cannot_begin_is_done_when_all_have_pushed_again(

@@ -1,5 +1,8 @@
 """Views of a job that this host sums, for people and for other plugins."""
 
+import msgspec
+
+from covey.core.ids import HostId
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.sums import JobCounters
@@ -20,28 +23,14 @@ def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
     demand = held.demand if held is not None else None
     here = owner.refused.get(job.job, "")
     refused = f"{owner.me}: {here}" if here else owner.emptier.refused.get(job.job, held.refused if held else "")
-    return AggregatorJobView(
-        job=job.job,
-        host=owner.me,
-        epoch=job.epoch,
-        workers=job.workers,
-        joined=job.joined,
-        tensors=job.tensors,
-        bytes=job.bytes,
-        rounds=job.rounds,
-        received_bytes=job.received_bytes,
-        sent_bytes=job.sent_bytes,
-        age_s=age_s,
+    return msgspec.structs.replace(
+        _counted(job, owner.me, "aggd", age_s),
         period_us=demand.period_us if demand else None,
         work_us=demand.work_us if demand else None,
         load=owner.ledger.load(job.job) if demand else None,
         loss=owner.ledger.loss(job.job) if demand else None,
         loss_measured=owner.judged.get(job.job),
         refused=refused,
-        not_finite=job.not_finite,
-        missing=tuple(job.missing),
-        waits_s=round(job.waits_s, 3),
-        by="aggd",
         not_direct=held.not_direct if held is not None else "",
     )
 
@@ -51,9 +40,14 @@ def direct_view(owner: DirectTables, job: JobCounters, process: int, age_s: floa
     held = owner.tables.get(job.job)
     if held is None or owner.process_of(job.job) != process or held.epoch != job.epoch:
         return None
+    return _counted(job, owner.me, f"rank {held.rank}", max(0.0, age_s))
+
+
+def _counted(job: JobCounters, host: HostId, by: str, age_s: float) -> AggregatorJobView:
+    """What who sums on this host has counted."""
     return AggregatorJobView(
         job=job.job,
-        host=owner.me,
+        host=host,
         epoch=job.epoch,
         workers=job.workers,
         joined=job.joined,
@@ -62,9 +56,9 @@ def direct_view(owner: DirectTables, job: JobCounters, process: int, age_s: floa
         rounds=job.rounds,
         received_bytes=job.received_bytes,
         sent_bytes=job.sent_bytes,
-        age_s=max(0.0, age_s),
+        age_s=age_s,
         not_finite=job.not_finite,
         missing=tuple(job.missing),
         waits_s=round(job.waits_s, 3),
-        by=f"rank {held.rank}",
+        by=by,
     )
