@@ -34,10 +34,7 @@ from covey.tensors.owner.memory import Arena, Buffers, Memory
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.ranks_away import RanksAwayHere
 from covey.tensors.owner.sums import StateTransfer, TensorSum, held_bytes, refusal
-from covey.wire.sums import JobCounters, Serve
-
-MISSING_MAX = 16
-"""Most ranks that have not pushed which are named."""
+from covey.wire.sums import MISSING_MAX, JobCounters, Serve
 
 
 class OwnersLink(Protocol):
