@@ -88,6 +88,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     """The rank's number among the ranks on its host."""
     gpus: tuple[str, ...]
     """UUIDs of the rank's own GPUs."""
+    carries: tuple[int, ...] = ()
+    """In an elastic job: the ranks that this rank's process carries, its own included; empty in any other job."""
 
 
 class RankLease(msgspec.Struct, frozen=True):
@@ -159,6 +161,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     (`covey.tensors.numbers.blocks`)."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
+    config: int = 0
+    """The number of the elastic job's configuration that `RankSpec.carries` belongs to (`JobHealing.healed`)."""
     spares: int = 0
     """The number of processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True

@@ -237,6 +237,14 @@ class RanksHaveLeft(Frame, frozen=True):
     ranks: dict[int, GoneRank]
 
 
+class Carries(Frame, frozen=True):
+    """Agent -> first rank of a process of an elastic job, after `Joined` and whenever it changes: the ranks that this
+    process carries in configuration `config` (`covey.job.carrying`). A higher configuration replaces a lower one."""
+
+    config: int
+    ranks: tuple[int, ...]
+
+
 class InVain(Frame, frozen=True):
     """Rank -> agent: this rank waits for a rank that has left, and ends that wait with an error. Becomes the fact
     `RankWaitsInVain`."""
@@ -324,7 +332,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksHaveLeft | InVain
+    | RanksHaveLeft | InVain | Carries
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -24,6 +24,8 @@ Kind = Literal["text", "choice", "count", "number", "seconds", "bytes", "switch"
 """How an option is written. `switch`: true or false in JSON, and in agentctl a flag without a value, which says the
 opposite of the default."""
 
+RANKS_MAX = 64
+"""The most ranks of an elastic job: each knows every rank's own state (`covey.healing.owns`)."""
 TIME_S_MAX = 1e9
 STARTS_MAX = 1_000_000
 BYTES_MAX = 1 << 53
@@ -86,6 +88,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "workers", "count", 1, 4096, flag="--workers", metavar="N", help="number of processes (default 1)",
     ),
+    Option("workers_max", "count", 0, RANKS_MAX, words=", where 0 is as many as workers"),
     Option(
         "gpus_per_worker", "count", 0, 64, flag="--gpus", metavar="N", help="GPUs for each worker or node (default 1)",
     ),

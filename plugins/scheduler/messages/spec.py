@@ -79,6 +79,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     tenant: Name = "default"
     job_class: JobClass = "guaranteed"
     workers: Annotated[int, within("workers")] = 1
+    workers_max: Annotated[int, within("workers_max")] = 0
+    """The most processes of an elastic job, and the number of its ranks for ever; `workers` is the fewest, which its
+    quota and its order count. 0: the job always has `workers` processes."""
     gpus_per_worker: Annotated[int, within("gpus_per_worker")] = 1
     argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
     cwd: Annotated[str, Meta(pattern=f"^/{TEXT}*$", max_length=4096)] = "/"
@@ -119,6 +122,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     retries_preempted: Annotated[int, within("retries_preempted")] | None = None
     """The number of times that the job is started again after it had to yield; None: always, since that is not its
     fault."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of the job's processes may change while it runs."""
+        return self.workers_max > self.workers
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks, whichever processes carry them."""
+        return max(self.workers, self.workers_max)
 
     @property
     def gpus(self) -> int:

@@ -137,6 +137,9 @@ class JobStart(msgspec.Struct):
     tables: int = 0
     """The number of tables of this start's tensors (`covey.tensors.numbers.blocks`): fixed when its places were first
     found, whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
+    carried: dict[int, tuple[int, ...]] = {}
+    """In an elastic job: for each process, named by its first rank, the ranks that it carries
+    (`plugins.scheduler.policy.carrying`). `Place.ranks` names processes then."""
     master_addr: str = ""
     master_port: int = 0
     step: int | None = None
