@@ -210,7 +210,7 @@ class Admission:
         if not self.settings.defragment or capacity.keeper is not None or self.short or self.placing or self.commands:
             return
         for job in self.may_move:
-            if len(job.start.places) < 2 or not job.spec.gpus_per_worker:
+            if len(job.start.places) < 2 or not job.spec.gpus_per_worker or job.spec.elastic:
                 continue
             loss = self.queue.models.spread_loss(job.spec, job.measured.tensors, packlimit(self.queue, self.settings))
             free = capacity.free_for(job)
