@@ -105,10 +105,11 @@ def run(context: Context) -> int:
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
     job = send(context.agent, spec)
     if args.follow:
-        from cli.jobs.logs import follow
+        from cli.jobs.logs import follow, ranks_in
 
         context.say(f"{job['id']} {job['state']}: {job['reason']}")
-        follow(context, job["id"], range(job["workers"]), job["workers"] > 1, until_ended=True)
+        count = ranks_in(job)
+        follow(context, job["id"], range(count), count > 1, until_ended=True)
     if args.follow or args.wait:
         from cli.jobs.wait import wait
 

@@ -1,6 +1,7 @@
 """What people type and read of elastic jobs."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,52 @@ def test_what_is_no_range_is_refused_in_three_lines(run: Run, said: str) -> None
     assert (code, out, len(lines)) == (2, "", 3)
     assert lines[0] == f"agentctl: invalid --workers '{said}'"
     assert lines[2] == "  next: --workers 4, or --workers 4..16"
+
+
+ELASTIC = {
+    "workers_max": 16,
+    "processes": 3,
+    "config": 2,
+    "carried": {"0": [0, 4, 8], "1": [1, 5, 9], "12": [12, 13]},
+    "wanted": 5,
+    "wanted_by": "ann",
+}
+
+
+@pytest.fixture
+def view(agent: FakeAgent, job: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """What the agent answers of an elastic job of 2 to 16 workers."""
+    ranks = [{"rank": rank, "host": "gpu1", "state": "running", "pid": 9, "code": None, "gpus": []} for rank in (0, 12)]
+    found = job(workers=2, elastic=ELASTIC, ranks=ranks)
+    agent.replies |= {"GET /v1/jobs": [found], "GET /v1/jobs/j1": found, "GET /v1/tensors": []}
+    return found
+
+
+def test_scale_says_how_many_there_are_now_and_why(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
+    agent.replies["POST /v1/jobs/j1/scale"] = view | {"reason": "ann: from 2 to 3 processes: 1 more on h3"}
+    code, out, _ = run("scale", "j1", "5")
+    path, body = agent.asked[-1]
+    assert (code, path, body["workers"]) == (0, "POST /v1/jobs/j1/scale", 5) and body["by"]
+    assert out == "j1 has 3 processes: ann: from 2 to 3 processes: 1 more on h3; next: agentctl job j1\n"
+
+
+def test_jobs_and_job_show_the_range_what_there_is_now_and_what_each_process_carries(
+    run: Run, agent: FakeAgent, view: dict[str, Any]
+) -> None:
+    assert "2..16, now 3" in run("jobs")[1]
+    out = run("job", "j1")[1]
+    assert "2..16, now 3" in out and "5 processes: ann" in out and "configuration 2" in out
+    assert "CARRIES" in out and "ranks 0 4 8" in out and "ranks 12-13" in out
+
+
+def test_a_rank_without_a_process_of_its_own_is_shown_where_it_writes(
+    run: Run, agent: FakeAgent, view: dict[str, Any]
+) -> None:
+    code, _, err = run("logs", "j1", "--rank", "5")
+    assert code == 3 and err.splitlines() == [
+        "agentctl: rank 5 of j1 has no output of its own",
+        "  why:  process 1 carries it now, and writes for all the ranks that it carries",
+        "  next: agentctl logs j1 --rank 1",
+    ]
+    code, _, err = run("logs", "j1", "--rank", "16")
+    assert code == 2 and "ranks 0 to 15" in err

@@ -296,6 +296,7 @@ class SchedulerService(PluginService):
             "drain": self._drain,
             "resume": self._resume,
             "move": self._move,
+            "scale": self._scale,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -432,6 +433,10 @@ class SchedulerService(PluginService):
 
     async def _move(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.move(await self._seek(given), given)
+        return await self._job(given)
+
+    async def _scale(self, given: Mapping[str, Any]) -> JobView:
+        await self.moves.scale(await self._seek(given), given)
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
