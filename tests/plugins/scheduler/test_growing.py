@@ -62,7 +62,7 @@ def test_hosts_are_asked_for_new_processes_and_all_places_are_proposed() -> None
 
 
 def test_fewer_are_taken_than_are_wanted_and_none_is_a_failure_in_words() -> None:
-    it, actions = seek(9, {H3: 2}, gpus_per_worker=1)
+    _, actions = seek(9, {H3: 2}, gpus_per_worker=1)
     assert {host: ask.workers for host, ask in asks(actions).items()} == {H3: 2}
     it, actions = seek(2, {H1: 1, H3: 1}, gpus_per_worker=2)
     assert not asks(actions)
@@ -91,7 +91,7 @@ def test_a_refusal_and_a_stale_proposal_are_tried_again() -> None:
 
 
 def test_without_gpus_new_processes_go_where_the_fewest_are() -> None:
-    it, actions = seek(4, {H1: 0, H2: 0, H3: 0, H4: 0}, gpus_per_worker=0)
+    _, actions = seek(4, {H1: 0, H2: 0, H3: 0, H4: 0}, gpus_per_worker=0)
     assert {host: ask.workers for host, ask in asks(actions).items()} == {H1: 1, H2: 1, H3: 1, H4: 1}
 
 
