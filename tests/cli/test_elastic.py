@@ -70,7 +70,7 @@ def test_scale_says_how_many_there_are_now_and_why(run: Run, agent: FakeAgent, v
     assert out == "j1 has 3 processes: ann: from 2 to 3 processes: 1 more on h3; next: agentctl job j1\n"
 
 
-def test_jobs_and_job_show_the_range_what_there_is_now_and_what_each_process_carries(
+def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     run: Run, agent: FakeAgent, view: dict[str, Any]
 ) -> None:
     assert "2..16, now 3" in run("jobs")[1]

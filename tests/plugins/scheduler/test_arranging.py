@@ -92,7 +92,7 @@ class Elastic(Told):
 # ---- grow and shrink -------------------------------------------------------------------------------------------------
 
 
-def test_an_elastic_job_starts_with_its_fewest_processes_which_carry_all_its_ranks() -> None:
+def test_an_elastic_job_starts_with_its_fewest_processes_that_carry_all_ranks() -> None:
     told = Elastic()
     assert told.names == {H1: (0, 1), H2: (2, 3)} and told.job.processes == 4
     assert told.job.start.carried == first_carried(16, 4)
@@ -122,7 +122,7 @@ def test_a_job_grows_by_what_its_coordinator_found_and_the_event_says_who_and_wh
     assert (told.id, "to grow") in told.notes and (told.id, "grew") in told.notes
 
 
-def test_where_there_is_room_for_some_only_the_job_goes_on_seeking_until_its_coordinator_gives_up() -> None:
+def test_a_job_seeks_room_for_the_rest_until_its_coordinator_gives_up() -> None:
     told = Elastic()
     told.scale(10)
     sought = told.job.healing.sought
@@ -233,7 +233,7 @@ def test_an_arrangement_that_cannot_be_changes_nothing(change: Any, why: str) ->
     assert told.queue.snapshot() == before
 
 
-def test_of_two_arrangements_at_once_the_second_is_refused_and_one_that_comes_twice_is_one() -> None:
+def test_of_two_arrangements_at_once_one_is_refused_and_one_said_twice_is_one() -> None:
     told = Elastic()
     first, second = told.grown(h3=1), told.grown(h4=2)
     assert told.say(first) == Applied()
@@ -338,7 +338,7 @@ def test_a_move_exchanges_a_host_and_every_process_keeps_what_it_carries() -> No
     assert told.names == {H1: (0, 1), H3: (2, 3)} and told.job.start.carried == carried
 
 
-def test_processes_leave_a_drained_host_though_no_other_has_room_if_enough_are_left() -> None:
+def test_a_drained_host_is_left_without_another_one_if_enough_processes_are_left() -> None:
     told = Elastic()
     told.grow(h3=2)
     told.say(HostDrained(wall_s=1.0, host=H3, by="ann"))
@@ -367,7 +367,7 @@ def test_running_time_is_counted_by_the_rack_and_not_by_the_width() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_each_rank_is_carried_once_and_stale_commands_change_nothing(seed: int) -> None:
+def test_whatever_happens_each_rank_is_carried_once_and_stale_words_are_refused(seed: int) -> None:
     draw = random.Random(seed)
     told = Elastic(gpus_per_worker=1)
     hosts, stale = [HostId(f"h{number}") for number in range(1, 7)], list[Command]()

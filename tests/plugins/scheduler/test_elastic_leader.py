@@ -107,7 +107,7 @@ def test_extras_end_for_a_guaranteed_job_that_waits_and_no_job_stops() -> None:
     assert rack.state(waits) == "running" and not of(said, TakenBack, ScaleAsked) and rack.processes(id) == 5
 
 
-def test_while_their_processes_end_no_more_are_given_back_and_no_other_job_gets_their_gpus() -> None:
+def test_while_processes_end_no_more_are_given_back_and_no_other_gets_their_gpus() -> None:
     rack = Stretching([4, 4], {})
     id = rack.elastic(2, 8, now=8)
     waits = rack.submit(4, "bob")
@@ -120,7 +120,7 @@ def test_while_their_processes_end_no_more_are_given_back_and_no_other_job_gets_
     assert (rack.state(waits), rack.state(other), rack.processes(id)) == ("running", "queued", 4)
 
 
-def test_extras_are_given_back_by_opportunistic_jobs_first_and_then_by_the_newest() -> None:
+def test_extras_are_given_back_by_opportunistic_jobs_first_then_by_the_newest() -> None:
     rack = Stretching([4, 4], {})
     old, new = rack.elastic(1, 8, now=3), rack.elastic(1, 8, now=3, tenant="bob")
     guest = rack.elastic(1, 8, now=2, kind="opportunistic")

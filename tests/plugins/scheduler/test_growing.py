@@ -136,7 +136,7 @@ async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rac
 
 
 @on_a_rack()
-async def test_who_asks_for_more_than_there_is_gets_some_and_then_is_told_why_not_more(rack: Rack) -> None:
+async def test_who_asks_for_more_than_there_is_gets_some_and_is_told_why_not_more(rack: Rack) -> None:
     id, at = await elastic(rack, most=16), first(rack)
     gpus = sum(len(host.machine.probes.gpus()) for host in rack.hosts.values())
     view = await at.call("scale", id=id, workers=16)
@@ -165,7 +165,7 @@ async def test_what_cannot_be_is_refused_in_three_lines(rack: Rack) -> None:
 
 
 @on_a_rack()
-async def test_the_processes_of_a_lost_host_are_carried_by_others_and_the_gang_grows_back(rack: Rack) -> None:
+async def test_others_carry_the_ranks_of_a_lost_host_and_the_gang_grows_back(rack: Rack) -> None:
     id = await elastic(rack, fewest=4, most=8)
     lost = rack.job(id).start.places[-1].host
     rack.cut_off(lost)

@@ -94,7 +94,7 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
 ELASTIC: dict[str, Any] = {"argv": ["train.py"], "workers": 4, "workers_max": 16}
 
 
-def test_a_range_of_workers_is_as_many_ranks_as_its_higher_number_and_counts_as_the_lower_one() -> None:
+def test_a_range_of_workers_has_the_higher_number_of_ranks_and_counts_as_the_lower() -> None:
     spec = JobSpec.parse({**ELASTIC, "gpus_per_worker": 2, "pack": "any", "class": "auto"})
     assert (spec.elastic, spec.world_size, spec.workers, spec.gpus, spec.width) == (True, 16, 4, 8, 8)
 

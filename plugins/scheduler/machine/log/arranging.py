@@ -26,7 +26,7 @@ from plugins.scheduler.policy.carrying import carried_after, ending, without
 NOBODY = "none: whoever proposed it looks again"
 
 
-class Process(NamedTuple):
+class ProcessPlace(NamedTuple):
     """Where one process of a job is."""
 
     host: HostId
@@ -263,11 +263,11 @@ def _each(job: Job) -> int:
     return job.spec.gpus_per_worker
 
 
-def _where(job: Job, places: Iterable[Place]) -> dict[int, Process]:
+def _where(job: Job, places: Iterable[Place]) -> dict[int, ProcessPlace]:
     """The host and the GPUs of each process in these places."""
     each = _each(job)
     return {
-        process: Process(place.host, place.gpus[at * each : (at + 1) * each])
+        process: ProcessPlace(place.host, place.gpus[at * each : (at + 1) * each])
         for place in places
         for at, process in enumerate(place.ranks)
     }
