@@ -8,12 +8,11 @@ example): jobs that wait for it, also those submitted with --on-lost keep, are t
 stopped and queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` uses the host again."""
 
 import argparse
-import getpass
 import time
 from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
-from cli.context import Context
+from cli.context import Context, person
 from cli.table import ago, of, plural, table
 from covey.core.units import format_seconds
 
@@ -121,14 +120,6 @@ def wait_until_empty(context: Context, host: str) -> int:
         f"{host} is empty: no job, slab or sum is left; shut it down, or use it again: agentctl hosts resume {host}"
     )
     return 0
-
-
-def person() -> str:
-    """Whoever types this, as far as this machine knows a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return ""
 
 
 def left(row: dict[str, Any]) -> str:

@@ -7,8 +7,7 @@ process ends, none starts again from the beginning, and what the job computes do
 import argparse
 
 from cli.client import AgentctlError
-from cli.context import Context, not_found
-from cli.hosts.hosts import person
+from cli.context import Context, not_found, person
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

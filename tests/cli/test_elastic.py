@@ -56,7 +56,9 @@ ELASTIC = {
 @pytest.fixture
 def view(agent: FakeAgent, job: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """What the agent answers of an elastic job of 2 to 16 workers."""
-    ranks = [{"rank": rank, "host": "gpu1", "state": "running", "pid": 9, "code": None, "gpus": []} for rank in (0, 12)]
+    ranks: list[dict[str, Any]] = [
+        {"rank": rank, "host": "gpu1", "state": "running", "pid": 9, "code": None, "gpus": []} for rank in (0, 12)
+    ]
     found = job(workers=2, elastic=ELASTIC, ranks=ranks)
     agent.replies |= {"GET /v1/jobs": [found], "GET /v1/jobs/j1": found, "GET /v1/tensors": []}
     return found

@@ -393,8 +393,7 @@ def test_whatever_happens_each_rank_is_carried_once_and_stale_words_are_refused(
                 lost = draw.choice(hosts)
                 told.lose(lost)
             case 4 if stale:
-                command = draw.choice(stale)
-                again = told.say(command)
+                again = told.say(draw.choice(stale))
                 assert isinstance(again, NotApplied) or job.healing.healed in (before, before + 1)
             case _:
                 for place in list(job.healing.leaving):

@@ -256,7 +256,7 @@ def test_a_job_with_fewer_processes_than_its_gang_grows_back_whatever_was_set() 
     id = rack.elastic(4, 8)
     job = rack.queue.jobs[id]
     lost = job.start.places[1].host
-    said = {"job": id, "epoch": 1, "hosts": (lost,), "coordinator": H1, "reason": "gone"}
+    said: dict[str, Any] = {"job": id, "epoch": 1, "hosts": (lost,), "coordinator": H1, "reason": "gone"}
     rack.say(PlacesLost(wall_s=1.0, **said))
     rack.say(PlaceFailed(wall_s=1.0, job=id, epoch=1, reason="no room"))
     assert (job.processes, job.healing.wanted) == (2, 0)
