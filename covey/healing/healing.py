@@ -35,6 +35,7 @@ from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine, Own
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
+from covey.healing.owns import Owns
 from covey.healing.stepwise import Found, Stepwise
 from covey.healing.taking_over import HEAL_S, WITHIN_S, Recovered
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
@@ -118,6 +119,24 @@ class Healing:
                 with self._changed:
                     is_to_be_pushed = gather.came(rows)
                 if is_to_be_pushed:
+                    gather.push_again()
+
+    def goes_on_from(self, other: HealingMachine, owns: Owns) -> None:
+        """As `HealingMachine.goes_on_from`."""
+        with self._changed:
+            self.machine.goes_on_from(other, owns)
+
+    @property
+    def awaited(self) -> str | None:
+        """Name of the tensor whose result comes before any other of this step; None: it is here (`OwnGather`)."""
+        return None if self.machine.gather is None else self.machine.gather.awaited
+
+    def rows_came(self, rows: bytes) -> None:
+        """Take that result, and push longer rows where it has too short ones, as `gathered` does for one rank."""
+        gather = self.machine.gather
+        if gather is not None:
+            with self._ending, self._changed:
+                if gather.came(rows):
                     gather.push_again()
 
     @contextmanager

@@ -124,7 +124,7 @@ class BlockRounds:
         for at in self.in_turn(cut, range(len(cut.blocks))):
             block = cut.blocks[at]
             self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
-        self._at[0].say_held()
+        self.say_held()
 
     def push_soon(self, name: str, data: Array) -> None:
         """Push as `push` does, for a tensor that is pushed just before another one: the frames of a small tensor are
@@ -134,6 +134,17 @@ class BlockRounds:
             self.push(name, data, False)
         else:
             self._at[0].push_soon(name, data.reshape(-1))
+
+    def say_held(self) -> None:
+        """Send what `push_soon` has kept back."""
+        self._at[0].say_held()
+
+    def wake(self) -> None:
+        """Let threads that wait look again whether they are to wait."""
+        with self._lock:
+            each = list(self._at.values())
+        for rounds in each:
+            rounds.wake()
 
     def steps(self, name: str) -> int:
         """Number of steps that this tensor's optimizer has made."""
