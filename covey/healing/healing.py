@@ -27,7 +27,7 @@ nothing.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -121,6 +121,10 @@ class Healing:
                 if is_to_be_pushed:
                     gather.push_again()
 
+    def let_others_catch_up(self) -> None:
+        """Wait for successors that are a step behind, as `before_push` does."""
+        self._run(self.machine.let_others_catch_up(), self._people)
+
     def goes_on_from(self, other: HealingMachine, owns: Owns) -> None:
         """As `HealingMachine.goes_on_from`."""
         with self._changed:
@@ -155,6 +159,24 @@ class Healing:
                     self.machine.gave_up()
         self._run(self.machine.waited(), self._people)
 
+    def waits(self) -> None:
+        """The script waits for a tensor from now on, until `is_free` or `gave_up`; for ranks that wait together."""
+        with self._changed:
+            says = self.machine.waits()
+        self._tell(says)
+
+    def is_free(self, within_s: float) -> bool:
+        """Wait for at most so many seconds until no successor needs what this rank holds; as
+        `HealingMachine.is_free`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.machine.needed_by_none, within_s)
+            return self.machine.is_free()
+
+    def gave_up(self) -> None:
+        """The script waits no longer, whoever needs what it holds."""
+        with self._changed:
+            self.machine.gave_up()
+
     def recover(
         self,
         say: Callable[[str], None],
@@ -184,6 +206,12 @@ class Healing:
         """These ranks have left for good; the values say so in words."""
         with self._changed:
             self.machine.gone(ranks)
+            self._changed.notify_all()
+
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        """As `HealingMachine.carried_elsewhere`."""
+        with self._changed:
+            self.machine.carried_elsewhere(ranks, incarnation)
             self._changed.notify_all()
 
     def close(self) -> None:

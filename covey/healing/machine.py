@@ -7,7 +7,7 @@ Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simul
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -161,6 +161,18 @@ class HealingMachine:
             yield Pause(until=lambda: not self._held or self._closed)
         self._waiting -= 1
 
+    @property
+    def needed_by_none(self) -> bool:
+        """Whether no successor needs what this rank holds."""
+        return not self._held or self._closed
+
+    def is_free(self) -> bool:
+        """End what `waits` began, and return True; False while a successor needs what this rank holds."""
+        if not self.needed_by_none:
+            return False
+        self._waiting -= 1
+        return True
+
     def gave_up(self) -> None:
         """The script waits no longer, whoever needs what it holds."""
         self._waiting -= 1
@@ -194,9 +206,28 @@ class HealingMachine:
             self._held.pop(rank, None)
             self._behind.pop(rank, None)
 
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
+        this incarnation: this rank waits no more for the processes that carried them, which may be gone."""
+        for rank in ranks:
+            self._newest[rank] = max(incarnation, self._newest.get(rank, 0))
+            for each in (self._asked, self._held, self._behind):
+                each.pop(rank, None)
+        if not self._held:
+            self._gives = None
+
     def close(self) -> None:
         """Let the script continue, whoever waits for it."""
         self._closed = True
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether some successor is a step behind this rank."""
+        return bool(self._late())
+
+    def let_others_catch_up(self) -> Stepwise[None]:
+        """Wait for successors that are a step behind."""
+        yield from self._let_others_catch_up()
 
     def goes_on_from(self, other: "HealingMachine", owns: Owns) -> None:
         """This rank has what a successor needs: `other` is a rank of this process, and in the same step. `owns`: every

@@ -34,7 +34,7 @@ A process that is to end is simply killed: its ranks are adopted by others.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -79,6 +79,8 @@ class Member(NamedTuple):
 
     client: TensorClient
     healing: Healing
+    config: int = 0
+    """The configuration in which it came here."""
 
 
 class _OthersNow(Exception):
@@ -161,10 +163,16 @@ class CarriedRanks:
     def told(self, carries: Carries) -> None:
         """The agent says what this process carries; an older configuration than the newest is ignored."""
         with self._changed:
-            if self._newest is not None and carries.config <= self._newest.config:
+            before = self._newest
+            if before is not None and carries.config <= before.config:
                 return
             self._newest = carries
             self._changed.notify_all()
+        if before is not None:
+            now = _by_rank(carries)
+            moved = [rank for rank, process in _by_rank(before).items() if now.get(rank) != process]
+            for member in list(self.members.values()):
+                member.healing.carried_elsewhere(moved, carries.config << INCARNATION_BITS)
         for member in list(self.members.values()):
             member.client.wake()
 
@@ -178,7 +186,7 @@ class CarriedRanks:
                 self._lead.client.tell("waits for its agent to say which ranks this process carries")
             newest = self._newest
         assert newest is not None
-        for rank in newest.ranks:
+        for rank in newest.carried.get(self._first, ()):
             if rank not in self.members:
                 self._new[rank] = self._made(rank, newest.config)
 
@@ -207,12 +215,13 @@ class CarriedRanks:
         """The ranks that this process carries in this step; ends when all that was pushed has come back."""
         if self._looping:
             raise ValueError("the loop over job.carried(step) was begun while another one was not over")
-        self._looping, pushed = True, set[int]()
+        self._looping, pushed = True, set[Member]()
         try:
             self._carry_newest()
+            self._let_others_catch_up()
             while True:
-                while left := [rank for rank in self.members if rank not in pushed]:
-                    pushed.add(left[0])
+                while left := [rank for rank, member in self.members.items() if member not in pushed]:
+                    pushed.add(self.members[left[0]])
                     yield CarriedRank(left[0], self)
                     if self._entered is not None:
                         raise ValueError(f"rank {self._entered} was entered (with rank:) and not left")
@@ -267,13 +276,13 @@ class CarriedRanks:
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
         """The last call for all ranks that are carried here: as `TensorClient.leave`."""
-        end_s, began = time.monotonic() + linger_s, set[int]()
+        end_s, began = time.monotonic() + linger_s, set[Member]()
         self._looping = True
         try:
             while True:
-                for rank, member in self.members.items():
-                    if rank not in began:
-                        began.add(rank)
+                for member in self.members.values():
+                    if member not in began:
+                        began.add(member)
                         member.client.begin_to_leave()
                 try:
                     self._settle(end_s)
@@ -309,7 +318,7 @@ class CarriedRanks:
             newest = self._newest
         if newest is None or newest.config <= self._config:
             return
-        for rank in newest.ranks:
+        for rank in newest.carried.get(self._first, ()):
             if rank not in self.members:
                 member = self._new.pop(rank, None) or self._made(rank, newest.config)
                 self._begin_with(rank, member)
@@ -329,7 +338,7 @@ class CarriedRanks:
             return Healing(me, far, far.versions, client.tell, self._like, OwnGather(rank, me.world_size, me.step, far))
 
         healing, _ = client.heal(make, None if self._script.own is None else lambda: self.own_of(rank))
-        return Member(client, healing)
+        return Member(client, healing, config)
 
     def _begin_with(self, rank: int, member: Member) -> None:
         """Let this rank go on from the beginning of the step in which the first rank is."""
@@ -348,13 +357,39 @@ class CarriedRanks:
         own = self._script.own
         return own() if own is not None and self._entered == rank else self._owns.get(rank)
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all."""
+        waits = dict[int, Member](self.members)
+        for member in waits.values():
+            member.healing.waits()
+        try:
+            yield
+            while True:
+                busy = [member for member in waits.values() if not member.healing.is_free(LOOK_S)]
+                if not busy:
+                    waits.clear()
+                    return
+                for member in waits.values():
+                    if member not in busy:
+                        member.healing.waits()
+        finally:
+            for member in waits.values():
+                member.healing.gave_up()
+
+    def _let_others_catch_up(self) -> None:
+        """Wait for successors that are a step behind, before any rank pushes: whatever one of this process's ranks
+        waits for, a successor may ask the others."""
+        if any(member.healing.machine.is_ahead for member in self.members.values()):
+            with self._waiting():
+                for member in self.members.values():
+                    member.healing.let_others_catch_up()
+
     def _settle(self, end_s: float | None = None) -> None:
         """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process
         carries by now go. _OthersNow when others are to be carried here; TimeoutError after `end_s`, monotonic
         seconds."""
-        with self._lead.client.calls.timed(), ExitStack() as waiting:
-            for member in self.members.values():
-                waiting.enter_context(member.healing.waiting())
+        with self._lead.client.calls.timed(), self._waiting():
             while True:
                 self._let_go()
                 with suppress(Superseded):
@@ -362,13 +397,19 @@ class CarriedRanks:
                     return
 
     def _let_go(self) -> None:
-        """Drop the ranks that another process carries by now. Superseded when the first rank is one of them."""
+        """Drop the ranks that another process carries by now. Superseded when the first rank is one of them; _OthersNow
+        when one has been carried elsewhere meanwhile and is to be carried here again."""
         self._lead.client.raise_if_over()
+        newest, again = self._newest, False
         for rank, member in list(self.members.items()):
             if member.client.is_superseded:
                 del self.members[rank]
-                self._owns.pop(rank, None)
                 member.client.close()
+                is_ours = newest is not None and rank in newest.carried.get(self._first, ())
+                again = again or (is_ours and newest is not None and member.config < newest.config)
+        if again:
+            self._config = -1
+            raise _OthersNow
 
     def _arrived(self, members: list[Member], end_s: float | None) -> None:
         """Wait for all rounds of these ranks. Rows with each rank's own state come first, and may have to be pushed
@@ -387,3 +428,8 @@ class CarriedRanks:
                 member.client.far.until(name, waits(member, name))
                 if member is not self._lead or name == LEAVE:
                     member.client.settled(name)
+
+
+def _by_rank(carries: Carries) -> dict[int, int]:
+    """The process that carries each rank."""
+    return {rank: process for process, ranks in carries.carried.items() for rank in ranks}

@@ -346,7 +346,7 @@ class JobClient(OfOneProcess):
             )
             with self._lock:
                 self._carried = carried
-                told = self._carries if self._me.elastic else Carries(0, (self.rank,))
+                told = self._carries if self._me.elastic else Carries(0, {self.rank: (self.rank,)})
             if told is not None:
                 carried.told(told)
             return carried

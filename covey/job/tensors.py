@@ -255,7 +255,7 @@ class TensorClient(OfOneProcess):
             if self._closed:
                 healing.close()
         healing.gone(self._gone.words(self._job))
-        self._far.heal(healing.told)
+        self._far.heal(healing.told, healing.close)
         return healing, self._far
 
     def has_result(self, name: str) -> bool:
