@@ -345,6 +345,7 @@ class CarriedRanks:
         first = self._lead.healing.machine
         assert first.gather is not None, "all ranks of an elastic job gather each rank's own state"
         owns = first.gather.owns
+        self._owns.pop(rank, None)
         if own := owns.each[rank]:
             self._owns[rank] = parsed(own)
         member.healing.goes_on_from(first, owns)

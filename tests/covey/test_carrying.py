@@ -315,3 +315,99 @@ def test_any_changes_at_any_time_leave_the_same_bits(
             case _:
                 pass
     assert gang.end() == fixed(tmp_path, 6, steps)
+
+
+def until(true: Callable[[], object]) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def members_of(gang: ElasticGang, first: int) -> dict[int, Member]:
+    carried = gang.now[first].carried
+    return {} if carried is None else carried.members
+
+
+def test_nobody_waits_for_a_process_that_was_ended_a_step_behind_the_others(
+    gangs: Callable[..., ElasticGang], tmp_path: Path
+) -> None:
+    gang = gangs(4, 2)
+    gang.kills = lambda first, step, where: first not in (0, 1) and where == "with its results"
+    reached(gang, 2)
+    (new,) = gang.arrange([], 1)
+    until(lambda: not gang.now[new].thread.is_alive())
+    until(lambda: all(each.healing.machine.is_ahead for first in (0, 1) for each in members_of(gang, first).values()))
+    gang.arrange([new], 0, kill=False)
+    assert gang.end() == fixed(tmp_path, 4)
+
+
+def test_a_rank_that_comes_back_before_it_had_left_is_carried_again(
+    gangs: Callable[..., ElasticGang], tmp_path: Path
+) -> None:
+    gang, go_on = gangs(4, 1), threading.Event()
+
+    def waits(first: int, step: int, where: str) -> bool:
+        return first == 0 and (step, where) == (3, "before rank 0") and not go_on.wait(WITHIN_S)
+
+    gang.kills = waits
+    until(lambda: 0 in members_of(gang, 0) and members_of(gang, 0)[0].healing.step == 3)
+    (new,) = gang.arrange([], 1)
+    until(lambda: all(members_of(gang, 0)[rank].client.is_superseded for rank in gang.carried[new]))
+    gang.arrange([new], 0)
+    go_on.set()
+    assert gang.end() == fixed(tmp_path, 4)
+
+
+def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> None:
+    waiting: set[str] = set()
+
+    class Rank:
+        def __init__(self, name: str, *free: bool) -> None:
+            self.name, self.free = name, [*free]
+
+        def waits(self) -> None:
+            waiting.add(self.name)
+
+        def gave_up(self) -> None:
+            waiting.remove(self.name)
+
+        def is_free(self, within_s: float) -> bool:
+            if is_free := self.free.pop(0):
+                waiting.remove(self.name)
+                return True
+            assert is_free or waiting >= {self.name}
+            return False
+
+    def member(name: str, *free: bool) -> Any:
+        return Member(name, Rank(name, *free))  # type: ignore[arg-type]
+
+    one, other = member("one", True, True), member("other", False, True)
+    of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))
+    of.members[1] = other
+    with of._waiting():
+        assert waiting == {"one", "other"}
+    assert not waiting and not one.healing.free and not other.healing.free
+    with suppress(KeyError), of._waiting():
+        raise KeyError
+    assert not waiting, "nobody waits once the script has given up"
+
+
+def test_a_script_that_does_not_keep_to_the_loop_is_told_so(gangs: Callable[..., ElasticGang], tmp_path: Path) -> None:
+    gang = gangs(2, 1)
+    gang.end()
+    carried = gang.now[0].carried
+    assert carried is not None
+    ranks = carried.carried()
+    rank = next(ranks)
+    with pytest.raises(ValueError, match="pushes inside `with rank:` only"):
+        rank.push("a", np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match="before all ranks of this process have pushed"):
+        carried.finish("a", None)
+    with pytest.raises(ValueError, match="another one was not over"):
+        next(carried.carried())
+    rank.__enter__()
+    with pytest.raises(ValueError, match="inside rank 0"):
+        rank.__enter__()
+    with pytest.raises(ValueError, match="and not left"):
+        next(ranks)
