@@ -162,7 +162,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     config: int = 0
-    """The number of the elastic job's configuration that `RankSpec.carries` belongs to (`JobHealing.healed`)."""
+    """The number of the elastic job's configuration that `RankSpec.carries` belongs to (`JobHealing.healed`); 0 in any
+    other job."""
     spares: int = 0
     """The number of processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True
