@@ -4,15 +4,14 @@ as real processes under a runner."""
 import asyncio
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
 
+from agent.jobs.records import decoder as record_decoder
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.supervision import (
     HealRank,
@@ -32,6 +31,7 @@ from covey.core.ids import JobId
 from covey.ports.env import Env
 from covey.ports.processes import ProcessId
 from covey.ports.streams import ByteStream
+from covey.wire import checked
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease, RankSpec, RanksSpec
 from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksStarted
@@ -225,3 +225,200 @@ def test_what_is_left_of_a_rank_is_its_number() -> None:
         await last_word(stream)
 
     play([(500.0, 0)], story)
+
+
+# ---- a runner, and real processes ----
+
+SCRIPT = 'setsid -f sleep 600; until [ -e "$GO" ]; do sleep 0.02; done'
+"""A process that runs until there is a file, beside another one in a session of its own."""
+PLACES: list[tuple[int, tuple[int, ...]]] = [(0, (0, 1)), (1, (0, 1, 5)), (1, (0,)), (3, (0, 5)), (3, (0, 5))]
+"""The places of the job here in each of its configurations, in turn: since when, and with which processes."""
+
+
+def place(short: str, config: int) -> RanksSpec:
+    since, names = PLACES[config]
+    spec = ranks("j1", "/bin/sh", "-c", SCRIPT, GO=f"{short}/go", MARK=short)
+    here = (RankSpec(rank, at, (), (rank, 8 + config)) for at, rank in enumerate(names))
+    return msgspec.structs.replace(spec, ranks=tuple(here), world_size=16, since=since, config=config)
+
+
+def let_end(short: str) -> None:
+    """Let every process of the job end with 0."""
+    open(f"{short}/go", "w").close()
+
+
+def living(short: str) -> dict[int, list[dict[str, str]]]:
+    """The environments of the live processes of each rank, shims and what they started included."""
+    found: dict[int, list[dict[str, str]]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                parts = [each.partition("=") for each in file.read().decode(errors="replace").split("\0")]
+        except OSError:
+            continue
+        env, ticks = {name: value for name, _, value in parts}, start_ticks(pid)
+        if env.get("MARK") == short and ticks is not None and is_alive(ProcessId(pid, ticks)):
+            found.setdefault(int(env["RANK"]), []).append(env)
+    return found
+
+
+@asynccontextmanager
+async def agent(short: str) -> AsyncIterator[tuple[Here, SupervisedRunner]]:
+    """One life of an agent: what it started lives on."""
+    async with here(short) as host:
+        runner = host.runner()
+        await runner.start_up()
+        yield host, runner
+
+
+async def supervisor_of(host: Here) -> int:
+    record = checked.unseal(await host.env.disk.read("jobs/j1/1.start") or b"", record_decoder)
+    assert record.supervisor is not None
+    return record.supervisor.pid
+
+
+def holds(short: str, runner: SupervisedRunner, config: int) -> bool:
+    """Whether exactly the processes of this configuration run, and the runner says so."""
+    names = set(PLACES[config][1])
+    known = runner.spec(J1, 1)
+    told = set(runner.running().get((J1, 1), {})) == names and not runner.leaving(J1, 1)
+    return told and known is not None and known.config == config and living(short).keys() == names
+
+
+async def arranged(short: str, runner: SupervisedRunner, config: int) -> None:
+    """Ask for this configuration again and again, as the scheduler does, until it is there."""
+    async with asyncio.timeout(8):
+        while not holds(short, runner, config):
+            await runner.start(place(short, config))
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+@pytest.mark.parametrize("killed", ["nobody", "agent", "supervisor", "both"])
+async def test_the_processes_of_each_configuration_run_whoever_dies_before_it(short: str, killed: str) -> None:
+    """Those that stay are the same processes all the time; the others are gone with all that they started."""
+    life = agent(short)
+    host, runner = await life.__aenter__()
+    await runner.start(place(short, 0))
+    await until(lambda: holds(short, runner, 0))
+    first = runner.running()[J1, 1][0]
+    for config in range(1, len(PLACES)):
+        pid = await supervisor_of(host)
+        if killed in ("agent", "both"):
+            await life.__aexit__(None, None, None)
+            life = agent(short)
+            host, runner = await life.__aenter__()
+        if killed in ("supervisor", "both"):
+            os.kill(pid, signal.SIGKILL)
+        await arranged(short, runner, config)
+        assert runner.running()[J1, 1][0] == first
+        numbers = {int(env.get("COVEY_INCARNATION", "0")) >> 16 for env in living(short).get(5, [])}
+        assert numbers == ({PLACES[config][0]} if 5 in PLACES[config][1] else set())
+    assert "COVEY_INCARNATION" not in living(short)[0][0]
+    let_end(short)
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0, 5: 0}, "", False, 3)]
+    assert not living(short) and not [fact for fact in host.told(RankEndedHere) if fact.code]
+    runner.forget(J1, 1)
+    await until(lambda: not runner.facts())
+    await life.__aexit__(None, None, None)
+
+
+async def test_a_supervisor_that_heard_nothing_of_a_change_hears_it_when_it_is_reached_again(short: str) -> None:
+    """The agent wrote the change down while its supervisor did not answer, and died; so did the next one."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        pid = await supervisor_of(host)
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        async with agent(short) as (_, runner):
+            await runner.start(place(short, 2))
+            assert runner.leaving(J1, 1) and not runner.running()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    async with agent(short) as (host, runner):
+        await until(lambda: holds(short, runner, 2))
+        assert await supervisor_of(host) == pid
+        (told,) = host.told(RanksStarted)
+        assert told.pids.keys() == {0}, "those that left are not told as started"
+        let_end(short)
+        await until(lambda: host.told(RanksEnded))
+        assert host.told(RanksEnded)[0].codes == {0: 0}
+
+
+async def test_a_process_that_joined_and_is_lost_has_a_successor_with_a_higher_number(short: str) -> None:
+    async with agent(short) as (host, runner):
+        carries: list[tuple[int, ...]] = []
+        runner.on_carries = lambda job, epoch: carries.append(
+            next(rank.carries for rank in runner.spec(job, epoch).ranks if rank.rank == 0)  # type: ignore[union-attr]
+        )
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        os.kill(runner.running()[J1, 1][5], signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: {env["COVEY_INCARNATION"] for env in living(short)[5]} == {str((1 << 16) + 2)})
+        assert len(host.told(RanksStarted)) == 2
+        await runner.start(place(short, 2))
+        await until(lambda: holds(short, runner, 2))
+        assert carries == [(0, 9), (0, 10)]
+        assert host.told(RanksStarted)[-1].pids.keys() == {0}, "told once nothing of the others runs"
+        await runner.stop(J1, 1, 0.0, "enough")
+        await until(lambda: host.told(RanksEnded))
+        assert host.told(RanksEnded)[0].codes.keys() == {0}
+
+
+async def test_what_others_carry_is_written_down_and_its_supervisor_is_not_asked(short: str) -> None:
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 3))
+        await until(lambda: holds(short, runner, 3))
+        os.kill(pid := await supervisor_of(host), signal.SIGSTOP)
+        try:
+            await runner.start(place(short, 4))
+            assert holds(short, runner, 4)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    async with agent(short) as (_, runner):
+        await until(lambda: holds(short, runner, 4))
+        await runner.start(place(short, 2))
+        assert [rank.rank for rank in (await runner.kept())[0].ranks] == [0, 5], "an earlier configuration"
+        await runner.stop(J1, 1, 0.0, "enough")
+        await until(lambda: not living(short))
+
+
+async def test_another_process_of_the_same_name_begins_once_the_one_before_has_ended(short: str) -> None:
+    """This host's copy of the log was late: it saw neither the end of the one nor the beginning of the other."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        before = runner.running()[J1, 1]
+        other = (RankSpec(0, 0, (), (0,)), RankSpec(1, 1, ("other",), (1,)))
+        spec = msgspec.structs.replace(place(short, 3), ranks=other)
+        await runner.start(spec)
+        assert runner.spec(J1, 1) is not None and [rank.rank for rank in runner.spec(J1, 1).ranks] == [0]  # type: ignore[union-attr]
+        await until(lambda: not runner.leaving(J1, 1) and living(short).keys() == {0})
+        await runner.start(spec)
+        await until(lambda: runner.running()[J1, 1].keys() == {0, 1})
+        now = runner.running()[J1, 1]
+        assert now[0] == before[0] and now[1] != before[1]
+        assert {int(env["COVEY_INCARNATION"]) >> 16 for env in living(short)[1]} == {3}
+        await runner.stop(J1, 1, 0.0, "enough")
+        await until(lambda: host.told(RanksEnded))
+
+
+async def test_one_that_is_alone_ends_with_its_supervisor_when_another_process_has_its_name(short: str) -> None:
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 2))
+        await until(lambda: holds(short, runner, 2))
+        other = msgspec.structs.replace(place(short, 3), ranks=(RankSpec(0, 0, ("other",), (0,)),))
+        await runner.start(other)
+        await until(lambda: host.told(RanksEnded))
+        assert (host.told(RanksEnded)[0].codes, living(short)) == ({0: -signal.SIGKILL}, {})
+        assert "exchanged for another one" in host.told(RanksEnded)[0].reason
