@@ -80,7 +80,8 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     wrong = wrong or answers.wrong_places(job, command, queue.jobs, queue.holders)
     if wrong:
         return NotApplied(4, f"{job.id} was not placed", wrong, "none: its coordinator tries again")
-    job.start = JobStart(command.places, tables_of(len(command.places)), command.master_addr, command.master_port)
+    tables = tables_of(len(command.places))
+    job.start = JobStart(command.places, tables, {}, command.master_addr, command.master_port)
     job.grant.index = queue.index
     job.tally.attempt += 1
     job.tally.place_failures = 0
