@@ -178,7 +178,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
         **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
-        **({"COVEY_ELASTIC": 1} if rank.carries else {}),
+        **({"COVEY_ELASTIC": 1} if spec.carried else {}),
     }
 
 

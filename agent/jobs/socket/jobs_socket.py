@@ -167,8 +167,9 @@ class JobSocket:
     def _carries(self, peer: ConnectedProcess) -> Carries | None:
         """What the process carries; None: it is none of an elastic job, or its rank has left this host."""
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
-        ranks = () if spec is None else next((rank.carries for rank in spec.ranks if rank.rank == peer.rank), ())
-        return Carries(spec.config, ranks) if spec is not None and ranks else None
+        if spec is None or peer.rank not in (rank.rank for rank in spec.ranks) or not spec.carried:
+            return None
+        return Carries(spec.config, spec.carried)
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         counted = {JOB_FRAMES.of(kind): float(count) for kind, count in self.counters.items()}

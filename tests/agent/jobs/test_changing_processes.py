@@ -238,8 +238,11 @@ PLACES: list[tuple[int, tuple[int, ...]]] = [(0, (0, 1)), (1, (0, 1, 5)), (1, (0
 def place(short: str, config: int) -> RanksSpec:
     since, names = PLACES[config]
     spec = ranks("j1", "/bin/sh", "-c", SCRIPT, GO=f"{short}/go", MARK=short)
-    here = (RankSpec(rank, at, (), (rank, 8 + config)) for at, rank in enumerate(names))
-    return msgspec.structs.replace(spec, ranks=tuple(here), world_size=16, since=since, config=config)
+    here, carried = (
+        (RankSpec(rank, at, ()) for at, rank in enumerate(names)),
+        {rank: (rank, 8 + config) for rank in names},
+    )
+    return msgspec.structs.replace(spec, ranks=tuple(here), world_size=16, since=since, config=config, carried=carried)
 
 
 def let_end(short: str) -> None:
@@ -356,7 +359,7 @@ async def test_a_process_that_joined_and_is_lost_has_a_successor_with_a_higher_n
     async with agent(short) as (host, runner):
         carries: list[tuple[int, ...]] = []
         runner.on_carries = lambda job, epoch: carries.append(
-            next(rank.carries for rank in runner.spec(job, epoch).ranks if rank.rank == 0)  # type: ignore[union-attr]
+            runner.spec(job, epoch).carried[0]  # type: ignore[union-attr]
         )
         await runner.start(place(short, 0))
         await until(lambda: holds(short, runner, 0))
@@ -399,7 +402,7 @@ async def test_another_process_of_the_same_name_begins_once_the_one_before_has_e
         await runner.start(place(short, 0))
         await until(lambda: holds(short, runner, 0))
         before = runner.running()[J1, 1]
-        other = (RankSpec(0, 0, (), (0,)), RankSpec(1, 1, ("other",), (1,)))
+        other = (RankSpec(0, 0, ()), RankSpec(1, 1, ("other",)))
         spec = msgspec.structs.replace(place(short, 3), ranks=other)
         await runner.start(spec)
         assert runner.spec(J1, 1) is not None and [rank.rank for rank in runner.spec(J1, 1).ranks] == [0]  # type: ignore[union-attr]
@@ -417,7 +420,7 @@ async def test_one_that_is_alone_ends_with_its_supervisor_when_another_process_h
     async with agent(short) as (host, runner):
         await runner.start(place(short, 2))
         await until(lambda: holds(short, runner, 2))
-        other = msgspec.structs.replace(place(short, 3), ranks=(RankSpec(0, 0, ("other",), (0,)),))
+        other = msgspec.structs.replace(place(short, 3), ranks=(RankSpec(0, 0, ("other",)),))
         await runner.start(other)
         await until(lambda: host.told(RanksEnded))
         assert (host.told(RanksEnded)[0].codes, living(short)) == ({0: -signal.SIGKILL}, {})

@@ -258,13 +258,12 @@ def test_a_process_of_an_elastic_job_knows_that_it_carries_ranks_and_counts_all_
     job = job_at(places, JobSpec.parse(given))
     job.start.carried, job.healing.healed = {0: (0, 2), 1: (1, 3), 5: (5, 4)}, 4
     here, there = (ranks_spec(job, place, {"COVEY_ELASTIC": "0"}) for place in places)
-    assert [(rank.rank, rank.local_rank, rank.gpus, rank.carries) for rank in here.ranks] == [
-        (0, 0, ("a",), (0, 2)), (5, 1, ("b",), (5, 4))
-    ]  # fmt: skip
+    assert [(rank.rank, rank.local_rank, rank.gpus) for rank in here.ranks] == [(0, 0, ("a",)), (5, 1, ("b",))]
+    assert here.carried == there.carried == {0: (0, 2), 1: (1, 3), 5: (5, 4)}
     assert (here.config, here.world_size, there.config, there.since) == (4, 6, 4, 3)
     env = environment(here, here.ranks[1], door(HostId("h1")), True)
     assert (env["COVEY_ELASTIC"], env["WORLD_SIZE"], env["COVEY_WORLD_SIZE"]) == ("1", "6", "6")
     assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["RANK"]) == ("1", "2", "5")
     fixed = ranks_spec(job_at(places, JobSpec.parse(given | {"workers_max": 0})), places[0], {})
-    assert (fixed.config, fixed.world_size, {rank.carries for rank in fixed.ranks}) == (0, 2, {()})
+    assert (fixed.config, fixed.world_size, fixed.carried) == (0, 2, {})
     assert "COVEY_ELASTIC" not in environment(fixed, fixed.ranks[0], door(HostId("h1")), True)

@@ -47,7 +47,8 @@ async def elastic(rack: Rack) -> tuple[FakeHost, str, str]:
 
 
 def carries(host: FakeHost) -> dict[int, tuple[int, ...]]:
-    return {rank.rank: rank.carries for rank in host.machine.ranks[J1, 1].ranks}
+    spec = host.machine.ranks[J1, 1]
+    return {rank.rank: spec.carried[rank.rank] for rank in spec.ranks}
 
 
 @on_a_rack()

@@ -16,10 +16,7 @@ from plugins.scheduler.policy.shared import part_of
 def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = False) -> RanksSpec:
     """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared."""
     each, gpus = job.spec.gpus_per_worker, place.devices
-    carried = job.start.carried
-    ranks = [
-        RankSpec(rank, n, gpus[n * each : (n + 1) * each], carried.get(rank, ())) for n, rank in enumerate(place.ranks)
-    ]
+    ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
     nodes = tuple(other.host for other in job.start.places)
     return RanksSpec(
         job=job.id,
@@ -43,6 +40,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         hooks=job.spec.hooks,
         since=place.since,
         config=job.healing.healed if job.spec.elastic else 0,
+        carried=dict(job.start.carried),
         spares=job.spec.spares if job.spec.on_lost == "heal" else 0,
         may_heal=job.spec.on_lost == "heal",
         held_back=shares and job.job_class == "opportunistic" and bool(each),
