@@ -213,6 +213,23 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
 
 
+class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
+    """How an elastic job is arranged now."""
+
+    workers_max: int
+    """The most processes that it may have, and the number of its ranks."""
+    processes: int
+    """The number of processes now; 0: it does not run."""
+    config: int
+    """The number of the configuration: it grows with each change of the job's places under one grant."""
+    carried: dict[int, tuple[int, ...]]
+    """The ranks that each process carries, its own first. A process is named by its first rank."""
+    wanted: int = 0
+    """The number of processes that it is about to grow to; 0: it is not to grow."""
+    wanted_by: str = ""
+    """Who wants that, and why."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `agentctl jobs`, and the whole answer of `agentctl job ID`."""
 
@@ -229,8 +246,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Why the job is in this state, in words: place in the queue, who is ahead, exit status by rank and signal name."""
     workers: int
+    """The number of processes; of an elastic job the fewest."""
     gpus: int
-    """The job's GPUs in all: workers x GPUs per worker."""
+    """The job's GPUs in all, as its quota counts them: workers x GPUs per worker."""
     argv: tuple[str, ...]
     cwd: str
     times: JobTimesView
@@ -260,6 +278,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """How old this copy of the log may be, in seconds."""
     unanswered: tuple[HostId, ...] = ()
     """Hosts of the job that were asked what its ranks do, and have not answered in time."""
+    elastic: ElasticView | None = None
+    """How an elastic job is arranged now; None: the number of its processes does not change."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

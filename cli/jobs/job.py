@@ -8,7 +8,7 @@ from typing import Any
 
 from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
-from cli.jobs.jobs import class_of, how_long, timed
+from cli.jobs.jobs import class_of, how_long, timed, workers_of
 from cli.jobs.tensors import silent, ways
 from cli.table import clock, pairs, plural, table
 from covey.core.units import format_seconds
@@ -17,6 +17,8 @@ from covey.tensors.numbers.blocks import job_of
 UNSEEN_S = 30.0
 """For so long a script may load before it is said that nothing sees its steps."""
 RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
+CARRIES = "CARRIES"
+"""The title of the ranks that each process of an elastic job carries."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +41,21 @@ def run(context: Context) -> int:
     context.say(pairs(facts(job), context.paint))
     if job["ranks"]:
         context.say()
+        carried = (job.get("elastic") or {}).get("carried") or {}
         rows = [
-            (rank["rank"], rank["host"], rank["state"], rank["pid"], ending(rank["code"]), " ".join(rank["gpus"]))
+            (
+                rank["rank"],
+                rank["host"],
+                rank["state"],
+                rank["pid"],
+                ending(rank["code"]),
+                " ".join(rank["gpus"]),
+                *([ranks_of(carried.get(str(rank["rank"]), []))] if carried else []),
+            )
             for rank in job["ranks"]
         ]
-        context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
+        titles = (*RANK_TITLES, CARRIES) if carried else RANK_TITLES
+        context.say(table(titles, rows, ("RANK", "PID"), context.paint))
     for host in job.get("unanswered", ()):
         context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
@@ -69,7 +81,8 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("job", f"{job['id']}  {job['name']}"),
         ("state", job["state"]),
         ("why", job["reason"]),
-        ("workers", f"{job['workers']}, {gpus}"),
+        ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
+        ("wants", wants(job)),
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("step", job["step"]),
         ("step time", step_takes(job)),
@@ -92,7 +105,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("kernels", seen["unlike"]),
         ("attempt", f"{tally['attempt']} (epoch {job['epoch']})" if tally["attempt"] else ""),
         ("restarts", started_again(tally)),
-        ("if a host is lost", on_lost(losses, job["state"])),
+        ("if a host is lost", on_lost(losses, job["state"], bool(job.get("elastic")))),
         (
             "spares",
             f"{losses['spares']} processes wait on each of its hosts, and on one more" if losses["spares"] else "",
@@ -100,6 +113,18 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("hang", hang(losses)),
         ("information", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
+
+
+def configuration(job: dict[str, Any]) -> str:
+    """`, configuration 2`: how often an elastic job that runs was arranged anew."""
+    elastic = job.get("elastic") or {}
+    return f", configuration {elastic['config']}" if elastic.get("processes") else ""
+
+
+def wants(job: dict[str, Any]) -> str:
+    """What an elastic job is about to grow to: `10 processes: ann`."""
+    elastic = job.get("elastic") or {}
+    return f"{elastic['wanted']} processes: {elastic['wanted_by']}" if elastic.get("wanted") else ""
 
 
 def hang(losses: dict[str, Any]) -> str:
@@ -110,7 +135,7 @@ def hang(losses: dict[str, Any]) -> str:
     return losses["hang_unseen"] or f"{does}, after {format_seconds(losses['hang_s'])}"
 
 
-def on_lost(losses: dict[str, Any], state: str) -> str:
+def on_lost(losses: dict[str, Any], state: str, elastic: bool = False) -> str:
     """What becomes of a job in this state if one of its hosts is lost now."""
     if losses["on_lost"] == "keep":
         return "its ranks keep running there (keep)"
@@ -120,6 +145,8 @@ def on_lost(losses: dict[str, Any], state: str) -> str:
     return (
         f"the whole job starts again: {why}"
         if why
+        else "its other processes carry the lost ranks"
+        if elastic
         else "its other ranks keep running, and another host takes over the lost ones"
     )
 

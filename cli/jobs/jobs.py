@@ -40,7 +40,7 @@ def run(context: Context) -> int:
             job["tenant"],
             class_of(job),
             job["state"],
-            job["workers"],
+            workers_of(job),
             job["gpus"],
             job["step"],
             *timed(job),
@@ -55,6 +55,15 @@ def run(context: Context) -> int:
     age_s = max((job["age_s"] for job in answer.data), default=0.0)
     context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
     return 0
+
+
+def workers_of(job: dict[str, Any]) -> str:
+    """`4`; of an elastic job `4..16, now 7`, or `4..16` while it does not run."""
+    elastic = job.get("elastic")
+    if not elastic:
+        return str(job["workers"])
+    now = f", now {elastic['processes']}" if elastic["processes"] and not job["over"] else ""
+    return f"{job['workers']}..{elastic['workers_max']}{now}"
 
 
 def timed(job: dict[str, Any]) -> tuple[str, str, str]:

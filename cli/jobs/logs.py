@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cli.client import FAILED, NOT_FOUND, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, not_found
@@ -34,11 +35,24 @@ def run(context: Context) -> int:
         view = context.agent.get("jobs", job).data
     except AgentctlError as error:
         not_found(context, error, job)
-    if rank is not None and rank >= view["workers"]:
-        why = f"{job} has ranks 0 to {view['workers'] - 1}"
+    count = ranks_in(view)
+    if rank is not None and rank >= count:
+        why = f"{job} has ranks 0 to {count - 1}"
         raise AgentctlError(USAGE, f"there is no rank {rank}", why, f"agentctl logs {job} --rank 0")
-    ranks = range(view["workers"]) if rank is None else (rank,)
+    carried = (view.get("elastic") or {}).get("carried") or {}
+    by = next((process for process, ranks in carried.items() if rank in ranks), str(rank))
+    if by != str(rank):
+        why = f"process {by} carries it now, and writes for all the ranks that it carries"
+        raise AgentctlError(
+            NOT_FOUND, f"rank {rank} of {job} has no output of its own", why, f"agentctl logs {job} --rank {by}"
+        )
+    ranks = range(count) if rank is None else (rank,)
     return 0 if follow(context, job, ranks, rank is None, context.args.follow) else FAILED
+
+
+def ranks_in(view: dict[str, Any]) -> int:
+    """The number of ranks of a job, each of which may be a process that writes."""
+    return int((view.get("elastic") or {}).get("workers_max") or view["workers"])
 
 
 @dataclass

@@ -67,6 +67,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """The flag of a job's option; what it says stands under the option's field, None when it was not given."""
     flag, field, help = option.flag, option.field, option.help
+    if field == "workers":
+        parser.add_argument(flag, dest=field, metavar=option.metavar, help=help)
+        return
     match option.kind:
         case "switch":
             says = not flag.startswith("--no-")
@@ -102,10 +105,11 @@ def run(context: Context) -> int:
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
     job = send(context.agent, spec)
     if args.follow:
-        from cli.jobs.logs import follow
+        from cli.jobs.logs import follow, ranks_in
 
         context.say(f"{job['id']} {job['state']}: {job['reason']}")
-        follow(context, job["id"], range(job["workers"]), job["workers"] > 1, until_ended=True)
+        count = ranks_in(job)
+        follow(context, job["id"], range(count), count > 1, until_ended=True)
     if args.follow or args.wait:
         from cli.jobs.wait import wait
 
@@ -129,7 +133,9 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     }
     for option in options.OPTIONS:
         said = getattr(args, option.field, None) if option.flag else None
-        if said is not None:
+        if said is not None and option.field == "workers":
+            spec |= workers_of(said)
+        elif said is not None:
             spec[option.field] = value_of(option, said)
     if spec.get("remote_memory") == 0:
         what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
@@ -154,6 +160,16 @@ def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
             "Covey finds the script's DDP by its hooks, which --no-hooks leaves out",
         )
         raise AgentctlError(USAGE, what, why, "leave --no-hooks out, or call covey.torch.attach(ddp) in the script")
+
+
+def workers_of(text: str) -> dict[str, int]:
+    """The fields of `--workers 4` or `--workers 4..16`."""
+    found = re.fullmatch(r"(-?\d{1,9})(?:\.\.(\d{1,9}))?", text.strip())
+    if found is None:
+        why = "expected a whole number, or the fewest and the most of an elastic job as N..M"
+        raise AgentctlError(USAGE, f"invalid --workers {text!r:.80}", why, "--workers 4, or --workers 4..16")
+    fewest = int(found[1])
+    return {"workers": fewest} if found[2] in (None, found[1]) else {"workers": fewest, "workers_max": int(found[2])}
 
 
 def value_of(option: Option, said: Any) -> Any:

@@ -25,7 +25,8 @@ const TABLES = {
   ],
   jobs: [
     ["job", (r) => r.id], ["name", (r) => r.name], ["tenant", (r) => r.tenant], ["state", (r) => r.state],
-    ["workers", (r) => r.workers], ["GPUs", (r) => r.gpus], ["step", (r) => r.step],
+    ["workers", (r) => r.elastic ? `${r.workers}..${r.elastic.workers_max}, now ${r.elastic.processes}` : r.workers],
+    ["GPUs", (r) => r.gpus], ["step", (r) => r.step],
     ["places", (r) => r.places.map((p) => p.host).join(" ")], ["why", (r) => r.reason],
   ],
   slabs: [

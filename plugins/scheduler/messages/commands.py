@@ -156,6 +156,37 @@ class Replaced(CommandBase, frozen=True, kw_only=True):
     master_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
+class ScaleAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this elastic job is to have `workers` processes. If it has more, applying this ends the others; if it
+    has fewer, `coordinator` finds hosts for new ones."""
+
+    job: JobId
+    epoch: Epoch
+    workers: Annotated[int, Meta(ge=1, le=4096)]
+    coordinator: HostId
+    by: Text = ""
+    why: Text = ""
+
+
+class Arrangement(msgspec.Struct, frozen=True):
+    """Where the processes of one elastic job are from now on."""
+
+    epoch: Epoch
+    replaces: Count
+    """The number of the configuration that this one replaces (`JobHealing.healed`): the job must still have it."""
+    places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=4096)]
+    """All places of the job. `Place.ranks` names processes: those that stay are where they were, with the same GPUs;
+    new ones have the names that `plugins.scheduler.policy.carrying` gives them."""
+
+
+class Arranged(CommandBase, frozen=True, kw_only=True):
+    """Somebody whom hosts said yes for each new process: these jobs are arranged anew, all of them or none."""
+
+    jobs: Annotated[dict[JobId, Arrangement], Meta(min_length=1, max_length=64)]
+    by: Text = ""
+    why: Text = ""
+
+
 class CancelAsked(CommandBase, frozen=True, kw_only=True):
     job: JobId
     by: Text = ""
@@ -287,12 +318,12 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Changes in whether the host and its ranks may be lost, by job."""
 
 
-AboutPlaces = PlacesLost | MoveAsked | Replaced
+AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked
 AboutRanks = RanksReported | RanksDone
 AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
-Command = Submitted | AboutJob | QuotaSet | HostDrained | Attained | Elapsed | Leads
+Command = Submitted | AboutJob | Arranged | QuotaSet | HostDrained | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

@@ -86,9 +86,11 @@ NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 OPTIONS: tuple[Option, ...] = (
     Option("name", "text", words=NAMED, flag="--name", help="name of the job (default: that of the script)"),
     Option(
-        "workers", "count", 1, 4096, flag="--workers", metavar="N", help="number of processes (default 1)",
+        "workers", "count", 1, 4096, flag="--workers", metavar="N|N..M",
+        help="number of processes (default 1); N..M: an elastic job of M ranks, which starts with N processes and has "
+        "N to M of them while it runs (agentctl scale)",
     ),
-    Option("workers_max", "count", 0, RANKS_MAX, words=", where 0 is as many as workers"),
+    Option("workers_max", "count", 0, RANKS_MAX, words=", and at least workers; 0 is as many as workers"),
     Option(
         "gpus_per_worker", "count", 0, 64, flag="--gpus", metavar="N", help="GPUs for each worker or node (default 1)",
     ),

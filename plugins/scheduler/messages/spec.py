@@ -170,8 +170,31 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
                 "ranks are not replaced one by one"
             )
             raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
+        _check_range(checked)
         checked.setdefault("name", name_of(checked["argv"]))
         return msgspec.convert(checked, cls)
+
+
+def _check_range(checked: dict[str, Any]) -> None:
+    """Check the range of an elastic job, and what does not go with one. A range of one number is none."""
+    fewest, most = checked.get("workers", 1), checked.pop("workers_max", 0)
+    if most in (0, fewest):
+        return
+    range = f"{fewest}..{most}"
+    if most < fewest:
+        why = "the first number is the fewest processes, and the second one the most"
+        raise SpecError("workers_max", f"invalid range of workers: {range}", why, f"--workers {most}..{fewest}")
+    what = f"this job cannot have {range} workers"
+    if (on_lost := checked.get("on_lost", "heal")) != "heal":
+        why = f"processes that remain carry the ranks of those that end, and on_lost = {on_lost!r} does not allow that"
+        raise SpecError("on_lost", what, why, 'set on_lost = "heal", or give one number of workers')
+    if (pack := checked.get("pack", "few")) in ("host", "apart"):
+        why = f"pack = {pack!r} fixes the hosts of its workers, and an elastic job gets and gives back hosts"
+        raise SpecError("pack", what, why, "leave pack out, or give one number of workers")
+    if checked.get("spares"):
+        why = "processes that remain carry the ranks of a lost one at once, so none waits to replace it"
+        raise SpecError("spares", what, why, "leave spares out, or give one number of workers")
+    checked["workers_max"] = most
 
 
 def _checked(name: str, value: Any, type: Any, expected: str) -> Any:

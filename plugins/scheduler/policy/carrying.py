@@ -8,7 +8,9 @@ as few ranks as that allows.
     3 ended       0: 0 4 8 12 3 7   1: 1 5 9 13 11   2: 2 6 10 14 15
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+from plugins.facts import Place
 
 Carried = Mapping[int, tuple[int, ...]]
 """Process -> the ranks that it carries, its own first."""
@@ -47,3 +49,28 @@ def carried_after(before: Carried, ends: Collection[int], begins: int) -> dict[i
         name = next((rank for rank in taken if rank not in ends), taken[0])
         kept[name] = [name, *(rank for rank in taken if rank != name)]
     return {process: tuple(each) for process, each in sorted(kept.items())}
+
+
+def ending(places: Sequence[Place], stay: Collection[int], count: int) -> list[int]:
+    """The `count` processes that end when a job gives some back: whole hosts before parts of hosts, and of each those
+    that came last. `stay`: processes that do not end."""
+    found: list[int] = []
+    newest = sorted(places, key=lambda place: place.since)[::-1]
+    for place in newest:
+        if len(place.ranks) <= count - len(found) and not set(place.ranks) & set(stay):
+            found += place.ranks
+    for place in newest:
+        parts = [process for process in reversed(place.ranks) if process not in (*found, *stay)]
+        found += parts[: max(0, count - len(found))]
+    return sorted(found)
+
+
+def without(places: Sequence[Place], ends: Collection[int], gpus_per_worker: int) -> tuple[Place, ...]:
+    """The places once these processes have ended."""
+    left = []
+    for place in places:
+        stays = [at for at, process in enumerate(place.ranks) if process not in ends]
+        gpus = [gpu for at in stays for gpu in place.gpus[at * gpus_per_worker : (at + 1) * gpus_per_worker]]
+        if stays:
+            left.append(Place(place.host, tuple(place.ranks[at] for at in stays), tuple(gpus), place.since))
+    return tuple(left)

@@ -41,6 +41,16 @@ def gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
+def processes(count: int) -> str:
+    """A number of processes in words: `1 process`, `4 processes`."""
+    return f"{count} process" if count == 1 else f"{count} processes"
+
+
+def workers(spec: JobSpec) -> str:
+    """The number of a job's workers, or the range of an elastic one: `4`, `4..16`."""
+    return f"{spec.workers}..{spec.workers_max}" if spec.elastic else str(spec.workers)
+
+
 def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
     """GPUs that take no job, in words: `GPUs that take no job: h2 2 (XID 48: an uncorrectable memory error)`; empty:
     all take jobs."""

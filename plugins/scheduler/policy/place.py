@@ -15,7 +15,7 @@ submitter asked for:
     apart   one worker on each host (torchrun and other launchers: `--nodes`)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from covey.core.ids import HostId
 from plugins.scheduler.messages.spec import Pack
@@ -82,6 +82,17 @@ def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
             chosen[host] = take
             workers -= take
     return chosen
+
+
+def grow(room: Mapping[HostId, int], more: int, has: Container[HostId]) -> dict[HostId, int]:
+    """New workers by host, as many of `more` as there is room for: first on hosts that have some of the job (`has`),
+    then on the freest. `room`: slots of each host that may be taken."""
+    chosen: dict[HostId, int] = {}
+    for count, host in sorted((-count, host) for host, count in room.items() if count > 0 and host in has):
+        chosen[host] = min(-count, more - sum(chosen.values()))
+    for count, host in sorted((-count, host) for host, count in room.items() if count > 0 and host not in has):
+        chosen[host] = min(-count, more - sum(chosen.values()))
+    return {host: count for host, count in chosen.items() if count > 0}
 
 
 def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]]) -> list[HostId] | None:

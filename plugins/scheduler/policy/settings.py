@@ -33,6 +33,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     defragment: bool = True
     """Whether gangs that can continue without a host (`job.state`) move so that another gang fits, instead of being
     stopped, or waited for; also so that a gang fits on one host that loses on several (`policy/defragment.py`)."""
+    elastic_grow_after_s: float = 0.0
+    """Elastic jobs grow into GPUs that were free for this many seconds while no job waited for them; 0: they grow only
+    when somebody asks for it (default: a decision of whoever owns the rack)."""
     demote_after_s: float | None = 300.0
     """A job of class auto that waited this many seconds for its tenant's quota becomes opportunistic; None or inf:
     never (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a
@@ -101,6 +104,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for name in ("host_lost_after_s", "coordinator_lost_after_s", "placing_limit_s", "reservation_lease_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")
+        if not 0 <= self.elastic_grow_after_s < math.inf:
+            raise ValueError("elastic_grow_after_s must be 0 or more seconds; 0 is never")
         for name in ("reserve_deadline_s", "checkpoint_s", "current_s", "heal_pause_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")

@@ -118,7 +118,7 @@ class CoordinatedGangs:
         for action in self.gangs.handle(event, now_s):
             match action:
                 case gang.ProposePlacement():
-                    self.env.spawn(f"propose {action.command.job}", self._propose_for_gang(action.command))
+                    self.env.spawn(f"propose {gang.job_of(action.command)}", self._propose_for_gang(action.command))
                 case Send() | SetTimer():
                     self._perform(action, self.feed)
 
@@ -151,10 +151,11 @@ class CoordinatedGangs:
 
 
 def sought_places(job: Job, spares_on: HostId | None = None) -> gang.PlacesSought:
-    """The places that a gang seeks which has lost hosts, or is to leave some. `spares_on`: where processes wait for
-    it."""
+    """The places that a gang seeks which has lost hosts, is to leave some, or is to grow. `spares_on`: where processes
+    wait for it."""
     avoid = tuple(dict.fromkeys(place.host for place in (*job.start.places, *job.healing.leaving)))
-    stays = tuple(replacing.joinable(job))
-    return gang.PlacesSought(
-        replacing.sought_places(job), avoid, job.healing.healed + 1, job.healing.sought, spares_on, stays
-    )
+    places, since, number = replacing.sought_places(job), job.healing.healed + 1, job.healing.sought
+    if not places:
+        more = job.healing.wanted - job.processes
+        return gang.PlacesSought((), avoid, since, number, None, job.start.places, more, job.start.carried)
+    return gang.PlacesSought(places, avoid, since, number, spares_on, tuple(replacing.joinable(job)))

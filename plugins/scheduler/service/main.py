@@ -298,6 +298,7 @@ class SchedulerService(PluginService):
             "drain": self._drain,
             "resume": self._resume,
             "move": self._move,
+            "scale": self._scale,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -436,6 +437,10 @@ class SchedulerService(PluginService):
         await self.moves.move(await self._seek(given), given)
         return await self._job(given)
 
+    async def _scale(self, given: Mapping[str, Any]) -> JobView:
+        await self.moves.scale(await self._seek(given), given)
+        return await self._job(given)
+
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
         return self._shown(await self.moves.give_up(HostId(str(given.get("id", ""))), given))
 
@@ -453,12 +458,12 @@ class SchedulerService(PluginService):
         job = await self._seek(given)
         rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
         limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
-        if not 0 <= rank < job.spec.workers:
-            why = f"{job.id} has ranks 0 to {job.spec.workers - 1}"
+        if not 0 <= rank < job.spec.world_size:
+            why = f"{job.id} has ranks 0 to {job.spec.world_size - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
         host = next((place.host for place in job.start.places if rank in place.ranks), None)
         if host is None:
-            return views.LogPart(b"", 0, job.over, self.host.id, 0)
+            return views.LogPart(b"", offset, job.over, self.host.id, 0)
         ask = LogTail(job.id, rank, offset, limit)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
         over = job.over or (part.ended and rank in job.ending.codes.get(host, {}))

@@ -1,4 +1,5 @@
-"""What people ask of ranks that run: to move to another host, or not to wait for a host that is gone."""
+"""What people ask of ranks that run: to move to another host, to be carried by more or fewer processes, or not to wait
+for a host that is gone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +11,15 @@ from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.messages.commands import PlacesLost
+from plugins.scheduler.messages.commands import PlacesLost, ScaleAsked
+from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import QueueLog
 
 MOVED_S = 8.0
 """Seconds for which a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
 BY_MAX = 100
+WORKERS_MAX = 4096
+"""The most processes that the log is asked for; what a job may have is its own range."""
 
 
 class RunningMoves:
@@ -32,8 +36,8 @@ class RunningMoves:
         alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
         if job.state != "running" or not alive:
             raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
-        asked, sought = replacing.move_asked(job, leaves, to, alive[0], by), job.healing.sought
-        await self.log.change(asked, f"move ranks of {job.id}")
+        command, sought = replacing.move_asked(job, leaves, to, alive[0], by), job.healing.sought
+        await self.log.change(command, f"move ranks of {job.id}")
 
         def settled() -> bool:
             return job.healing.sought > sought and leaves not in job.healing.moving
@@ -44,6 +48,33 @@ class RunningMoves:
         if leaves in job.healing.moving:
             raise Refused(75, what, "no host has been found yet; it may still move", f"agentctl why {job.id}")
         raise Refused(4, what, job.reason, f"name another host, or none: agentctl move {job.id} {leaves}")
+
+    async def scale(self, job: Job, given: Mapping[str, Any]) -> None:
+        """Give an elastic job more or fewer processes, and return once the log has them, or some of them where there is
+        not room for all. `given`: `workers`, how many it is to have. Refused says why their number stays."""
+        workers, by = asked.whole(given, "workers", 0), str(given.get("by", ""))[:BY_MAX]
+        what = f"{job.id} was not scaled"
+        alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
+        if job.state != "running" or not alive:
+            next = f"agentctl job {job.id}" if job.over else f"try again once it runs: agentctl job {job.id}"
+            raise Refused(4, what, f"{job.id} is {job.state}", next)
+        if not 1 <= workers <= WORKERS_MAX:
+            why = f"{workers} is not a number of processes"
+            raise Refused(2, what, why, f"agentctl scale {job.id} {job.processes}")
+        before, sought = job.processes, job.healing.sought
+        command = ScaleAsked(
+            wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by
+        )
+        await self.log.change(command, f"scale {job.id}")
+        if workers <= before:
+            await self.log.until(lambda: job.processes <= workers and not job.healing.wanted, MOVED_S)
+            return
+        await self.log.until(lambda: job.healing.sought > sought and not job.healing.wanted, MOVED_S)
+        if job.healing.wanted:
+            why = f"it has {job.processes} processes, and no host has been found yet for more; it may still grow"
+            raise Refused(75, f"{job.id} has not grown to {workers} processes", why, f"agentctl why {job.id}")
+        if job.processes <= before:
+            raise Refused(4, what, job.reason, "agentctl hosts: see where GPUs are free")
 
     def _leaves(self, job: Job, what: str) -> HostId:
         """The host that is named, or that has this rank."""

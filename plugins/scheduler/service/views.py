@@ -29,6 +29,7 @@ from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service import shared_gpus
 from plugins.views import (
     BesideView,
+    ElasticView,
     JobLossesView,
     JobSeenView,
     JobTallyView,
@@ -298,6 +299,20 @@ def job_view(
         beside=_beside(job, standing),
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
+        elastic=_elastic(job, bool(shown)),
+    )
+
+
+def _elastic(job: Job, runs: bool) -> ElasticView | None:
+    if not job.spec.elastic:
+        return None
+    return ElasticView(
+        workers_max=job.spec.workers_max,
+        processes=job.processes if runs else 0,
+        config=job.healing.healed,
+        carried=job.start.carried if runs else {},
+        wanted=job.healing.wanted,
+        wanted_by=job.healing.wanted_by,
     )
 
 

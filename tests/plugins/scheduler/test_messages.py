@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
     "tenant": "alice",
     "class": "auto",
     "workers": 4,
+    "workers_max": 0,
     "gpus_per_worker": 2,
     "argv": ["python", "digits.py"],
     "cwd": "/coordinator/alice",
@@ -88,6 +89,47 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
         return
     assert caught.value.what.startswith(f"invalid {field}: ") and len(caught.value.what) < 120
     assert caught.value.why == f"expected {EXPECTED[field]}"
+
+
+ELASTIC: dict[str, Any] = {"argv": ["train.py"], "workers": 4, "workers_max": 16}
+
+
+def test_a_range_of_workers_has_the_higher_number_of_ranks_and_counts_as_the_lower() -> None:
+    spec = JobSpec.parse({**ELASTIC, "gpus_per_worker": 2, "pack": "any", "class": "auto"})
+    assert (spec.elastic, spec.world_size, spec.workers, spec.gpus, spec.width) == (True, 16, 4, 8, 8)
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_a_range_of_one_number_is_the_same_job_as_that_number(most: int) -> None:
+    plain = JobSpec.parse({"argv": ["train.py"], "workers": 4})
+    spec = JobSpec.parse({**ELASTIC, "workers_max": most})
+    assert (spec.elastic, spec.world_size) == (False, 4)
+    assert msgspec.msgpack.encode(spec) == msgspec.msgpack.encode(plain)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "what", "why"),
+    [
+        (
+            "workers_max",
+            {"workers": 16, "workers_max": 4},
+            "invalid range of workers: 16..4",
+            "first number is the few",
+        ),
+        ("on_lost", {"on_lost": "restart"}, "this job cannot have 4..16 workers", "on_lost = 'restart'"),
+        ("on_lost", {"on_lost": "keep"}, "this job cannot have 4..16 workers", "on_lost = 'keep'"),
+        ("pack", {"pack": "apart"}, "this job cannot have 4..16 workers", "pack = 'apart' fixes the hosts"),
+        ("pack", {"pack": "host"}, "this job cannot have 4..16 workers", "pack = 'host' fixes the hosts"),
+        ("spares", {"spares": 1}, "this job cannot have 4..16 workers", "carry the ranks of a lost one at once"),
+    ],
+)
+def test_what_does_not_go_with_a_range_is_refused_in_words(
+    field: str, given: dict[str, Any], what: str, why: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({**ELASTIC, **given})
+    assert (caught.value.field, caught.value.what) == (field, what)
+    assert why in caught.value.why and caught.value.next
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:

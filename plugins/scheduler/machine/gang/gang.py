@@ -12,6 +12,9 @@ grant.
 A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places. A
 host that has ranks of the gang already takes more if a person wants that, or if no other host has room. Replaced is the
 start then.
+
+An elastic job that is to grow gets places for new processes in the same way: hosts that have some of it come first,
+then the freest, and where there is not room for all some are better than none. Arranged is their start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +26,34 @@ from covey.core.events import Heard, Send, SetTimer, Undelivered
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.replacing import taken_over
-from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Replaced, Result
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Arranged,
+    Arrangement,
+    NotApplied,
+    Placed,
+    PlaceFailed,
+    Replaced,
+    Result,
+)
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
-from plugins.scheduler.policy.place import place, spread, stand_in
+from plugins.scheduler.policy.carrying import Carried, carried_after
+from plugins.scheduler.policy.place import grow, place, spread, stand_in
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
 """Seconds to wait before the 2nd, 3rd, ... attempt."""
 ATTEMPTS = 1000
 """The attempts of one search are numbered below this; those of the next search for the same grant are higher by it."""
-Placement = Placed | PlaceFailed | Replaced
+Placement = Placed | PlaceFailed | Replaced | Arranged
 """What a coordinator proposes to the log."""
 REFUSALS_KEPT_S = 10.0
 """Seconds for which a host's own answer about its free GPUs counts before gossip."""
 
 
 class PlacesSought(msgspec.Struct, frozen=True):
-    """Places of a running gang that are to continue elsewhere."""
+    """Places of a running gang that are to continue elsewhere, or places for more processes of an elastic job."""
 
     places: tuple[tuple[Place, HostId | None], ...]
     """Places that are to move, each with the host that somebody wants for it."""
@@ -54,7 +67,11 @@ class PlacesSought(msgspec.Struct, frozen=True):
     """The host where processes wait to become the gang's ranks (`submit --spares`): the first choice, if there is
     room."""
     stays: tuple[Place, ...] = ()
-    """Places of the gang that more ranks may join."""
+    """Places of the gang that more ranks may join; of an elastic job that is to grow all of them."""
+    begins: int = 0
+    """The number of processes that an elastic job is to grow by."""
+    carried: Carried = {}
+    """What each process of it carries now."""
 
     def joined(self, host: HostId) -> Place | None:
         """The gang's place on this host, which ranks that go there join."""
@@ -228,6 +245,9 @@ class Gangs:
             if isinstance(search.proposed, Placed):
                 assert [place.host for place in search.proposed.places] == list(search.plan) == sorted(search.yes)
                 assert sum(len(place.ranks) for place in search.proposed.places) == search.spec.workers
+            if isinstance(search.proposed, Arranged):
+                assert search.sought is not None and set(search.plan) == set(search.yes)
+                assert 0 < sum(search.plan.values()) <= search.sought.begins
             if isinstance(search.proposed, Replaced):
                 assert search.sought is not None and set(search.plan) == set(search.yes)
                 joined = {place.host for place in search.sought.stays}
@@ -270,6 +290,7 @@ class Gangs:
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
             misfit = "not all ranks have room" if search.sought is None else "no other host has room"
+            misfit = "no host has room for another process" if search.sought and search.sought.begins else misfit
             said = f" ({search.refusal})" if search.refusal else ""
             return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}{said}")
         search.plan, search.yes = dict(sorted(plan.items())), {}
@@ -320,7 +341,12 @@ class Gangs:
         if len(search.yes) < len(search.plan):
             return []
         search.yes = dict(sorted(search.yes.items()))
-        search.proposed = self._placed(search) if search.sought is None else self._replaced(search, search.sought)
+        if search.sought is None:
+            search.proposed = self._placed(search)
+        elif search.sought.begins:
+            search.proposed = self._arranged(search, search.sought)
+        else:
+            search.proposed = self._replaced(search, search.sought)
         return [ProposePlacement(search.proposed)]
 
     def _placed_with(self, answer: Reserved, host: HostId) -> bool:
@@ -347,7 +373,7 @@ class Gangs:
         return self._fail(search, f"{event.to} could not be reached")
 
     def _proposed(self, event: PlacementProposed) -> Sequence[Action]:
-        search = self.searches.get(event.command.job)
+        search = self.searches.get(job_of(event.command))
         if search is None or search.proposed != event.command:
             return ()
         match event.result:
@@ -384,12 +410,23 @@ class Gangs:
 
     def _plan(self, search: HostSearch, now_s: float) -> Mapping[HostId, int] | None:
         spec = search.spec
+        if search.sought is not None and search.sought.begins:
+            return self._more(search, search.sought, now_s)
         if search.sought is not None:
             return self._stand_ins(search, search.sought, now_s)
         if not spec.gpus_per_worker:
             return spread(self.ranks, spec.workers, spec.pack)
         free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
+
+    def _more(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int]:
+        """New processes per host; empty: there is no room for any."""
+        each, has = search.spec.gpus_per_worker, {place.host for place in sought.stays}
+        free = self._known_free(search, now_s) if each else self.ranks
+        may = {host: count for host, count in free.items() if host in has or host not in sought.avoid}
+        if not each:
+            return spread(may, sought.begins)
+        return grow({host: count // each for host, count in may.items()}, sought.begins, has)
 
     def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:
         each = search.spec.gpus_per_worker
@@ -423,6 +460,16 @@ class Gangs:
             master_port=first.port if first is not None else 0,
         )
 
+    def _arranged(self, search: HostSearch, sought: PlacesSought) -> Arranged:
+        names = sorted(carried_after(sought.carried, (), sum(search.plan.values())).keys() - sought.carried.keys())
+        new: dict[HostId, Place] = {}
+        for host, count in search.plan.items():
+            part = Place(host, tuple(names[:count]), search.yes[host].gpus, sought.since)
+            new[host], names = taken_over(part, sought.joined(host)), names[count:]
+        stay = [new.pop(place.host, place) for place in sought.stays]
+        arrangement = Arrangement(search.epoch, sought.since - 1, (*stay, *new.values()))
+        return Arranged(wall_s=0.0, jobs={search.job: arrangement})
+
     def _placed(self, search: HostSearch) -> Placed:
         places, rank = [], 0
         for host, workers in search.plan.items():
@@ -453,6 +500,11 @@ class Gangs:
     def _release(self, search: HostSearch) -> list[Action]:
         over = Release(search.job, search.epoch, search.attempt)
         return [Send(host, over) for host in search.plan]
+
+
+def job_of(command: Placement) -> JobId:
+    """The job that this proposal is about."""
+    return next(iter(command.jobs)) if isinstance(command, Arranged) else command.job
 
 
 def _on_spares(

@@ -48,7 +48,7 @@ class Hangs:
         if job is None or job.spec.hang_s is None:
             return ()
         recent = self._recent(job, False, now_s)
-        rank = stuck(event.ranks, job.spec.workers, event.waits_s, job.spec.hang_s, recent)
+        rank = stuck(job.carriers(event.ranks), job.processes, event.waits_s, job.spec.hang_s, recent)
         return () if rank is None else self._told(job, StuckRank(rank, event.waits_s, ""), now_s)
 
     def answered(self, id: JobId, epoch: int, answers: Mapping[HostId, GangNowAnswer], now_s: float) -> Sequence[Send]:
@@ -59,7 +59,7 @@ class Hangs:
             return ()
         ranks = [rank for answer in answers.values() if answer.known for rank in answer.ranks]
         ranks += self._over(job, now_s)
-        found = judged(ranks, job.spec.workers, job.spec.hang_s, gang_of(job.spec) in self.queue.models.steps)
+        found = judged(ranks, job.processes, job.spec.hang_s, gang_of(job.spec) in self.queue.models.steps)
         match found:
             case StuckRank():
                 return self._told(job, found, now_s)

@@ -64,5 +64,6 @@ class LateHosts:
 
 
 def _awaited_host(job: Job, event: RanksAwaited) -> HostId | None:
-    hosts = {place.host for place in job.start.places for rank in place.ranks if rank in event.ranks}
-    return hosts.pop() if len(hosts) == 1 and 2 * len(event.ranks) < job.spec.workers else None
+    late = job.carriers(event.ranks)
+    hosts = {place.host for place in job.start.places for rank in place.ranks if rank in late}
+    return hosts.pop() if len(hosts) == 1 and 2 * len(event.ranks) < job.spec.world_size else None

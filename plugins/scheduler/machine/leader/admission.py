@@ -4,6 +4,8 @@ First the order says who should run (`machine/leader/run_queues.py`): guaranteed
 Then, down that order, each of them that waits
 
 - is granted, when there is room for it on free GPUs;
+- has elastic jobs give back what they have over their lower number, when there is room for it then, and keeps and
+  claims these GPUs;
 - claims GPUs of guaranteed jobs that stop, when there is room for it once they have stopped;
 - has opportunistic jobs stopped for it, when there is room for it without them, and keeps and claims these GPUs;
 - keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
@@ -16,6 +18,7 @@ this one keeps them when it stops others.)
 """
 
 import heapq
+import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -24,6 +27,14 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, add, held_by
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
+from plugins.scheduler.machine.leader.elastic import (
+    Shrinks,
+    leaving,
+    most_shrinks,
+    scale_asked,
+    to_shrink,
+    with_freed,
+)
 from plugins.scheduler.machine.leader.run_queues import Choice, RunQueues
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
@@ -46,6 +57,8 @@ class JobsSeen(NamedTuple):
     """The number of these gangs whose coordinator each host is."""
     may_move: Sequence[Job]
     """Running gangs that can continue without some of their hosts."""
+    elastic: Sequence[Job]
+    """Elastic jobs that run."""
 
 
 class Admission:
@@ -62,7 +75,9 @@ class Admission:
         wall_s: float,
     ) -> None:
         """`run_queues`: jobs that may run."""
-        self.defragmenting, self.may_move = defragmenting, seen.may_move
+        self.defragmenting, self.may_move, self.elastic = defragmenting, seen.may_move, seen.elastic
+        self.shrunk: list[Job] | None = None
+        """Elastic jobs that give processes back for a job that waits; None: no job waits for that."""
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
         self.apart, self.pausing, self.placing, self.wall_s = seen.apart, seen.pausing, tuple(seen.placing), wall_s
         self.coordinators = NextCoordinator(capacity.totals, seen.coordinators)
@@ -129,7 +144,7 @@ class Admission:
         elif self._has_room(job):
             if not self._others_move_together_for(job):
                 self._grant(job)
-        elif job.spec.gpus and not self._others_move_for(job):
+        elif job.spec.gpus and not self._others_shrink_for(job) and not self._others_move_for(job):
             self.short.append(job)  # one without GPUs waits for hosts, and no job that stops makes more of them
             self.lacks_gpus[job.id] = None
             self._wait_for_gpus(job)
@@ -165,6 +180,61 @@ class Admission:
         )
 
     # ---- a job that lacks GPUs ----
+
+    def _others_shrink_for(self, job: Job) -> bool:
+        """Whether the job fits once elastic jobs have given back processes over their lower number, so that none need
+        stop or move. One job at a time has that; it keeps what is free where it is to run."""
+        capacity = self.capacity
+        if not self.elastic or self.shrunk is not None or not capacity.stops or capacity.keeper not in (None, job.id):
+            return False
+        self._set_aside()
+        free = dict(capacity.free_for(job))
+        add(free, leaving(self.elastic, capacity.totals))
+        shrinks = to_shrink(self.elastic, free, lambda gpus: capacity.fits(job, gpus))
+        if shrinks is None:
+            return self._others_shrink_and_stop_for(job)
+        self._shrink(job, shrinks)
+        plan = self._plan(job, with_freed(free, shrinks))
+        keeps = _smaller(plan, capacity.open_for(job))
+        self._keep(job, {host: gpus for host, gpus in keeps.items() if gpus})
+        self._claim(job, plan)
+        return True
+
+    def _others_shrink_and_stop_for(self, job: Job) -> bool:
+        """Whether fewer opportunistic jobs have to stop for the job, or it fits at all, once guaranteed elastic jobs
+        have given back processes over their lower number: these come first. It keeps what is open."""
+        capacity, giving = self.capacity, [other for other in self.elastic if other.counts]
+        open_gpus = self._open_for(job)
+        coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
+        ending = leaving(giving, capacity.totals)
+
+        def stops(shrinks: Shrinks, ended: Gpus) -> float:
+            """The number of jobs that stop when these processes are given back; inf: it does not fit even so."""
+            there, soon = with_freed(open_gpus, shrinks), with_freed(coming, shrinks)
+            add(there, ended)
+            add(soon, ended)
+            found = capacity.victims(job, soon, there) if capacity.fits(job, there) else None
+            return math.inf if found is None else len(found)
+
+        shrinks = most_shrinks(giving)
+        fewest = stops(shrinks, ending)
+        if fewest >= stops([], {}):
+            return False
+        for shrink in list(shrinks):
+            rest = [other for other in shrinks if other is not shrink]
+            shrinks = rest if stops(rest, ending) == fewest else shrinks
+        self._shrink(job, shrinks)
+        self._keep(job, capacity.to_keep(job, open_gpus))
+        return True
+
+    def _shrink(self, job: Job, shrinks: Shrinks) -> None:
+        """Let these jobs give processes back for a job that waits."""
+        self.shrunk, said = [], f"{_named(job)} is guaranteed and waits for GPUs"
+        for other, count in shrinks:
+            command = scale_asked(other, other.processes - count, said, self.capacity.totals, self.wall_s)
+            if command is not None:
+                self.shrunk.append(other)
+                self.commands.append(command)
 
     def _others_move_for(self, job: Job) -> bool:
         """Whether gangs that heal make room for the job by moving elsewhere, so that none need stop. The job keeps what
@@ -210,7 +280,7 @@ class Admission:
         if not self.settings.defragment or capacity.keeper is not None or self.short or self.placing or self.commands:
             return
         for job in self.may_move:
-            if len(job.start.places) < 2 or not job.spec.gpus_per_worker:
+            if len(job.start.places) < 2 or not job.spec.gpus_per_worker or job.spec.elastic:
                 continue
             loss = self.queue.models.spread_loss(job.spec, job.measured.tensors, packlimit(self.queue, self.settings))
             free = capacity.free_for(job)

@@ -17,6 +17,7 @@ from plugins.scheduler.machine.leader.admission import Admission, JobsSeen, take
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.draining import Draining
+from plugins.scheduler.machine.leader.elastic import Elastic
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
@@ -117,6 +118,7 @@ class Leader:
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
+        self.elastic = Elastic(self.queue, self.settings)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
@@ -154,12 +156,15 @@ class Leader:
         for id in settled:
             self.run_queues.drop(id)
         moved = self._moved(settled, event.wall_s, now_s)
-        starts = self._order(settled, event.wall_s) if not moved and not promoted else []
+        starts = self._order(settled, event.wall_s, now_s) if not moved and not promoted else []
+        calm = self.roll.elastic and not (moved or starts or about)
+        elastic = self.roll.by_age(self.roll.elastic) if calm else []
+        grows = self.elastic.commands(elastic, self.capacity, event.wall_s, now_s)
         for id in settled:
             self._entry(self.queue.jobs[id])
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self.elapsed(event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
-        return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
+        return [ProposeCommand(command) for command in [*commands, *moved, *starts, *grows]]
 
     def wakes_s(self) -> float | None:
         """When the leader decides something even if nothing happens until then; None: only when something happens.
@@ -454,7 +459,7 @@ class Leader:
             return []
         return [Elapsed(wall_s=wall_s, clock_s=round(self.clock_s, 3))]
 
-    def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
+    def _order(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[AboutJob]:
         """Decide who starts and who stops. A job that just failed to be placed sits some decisions out."""
         seen = JobsSeen(
             apart=[job for job in self.roll.by_age(self.away) if job.id not in settled],
@@ -462,9 +467,13 @@ class Leader:
             placing=self.roll.placing,
             coordinators=self.roll.coordinators,
             may_move=[job for job in self.roll.by_age(self.roll.healing) if job.id not in settled],
+            elastic=[job for job in self.roll.by_age(self.roll.elastic) if job.id not in settled],
         )
         draft, moves = self.capacity.draft(), self.defragmenting
-        return Admission(self.queue, self.settings, self.run_queues, draft, moves, seen, wall_s).decide()
+        look = Admission(self.queue, self.settings, self.run_queues, draft, moves, seen, wall_s)
+        decided = look.decide()
+        self.elastic.shrank(look.shrunk or (), now_s)
+        return decided
 
 
 def places_lost(job: Job, hosts: Sequence[HostId], heir: HostId, said: str, event: ScheduleTick) -> PlacesLost:

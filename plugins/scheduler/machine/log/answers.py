@@ -9,6 +9,7 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Applied,
+    Arranged,
     Attained,
     CancelAsked,
     Command,
@@ -34,6 +35,8 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
             return {**command.service_gpu_s, **command.tensors, **command.heals}
         case QuotaSet() | HostDrained() | Elapsed() | Leads():
             return ()
+        case Arranged():
+            return command.jobs
         case Submitted():
             return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
         case _:

@@ -43,9 +43,12 @@ def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
         queue.note(job.id, "ranks ended", f"no rank of it is left on {command.host}")
         end_when_all_reported(queue, job, command.wall_s)
         return Applied(job.id)
+    if job.spec.elastic:  # others carry the ranks of those that are not in its place any more
+        stayed = {process: code for process, code in command.codes.items() if process in place.ranks}
+        command = msgspec.structs.replace(command, codes=stayed)
     job.ending.codes = {**job.ending.codes, command.host: dict(command.codes)}
-    ended = {rank: GoneRank(command.host, command.step) for rank, code in command.codes.items() if code == 0}
-    job.healing.gone = {**ended, **job.healing.gone}
+    over = job.carried_by(process for process, code in command.codes.items() if code == 0)
+    job.healing.gone = {**{rank: GoneRank(command.host, command.step) for rank in over}, **job.healing.gone}
     replacing.ended(job, command.host)
     job.ending.asked = job.ending.asked or command.asked or command.lost
     if command.step is not None and (job.start.step is None or command.step >= job.start.step):
@@ -65,7 +68,8 @@ def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
     place = job.place_on(command.host)
     if place is None or not set(command.steps) <= set(place.ranks):
         return NotApplied(4, f"{command.host} has no such ranks of {job.id}", "others run there", "nothing")
-    new = {rank: GoneRank(command.host, step) for rank, step in command.steps.items() if rank not in job.healing.gone}
+    said = {rank: step for process, step in command.steps.items() for rank in job.carried_by([process])}
+    new = {rank: GoneRank(command.host, step) for rank, step in said.items() if rank not in job.healing.gone}
     job.healing.gone = {**job.healing.gone, **new}
     if new:
         each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
@@ -182,11 +186,12 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
         job.tally.hosts_lost += 1
         again(queue, job, "host lost", f"{', '.join(job.healing.missing)} was lost, and no rank is left")
     start, ending = job.start, job.ending
-    if start.step_s is not None and tables_of(len(start.places)) == start.tables:  # else it stepped on more hosts, too
+    as_it_began = tables_of(len(start.places)) == start.tables and not (job.spec.elastic and job.healing.healed)
+    if start.step_s is not None and as_it_began:  # else it stepped on more hosts, or with more processes, too
         queue.models.saw_steps(job.spec, len(start.places), start.step_s)
     codes = [code for reported in ending.codes.values() for code in reported.values()]
     if (not ending.lost and not ending.asked and not any(codes)) or ending.after is None:
-        end(queue, job, "done", f"{all_ranks(job.spec.workers)} exited with 0", wall_s, 0)
+        end(queue, job, "done", f"{all_ranks(job.spec.world_size)} exited with 0", wall_s, 0)
         return
     unblamed = explain.EXIT_LOST if ending.lost else explain.EXIT_CANCELLED
     code = explain.job_code(ending.blame.code) if ending.blame else unblamed
@@ -198,6 +203,7 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
         case "queued":
             queue.use(job, -1)
             job.priority.queued_s = queue.clock_s
+            job.times.ran_s, job.times.began_rack_s = job.ran_s(queue.rack_s) if job.spec.elastic else 0.0, None
             enter(queue, job, "queued", "queued again", job.reason)
         case _:
             assert_never(ending.after)

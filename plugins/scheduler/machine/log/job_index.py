@@ -19,6 +19,8 @@ class JobIndex:
         """Opportunistic jobs that run and were guaranteed once: by tenant and width."""
         self.healing: dict[JobId, None] = {}
         """Running jobs that may lose hosts."""
+        self.elastic: dict[JobId, None] = {}
+        """Elastic jobs that run."""
         self.awaited: dict[HostId, dict[JobId, None]] = {}
         """Host -> placed gangs whose ranks it has still to report."""
         self.coordinators: dict[HostId, int] = {}
@@ -41,10 +43,12 @@ class JobIndex:
         demoted = job.state == "running" and job.priority.demoted is not None and not job.counts
         if job.state == "placing":
             self.placing[id] = None
-        elif job.state == "running" and limit_s is not None and job.attained_gpu_s / spec.width >= limit_s:
+        elif job.state == "running" and limit_s is not None and job.ran_s(self.queue.rack_s) >= limit_s:
             self.time_limit_reached[id] = None
         if job.state == "running" and job.healing.may_be_lost:
             self.healing[id] = None
+        if job.state == "running" and spec.elastic:
+            self.elastic[id] = None
         for host in hosts:
             self.awaited.setdefault(host, {})[id] = None
         if coordinator is not None:
@@ -60,6 +64,7 @@ class JobIndex:
         self.placing.pop(id, None)
         self.time_limit_reached.pop(id, None)
         self.healing.pop(id, None)
+        self.elastic.pop(id, None)
         if id not in self._marks:
             return
         job, hosts, coordinator, width = self._marks.pop(id)

@@ -22,6 +22,7 @@ from plugins.scheduler.messages.commands import (
     Submitted,
 )
 from plugins.scheduler.policy import classes, explain
+from plugins.scheduler.policy.carrying import first_carried
 
 LIVE_MAX = 10_000
 """The most jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
@@ -54,7 +55,8 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     queue.jobs[id] = job
     queue.keys[command.key] = id
     queue.kept_bytes.submitted(job)
-    asks = f"{spec.workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{spec.workers} without GPUs"
+    workers = explain.workers(spec)
+    asks = f"{workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers} without GPUs"
     queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
     return Applied(id)
 
@@ -80,9 +82,11 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     wrong = wrong or answers.wrong_places(job, command, queue.jobs, queue.holders)
     if wrong:
         return NotApplied(4, f"{job.id} was not placed", wrong, "none: its coordinator tries again")
-    tables = tables_of(len(command.places))
-    job.start = JobStart(command.places, tables, {}, command.master_addr, command.master_port)
+    spec, tables = job.spec, tables_of(len(command.places))
+    carried = first_carried(spec.world_size, spec.workers) if spec.elastic else {}
+    job.start = JobStart(command.places, tables, carried, command.master_addr, command.master_port)
     job.grant.index = queue.index
+    job.times.began_rack_s = queue.rack_s if spec.elastic else None
     job.tally.attempt += 1
     job.tally.place_failures = 0
     job.priority.waited_s += max(0.0, queue.clock_s - job.priority.queued_s)

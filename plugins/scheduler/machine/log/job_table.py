@@ -263,8 +263,12 @@ class JobTable:
     def free(self, job: Job, host: HostId) -> None:
         """Take the GPUs of one of its hosts from the job."""
         place = job.place_on(host) or job.left_on(host)
+        self.release(job, host, place.gpus if place else ())
+
+    def release(self, job: Job, host: HostId, gpus: Iterable[str]) -> None:
+        """Take these GPUs of a host from the job."""
         held = self.holders.get(host, {})
-        for gpu in place.gpus if place else ():
+        for gpu in gpus:
             if held.get(gpu) == job.id:
                 del held[gpu]
         if not held:
@@ -325,6 +329,7 @@ class JobTable:
             assert job.start.tables or not job.start.places, (
                 f"{job.id} was placed, and nobody knows how many tables it has"
             )
+            self._check_carried(job)
             for place in job.awaited:
                 for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
@@ -349,3 +354,16 @@ class JobTable:
             gang = self.jobs[self.keeper]
             assert gang.state in ("queued", "placing") and gang.counts, f"{gang.id} keeps GPUs and is {gang.state}"
             assert 0 < sum(self.kept.values()) <= gang.spec.gpus
+
+    @staticmethod
+    def _check_carried(job: Job) -> None:
+        """Raise AssertionError unless each rank of an elastic job is carried once, by a process that has a place."""
+        spec, carried, wanted = job.spec, job.start.carried, job.healing.wanted
+        names = sorted(name for place in job.start.places for name in place.ranks)
+        assert names == sorted(carried) or not spec.elastic, f"{job.id} has places of {names}, and {sorted(carried)}"
+        assert spec.elastic or not (carried or wanted), f"{job.id} is not elastic, and carries {carried}"
+        ranks = sorted(rank for carries in carried.values() for rank in carries)
+        assert not carried or ranks == list(range(spec.world_size)), f"{job.id} carries {ranks}"
+        assert all(carries[0] == process for process, carries in carried.items()), f"{job.id} carries {carried}"
+        assert not (spec.elastic and job.healing.missing), f"{job.id} is elastic, and waits for a lost host"
+        assert not wanted or job.processes < wanted <= spec.workers_max, f"{job.id} wants {wanted} processes"

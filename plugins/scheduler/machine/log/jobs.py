@@ -5,7 +5,7 @@ passes through `stopping`, and the job is over only when each of its hosts has s
 more, or is lost.
 """
 
-from collections.abc import Container
+from collections.abc import Collection, Container, Iterable
 from typing import Literal, assert_never, get_args
 
 import msgspec
@@ -81,6 +81,10 @@ class JobTimes(msgspec.Struct):
     submitted_rack_s: float = 0.0
     started_rack_s: float | None = None
     ended_rack_s: float | None = None
+    began_rack_s: float | None = None
+    """In an elastic job: when its present start began; None: it does not run."""
+    ran_s: float = 0.0
+    """In an elastic job: seconds that its earlier starts ran."""
 
 
 class JobTally(msgspec.Struct):
@@ -184,6 +188,10 @@ class JobHealing(msgspec.Struct):
     """Earlier places of the job: ranks there end, and their successors, which are in `places`, start after that."""
     sought: int = 0
     """How often new places for some of the job's ranks were to be found."""
+    wanted: int = 0
+    """The number of processes that an elastic job is to grow to; 0: it is not to grow."""
+    wanted_by: str = ""
+    """Who wants that, and why, in words."""
     gone: dict[int, GoneRank] = {}
     """Ranks that ended with 0, while others run: those would wait for them in vain (`covey.tensors.owner.leaving`)."""
     losses: tuple[int, int] = (0, 0)
@@ -224,6 +232,14 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def attained_gpu_s(self) -> float:
         return sum(self.measured.attained.values(), 0.0)
+
+    def ran_s(self, rack_s: float) -> float:
+        """Seconds that the job has run, all attempts together, when the rack's clock shows `rack_s`. That follows from
+        its attained service, unless its width changes."""
+        if not self.spec.elastic:
+            return self.attained_gpu_s / self.spec.width
+        began_s = self.times.began_rack_s
+        return self.times.ran_s + (0.0 if began_s is None else max(0.0, rack_s - began_s))
 
     @property
     def job_class(self) -> JobClass:
@@ -285,8 +301,26 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def seeks(self) -> bool:
-        """Whether some of the job's ranks are to continue on other hosts, which its coordinator looks for."""
-        return self.state == "running" and bool(self.healing.missing or self.healing.moving)
+        """Whether the job's coordinator looks for hosts: for ranks that are to continue elsewhere, or for new processes
+        of an elastic job."""
+        return self.state == "running" and bool(self.healing.missing or self.healing.moving or self.healing.wanted)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that carry the job's ranks now, or at its newest start; 0: it has not started."""
+        return sum(len(place.ranks) for place in self.start.places)
+
+    def carriers(self, ranks: Collection[int]) -> list[int]:
+        """The processes that carry these ranks; in a job that is not elastic a rank is its own process."""
+        if not self.spec.elastic:
+            return sorted(ranks)
+        return sorted(process for process, carries in self.start.carried.items() if set(carries) & set(ranks))
+
+    def carried_by(self, processes: Iterable[int]) -> list[int]:
+        """The ranks that these processes carry."""
+        if not self.spec.elastic:
+            return sorted(processes)
+        return sorted(rank for process in processes for rank in self.start.carried.get(process, ()))
 
     @property
     def arriving(self) -> dict[HostId, int]:
@@ -303,7 +337,8 @@ class Job(msgspec.Struct, kw_only=True):
         rest = [place.host for place in places if place.host not in hosts and place.host not in missing]
         ready = all(place.host in (*may_be_lost, *missing) or place.since for place in places)
         have = any(host in may_be_lost for host in rest)
-        return self.state == "running" and not self.ending.codes and self.spec.on_lost == "heal" and ready and have
+        ended = self.ending.codes or (self.spec.elastic and self.healing.gone)  # who would carry the ranks?
+        return self.state == "running" and not ended and self.spec.on_lost == "heal" and ready and have
 
 
 def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from covey.core.events import LogEvent
-from plugins.scheduler.machine.log import answers, job_endings, job_starts, replacing, replacing_jobs
+from plugins.scheduler.machine.log import answers, arranging, job_endings, job_starts, replacing, replacing_jobs
 from plugins.scheduler.machine.log.job_table import DRAINED_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job, State
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Applied,
+    Arranged,
     Attained,
     CancelAsked,
     Command,
@@ -44,6 +45,7 @@ from plugins.scheduler.messages.commands import (
     RanksReported,
     Replaced,
     Result,
+    ScaleAsked,
     Submitted,
     TakenBack,
     TimeLimitReached,
@@ -59,6 +61,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     PlacesLost: ("running",),
     MoveAsked: ("running",),
     Replaced: ("running",),
+    ScaleAsked: ("running",),
     RanksReported: ("running", "stopping"),
     RanksDone: ("running",),
     TimeLimitReached: ("running",),
@@ -96,6 +99,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
             return Applied()
         case Leads():
             return _leads(queue, command)
+        case Arranged():
+            return arranging.arranged(queue, command)
         case _:
             job = queue.jobs.get(command.job)
             if job is None:
@@ -132,6 +137,8 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
             return replacing_jobs.move_asked(queue, job, command)
         case Replaced():
             return replacing_jobs.replaced(queue, job, command)
+        case ScaleAsked():
+            return arranging.scale_asked(queue, job, command)
         case RanksReported():
             return job_endings.ranks_reported(queue, job, command)
         case RanksDone():

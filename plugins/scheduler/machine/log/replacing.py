@@ -42,7 +42,8 @@ def lose(job: Job, hosts: Collection[HostId]) -> bool:
     """Note the hosts that a gang has lost and heals without. False: it has lost too many without making a step."""
     step, count = job.start.step or 0, len(hosts)
     job.healing.losses = (step, count + (job.healing.losses[1] if job.healing.losses[0] >= step else 0))
-    job.healing.missing = (*job.healing.missing, *sorted(hosts))
+    if not job.spec.elastic:  # others carry its ranks
+        job.healing.missing = (*job.healing.missing, *sorted(hosts))
     job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in hosts)
     job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in hosts}
     job.start.timings = {host: timing for host, timing in job.start.timings.items() if host not in hosts}
@@ -59,6 +60,7 @@ def _stays(job: Job, hosts: Container[HostId]) -> bool:
 def whole_again(job: Job) -> None:
     """Look for no places any more: the gang stopped, or was placed anew."""
     job.healing.missing, job.healing.moving = (), {}
+    job.healing.wanted, job.healing.wanted_by = 0, ""
 
 
 def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) -> NotApplied | None:
@@ -120,6 +122,8 @@ def why_not(job: Job) -> str:
         return "all its ranks are on one host, so no other rank has their state"
     if job.ending.codes:
         return f"{', '.join(sorted(job.ending.codes))} reported the end of ranks already"
+    if job.spec.elastic and job.healing.gone:
+        return "some of its processes have ended already"
     lacking = [
         place.host
         for place in job.start.places

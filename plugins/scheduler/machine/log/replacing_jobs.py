@@ -1,7 +1,7 @@
 """Commands of the log about a gang that continues without some of its hosts (`machine/log/replacing.py`)."""
 
 from covey.core.ids import HostId
-from plugins.scheduler.machine.log import job_endings, replacing
+from plugins.scheduler.machine.log import arranging, job_endings, replacing
 from plugins.scheduler.machine.log.answers import barred_place
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
@@ -28,15 +28,13 @@ def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None
     for host in command.hosts:
         job_endings.left(queue, job, host)
     job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
+    said = arranging.lost(queue, job, lost) if job.spec.elastic else ""
     if not replacing.lose(job, lost):
-        said = f"{command.reason}; it lost {job.healing.losses[1]} hosts without finishing a step in between"
-        return _stop_for_lost_hosts(queue, job, said, command.wall_s)
+        too_many = f"{command.reason}; it lost {job.healing.losses[1]} hosts without finishing a step in between"
+        return _stop_for_lost_hosts(queue, job, too_many, command.wall_s)
     if lost:
-        queue.say(
-            job,
-            "hosts lost",
-            f"{command.reason}; {job.grant.coordinator} searches for other hosts, and the other ranks wait",
-        )
+        said = said or f"{job.grant.coordinator} searches for other hosts, and the other ranks wait"
+        queue.say(job, "hosts lost", f"{command.reason}; {said}")
     return Applied(job.id)
 
 
@@ -73,8 +71,12 @@ def not_replaced(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
     if job.healing.missing:
         said = f"no host for its ranks of {', '.join(job.healing.missing)}: {command.reason}"
         return _stop_for_lost_hosts(queue, job, said, command.wall_s)
-    replacing.whole_again(job)
-    queue.say(job, "not moved", command.reason)
+    if job.healing.moving:
+        left = arranging.vacate(queue, job)
+        job.healing.moving = {}
+        queue.say(job, "not moved", f"{command.reason}; {left}" if left else command.reason)
+    else:
+        arranging.not_grown(queue, job, command.reason)
     return Applied(job.id)
 
 

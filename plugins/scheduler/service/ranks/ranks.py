@@ -295,7 +295,7 @@ class LocalRanks:
 
     def _tell_placed(self, job: Job) -> None:
         self.told_since[job.id] = job.healing.healed
-        of, more = (job.id, job.grant.epoch, job.spec.tenant, job.spec.workers), job.spec.remote_memory
+        of, more = (job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size), job.spec.remote_memory
         self.host.publish(JobPlaced(*of, job.start.places, job.start.tables, more))
 
     def tell_again(self) -> None:
@@ -429,7 +429,8 @@ class LocalRanks:
             if job is None or place is None or job.state != "running" or job.spec.time_limit_s is None:
                 continue
             untold_s = (done - self.reported.get(id, 0.0)) / (len(place.gpus) or len(place.ranks))
-            if untold_s > 0 and job.attained_gpu_s / job.spec.width + untold_s >= job.spec.time_limit_s:
+            more_s = 0.0 if job.spec.elastic else untold_s
+            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= job.spec.time_limit_s:
                 found.append(id)
         return found
 

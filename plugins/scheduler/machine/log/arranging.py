@@ -1,0 +1,297 @@
+"""Elastic jobs: how the number of their processes changes while they run.
+
+    running, 4 processes --ScaleAsked(7)--> `wanted` 7 --Arranged--> 7 processes, or fewer where there is no room
+                         --ScaleAsked(2), a host is lost, a drained host-----------> others carry the ranks at once
+
+A change ends processes, begins processes, or both, in one entry of the log: which process carries which rank follows
+from that (`policy/carrying.py`). Each change is a new configuration, `JobHealing.healed`, and a command that proposes
+places names the one that it replaces: of two at once one is refused, and looks again.
+
+A host that has no process of the job any more is in `JobHealing.leaving` until it has reported that; a host where some
+are left ends the others by itself, and gives nobody their GPUs before it has.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.log.answers import barred_place, wrong_gpus
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, NotApplied, Result, ScaleAsked
+from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.carrying import carried_after, ending, without
+
+NOBODY = "none: whoever proposed it looks again"
+
+
+class ProcessPlace(NamedTuple):
+    """Where one process of a job is."""
+
+    host: HostId
+    gpus: tuple[str, ...]
+
+
+# ---- what people, the leader and coordinators ask ----
+
+
+def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
+    refused = refused_scale(job, command.workers)
+    if refused is not None:
+        return refused
+    now, by = job.processes, _said_by(command.by, command.why)
+    job.healing.wanted, job.healing.wanted_by = 0, ""
+    queue.touch(job)
+    if command.workers > now:
+        job.healing.wanted, job.healing.wanted_by = command.workers, by
+        job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
+        queue.note(job.id, "to grow", f"{by}: from {now} to {explain.processes(command.workers)}")
+    elif command.workers < now:
+        ends = _ending(job, now - command.workers)
+        queue.say(job, "shrank", f"{by}: {_changed(queue, job, without(job.start.places, ends, _each(job)))}")
+    return Applied(job.id)
+
+
+def refused_scale(job: Job, workers: int) -> NotApplied | None:
+    """Why the job cannot have so many processes; None: it can, or its coordinator is to look for room."""
+    spec, what, next = job.spec, f"{job.id} was not scaled", f"see agentctl job {job.id}"
+    if not spec.elastic:
+        why = f"it was submitted with {spec.workers} workers, and not with a range of them"
+        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+    if not spec.workers <= workers <= spec.workers_max:
+        why = f"it was submitted with --workers {explain.workers(spec)}, and {workers} is out of that range"
+        return NotApplied(4, what, why, f"agentctl scale {job.id} {min(max(workers, spec.workers), spec.workers_max)}")
+    if why := ended_in_part(job):
+        return NotApplied(4, what, why, next)
+    ends = _ending(job, job.processes - workers)
+    if why := lacks_state(job, _vacated(job, ends)):
+        return NotApplied(75, what, why, "try again once they have")
+    return None
+
+
+def ended_in_part(job: Job) -> str:
+    """Why nobody can carry the ranks of other processes any more, in words; empty: somebody can."""
+    if job.ending.codes or job.healing.gone:
+        hosts = sorted({*job.ending.codes, *(gone.host for gone in job.healing.gone.values())})
+        return f"its processes on {', '.join(hosts)} have ended already"
+    return ""
+
+
+def lacks_state(job: Job, hosts: Collection[HostId] = ()) -> str:
+    """Which of its processes cannot take ranks over yet, or give them to others, when there is none on `hosts` any
+    more, in words; empty: all can."""
+    if job.heals_without(hosts):
+        return ""
+    lacking = [
+        place.host for place in job.start.places if not place.since and place.host not in job.healing.may_be_lost
+    ]
+    if lacking:
+        return f"its processes on {', '.join(lacking)} have not registered their state (job.state)"
+    return "the processes that would be left have not received the state of the others"
+
+
+def arranged(queue: JobTable, command: Arranged) -> Result:
+    """Arrange all these jobs anew, or none of them."""
+    if all(_was_arranged(queue.jobs.get(id), new) for id, new in command.jobs.items()):
+        return Applied()
+    given: dict[HostId, dict[str, JobId]] = {}
+    for id, new in sorted(command.jobs.items()):
+        job = queue.jobs.get(id)
+        wrong = wrong_arrangement(queue, job, new, given) if job is not None else "there is no such job"
+        if wrong:
+            return NotApplied(4, "no job was arranged anew", f"{id}: {wrong}", NOBODY)
+    for id, new in sorted(command.jobs.items()):
+        job = queue.jobs[id]
+        by = _said_by(command.by, command.why) if command.by else job.healing.wanted_by or _said_by("", command.why)
+        before = job.processes
+        said = _changed(queue, job, new.places)
+        event = "grew" if job.processes > before else "shrank" if job.processes < before else "arranged anew"
+        queue.say(job, event, f"{by}: {said}")
+    return Applied()
+
+
+def not_grown(queue: JobTable, job: Job, why: str) -> None:
+    """Leave the job as it is: no room was found for more processes."""
+    wanted, by = job.healing.wanted, job.healing.wanted_by
+    job.healing.wanted, job.healing.wanted_by = 0, ""
+    queue.say(job, "not grown", f"{by}: it keeps {job.processes} of {explain.processes(wanted)}: {why}")
+
+
+# ---- hosts that are lost, or drained ----
+
+
+def lost(queue: JobTable, job: Job, hosts: Collection[HostId]) -> str:
+    """Let others carry the ranks of lost hosts, whose GPUs are free already; a job that has fewer processes than its
+    gang then wants to grow again. Returns what became of it, in words."""
+    if not hosts:
+        return ""
+    said = _changed(queue, job, [place for place in job.start.places if place.host not in hosts], hosts)
+    if job.processes < job.spec.workers and not job.healing.wanted:
+        job.healing.wanted, job.healing.wanted_by = job.spec.workers, f"{', '.join(sorted(hosts))} was lost"
+        said = f"{said}; {job.grant.coordinator} looks for {job.spec.workers - job.processes} more"
+    return said
+
+
+def vacate(queue: JobTable, job: Job) -> str:
+    """End the processes on drained hosts that no other host had room for, as far as enough others are left to carry
+    their ranks. Returns what became of it, in words; empty: nothing did."""
+    if not job.spec.elastic:
+        return ""
+    first = job.carriers([0])
+    hosts = [
+        place.host
+        for place in job.start.places
+        if place.host in job.healing.moving and place.host in queue.drained and not set(first) & set(place.ranks)
+    ]
+    left = [place for place in job.start.places if place.host not in hosts]
+    if not hosts or sum(len(place.ranks) for place in left) < job.spec.workers:
+        return ""
+    return "" if ended_in_part(job) or lacks_state(job, hosts) else _changed(queue, job, left)
+
+
+# ---- what may be ----
+
+
+def wrong_arrangement(queue: JobTable, job: Job, new: Arrangement, given: dict[HostId, dict[str, JobId]]) -> str:
+    """Why this arrangement cannot be, in words; empty: it can. `given`: GPUs of jobs that come before it in the
+    command; those of this one are added."""
+    if not job.spec.elastic or job.state != "running" or new.epoch != job.grant.epoch:
+        return f"it is {job.state} under epoch {job.grant.epoch}, and not an elastic job that runs under {new.epoch}"
+    if new.replaces != job.healing.healed:
+        return f"its configuration is {job.healing.healed} by now, and not {new.replaces}"
+    if wrong := ended_in_part(job) or _wrong_places(job, new.places):
+        return wrong
+    before, after = _where(job, job.start.places), _where(job, new.places)
+    ends, begins = before.keys() - after.keys(), after.keys() - before.keys()
+    if not ends and not begins:
+        return "its processes stay as they are"
+    if ends & set(job.carriers([0])):
+        return "the process that carries rank 0 ends only with its host"
+    if len(after) > job.spec.workers_max or (len(after) < job.spec.workers and len(after) < len(before)):
+        return f"it has {explain.workers(job.spec)} processes, and would have {len(after)}"
+    names = carried_after(job.start.carried, ends, len(begins)).keys()
+    if names != after.keys():
+        return f"its processes would be {sorted(names)}, and not {sorted(after)}"
+    if wrong := lacks_state(job, _vacated(job, ends)):
+        return wrong
+    return _wrong_gpus(queue, job, _new_parts(job, new.places), given)
+
+
+def _wrong_places(job: Job, places: Sequence[Place]) -> str:
+    """Why these are not places of the job whose processes that stay are where they were; empty when they are."""
+    hosts = [place.host for place in places]
+    names = [process for place in places for process in place.ranks]
+    if len(set(hosts)) < len(hosts) or len(set(names)) < len(names) or not all(place.ranks for place in places):
+        return "a host has two places, or none, or a process is in two"
+    stays, config = {process: place.host for place in job.start.places for process in place.ranks}, job.healing.healed
+    for place in places:
+        kept = [process for process in place.ranks if process in stays]
+        new = place.ranks[len(kept) :]
+        old = job.place_on(place.host) or Place(place.host, (), ())
+        if job.left_on(place.host) is not None:
+            return f"its processes on {place.host} are about to end"
+        if place.host in job.healing.moving and new:
+            return f"its processes are to leave {place.host}"
+        if kept != [process for process in old.ranks if process in kept] or place.ranks[: len(kept)] != tuple(kept):
+            return f"processes {kept} do not stay on {place.host}"
+        if len(place.gpus) != len(place.ranks) * _each(job):
+            return f"{place.host} gives {explain.gpus(len(place.gpus))} to {explain.processes(len(place.ranks))}"
+        if place.since != (config + 1 if new else old.since):
+            return f"the place on {place.host} is of configuration {place.since}"
+        if any(_where(job, [place])[process] != _where(job, [old])[process] for process in kept):
+            return f"processes {kept} on {place.host} do not keep their GPUs"
+    return ""
+
+
+def _wrong_gpus(queue: JobTable, job: Job, parts: Sequence[Place], given: dict[HostId, dict[str, JobId]]) -> str:
+    holders = {place.host: queue.holders.get(place.host, {}) | given.get(place.host, {}) for place in parts}
+    wrong = barred_place(job.spec, parts, queue.drained)
+    wrong = wrong or next(filter(None, (wrong_gpus(job, place, queue.jobs, holders) for place in parts)), "")
+    for place in parts:
+        given.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+    return wrong
+
+
+def _was_arranged(job: Job | None, new: Arrangement) -> bool:
+    """Whether the arrangement was applied before."""
+    if job is None or not job.placed or job.grant.epoch != new.epoch:
+        return False
+    return job.healing.healed == new.replaces + 1 and job.start.places == new.places
+
+
+# ---- the change ----
+
+
+def _changed(queue: JobTable, job: Job, places: Iterable[Place], lost: Collection[HostId] = ()) -> str:
+    """Give the job these places, and say in words what that changes. On `lost` hosts nothing of it runs any more."""
+    before, places = job.start.places, tuple(places)
+    new = {part.host: len(part.ranks) for part in _new_parts(job, places)}
+    was, is_now = _where(job, before), _where(job, places)
+    ends = was.keys() - is_now.keys()
+    job.start.carried = carried_after(job.start.carried, ends, len(is_now.keys() - was.keys()))
+    job.start.places = places
+    job.healing.healed += 1
+    hosts = {place.host for place in places}
+    job.healing.leaving = (
+        *job.healing.leaving,
+        *(place for place in before if place.host not in hosts and place.host not in lost),
+    )
+    for process in sorted(ends):
+        if was[process].host in hosts:
+            queue.release(job, was[process].host, was[process].gpus)
+    for place in places:
+        queue.hold(job, place)
+    told = hosts - new.keys()
+    job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host in told)
+    job.start.timings = {host: timing for host, timing in job.start.timings.items() if host in told}
+    job.healing.moving = {host: to for host, to in job.healing.moving.items() if host in hosts}
+    if job.processes >= job.healing.wanted:
+        job.healing.wanted, job.healing.wanted_by = 0, ""
+    if job.seeks:
+        job.healing.sought += 1  # what was looked for before belongs to the earlier configuration
+    queue.touch(job)
+    gone: dict[HostId, int] = {}
+    for process in sorted(ends):
+        gone[was[process].host] = gone.get(was[process].host, 0) + 1
+    said = [f"{count} more on {host}" for host, count in sorted(new.items())]
+    said += [f"{count} less on {host}" for host, count in sorted(gone.items())]
+    return f"from {len(was)} to {explain.processes(len(is_now))}: {', '.join(said)}"
+
+
+def _each(job: Job) -> int:
+    return job.spec.gpus_per_worker
+
+
+def _where(job: Job, places: Iterable[Place]) -> dict[int, ProcessPlace]:
+    """The host and the GPUs of each process in these places."""
+    each = _each(job)
+    return {
+        process: ProcessPlace(place.host, place.gpus[at * each : (at + 1) * each])
+        for place in places
+        for at, process in enumerate(place.ranks)
+    }
+
+
+def _new_parts(job: Job, places: Iterable[Place]) -> list[Place]:
+    """The parts of these places that the job does not have yet."""
+    known, found = {process for place in job.start.places for process in place.ranks}, []
+    for place in places:
+        kept = sum(process in known for process in place.ranks)
+        if kept < len(place.ranks):
+            found.append(Place(place.host, place.ranks[kept:], place.gpus[kept * _each(job) :], place.since))
+    return found
+
+
+def _ending(job: Job, count: int) -> list[int]:
+    """The processes that end when the job gives `count` of them back."""
+    return ending(job.start.places, job.carriers([0]), count)
+
+
+def _vacated(job: Job, ends: Collection[int]) -> list[HostId]:
+    """Hosts of the job on which no process of it is left when these have ended."""
+    return [place.host for place in job.start.places if set(place.ranks) <= set(ends)]
+
+
+def _said_by(by: str, why: str) -> str:
+    return f"{by or 'a person'}, {why}" if why else by or "a person"
