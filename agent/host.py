@@ -142,7 +142,7 @@ class HostAgent:
         socket_path = f"{self.env.run_dir}/{JOBS_SOCKET}"
         self.runner = SupervisedRunner(self.env, self.bus.publish, self.config.advertise, socket_path, self.config.jobs)
         self.jobs = JobSocket(self.env, self.runner, self.bus.publish, self._frame)
-        self.runner.on_stopping = self.jobs.say_stopping
+        self.runner.on_stopping, self.runner.on_carries = self.jobs.say_stopping, self.jobs.say_carries
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
         control = reached_at(self.env.links.address, self.config.advertise)

@@ -88,8 +88,6 @@ class RankSpec(msgspec.Struct, frozen=True):
     """The rank's number among the ranks on its host."""
     gpus: tuple[str, ...]
     """UUIDs of the rank's own GPUs."""
-    carries: tuple[int, ...] = ()
-    """In an elastic job: the ranks that this rank's process carries, its own included; empty in any other job."""
 
 
 class RankLease(msgspec.Struct, frozen=True):
@@ -162,7 +160,11 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     config: int = 0
-    """The number of the elastic job's configuration that `RankSpec.carries` belongs to (`JobHealing.healed`)."""
+    """The number of the elastic job's configuration that `carried` belongs to (`JobHealing.healed`); 0 in any other
+    job."""
+    carried: dict[int, tuple[int, ...]] = {}
+    """In an elastic job, whose `ranks` are processes named by their first rank: the ranks that each process of the job
+    carries, on whichever host; empty in any other job."""
     spares: int = 0
     """The number of processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True
@@ -220,7 +222,12 @@ class Runner(Protocol):
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         """Whether ranks that come from another host can join those that run here: `start` with more of them, and a
-        newer `RanksSpec.since`."""
+        newer `RanksSpec.since`. In an elastic job `start` with a higher `RanksSpec.config` also ends processes that are
+        not in the place any more, and changes which ranks the others carry."""
+
+    def leaving(self, job: JobId, epoch: int) -> bool:
+        """Whether processes that left an elastic job's place here may still run, so that their GPUs are in use;
+        `RanksStarted` is told again once none does."""
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         """The spec with which these ranks were started, with the ranks that joined them since."""

@@ -108,7 +108,8 @@ class JobUnplaced(Fact, frozen=True):
 
 
 class RanksStarted(Fact, frozen=True):
-    """The runner started (or, after a restart of the agent, found again) this host's ranks of a job."""
+    """The runner started (or, after a restart of the agent, found again) this host's ranks of a job. Told again once
+    ranks that joined them run, and processes that left an elastic job's place here have ended."""
 
     job: JobId
     epoch: int

@@ -30,8 +30,8 @@ class Epoch:
         """Whether it was told why there are no spares."""
         self.told = False
         """Whether the supervisor is connected, and was told all that was said before."""
-        self.joining = False
-        """Whether ranks joined those that ran here, and it was not told yet that all of them run."""
+        self.changing = False
+        """Whether ranks joined those that ran here or left them, and it was not told yet which ranks run now."""
         self.spares_awaited = 0
         """The number of processes that wait here for ranks that are to join."""
         self.may_be_lost = False
@@ -45,11 +45,22 @@ class Epoch:
         """The number of supervisors started since one last answered."""
 
 
+def is_leaving(epoch: Epoch) -> bool:
+    """Whether processes that left may still run here."""
+    return not epoch.ended and epoch.state.changed < epoch.record.changed
+
+
+def codes_here(epoch: Epoch) -> dict[int, int]:
+    """The exit codes of ranks that have ended, in that order, without those that left."""
+    here = {rank.rank for rank in epoch.record.spec.ranks}
+    return {rank: code for rank, code in epoch.state.codes.items() if rank in here}
+
+
 def ended_before_others(key: Key, epoch: Epoch, before: SupervisorState = SupervisorState()) -> list[RankEndedHere]:
     """Ranks that have ended since `before`, while others run."""
     if epoch.ended or not epoch.started:
         return []
-    return [RankEndedHere(*key, rank, code) for rank, code in epoch.state.codes.items() if rank not in before.codes]
+    return [RankEndedHere(*key, rank, code) for rank, code in codes_here(epoch).items() if rank not in before.codes]
 
 
 def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list[RankReplaced]:
@@ -65,13 +76,19 @@ def heal_of(key: Key, epoch: Epoch) -> RanksHeal:
     return RanksHeal(key[0], key[1], epoch.record.spec.since, epoch.may_be_lost)
 
 
-def started_of(key: Key, state: SupervisorState) -> RanksStarted:
-    return RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()})
+def run_all(epoch: Epoch, state: SupervisorState) -> bool:
+    """Whether all ranks that are here run, or have run."""
+    return all(rank.rank in state.pids for rank in epoch.record.spec.ranks)
+
+
+def started_of(key: Key, epoch: Epoch) -> RanksStarted:
+    here = {rank.rank for rank in epoch.record.spec.ranks}
+    return RanksStarted(*key, {rank: pid.pid for rank, pid in epoch.state.pids.items() if rank in here})
 
 
 def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
     """The end of this epoch's ranks. Ranks that joined these too late to start count as lost."""
-    codes = dict(epoch.state.codes)
+    codes = codes_here(epoch)
     late = any(rank not in codes for rank in epoch.record.joined)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)

@@ -12,7 +12,17 @@ from collections.abc import Callable
 import msgspec
 
 from agent.jobs import supervision
-from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, lost_of, replaced_of, started_of
+from agent.jobs.epoch import (
+    Epoch,
+    ended_before_others,
+    ended_of,
+    heal_of,
+    is_leaving,
+    lost_of,
+    replaced_of,
+    run_all,
+    started_of,
+)
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import may_be_lost
@@ -23,7 +33,6 @@ from agent.jobs.supervision import (
     SupervisorState,
     decoder,
     end_marked,
-    joining_frames,
     read_state,
 )
 from covey.core.events import Fact
@@ -79,10 +88,25 @@ class Following:
         """Let more ranks come here: `record`, which is written down before anything starts, and so is found again
         whatever dies. OSError when the disk fails: nothing has changed."""
         await checked.save(self._env.disk, file_of(key, "start"), record)
-        epoch.record, epoch.joining, epoch.may_be_lost = record, True, False
+        epoch.record, epoch.changing, epoch.may_be_lost = record, True, False
+        await self._tell_changes(epoch)
+
+    async def change(self, key: Key, epoch: Epoch, record: StartRecord, begin: bool) -> None:
+        """Let other processes of an elastic job be here, or let these carry other ranks; `begin`: some are new, and do
+        not have the state yet. As with `join`, the record is written down first. OSError when the disk fails: nothing
+        has changed."""
+        await checked.save(self._env.disk, file_of(key, "start"), record)
+        before, epoch.record = epoch.record, msgspec.structs.replace(record, supervisor=epoch.record.supervisor)
+        if begin:
+            epoch.may_be_lost = False
+        if before.changed < record.changed:
+            epoch.changing = True
+            await self._tell_changes(epoch)
+
+    async def _tell_changes(self, epoch: Epoch) -> None:
         if epoch.stream is not None and epoch.told:
             with contextlib.suppress(ConnectionError):
-                for frame in joining_frames(self._launching.joins(record)):
+                for frame in self._launching.changes(epoch.record):
                     await epoch.stream.write(frame)
 
     async def follow(self, key: Key, epoch: Epoch) -> bool:
@@ -151,7 +175,7 @@ class Following:
 
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
         """Give these ranks no other supervisor: end what an earlier one may have left, and publish their end."""
-        for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
+        for pid in (*(pid for rank, pid in state.pids.items() if rank not in state.codes), *state.leaving):
             process = self._env.processes.find(pid)
             if process is not None:
                 process.kill()
@@ -196,12 +220,12 @@ class Following:
         return True
 
     async def _tell_again(self, epoch: Epoch, stream: ByteStream) -> None:
-        """Tell this supervisor what it may not have heard yet: which ranks may be lost, and which joined."""
+        """Tell this supervisor what it may not have heard yet: which ranks may be lost, which joined, and which
+        left."""
         for rank, step in sorted(epoch.heals.items()):
             await stream.write(pack(HealRank(rank, step)))
-        if epoch.record.joined:
-            for frame in joining_frames(self._launching.joins(epoch.record)):
-                await stream.write(frame)
+        for frame in self._launching.changes(epoch.record):
+            await stream.write(frame)
 
     async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         before, epoch.state = epoch.state, state
@@ -212,29 +236,32 @@ class Following:
         if state.ended:
             await self._end(key, epoch, state)
         else:
-            self._tell_started(key, epoch, state)
+            self._tell_started(key, epoch)
             for ended in ended_before_others(key, epoch, before):
                 self._tell(ended)
 
     def _tell_heals(self, key: Key, epoch: Epoch) -> None:
         """Tell whether the ranks may be lost, whenever that changes."""
-        now = epoch.started and not epoch.ended and may_be_lost(list(epoch.state.pids), epoch.state)
+        spec = epoch.record.spec
+        ranks = [rank.rank for rank in spec.ranks] if epoch.record.changed else list(epoch.state.pids)
+        now = epoch.started and not epoch.ended and may_be_lost(ranks, epoch.state)
         if now != epoch.may_be_lost and not epoch.ended:
             epoch.may_be_lost = now
             self._tell(heal_of(key, epoch))
 
-    def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """Tell that the ranks started: once, when all of them run, and again once ranks that joined them do."""
-        if (epoch.joining or not epoch.started) and len(state.pids) == len(epoch.record.spec.ranks):
-            epoch.started, epoch.joining = True, False
-            self._tell(started_of(key, state))
+    def _tell_started(self, key: Key, epoch: Epoch) -> None:
+        """Tell that the ranks started: once, when all of them run, and again once ranks that joined them do, and those
+        that left are gone."""
+        if (epoch.changing or not epoch.started) and run_all(epoch, epoch.state) and not is_leaving(epoch):
+            epoch.started, epoch.changing = True, False
+            self._tell(started_of(key, epoch))
 
     async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         if epoch.ended:
             return
-        if epoch.launched:
-            self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
         epoch.state, epoch.ended = state, True
+        if epoch.launched:
+            self._tell_started(key, epoch)  # ranks that ended before they could be seen running
         epoch.over.set()
         self._tell(ended_of(key, epoch))
 

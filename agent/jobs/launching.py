@@ -3,10 +3,11 @@
 from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
 from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of, spares_of
 from agent.jobs.spares.frames import SparesConfig
-from agent.jobs.supervision import RankStart, SupervisorConfig
+from agent.jobs.supervision import LeaveRanks, RankStart, SupervisorConfig, joining_frames
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.processes import Command
+from covey.wire.frames import pack
 from plugins.base import RankLease, RankSpec
 
 
@@ -23,7 +24,7 @@ class Launching:
         return SupervisorConfig(
             job=spec.job,
             epoch=spec.epoch,
-            ranks=tuple(RankStart(rank.rank, self.command(record, rank)) for rank in spec.ranks),
+            ranks=self._starts(record),
             grace_s=spec.grace_s,
             state=file_of(key, "state"),
             preempt=file_of(key, "preempt"),
@@ -31,11 +32,20 @@ class Launching:
             lease=lease,
             joined=record.joined,
             spares=self.spares_socket(key),
+            changed=record.changed,
         )
 
-    def joins(self, record: StartRecord) -> tuple[RankStart, ...]:
-        """The starts of the ranks that joined others here."""
-        return tuple(RankStart(r.rank, self.command(record, r)) for r in record.spec.ranks if r.rank in record.joined)
+    def _starts(self, record: StartRecord) -> tuple[RankStart, ...]:
+        return tuple(RankStart(rank.rank, self.command(record, rank)) for rank in record.spec.ranks)
+
+    def changes(self, record: StartRecord) -> list[bytes]:
+        """The frames that tell a supervisor which ranks joined others here, and which left. Those that join come first:
+        a supervisor without ranks ends."""
+        if record.changed:
+            leave = LeaveRanks(record.changed, record.left)
+            return [*joining_frames(self._starts(record), replaces=True), pack(leave)]
+        joined = [start for start in self._starts(record) if start.rank in record.joined]
+        return joining_frames(joined) if joined else []
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
         """The command that starts one rank."""

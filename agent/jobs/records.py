@@ -23,7 +23,11 @@ class StartRecord(msgspec.Struct, frozen=True):
     output_bytes_max: int = 0
     """The most bytes of output that each rank may keep on this host."""
     joined: tuple[int, ...] = ()
-    """Ranks that came from other hosts while others of this epoch ran here."""
+    """Ranks that came from other hosts, or as new processes of an elastic job, while others of this epoch ran here."""
+    changed: int = 0
+    """How often processes of the elastic job joined or left those that run here."""
+    left: tuple[int, ...] = ()
+    """Ranks that left this place and, as far as was known when they did, have not all ended."""
 
 
 class Fence(msgspec.Struct, frozen=True):

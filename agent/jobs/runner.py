@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, started_of
+from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, is_leaving, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
@@ -66,6 +66,8 @@ class SupervisedRunner:
         """Whether the records have been read."""
         self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever `stopping` has changed."""
+        self.on_carries: Callable[[JobId, int], None] = lambda job, epoch: None
+        """Called whenever processes of an elastic job carry other ranks, as `spec` says."""
 
     # ---- life ----
 
@@ -157,6 +159,9 @@ class SupervisedRunner:
 
     async def _join(self, key: Key, epoch: Epoch, spec: RanksSpec) -> None:
         """Let ranks that come from another host join those of this grant that run here."""
+        if spec.config:
+            await self._change(key, epoch, spec)
+            return
         before, after = epoch.record.spec, {rank.rank for rank in spec.ranks}
         here = {rank.rank for rank in before.ranks}
         if spec.since <= before.since or not here < after or epoch.ended or epoch.stop is not None:
@@ -168,6 +173,43 @@ class SupervisedRunner:
             await self._following.join(key, epoch, record)
         except OSError as error:
             self._env.log.error("ranks cannot join others", job=key[0], epoch=key[1], why=str(error))
+
+    async def _change(self, key: Key, epoch: Epoch, spec: RanksSpec) -> None:
+        """Let an elastic job have these processes here: new ones join, those that are not among them end at once, and
+        all others keep running, whichever ranks they carry from now on."""
+        record, leaving = epoch.record, is_leaving(epoch)
+        if spec.config <= record.spec.config or epoch.ended or epoch.stop is not None:
+            return
+        before, after = ({rank.rank: rank for rank in each.ranks} for each in (record.spec, spec))
+        if others := {rank for rank in before.keys() & after.keys() if before[rank].gpus != after[rank].gpus}:
+            # another process of the same name, which came after this copy of the log last looked: first this one ends
+            after = {rank: known for rank, known in before.items() if rank not in others}
+            spec = msgspec.structs.replace(record.spec, ranks=tuple(after.values()))
+        ends, begins = before.keys() - after.keys(), after.keys() - before.keys()
+        if leaving and begins & set(record.left):
+            return  # an earlier process of this name has not ended: the scheduler asks again
+        if not after:
+            await self._stop(epoch, StopRanks(0.0, "its place here was exchanged for another one"))
+            return
+        now = msgspec.structs.replace(record, spec=spec)
+        if ends or begins:
+            left = {*ends, *(record.left if leaving else ())}
+            joined = tuple(rank for rank in after if rank in record.joined or rank in begins)
+            changed = record.changed + 1
+            now = msgspec.structs.replace(now, joined=joined, left=tuple(sorted(left)), changed=changed)
+        if begins:
+            self.release_port(*key)
+        try:
+            await self._following.change(key, epoch, now, bool(begins))
+        except OSError as error:
+            self._env.log.error("processes cannot change", job=key[0], epoch=key[1], why=str(error))
+            return
+        epoch.heals = {rank: step for rank, step in epoch.heals.items() if rank in after}
+        self.on_carries(*key)
+
+    def leaving(self, job: JobId, epoch: int) -> bool:
+        known = self._epochs.get((job, epoch))
+        return known is not None and is_leaving(known)
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         known = self._epochs.get((job, epoch))
@@ -206,6 +248,8 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         if known is None or step < known.heals.get(rank, 0):
             return
+        if all(rank != here.rank for here in known.record.spec.ranks):
+            return  # it has left, and is about to end
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
@@ -297,7 +341,8 @@ class SupervisedRunner:
         for key, epoch in sorted(self._epochs.items()):
             state = epoch.state
             if epoch.started and not epoch.ended:
-                found[key] = {rank: pid.pid for rank, pid in state.pids.items() if rank not in state.codes}
+                here = {rank.rank for rank in epoch.record.spec.ranks} - state.codes.keys()
+                found[key] = {rank: pid.pid for rank, pid in state.pids.items() if rank in here}
         return found
 
     def facts(self) -> Sequence[Fact]:
@@ -305,7 +350,7 @@ class SupervisedRunner:
         found: list[Fact] = []
         for key, epoch in sorted(self._epochs.items()):
             if epoch.started:
-                found.append(started_of(key, epoch.state))
+                found.append(started_of(key, epoch))
             if epoch.may_be_lost and not epoch.ended:
                 found.append(heal_of(key, epoch))
             found += ended_before_others(key, epoch)

@@ -40,6 +40,13 @@ def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | Non
     return msgspec.structs.replace(known, losses=known.losses + 1, incarnation=known.incarnation + 1)
 
 
+def after_leaving(known: RankHealing | None) -> RankHealing:
+    """What stays known of a rank that left: its number, which grows, so that no process that comes here as this rank
+    later has the files of an earlier one."""
+    number = 0 if known is None else known.incarnation
+    return RankHealing(0, 0, number + 1, has_had_state=False)
+
+
 def may_be_lost(ranks: Collection[int], state: SupervisorState) -> bool:
     """Whether this host may be lost with all these ranks: none has ended, or is through, or came here and is yet to get
     the state."""

@@ -57,6 +57,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that came from other hosts while others ran here: each is the successor of a process that is lost there."""
     spares: Address = ""
     """The address where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
+    changed: int = 0
+    """How often the processes of an elastic job had changed here (`LeaveRanks.changed`)."""
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -108,6 +110,10 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     signalled: bool = False
     """Whether SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that
     saves."""
+    changed: int = 0
+    """The newest `LeaveRanks` whose ranks have all ended, with all that they started."""
+    leaving: tuple[ProcessId, ...] = ()
+    """Processes of ranks that left, and that have not all ended yet: a supervisor that takes over kills them."""
 
 
 class SupervisorFrame(msgspec.Struct, frozen=True, tag=True):
@@ -157,6 +163,19 @@ class JoinRanks(SupervisorFrame, frozen=True):
     repeated whenever the agent connects."""
 
     ranks: tuple[RankStart, ...]
+    replaces: bool = False
+    """Whether these commands replace those of ranks that run here already: for their successors."""
+
+
+class LeaveRanks(SupervisorFrame, frozen=True):
+    """Agent -> supervisor: other processes of the elastic job carry what these ranks carried. Each is killed with all
+    that it started; it did not fail, stops no sibling, has no successor, and its exit code is not kept. It is repeated
+    whenever the agent connects, after `JoinRanks`."""
+
+    changed: int
+    """How often the processes here have changed: of two frames the higher one is newer, and has all ranks that the
+    state (`SupervisorState.changed`) does not show to be gone."""
+    ranks: tuple[int, ...]
 
 
 class KeepStacks(SupervisorFrame, frozen=True):
@@ -175,7 +194,8 @@ class ForgetRanks(SupervisorFrame, frozen=True):
     """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
-Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | JoinRanks | KeepStacks | EndStuck | ForgetRanks
+AboutRanks = HealRank | JoinRanks | LeaveRanks | KeepStacks | EndStuck
+Frame = RanksStatus | StopRanks | Extend | Renewed | AboutRanks | ForgetRanks
 decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 state_decoder: msgspec.msgpack.Decoder[SupervisorState] = msgspec.msgpack.Decoder(SupervisorState)
 
@@ -203,7 +223,7 @@ MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 """Variables that only the ranks of one epoch, and what they start, hold together."""
 
 
-def joining_frames(starts: Sequence[RankStart]) -> list[bytes]:
+def joining_frames(starts: Sequence[RankStart], replaces: bool = False) -> list[bytes]:
     """`JoinRanks` frames for all of these ranks, in as many frames as they need: each start has the whole environment
     of its rank."""
     frames: list[bytes] = []
@@ -212,11 +232,11 @@ def joining_frames(starts: Sequence[RankStart]) -> list[bytes]:
     for start in starts:
         size = len(msgspec.msgpack.encode(start))
         if batch and size > room:
-            frames.append(pack(JoinRanks(tuple(batch))))
+            frames.append(pack(JoinRanks(tuple(batch), replaces)))
             batch, room = [], JOINING_BYTES
         batch.append(start)
         room -= size
-    return [*frames, pack(JoinRanks(tuple(batch)))]
+    return [*frames, pack(JoinRanks(tuple(batch), replaces))]
 
 
 async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:

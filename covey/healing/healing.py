@@ -27,7 +27,7 @@ nothing.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine, Own
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
+from covey.healing.owns import Owns
 from covey.healing.stepwise import Found, Stepwise
 from covey.healing.taking_over import HEAL_S, WITHIN_S, Recovered
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
@@ -120,6 +121,28 @@ class Healing:
                 if is_to_be_pushed:
                     gather.push_again()
 
+    def let_others_catch_up(self) -> None:
+        """Wait for successors that are a step behind, as `before_push` does."""
+        self._run(self.machine.let_others_catch_up(), self._people)
+
+    def goes_on_from(self, other: HealingMachine, owns: Owns) -> None:
+        """As `HealingMachine.goes_on_from`."""
+        with self._changed:
+            self.machine.goes_on_from(other, owns)
+
+    @property
+    def awaited(self) -> str | None:
+        """Name of the tensor whose result comes before any other of this step; None: it is here (`OwnGather`)."""
+        return None if self.machine.gather is None else self.machine.gather.awaited
+
+    def rows_came(self, rows: bytes) -> None:
+        """Take that result, and push longer rows where it has too short ones, as `gathered` does for one rank."""
+        gather = self.machine.gather
+        if gather is not None:
+            with self._ending, self._changed:
+                if gather.came(rows):
+                    gather.push_again()
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The script waits for a tensor inside, and then as long as a successor needs what this rank holds."""
@@ -135,6 +158,24 @@ class Healing:
                 with self._changed:
                     self.machine.gave_up()
         self._run(self.machine.waited(), self._people)
+
+    def waits(self) -> None:
+        """The script waits for a tensor from now on, until `is_free` or `gave_up`; for ranks that wait together."""
+        with self._changed:
+            says = self.machine.waits()
+        self._tell(says)
+
+    def is_free(self, within_s: float) -> bool:
+        """Wait for at most so many seconds until no successor needs what this rank holds; as
+        `HealingMachine.is_free`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.machine.needed_by_none, within_s)
+            return self.machine.is_free()
+
+    def gave_up(self) -> None:
+        """The script waits no longer, whoever needs what it holds."""
+        with self._changed:
+            self.machine.gave_up()
 
     def recover(
         self,
@@ -165,6 +206,12 @@ class Healing:
         """These ranks have left for good; the values say so in words."""
         with self._changed:
             self.machine.gone(ranks)
+            self._changed.notify_all()
+
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        """As `HealingMachine.carried_elsewhere`."""
+        with self._changed:
+            self.machine.carried_elsewhere(ranks, incarnation)
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simul
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from covey.healing.held_state import HeldState, Kept
 from covey.healing.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
 from covey.healing.neighbours import Beside, HealedRank
 from covey.healing.own_gather import OwnGather
-from covey.healing.owns import JsonText, array_of_owns, owns_of_array
+from covey.healing.owns import JsonText, Owns, array_of_owns, owns_of_array
 from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
 from covey.healing.stepwise import Pause, Stepwise
 from covey.healing.taking_over import (
@@ -70,7 +70,8 @@ class HealingMachine:
         self._neighbours = self._beside.neighbours
         self._state: Mapping[str, Array] = {}
         """The state at the beginning of this step; the script does not change it before the step's results are here."""
-        self._rounds_before = b""
+        self.rounds_before = b""
+        """The round of each Block before this step."""
         self.has_said_own = False
         """Whether neighbours have its own state of this step, so that it may push."""
         self._own: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
@@ -112,7 +113,7 @@ class HealingMachine:
                 "a round of a tensor is under way, and what it gives belongs to the step",
             )
             raise CoveyError(what, why, "wait for the handles of all tensors first")
-        self._state, self._rounds_before, self.has_said_own = state, rounds, False
+        self._state, self.rounds_before, self.has_said_own = state, rounds, False
         if self.gather is not None:
             self.gather.step_begins()
         left = [each for each in self._neighbours if each not in self._liked] if self._like is not None else []
@@ -131,7 +132,7 @@ class HealingMachine:
         """This rank's own state is as it will be at the step's end: neighbours get it while the script computes."""
         if own is None or self.gather is not None or self.has_said_own:
             return
-        data = yield Pause(work=partial(_json, own))
+        data = yield Pause(work=partial(json_of, own))
         self._own_is(data)
         yield Pause(self._mirrors(self._neighbours, self.step + 1, data))
 
@@ -141,7 +142,7 @@ class HealingMachine:
         yield from self._let_others_catch_up()
         if self.has_said_own or (own is None and self.gather is None):
             return
-        data = b"" if own is None else (yield Pause(work=partial(_json, own)))
+        data = b"" if own is None else (yield Pause(work=partial(json_of, own)))
         if self.gather is not None:
             yield Pause(work=partial(self.gather.begin, self.step, None if own is None else data))
         else:
@@ -160,6 +161,18 @@ class HealingMachine:
             yield Pause(until=lambda: not self._held or self._closed)
         self._waiting -= 1
 
+    @property
+    def needed_by_none(self) -> bool:
+        """Whether no successor needs what this rank holds."""
+        return not self._held or self._closed
+
+    def is_free(self) -> bool:
+        """End what `waits` began, and return True; False while a successor needs what this rank holds."""
+        if not self.needed_by_none:
+            return False
+        self._waiting -= 1
+        return True
+
     def gave_up(self) -> None:
         """The script waits no longer, whoever needs what it holds."""
         self._waiting -= 1
@@ -177,7 +190,7 @@ class HealingMachine:
         if gather is not None and owns is not None:
             gather.go_on_with(owns_of_array(owns, gather.ranks))
         own = self._own_at(have) if has_own else None
-        found = None if own is None else _parsed(own)
+        found = None if own is None else parsed(own)
         if own is not None and gather is None:
             self._own.append((have.step, own))
             yield Pause(self._mirrors(self._neighbours, have.step, own))
@@ -193,9 +206,35 @@ class HealingMachine:
             self._held.pop(rank, None)
             self._behind.pop(rank, None)
 
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
+        this incarnation: this rank waits no more for the processes that carried them, which may be gone."""
+        for rank in ranks:
+            self._newest[rank] = max(incarnation, self._newest.get(rank, 0))
+            for each in (self._asked, self._held, self._behind):
+                each.pop(rank, None)
+        if not self._held:
+            self._gives = None
+
     def close(self) -> None:
         """Let the script continue, whoever waits for it."""
         self._closed = True
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether some successor is a step behind this rank."""
+        return bool(self._late())
+
+    def let_others_catch_up(self) -> Stepwise[None]:
+        """Wait for successors that are a step behind."""
+        yield from self._let_others_catch_up()
+
+    def goes_on_from(self, other: "HealingMachine", owns: Owns) -> None:
+        """This rank has what a successor needs: `other` is a rank of this process, and in the same step. `owns`: every
+        rank's own state at its beginning."""
+        self._is_new, self._first, self.step = False, other._first, other.step
+        if self.gather is not None:
+            self.gather.go_on_with(owns)
 
     # ---- who is a step behind ----
 
@@ -380,7 +419,7 @@ class HealingMachine:
     def _hold(self, rank: int) -> Says:
         if self._gives is None:
             owns = {} if self.gather is None else {OWNS: array_of_owns(self.gather.owns)}
-            self._gives = HeldState({**self._state, **owns}, self._rounds_before)
+            self._gives = HeldState({**self._state, **owns}, self.rounds_before)
         self._held[rank] = None
         if not self._is_saying:
             self._is_saying = True
@@ -441,7 +480,7 @@ class HealingMachine:
         raise StateLost(CANNOT, why, FROM_CHECKPOINT)
 
 
-def _json(own: Callable[[], Any]) -> bytes:
+def json_of(own: Callable[[], Any]) -> bytes:
     """The own state as JSON. CoveyError when it is too large."""
     value = own()
     data = (value if isinstance(value, JsonText) else json.dumps(value)).encode("ascii")
@@ -451,7 +490,7 @@ def _json(own: Callable[[], Any]) -> bytes:
     return data
 
 
-def _parsed(own: bytes) -> Any:
+def parsed(own: bytes) -> Any:
     """The own state that a rank had sent to its neighbours. StateLost when it cannot be read."""
     try:
         return json.loads(own)

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from covey.core.errors import CoveyError
@@ -38,6 +38,7 @@ from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
+    Carries,
     ExtendGrace,
     Frame,
     GoneRank,
@@ -60,7 +61,10 @@ from covey.wire.job import (
 from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
-    from covey.job.job_state import Get, JobState, Load
+    from covey.healing.healing import Healing
+    from covey.healing.neighbours import HealedRank
+    from covey.job.carrying import CarriedRank, CarriedRanks, Enter
+    from covey.job.job_state import Get, JobState, Load, ScriptState
     from covey.job.tensors import TensorClient
 
 JOIN_S = 10.0
@@ -109,6 +113,10 @@ class JobClient(OfOneProcess):
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._tensors: TensorClient | None = None
+        self._carries: Carries | None = None
+        self._carried: CarriedRanks | None = None
+        self._others: list[TensorClient] = []
+        """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
         self.heartbeats = Heartbeats()
         self._answered = threading.Event()
@@ -216,7 +224,14 @@ class JobClient(OfOneProcess):
 
     @property
     def tensors(self) -> "TensorClient":
-        """The client that pushes and pulls named tensors; numpy is imported at the first use."""
+        """The client that pushes and pulls named tensors; numpy is imported at the first use. CoveyError in an elastic
+        job, where each rank pushes for itself (`carried`)."""
+        if self._me.elastic:
+            what, why = f"job {self.id} pushes no tensors in this way", "this process may carry several ranks"
+            raise CoveyError(what, why, "push for each: for rank in job.carried(step): with rank: rank.push(..)")
+        return self._client()
+
+    def _client(self) -> "TensorClient":
         from covey.job.tensors import TensorClient
 
         self._check_process(f"tensors of job {self.id} are not available here")
@@ -244,12 +259,39 @@ class JobClient(OfOneProcess):
         self._cannot_share(self._memory.used_by(made))
         return made
 
+    def _carried_client(self, rank: int, incarnation: int) -> "TensorClient":
+        """The client of another rank that this process carries."""
+        from covey.job.tensors import TensorClient
+
+        first = self._client()
+        made = TensorClient(
+            self.id,
+            rank,
+            self.world_size,
+            self._owner_lost,
+            tables=self._me.tables,
+            wanted=self._table_wanted,
+            incarnation=incarnation,
+            host=self._me.host,
+            in_vain=lambda why: self._say(InVain(why[:800])),
+            beside=first.owner,
+        )
+        made.newest_step = self._clock.newest_step
+        with self._lock:
+            owners, gone = self._owners.all(), self._gone
+            self._others = [each for each in self._others if not each.is_closed] + [made]
+        made.gone(gone)
+        for at in owners:
+            made.moved(at)
+        return made
+
     def state(
         self,
         get: "Get",
         load: "Load",
         *,
         own: "Callable[[], object] | None" = None,
+        enter: "Enter | None" = None,
         step: int = 0,
         within_s: float = 300.0,
     ) -> "JobState":
@@ -258,23 +300,70 @@ class JobClient(OfOneProcess):
         by name. `own` returns what only this rank has, such as its random generators, as values that JSON can write. In
         a rank that was lost, `load` is called here with the arrays and what `own` returned last. `step`: the first
         step, after a checkpoint. `within_s`: how many seconds the state may take to arrive, while the others wait.
+        `enter`: the script loops over `carried`, and this makes what it computes that of one rank; `load` is then given
+        None in place of what is a rank's own.
         ValueError when there are tensors already. When no rank has the state of a lost rank, this process says so and
         ends with 70: the job fails, or with retries left runs again from its last checkpoint."""
         from covey.healing.neighbours import HealedRank
         from covey.job.job_state import ScriptState, begun
 
         self._check_process(f"the state of job {self.id} is not available here")
+        if self._me.elastic and enter is None:
+            what = f"the state of job {self.id} was not registered"
+            why = "one process may carry several of its ranks (submit --workers A..B)"
+            raise CoveyError(what, why, "give job.state(.., enter=), and loop over job.carried(step); or --workers N")
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
         if self._follows:
             self._cannot_share(why)
         me = self._me
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
-            made = begun(self.tensors, rank, ScriptState(get, load, own, self.step), within_s)
+            script = ScriptState(get, load, own, self.step)
+            if enter is None:
+                made = begun(self._client(), rank, script, within_s)
+            else:
+                made = self._begun(rank, script, enter, within_s)
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
         return made
+
+    def _begun(self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float) -> "JobState":
+        """The state of a script that loops over `carried`."""
+        from covey.healing.likeness import likeness
+        from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member
+        from covey.job.job_state import begun
+
+        if me.world_size > RANKS_MAX:
+            why = f"this job has {me.world_size} ranks, and {RANKS_MAX} can be at most"
+            next = f"submit it with at most {RANKS_MAX} workers, or leave out enter= and carried()"
+            raise CoveyError("ranks cannot be carried by other processes", why, next)
+        first = self._client()
+
+        def carry(healing: "Healing") -> CarriedRanks:
+            carried = CarriedRanks(
+                Member(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
+            )
+            with self._lock:
+                self._carried = carried
+                told = self._carries if self._me.elastic else Carries(0, {self.rank: (self.rank,)})
+            if told is not None:
+                carried.told(told)
+            return carried
+
+        return begun(first, me, script, within_s, RANKS_MAX, carry)
+
+    def carried(self, step: int) -> "Iterator[CarriedRank]":
+        """The ranks that this process carries in this step, which is the one that `JobState.steps` gave: each is
+        entered (`with rank:`) and pushes for itself (`covey.job.carrying`). A process that carries one rank only loops
+        once. ValueError before `state(.., enter=)`, or for another step."""
+        self._check_process(f"the ranks of job {self.id} are not carried here")
+        carried = self._carried
+        if carried is None:
+            raise ValueError("no rank is carried before job.state(.., enter=) was called")
+        if step != carried.step:
+            raise ValueError(f"the ranks of step {step} were asked for in step {carried.step}")
+        return carried.carried()
 
     def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
         if self.rank == 0:
@@ -301,6 +390,8 @@ class JobClient(OfOneProcess):
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
+        if self._carried is not None:
+            self._carried.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
@@ -317,7 +408,7 @@ class JobClient(OfOneProcess):
         """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
         until all are done."""
         if kind is None and self._tensors is not None and not self.is_elsewhere:
-            self._tensors.leave()
+            (self._tensors if self._carried is None else self._carried).leave()
         self.close()
 
     def wait_joined(self, timeout_s: float) -> None:
@@ -441,6 +532,8 @@ class JobClient(OfOneProcess):
             self._memory.none(frame.why)
         elif isinstance(frame, RanksHaveLeft):
             self._ranks_gone(frame)
+        elif isinstance(frame, Carries):
+            self._carry(frame)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:
@@ -480,15 +573,25 @@ class JobClient(OfOneProcess):
         with self._lock:
             if at.job != self.id or not self._owners.moved(at):
                 return
-            tensors = self._tensors
-        if tensors is not None:
+            each = self._each()
+        for tensors in each:
             tensors.moved(at)
 
     def _ranks_gone(self, frame: RanksHaveLeft) -> None:
         with self._lock:
-            self._gone, tensors = frame.ranks, self._tensors
-        if tensors is not None:
+            self._gone, each = frame.ranks, self._each()
+        for tensors in each:
             tensors.gone(frame.ranks)
+
+    def _each(self) -> "list[TensorClient]":
+        """The clients of all ranks that this process carries."""
+        return [*([] if self._tensors is None else [self._tensors]), *self._others]
+
+    def _carry(self, frame: Carries) -> None:
+        with self._lock:
+            self._carries, carried = frame, self._carried
+        if carried is not None:
+            carried.told(frame)
 
     def _sums(self, frame: SumsOrder) -> Now:
         """Obey an order to this rank as an owner of tables. One that cannot be obeyed leaves it the owner of no table,
@@ -505,8 +608,8 @@ class JobClient(OfOneProcess):
         """Give up this connection in a forked child: it is the parent's, and its thread does not exist here."""
         self._closed, self._joined = True, False
         self._wakes.close()
-        if self._tensors is not None:
-            self._tensors.abandon()
+        for each in self._each():
+            each.abandon()
         if self._connection is not None:
             self._connection.close()
 

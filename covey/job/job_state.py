@@ -34,6 +34,7 @@ from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import RANKS_MAX
 from covey.healing.taking_over import WITHIN_S
+from covey.job.carrying import CarriedRanks
 from covey.job.tensors import TensorClient
 from covey.kernel.this_process import OfOneProcess
 from covey.tensors.aggregator.block_rounds import BlockRounds
@@ -73,9 +74,12 @@ class JobState(OfOneProcess):
     _kind = "the steps of a job's state"
     _instead = "make its steps in the process that called job.state"
 
-    def __init__(self, healing: StepsHeal, script: ScriptState) -> None:
-        self._healing, self._script = healing, script
+    def __init__(self, healing: StepsHeal, script: ScriptState, carried: CarriedRanks | None = None) -> None:
+        """`carried`: the ranks that this process of an elastic job carries."""
+        self._healing, self._script, self._carried = healing, script, carried
         healing.begin(_held(script.get()))
+        if carried is not None:
+            carried.begin(_held(script.get()))
 
     @property
     def step(self) -> int:
@@ -100,7 +104,7 @@ class JobState(OfOneProcess):
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
         self._check_process(f"step {self.step} was not ended")
-        self._healing.end(_held(self._script.get()))
+        (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
         self._script.stepped(self.step - 1)
 
 
@@ -115,9 +119,10 @@ def begun(
     script: ScriptState,
     within_s: float = WITHIN_S,
     gathers_max: int = RANKS_MAX,
+    carry: Callable[[Healing], CarriedRanks] | None = None,
 ) -> JobState:
     """The state of `JobClient.state`; ends the process where that says so. With more ranks than `gathers_max`,
-    neighbours keep each rank's own values."""
+    neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries."""
     if not 0 <= me.step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {me.step}")
 
@@ -129,13 +134,18 @@ def begun(
         tensors.tell(
             "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
         )
-    healing, far = tensors.heal(make, script.own)
+    carried: list[CarriedRanks] = []
+    own = script.own if carry is None or script.own is None else (lambda: carried[0].own_of(me.rank))
+    healing, far = tensors.heal(make, own)
+    if carry is not None:
+        carried.append(carry(healing))
+        carried[0].join()
     if me.incarnation:
         try:
             found = healing.recover(tensors.tell, script.own is not None, script.get(), within_s=within_s)
-            script.load(found.arrays, found.own)
+            script.load(found.arrays, found.own if carry is None else None)
         except CoveyError as error:
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
-    return JobState(healing, script)
+    return JobState(healing, script, *carried)

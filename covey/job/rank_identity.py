@@ -22,6 +22,8 @@ class RankIdentity(NamedTuple):
     tables: int
     """Number of tables of the job's tensors, by the hosts of its start (`covey.tensors.numbers.blocks`): the same on
     each of its ranks."""
+    elastic: bool
+    """Whether this process may carry several ranks, of which `rank` is the first (`covey.job.carrying`)."""
     token: str
     socket: str
     preempt_file: str
@@ -45,6 +47,7 @@ def identity(environ: Mapping[str, str]) -> RankIdentity:
             range(min(here), max(here) + 1),
             int(environ.get("COVEY_INCARNATION", "0")),
             _tables(environ["COVEY_TABLES"]),
+            environ.get("COVEY_ELASTIC", "") == "1",
             environ["COVEY_TOKEN"],
             path,
             environ.get("COVEY_PREEMPT_FILE", ""),

@@ -43,6 +43,7 @@ from covey.job.heartbeats import CallTimes
 from covey.kernel.this_process import OfOneProcess
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.host_rounds import HostTensor
+from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.direct.owner import DirectOwner
 from covey.tensors.numbers.arrays import Array, check_out, checked
 from covey.tensors.numbers.handle import TensorHandle as TensorHandle
@@ -88,12 +89,14 @@ class TensorClient(OfOneProcess):
         say: TextIO | None = None,
         host: str = "",
         in_vain: Callable[[str], None] = lambda why: None,
+        beside: DirectOwner | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
         `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
         `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
         `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
-        this rank waits for one that has left. `host`: this rank's host."""
+        this rank waits for one that has left. `host`: this rank's host. `beside`: the owner of another rank in this
+        process (`covey.job.carrying`)."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
         self.newest_step: Callable[[], int | None] = lambda: None
@@ -127,7 +130,7 @@ class TensorClient(OfOneProcess):
             wanted=wanted,
             heard=self._far_heard,
             part_bytes=part_bytes,
-            local=lambda at: self.owner.local(at, incarnation),
+            local=lambda at: (beside or self.owner).local(at, rank, incarnation),
         )
 
     # ---- from the script ----
@@ -252,7 +255,7 @@ class TensorClient(OfOneProcess):
             if self._closed:
                 healing.close()
         healing.gone(self._gone.words(self._job))
-        self._far.heal(healing.told)
+        self._far.heal(healing.told, healing.close)
         return healing, self._far
 
     def has_result(self, name: str) -> bool:
@@ -296,13 +299,50 @@ class TensorClient(OfOneProcess):
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
             try:
-                self._begin(LEAVE, GivenRound(checked(LEAVE, np.zeros(1, np.float32))), True, linger_s)
-                self._gone.leave(self.rank, self.newest_step(), self._far, self._shared)
+                self.begin_to_leave(linger_s)
                 self._wait(LEAVE, linger_s)
             except (TimeoutError, RankLeft):
                 return False
             self.left = True
             return True
+
+    # ---- for the process of an elastic job, which carries several ranks (`covey.job.carrying`) ----
+
+    @property
+    def far(self) -> BlockRounds:
+        """This rank's rounds at the owners of tables."""
+        return self._far
+
+    @property
+    def open_rounds(self) -> list[str]:
+        """Names of the tensors with a round that was not waited for."""
+        with self._changed:
+            return list(self._open)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process runs as this rank by now."""
+        return isinstance(self._far.fatal, Superseded)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def settled(self, name: str) -> None:
+        """The result of this tensor's round is here, and nobody waits for it."""
+        self.calls.rounds += 1
+        self._ended(name)
+
+    def begin_to_leave(self, give_up_s: float | None = None) -> None:
+        """Begin what `leave` waits for. TimeoutError after `give_up_s` seconds."""
+        self._begin(LEAVE, GivenRound(checked(LEAVE, np.zeros(1, np.float32))), True, give_up_s)
+        self._gone.leave(self.rank, self.newest_step(), self._far, self._shared)
+
+    def wake(self) -> None:
+        """Let threads that wait look again whether they are to wait."""
+        self._far.wake()
+
+    # ---- its end ----
 
     def close(self) -> bool:
         """Drop the connection and end the thread; blocked calls raise TensorError. A second call is harmless. Does

@@ -238,11 +238,12 @@ class RanksHaveLeft(Frame, frozen=True):
 
 
 class Carries(Frame, frozen=True):
-    """Agent -> first rank of a process of an elastic job, after `Joined` and whenever it changes: the ranks that this
-    process carries in configuration `config` (`covey.job.carrying`). A higher configuration replaces a lower one."""
+    """Agent -> first rank of a process of an elastic job, after `Joined` and whenever it changes: the ranks that each
+    process of the job carries in configuration `config`, by its first rank (`covey.job.carrying`). A higher
+    configuration replaces a lower one."""
 
     config: int
-    ranks: tuple[int, ...]
+    carried: dict[int, tuple[int, ...]]
 
 
 class InVain(Frame, frozen=True):

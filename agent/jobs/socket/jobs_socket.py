@@ -37,6 +37,7 @@ from covey.wire.handshake import is_secret
 from covey.wire.job import (
     PROTOCOL,
     AskPages,
+    Carries,
     ExtendGrace,
     Frame,
     Heals,
@@ -86,7 +87,7 @@ HOOKED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
-FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft, SumsOrder)
+FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft, SumsOrder, Carries)
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
 FRAMES_AT_ONCE = 32
 """The number of frames in a row after which the loop gets its turn, however many more are waiting."""
@@ -133,7 +134,7 @@ class JobSocket:
         if listener is not None:
             await listener.close()
 
-    def peers(self, job: JobId) -> Sequence[JobPeer]:
+    def peers(self, job: JobId) -> Sequence[ConnectedProcess]:
         """The joined processes of a job, by rank, then by time of joining."""
         return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
 
@@ -156,6 +157,19 @@ class JobSocket:
         for peer in self.peers(job) if stopping is not None else ():
             if peer.epoch == epoch and stopping is not None:
                 peer.send(stopping)
+
+    def say_carries(self, job: JobId, epoch: int) -> None:
+        """Send `Carries` to the processes of this epoch, if its job is elastic: they carry other ranks now."""
+        for peer in self.peers(job):
+            if peer.epoch == epoch and (carries := self._carries(peer)) is not None:
+                peer.send(carries)
+
+    def _carries(self, peer: ConnectedProcess) -> Carries | None:
+        """What the process carries; None: it is none of an elastic job, or its rank has left this host."""
+        spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
+        if spec is None or peer.rank not in (rank.rank for rank in spec.ranks) or not spec.carried:
+            return None
+        return Carries(spec.config, spec.carried)
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         counted = {JOB_FRAMES.of(kind): float(count) for kind, count in self.counters.items()}
@@ -232,6 +246,8 @@ class JobSocket:
                 self._tell(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
                 if (stopping := self._runner.stopping(peer.job, peer.epoch)) is not None:
                     peer.send(stopping)
+                if (carries := self._carries(peer)) is not None:
+                    peer.send(carries)
                 self._share_memory(peer, peer.job)
             await self._hear(peer, stream)
         except FrameError as error:

@@ -31,8 +31,9 @@ class TensorMemories:
 
     @staticmethod
     def follows(spec: RanksSpec | None) -> bool:
-        """Whether the job's ranks here are all there are, or several in a row: `Joined.tensor_memory`."""
-        if spec is None or not 0 < len(spec.ranks) <= RANKS_MAX:
+        """Whether the job's ranks here are all there are, or several in a row: `Joined.tensor_memory`. Not those of an
+        elastic job: which of them are here changes."""
+        if spec is None or not 0 < len(spec.ranks) <= RANKS_MAX or spec.carried:
             return False
         ranks = [rank.rank for rank in spec.ranks]
         in_a_row = ranks == list(range(ranks[0], ranks[0] + len(ranks)))

@@ -66,6 +66,14 @@ class RankProcesses:
         if lost is not None and isinstance(self._env.processes, Adopting):
             await self._env.processes.end_rest_of(lost)
 
+    async def end_found(self, id: ProcessId) -> None:
+        """End a rank's process, which an earlier supervisor may have started, and whatever it left running."""
+        process = self._env.processes.find(id)
+        if process is not None:
+            process.kill()
+            await process.wait()
+        await self.end_rest_of(id)
+
     async def end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
         """End whatever has the marks of this epoch, and is none of the spared processes."""
         variables = self._config.ranks[0].command.env if self._config.ranks else {}

@@ -29,18 +29,28 @@ marks of this epoch is ended. So an agent that does not know how far it got star
 A rank that may be lost (`Heal`: its script called `job.state`) is started again alone when it fails, or is killed
 (`agent.jobs.successors`); whatever its process left running is ended.
 
+A rank that leaves (`LeaveRanks`) is killed with all that it started. Processes of an elastic job do, when other ones
+carry its ranks: the supervisor forgets it, and its number alone is kept.
+
 Any other rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would
 wait for it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
-from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, stand_still_unconfirmed
+from agent.jobs.successors import (
+    after_leaving,
+    after_loss,
+    command_of,
+    healing_said,
+    incarnation_of,
+    stand_still_unconfirmed,
+)
 from agent.jobs.supervision import (
     CANNOT_START,
     DISK_RETRY_S,
@@ -55,6 +65,7 @@ from agent.jobs.supervision import (
     HealRank,
     JoinRanks,
     KeepStacks,
+    LeaveRanks,
     RankHealing,
     RanksStatus,
     RankStart,
@@ -91,7 +102,7 @@ class Supervisor:
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
-        self._state = SupervisorState()
+        self._state = SupervisorState(changed=config.changed)
         """The state of the ranks. The part of it that is on disk (or cannot be written) is sent."""
         self._processes: dict[int, Process] = {}
         self._ranks_here = RankProcesses(env, config)
@@ -102,9 +113,13 @@ class Supervisor:
         """Set while the ranks are not suspended, or about to end: otherwise nothing is started here, since others may
         run in its place."""
         self._goes_on.set()
-        self._waits: set[asyncio.Task[None]] = set()  # for ranks that run
+        self._waits: set[asyncio.Task[None]] = set()  # for ranks that run, or leave
+        self._wait_of: dict[int, asyncio.Task[None]] = {}
+        """For each rank, the newest of `_waits`: it is over once all processes of the rank are."""
         self._comes: list[RankStart] | None = []
         """Ranks that are to join while the first ones start; None: the first ones have started."""
+        self._leave: LeaveRanks | None = None
+        """What was heard of ranks that leave while the first ones start."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -165,8 +180,10 @@ class Supervisor:
             self._ask_to_stop(0.0, reason)
         comes, self._comes = self._comes or [], None
         comes = [start for start in comes if start.rank not in {*self._processes, *self._state.codes}]
-        self._wait_for(self._wait(rank, process) for rank, process in sorted(self._processes.items()))
-        self._wait_for(map(self._join, comes))
+        self._wait_for({rank: self._wait(rank, process) for rank, process in sorted(self._processes.items())})
+        self._wait_for({start.rank: self._join(start) for start in comes})
+        if self._leave is not None:
+            self._leaves(self._leave)
         while self._waits:
             await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
             self._waits -= {task for task in self._waits if task.done() and task.result() is None}
@@ -200,12 +217,17 @@ class Supervisor:
             await self._save()
         return reason
 
-    def _wait_for(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        self._waits |= {asyncio.get_running_loop().create_task(work) for work in works}
+    def _wait_for(self, works: dict[int, Coroutine[Any, Any, None]]) -> None:
+        self._wait_of |= {rank: asyncio.get_running_loop().create_task(work) for rank, work in works.items()}
+        self._waits |= {self._wait_of[rank] for rank in works}
 
-    def _joins(self, starts: Sequence[RankStart]) -> None:
+    def _joins(self, starts: Sequence[RankStart], replaces: bool) -> None:
         """Let these ranks come here, while those that ran here before keep running. Not once all those have ended: then
         the gang has."""
+        if replaces:
+            new = {start.rank: start for start in starts}
+            ranks = tuple(new.get(start.rank, start) for start in self._config.ranks)
+            self._config = msgspec.structs.replace(self._config, ranks=ranks)
         known = {start.rank for start in self._config.ranks}
         comes = [start for start in starts if start.rank not in known]
         if not comes or (self._comes is None and not self._waits):
@@ -214,9 +236,58 @@ class Supervisor:
         self._config = msgspec.structs.replace(self._config, ranks=ranks, joined=joined)
         self._have_come()
         if self._comes is None:
-            self._wait_for(map(self._join, comes))
+            self._wait_for({start.rank: self._join(start) for start in comes})
         else:
             self._comes += comes
+
+    def _leaves(self, frame: LeaveRanks) -> None:
+        """Let these ranks end at once, without a trace but their number. Their processes are in the state until nothing
+        is left of them: they may outlive this supervisor."""
+        if self._comes is not None:
+            self._leave = frame
+            return
+        if frame.changed <= self._state.changed:
+            return
+        self._let_go(frame.ranks)
+        self._wait_until_left(frame)
+
+    def _let_go(self, ranks: Collection[int]) -> None:
+        """Forget these ranks, and kill their processes."""
+        config, state = self._config, self._state
+        for rank, process in sorted(self._processes.items()):
+            if rank in ranks and not self._has_left(rank):
+                self._env.log.info("a rank leaves", rank=rank, pid=process.id.pid)
+                process.kill()
+        known = {*state.pids, *state.codes, *state.healing, *(start.rank for start in config.ranks)} & set(ranks)
+        here = tuple(start for start in config.ranks if start.rank not in ranks)
+        joined = tuple(rank for rank in config.joined if rank not in ranks)
+        self._config = msgspec.structs.replace(config, ranks=here, joined=joined)
+        self._state = msgspec.structs.replace(
+            state,
+            pids={rank: process for rank, process in state.pids.items() if rank not in ranks},
+            codes={rank: code for rank, code in state.codes.items() if rank not in ranks},
+            healing=state.healing | {rank: after_leaving(state.healing.get(rank)) for rank in sorted(known)},
+            leaving=(*state.leaving, *(process for rank, process in state.pids.items() if rank in ranks)),
+        )
+
+    def _has_left(self, rank: int) -> bool:
+        return all(start.rank != rank for start in self._config.ranks)
+
+    def _wait_until_left(self, frame: LeaveRanks) -> None:
+        self._waits.add(asyncio.get_running_loop().create_task(self._have_left(frame)))
+
+    async def _have_left(self, frame: LeaveRanks) -> None:
+        """Note that ranks have left, once nothing of them runs any more."""
+        leaving = self._state.leaving
+        await self._save()
+        if waits := [self._wait_of[rank] for rank in frame.ranks if rank in self._wait_of]:
+            await asyncio.wait(waits)
+        for process in leaving:  # one that ended before it left may have left others running
+            await self._ranks_here.end_found(process)
+        left = tuple(process for process in self._state.leaving if process not in leaving)
+        changed = max(frame.changed, self._state.changed)
+        self._state = msgspec.structs.replace(self._state, changed=changed, leaving=left)
+        await self._save()
 
     def _have_come(self) -> None:
         """Note that what came here from another host heals: it would not have come otherwise."""
@@ -227,6 +298,8 @@ class Supervisor:
         process = await self._start_successor(start.rank, UNKNOWN)
         if process is not None:
             await self._wait(start.rank, process)
+            return
+        if self._has_left(start.rank):
             return
         if self._state.ending is None:
             why = f"rank {start.rank}, which came from another host, cannot start here"
@@ -240,9 +313,13 @@ class Supervisor:
         while ended is not None:
             code = await ended.wait()
             del self._processes[rank]
-            ended = await self._start_successor(rank, code, ended.id)
+            lost, ended = ended.id, await self._start_successor(rank, code, ended.id)
             if ended is not None:
                 self._stuck.pop(rank, None)
+        if self._has_left(rank):
+            self._stuck.pop(rank, None)
+            await self._ranks_here.end_rest_of(lost)
+            return
         if code is None and self._state.ending is None:
             why = f"it is not known how rank {rank} ended: this machine was restarted, or the rank's shim was killed"
             self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
@@ -257,7 +334,8 @@ class Supervisor:
     async def _start_successor(self, rank: int, code: int | None, lost: ProcessId | None = None) -> Process | None:
         """Start a process in place of a rank's process that ended; None: the rank ended. Its number is on disk before
         it starts."""
-        then = None if self._state.ending is not None else after_loss(self._state.healing.get(rank), code)
+        is_over = self._state.ending is not None or self._has_left(rank)
+        then = None if is_over else after_loss(self._state.healing.get(rank), code)
         if then is None:
             return None
         self._env.log.warning("a rank is started again", rank=rank, code=code, incarnation=then.incarnation)
@@ -266,7 +344,7 @@ class Supervisor:
         await self._ranks_here.end_rest_of(lost)
         self._stand_still_or_go_on()
         await self._goes_on.wait()
-        if self._state.ending is not None:
+        if self._state.ending is not None or self._has_left(rank):
             return None
         start = next(start for start in self._config.ranks if start.rank == rank)
         try:
@@ -277,6 +355,9 @@ class Supervisor:
             self._env.log.error("a rank cannot be started again", rank=rank, why=str(error))
             return None
         self._processes[rank] = process
+        if self._has_left(rank):
+            process.kill()
+            return process
         self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, rank: process.id})
         if self._state.ending is not None:
             process.signal(SIGTERM)
@@ -309,7 +390,7 @@ class Supervisor:
 
     async def _stop_siblings(self, rank: int, code: int) -> None:
         await asyncio.sleep(SIBLINGS_S)
-        if self._processes:
+        if self._processes and not self._has_left(rank):
             how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             why = self._stuck.get(rank, f"rank {rank} {how}")
             self._ask_to_stop(self._config.grace_s, f"{why}; the job's other ranks on this host were stopped")
@@ -429,12 +510,15 @@ class Supervisor:
         """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing was
         never started, or has no record and was ended just now."""
         self._taken_over = True
+        self._let_go({*self._state.pids, *self._state.codes} - {start.rank for start in self._config.ranks})
         self._have_come()
         self._env.log.warning("an earlier supervisor died", pids=[found.pid for found in self._state.pids.values()])
         awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
         for start in awaited:
             self._resume(start)
         await self._ranks_here.end_unknown(spare=[process.id for process in self._processes.values()])
+        if self._state.changed < self._config.changed:
+            self._wait_until_left(LeaveRanks(self._config.changed, ()))
         missing = [start.rank for start in awaited if start.rank not in self._processes and not self._resume(start)]
         missing = [rank for rank in missing if await self._start_successor(rank, UNKNOWN) is None]
         for rank in missing:
@@ -492,8 +576,10 @@ class Supervisor:
                 self._renewed(lease)
             case HealRank(rank, step):
                 self._heal(rank, step)
-            case JoinRanks(ranks):
-                self._joins(ranks)
+            case JoinRanks(ranks, replaces):
+                self._joins(ranks, replaces)
+            case LeaveRanks():
+                self._leaves(frame)
             case KeepStacks():
                 for process in self._processes.values():
                     process.signal_catchers(STACKS)

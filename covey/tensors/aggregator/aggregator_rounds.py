@@ -143,6 +143,11 @@ class AggregatorRounds:
         if self._held:
             self._say_out(tuple)
 
+    def wake(self) -> None:
+        """Let threads that wait look again whether they are to wait."""
+        with self._changed:
+            self._changed.notify_all()
+
     def moments(self, label: str) -> list[Array]:
         """The moments of a Block's last result that this rank keeps; none when another rank does. They must not be
         written, and are valid only until the next round."""

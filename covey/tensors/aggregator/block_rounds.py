@@ -87,6 +87,7 @@ class BlockRounds:
         self._heals, self._leaves = False, b""
         self._has_wanted: set[int] = set()
         self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
+        self._over: Callable[[], None] = lambda: None
         self._make(0)
 
     # ---- from the script ----
@@ -124,7 +125,7 @@ class BlockRounds:
         for at in self.in_turn(cut, range(len(cut.blocks))):
             block = cut.blocks[at]
             self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
-        self._at[0].say_held()
+        self.say_held()
 
     def push_soon(self, name: str, data: Array) -> None:
         """Push as `push` does, for a tensor that is pushed just before another one: the frames of a small tensor are
@@ -134,6 +135,17 @@ class BlockRounds:
             self.push(name, data, False)
         else:
             self._at[0].push_soon(name, data.reshape(-1))
+
+    def say_held(self) -> None:
+        """Send what `push_soon` has kept back."""
+        self._at[0].say_held()
+
+    def wake(self) -> None:
+        """Let threads that wait look again whether they are to wait."""
+        with self._lock:
+            each = list(self._at.values())
+        for rounds in each:
+            rounds.wake()
 
     def steps(self, name: str) -> int:
         """Number of steps that this tensor's optimizer has made."""
@@ -197,13 +209,16 @@ class BlockRounds:
 
     # ---- for a rank that may be lost, and its successor ----
 
-    def heal(self, told: Callable[[ToldByRank], None]) -> None:
-        """From now on `told` is called, by link threads, with the messages of other ranks."""
+    def heal(self, told: Callable[[ToldByRank], None], over: Callable[[], None] = lambda: None) -> None:
+        """From now on `told` is called, by link threads, with the messages of other ranks, and `over` once nothing will
+        be added any more."""
         with self._lock:
-            self._told_by_ranks, self._heals = told, True
+            self._told_by_ranks, self._heals, self._over = told, True, over
             for rounds in self._at.values():
                 rounds.told = told
         self.table(0)  # it passes on what ranks tell one another
+        if self.fatal is not None:
+            over()
 
     def begin_with(self, packed: bytes) -> None:
         """Take over the Blocks and rounds of another rank's `versions`. TensorWireError, ValueError."""
@@ -297,3 +312,4 @@ class BlockRounds:
             each = list(self._at.values())
         for rounds in each:
             rounds.fail(error)
+        self._over()

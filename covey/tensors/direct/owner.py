@@ -174,14 +174,14 @@ class DirectOwner:
 
     # ---- this rank ----
 
-    def local(self, at: AggregatorAt, incarnation: int) -> LocalLink | None:
-        """This rank's own connection to a table that it owns; None: another process owns it."""
+    def local(self, at: AggregatorAt, rank: int, incarnation: int) -> LocalLink | None:
+        """The connection of a rank of this process to a table that it owns; None: another process owns it."""
         with self.lock:
             for table in self._tables.values():
                 if at.address == self._address and table.epoch == at.epoch and table.secret == at.secret:
-                    if table.may_join(self.rank, incarnation):
+                    if table.may_join(rank, incarnation):
                         return None
-                    link = LocalLink(self.rank, table, self)
+                    link = LocalLink(rank, table, self)
                     table.join(link.end)
                     self._pump(table)
                     return link

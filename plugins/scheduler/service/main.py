@@ -187,6 +187,8 @@ class SchedulerService(PluginService):
         elif isinstance(fact, RanksStarted):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
+            if (job := self.queue.jobs.get(fact.job)) is not None and job.spec.elastic:
+                self._look.set()  # GPUs of processes that left are free
         elif isinstance(fact, RankReplaced):
             said = f"rank {fact.rank} was lost; process {fact.pid} replaces it, and the other ranks wait for it"
             self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")

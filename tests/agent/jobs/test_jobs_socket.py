@@ -34,6 +34,7 @@ from covey.wire.job import (
     PROTOCOL,
     AggregatorAt,
     AggregatorLost,
+    Carries,
     ExtendGrace,
     Frame,
     Heals,
@@ -50,7 +51,7 @@ from covey.wire.job import (
     decoder,
 )
 from covey.wire.sums import GetStatus, Now
-from plugins.base import JobPeer
+from plugins.base import JobPeer, RankSpec
 from plugins.facts import JobHooked, JobJoined, RankDisconnected, StepTimed, TableUsed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
@@ -281,6 +282,7 @@ async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> 
         Stepped(1, 1.0, memory_bytes=-1),
         GOOD,
         Joined(HostId("h1")),
+        Carries(1, {1: (1,)}),
     ],
 )
 async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(short: str, frame: Frame) -> None:
@@ -501,3 +503,69 @@ async def test_counters_are_metrics(short: str) -> None:
         assert found.socket.metrics()[JOB_PROCESSES.of()] == 1.0
         assert found.socket.metrics()[JOB_FRAMES.of("joined")] == 1.0
         stream.close()
+
+
+ELASTIC = msgspec.structs.replace(
+    FOUR, config=5, ranks=(RankSpec(0, 0, ()), RankSpec(1, 1, ())), carried={0: (0, 2), 1: (1, 3)}
+)
+"""The processes 0 and 1 of an elastic job of 4 ranks, in its fifth configuration."""
+
+
+async def test_a_process_of_an_elastic_job_hears_what_it_carries_and_whenever_that_changes(short: str) -> None:
+    async with door(short) as found:
+        found.runner.known = ELASTIC
+        stream, answer = await found.say(GOOD)
+        assert isinstance(answer, Joined) and answer.world_size == 4
+        assert not answer.tensor_memory, "the processes here change, and those of before have their memory"
+        assert await read_frame(stream, decoder) == Carries(5, {0: (0, 2), 1: (1, 3)})
+        await until(lambda: found.socket.peers(J1))
+        found.runner.known = msgspec.structs.replace(
+            ELASTIC, config=6, ranks=(RankSpec(1, 0, ()),), carried={1: (1, 3, 0)}
+        )
+        found.socket.say_carries(J1, 2)
+        found.socket.say_carries(J1, 3)
+        assert await read_frame(stream, decoder) == Carries(6, {1: (1, 3, 0)})
+        stream.close()
+
+
+async def test_a_process_hears_what_it_carries_from_the_next_agent_too(short: str) -> None:
+    """It may have changed while there was none."""
+    async with here(short) as host:
+        for config, carries in ((5, {1: (1, 3)}), (9, {1: (1,)})):
+            found = Door(host)
+            found.runner.known = msgspec.structs.replace(
+                ELASTIC, config=config, ranks=(RankSpec(1, 0, ()),), carried=carries
+            )
+            await found.socket.start()
+            stream, _ = await found.say(GOOD)
+            assert await read_frame(stream, decoder) == Carries(config, carries)
+            stream.close()
+            await found.socket.stop()
+
+
+async def test_a_process_that_left_hears_nothing_more_and_is_refused_when_it_joins_again(short: str) -> None:
+    async with door(short) as found:
+        found.runner.known = ELASTIC
+        stream, _ = await found.say(GOOD)
+        assert await read_frame(stream, decoder) == Carries(5, {0: (0, 2), 1: (1, 3)})
+        found.runner.known = msgspec.structs.replace(
+            ELASTIC, config=6, ranks=(RankSpec(0, 0, ()),), carried={0: (0, 1, 2, 3)}
+        )
+        found.socket.say_carries(J1, 3)
+        asked = Stopping(60.0, "preempted")
+        for peer in found.socket.peers(J1):
+            peer.send(asked)
+        assert await read_frame(stream, decoder) == asked
+        _, answer = await found.say(GOOD)
+        assert isinstance(answer, Refusal) and "that rank does not run on h1" in answer.why
+
+
+async def test_a_job_without_a_range_hears_of_nothing_that_it_carries(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        await until(lambda: found.socket.peers(J1))
+        found.socket.say_carries(J1, 3)
+        asked = Stopping(60.0, "preempted")
+        for peer in found.socket.peers(J1):
+            peer.send(asked)
+        assert await read_frame(stream, decoder) == asked

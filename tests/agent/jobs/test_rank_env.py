@@ -249,3 +249,21 @@ def test_ranks_of_one_job_count_alike_where_only_some_have_instances() -> None:
     places = Place(HostId("h1"), (0, 1), ("GPU-0", "GPU-1")), Place(HostId("h2"), (2,), ("MIG-0",))
     job = job_at(places, JobSpec.parse({"argv": ["x"], "workers": 3}))
     assert all(ranks_spec(job, place, {}).bind_gpus for place in places)
+
+
+def test_a_process_of_an_elastic_job_knows_that_it_carries_ranks_and_counts_all_of_them() -> None:
+    """Processes are counted where programs count them on a host; ranks are counted over the whole job."""
+    given = {"argv": ["x"], "workers": 2, "workers_max": 6, "gpus_per_worker": 1}
+    places = (Place(HostId("h1"), (0, 5), ("a", "b")), Place(HostId("h2"), (1,), ("c",), since=3))
+    job = job_at(places, JobSpec.parse(given))
+    job.start.carried, job.healing.healed = {0: (0, 2), 1: (1, 3), 5: (5, 4)}, 4
+    here, there = (ranks_spec(job, place, {"COVEY_ELASTIC": "0"}) for place in places)
+    assert [(rank.rank, rank.local_rank, rank.gpus) for rank in here.ranks] == [(0, 0, ("a",)), (5, 1, ("b",))]
+    assert here.carried == there.carried == {0: (0, 2), 1: (1, 3), 5: (5, 4)}
+    assert (here.config, here.world_size, there.config, there.since) == (4, 6, 4, 3)
+    env = environment(here, here.ranks[1], door(HostId("h1")), True)
+    assert (env["COVEY_ELASTIC"], env["WORLD_SIZE"], env["COVEY_WORLD_SIZE"]) == ("1", "6", "6")
+    assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["RANK"]) == ("1", "2", "5")
+    fixed = ranks_spec(job_at(places, JobSpec.parse(given | {"workers_max": 0})), places[0], {})
+    assert (fixed.config, fixed.world_size, fixed.carried) == (0, 2, {})
+    assert "COVEY_ELASTIC" not in environment(fixed, fixed.ranks[0], door(HostId("h1")), True)

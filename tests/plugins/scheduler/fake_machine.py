@@ -108,6 +108,10 @@ class Machine:
         """Whether its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
         self.takes_no_more = False
         """Whether no rank may join those that run here."""
+        self.dying: set[tuple[JobId, int]] = set()
+        """Ranks of which processes that left still run."""
+        self.die_slowly = False
+        """Whether processes that leave run on until `FakeRunner.all_left`."""
 
 
 class FakeRunner:
@@ -149,8 +153,11 @@ class FakeRunner:
     async def start(self, spec: RanksSpec) -> None:
         key = (spec.job, spec.epoch)
         known = self.machine.ranks.get(key)
-        if known is not None and known.since < spec.since:
+        if known is not None and (known.since < spec.since or known.config < spec.config):
             self.machine.ranks[key] = spec
+            if self.machine.die_slowly and {r.rank for r in known.ranks} - {r.rank for r in spec.ranks}:
+                self.machine.dying.add(key)
+                return
             self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
         if key in self.machine.ranks or key in self.machine.ends:
             return
@@ -162,6 +169,15 @@ class FakeRunner:
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         return self.machine.ranks.get((job, epoch))
+
+    def leaving(self, job: JobId, epoch: int) -> bool:
+        return (job, epoch) in self.machine.dying
+
+    def all_left(self, job: JobId, epoch: int) -> None:
+        """End the processes that left."""
+        self.machine.dying.discard((job, epoch))
+        spec = self.machine.ranks[job, epoch]
+        self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         return not self.machine.takes_no_more

@@ -75,7 +75,9 @@ class EarlyEnds:
         self._ended = {grant: ranks for grant, ranks in self._ended.items() if grant in running}
         for grant, ranks in self._ended.items():
             job = self._queue.jobs.get(grant[0])
-            done = [rank for rank, since_s in ranks.items() if now_s - since_s >= SOON_S]
+            place = job.place_on(self._host.id) if job is not None and job.spec.elastic else None
+            here = [rank for rank in ranks if place is None or rank in place.ranks]  # others carry what those had
+            done = [rank for rank in here if now_s - ranks[rank] >= SOON_S]
             if (
                 job is not None
                 and job.grant.epoch == grant[1]

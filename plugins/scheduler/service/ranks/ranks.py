@@ -20,6 +20,7 @@ from covey.core.ids import HostId, JobId
 from covey.wire.checked import Damaged
 from plugins.base import Host
 from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded
+from plugins.scheduler.machine.host.parts import Hold
 from plugins.scheduler.machine.host.reservations import (
     Action,
     Event,
@@ -216,7 +217,8 @@ class LocalRanks:
         await self._tell(id, job)
         if job is not None and job.placed and job.awaits(self.host.id):
             place = job.place_on(self.host.id)
-            if place is not None and (id, job.grant.epoch) not in self.ends and waits_for(job, place) is None:
+            waits = not job.spec.elastic and place is not None and waits_for(job, place) is not None
+            if place is not None and (id, job.grant.epoch) not in self.ends and not waits:
                 await self._run(job, place)
         elif job is None or not job.placed:
             await self._unfence(id)
@@ -315,16 +317,18 @@ class LocalRanks:
         runs = (job.id, job.grant.epoch) in self.host.runner.running()
         known = self.host.runner.spec(job.id, job.grant.epoch)
         joins = runs and known is not None and known.since < place.since
+        changes = joins or (runs and known is not None and job.spec.elastic and known.config < job.healing.healed)
         if runs:
             self.beside.run(job, place)
-        env = (known.env if joins and known is not None else {}) if runs else await self.envs.here(job)
+        env = (known.env if changes and known is not None else {}) if runs else await self.envs.here(job)
         if env is None:
             self._fetch(job, place)
             return
         if (joins or not runs) and not self._may_start(job, place):
             return
-        if hold is not None and started and (hold.gpus != place.gpus or joins):
-            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts))
+        gpus = self._gpus_here(place, hold, changes) if job.spec.elastic and hold is not None else place.gpus
+        if hold is not None and started and (hold.gpus != gpus or joins):
+            await self.dispatch(Starting(job.id, job.grant.epoch, gpus, job.counts))
         if not started or self.fences.get(job.id, 0) < job.grant.epoch:
             if self.fences.get(job.id, 0) > job.grant.epoch:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.grant.epoch)
@@ -335,12 +339,18 @@ class LocalRanks:
             return
         if self.queue.over(job.id, job.grant.epoch) or (job.id, job.grant.epoch) in self.ends:
             return
-        joins = joins and job.state == "running"
+        changes = changes and job.state == "running"
         runs = (job.id, job.grant.epoch) in self.host.runner.running()
-        if (joins or not runs) and not await self._start(job, place, env):
+        if (changes or not runs) and not await self._start(job, place, env):
             return
         if job.state == "stopping":
             await self._stop(job.id, job.grant.epoch, job)
+
+    def _gpus_here(self, place: Place, hold: Hold, changes: bool) -> tuple[str, ...]:
+        """GPUs that an elastic job has here: those of its place, and those of processes that left it and may still run.
+        `changes`: whether others are in the place by now than run here."""
+        leaving = changes or self.host.runner.leaving(hold.job, hold.epoch)
+        return tuple(dict.fromkeys((*place.gpus, *hold.gpus))) if leaving else place.gpus
 
     def _may_start(self, job: Job, place: Place) -> bool:
         """Whether these ranks may be on their GPUs, beside others there. Ranks of a job that stops meanwhile never

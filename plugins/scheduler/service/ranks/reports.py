@@ -35,10 +35,13 @@ def report_of(
 
 def with_late_ranks(fact: RanksEnded, job: Job | None, host: HostId) -> RanksEnded | None:
     """The end that is reported once the log has more ranks in a place than those that ran there and have ended: the
-    others came too late to join them. None: it has not."""
+    others came too late to join them. None: it has not. From an elastic job's place some may have left meanwhile."""
     place = job.place_on(host) if job is not None and job.grant.epoch == fact.epoch else None
-    if place is None or place.since <= fact.since or not set(fact.codes) < set(place.ranks):
+    if job is None or place is None or place.since <= fact.since:
+        return None
+    known = {rank: code for rank, code in fact.codes.items() if rank in place.ranks or not job.spec.elastic}
+    if not set(known) < set(place.ranks):
         return None
     why = fact.reason or "its ranks here had ended before others could join them"
-    codes = {**fact.codes, **{rank: -SIGTERM for rank in place.ranks if rank not in fact.codes}}
+    codes = {**known, **{rank: -SIGTERM for rank in place.ranks if rank not in known}}
     return msgspec.structs.replace(fact, codes=codes, reason=why, lost=True, since=place.since)

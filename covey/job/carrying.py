@@ -1,0 +1,436 @@
+"""The ranks that one process of an elastic job carries (`agentctl submit --workers 4..16`).
+
+An elastic job has as many ranks as it may have processes, for ever. A process is named by its first rank and carries
+others besides, one `TensorClient` each: to sums, owners and other ranks they are ranks like any other, so that no bit
+depends on the number of processes.
+
+    rng = None
+
+    def enter(rank, own):                       # rank 5 comes next: what is its own
+        global rng
+        rng = np.random.default_rng(rank)
+        if own is not None:                     # None: it has none yet
+            rng.bit_generator.state = own
+
+    state = job.state(lambda: {"w": w}, load, own=lambda: rng.bit_generator.state, enter=enter)
+    for step in state.steps(1000):
+        for rank in job.carried(step):
+            with rank:
+                sums = rank.push("g", gradient(w, rng))
+        w -= 0.1 * sums.wait()
+
+The agent says which ranks this process carries, and says so anew when that changes (`covey.wire.job.Carries`).
+
+    one more   it is *adopted*: begun in the step where this process is, with its own state, which all ranks have
+               gathered (`covey.healing.own_gather`). The loop over `job.carried` ends only once all sums of the step
+               are here, and gives the script a rank that comes meanwhile: what another process pushed for it in this
+               step is pushed again, and is the same.
+    one less   it goes when the process that carries it from now on connects, as the newer of two; until then it is
+               carried here. So nobody waits for a process that is starting.
+
+A process that is to end is simply killed: its ranks are adopted by others.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from covey.core.patience import Patience
+from covey.healing.healing import Healing
+from covey.healing.likeness import Likeness
+from covey.healing.machine import json_of, parsed
+from covey.healing.neighbours import HealedRank
+from covey.healing.own_gather import OwnGather
+from covey.job.tensors import LEAVE_S, TensorClient
+from covey.tensors.aggregator.block_rounds import BlockRounds
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.arrays import Array, check_out, checked
+from covey.tensors.numbers.handle import TensorHandle
+from covey.tensors.numbers.tensor_wire import Type
+from covey.tensors.owner.leaving import LEAVE
+from covey.wire.job import Carries
+
+RANKS_MAX = 64
+"""Most ranks of an elastic job: in each step all gather the own state of each."""
+INCARNATION_BITS = 16
+"""The low bits of an incarnation count the processes of a rank that were lost on one host; above them is the number of
+the configuration (`agent.jobs.rank_env`)."""
+LOOK_S = 0.25
+"""Most seconds until a wait looks whether the process carries other ranks now."""
+PATIENCE_S = 30.0
+"""Seconds after which people are told that the agent has not said which ranks are carried."""
+Enter = Callable[[int, Any], object]
+"""Called with a rank and what is its own: what the script computes from now on, it computes as that rank."""
+
+
+class CarriedScript(NamedTuple):
+    """The part of a script's state that belongs to one rank."""
+
+    own: Callable[[], object] | None
+    """Returns what only the rank has that was entered last; None: no rank has anything of its own."""
+    enter: Enter
+
+
+class Member(NamedTuple):
+    """A rank that this process carries."""
+
+    client: TensorClient
+    healing: Healing
+    config: int = 0
+    """The configuration in which it came here."""
+
+
+class _OthersNow(Exception):
+    """The agent has said that this process carries other ranks."""
+
+
+class _Waits:
+    """A wait for a tensor that ends when this process is to carry other ranks."""
+
+    def __init__(self, patience: Patience, others_now: Callable[[], bool]) -> None:
+        self._patience, self._others_now = patience, others_now
+
+    @property
+    def left_s(self) -> float:
+        return min(self._patience.left_s, LOOK_S)
+
+    def look(self) -> None:
+        if self._others_now():
+            raise _OthersNow
+        self._patience.look()
+
+
+class CarriedRank(int):
+    """A rank that this process carries in a step, as a number. `with rank:` what the script computes and draws is that
+    rank's; `rank.push` pushes for it."""
+
+    _of: "CarriedRanks"
+
+    def __new__(cls, rank: int, of: "CarriedRanks") -> "CarriedRank":
+        made = super().__new__(cls, rank)
+        made._of = of
+        return made
+
+    def __enter__(self) -> "CarriedRank":
+        self._of.enter(int(self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._of.exit(int(self), kind is None)
+
+    def push(
+        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+    ) -> TensorHandle:
+        """Begin this rank's part of the tensor's next round, as `job.tensors.push` does; `array` must not change before
+        the result is here. Every handle of a round gives the same result, once the loop over `job.carried` is over.
+        ValueError outside `with rank:`; other errors as of `job.tensors.push`."""
+        return self._of.push(int(self), name, array, out=out, mean=mean, type=type)
+
+
+class CarriedRanks:
+    """The ranks that this process carries: those of the newest `Carries`, and those that were not taken over yet."""
+
+    def __init__(
+        self,
+        first: Member,
+        script: CarriedScript,
+        make: Callable[[int, int], TensorClient],
+        me: HealedRank,
+        like: Likeness | None = None,
+    ) -> None:
+        """`first`: the rank by which this process is named; `make` makes the client of another rank and incarnation."""
+        self.members = {me.rank: first}
+        self._new: dict[int, Member] = {}
+        """Ranks as which this process has joined, and which have nothing yet."""
+        self._first, self._script, self._make, self._me, self._like = me.rank, script, make, me, like
+        self._changed = threading.Condition()
+        """Guards `_newest`; notified when it changes."""
+        self._newest: Carries | None = None
+        self._config = -1
+        """The configuration that is in force here."""
+        self._owns: dict[int, Any] = {}
+        """What is each rank's own, as `own` returned it when the rank was left."""
+        self._entered: int | None = None
+        self._looping = False
+        """Whether the script is in the loop over `job.carried`."""
+        self._state: Mapping[str, Array] = {}
+
+    # ---- from the agent ----
+
+    def told(self, carries: Carries) -> None:
+        """The agent says what this process carries; an older configuration than the newest is ignored."""
+        with self._changed:
+            before = self._newest
+            if before is not None and carries.config <= before.config:
+                return
+            self._newest = carries
+            self._changed.notify_all()
+        if before is not None:
+            now = _by_rank(carries)
+            moved = [rank for rank, process in _by_rank(before).items() if now.get(rank) != process]
+            for member in list(self.members.values()):
+                member.healing.carried_elsewhere(moved, carries.config << INCARNATION_BITS)
+        for member in list(self.members.values()):
+            member.client.wake()
+
+    # ---- the job's state ----
+
+    def join(self) -> None:
+        """Join as all ranks that are to be carried, before the first one takes its state over: to others they are
+        ranks that have nothing yet."""
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._newest is not None, PATIENCE_S):
+                self._lead.client.tell("waits for its agent to say which ranks this process carries")
+            newest = self._newest
+        assert newest is not None
+        for rank in newest.carried.get(self._first, ()):
+            if rank not in self.members:
+                self._new[rank] = self._made(rank, newest.config)
+
+    def begin(self, state: Mapping[str, Array]) -> None:
+        """Carry all ranks that are to be carried, from the step in which the first rank is."""
+        self._state = state
+        gather = self._lead.healing.machine.gather
+        if gather is not None and (own := gather.owns.each[self._first]):
+            self._owns[self._first] = parsed(own)
+        self._carry_newest()
+
+    def end(self, state: Mapping[str, Array]) -> None:
+        """End the step of all ranks, and begin the next one with this state."""
+        self._state = state
+        for member in self.members.values():
+            member.healing.end(state)
+
+    # ---- from the script ----
+
+    @property
+    def step(self) -> int:
+        """The step that the script is in."""
+        return self._lead.healing.step
+
+    def carried(self) -> Iterator[CarriedRank]:
+        """The ranks that this process carries in this step; ends when all that was pushed has come back."""
+        if self._looping:
+            raise ValueError("the loop over job.carried(step) was begun while another one was not over")
+        self._looping, pushed = True, set[Member]()
+        try:
+            self._carry_newest()
+            self._let_others_catch_up()
+            while True:
+                while left := [rank for rank, member in self.members.items() if member not in pushed]:
+                    pushed.add(self.members[left[0]])
+                    yield CarriedRank(left[0], self)
+                    if self._entered is not None:
+                        raise ValueError(f"rank {self._entered} was entered (with rank:) and not left")
+                with suppress(_OthersNow):
+                    self._settle()
+                    return
+                self._carry_newest()
+        finally:
+            self._looping = False
+
+    def enter(self, rank: int) -> None:
+        """The script computes as this rank from now on. ValueError when it is in another one."""
+        if self._entered is not None:
+            raise ValueError(f"rank {rank} was entered (with rank:) inside rank {self._entered}")
+        self._entered = rank
+        self._script.enter(rank, self._owns.get(rank))
+
+    def exit(self, rank: int, well: bool) -> None:
+        """The script is done with this rank in this step; `well`: without an exception."""
+        self._entered = None
+        if well and self._script.own is not None:
+            self._owns[rank] = parsed(json_of(self._script.own))
+
+    def push(
+        self, rank: int, name: str, array: Array, *, out: Array | None, mean: bool, type: Type | None
+    ) -> TensorHandle:
+        """Push for a rank that was entered."""
+        if self._entered != rank:
+            raise ValueError(f"tensor {name!r} was not pushed: rank {rank} pushes inside `with rank:` only")
+        given = checked(name, array, type)
+        if out is not None:
+            check_out(name, out, given)
+        try:
+            self.members[rank].client.push(name, array, mean=mean, type=type)
+        except Superseded:  # another process carries it by now, and pushes the same
+            if rank == self._first:
+                raise
+        return TensorHandle(self, name, given, out)
+
+    def has_result(self, name: str) -> bool:
+        """Whether the result of this tensor's round is here; for handles."""
+        return not self._looping and self._lead.client.has_result(name)
+
+    def finish(self, name: str, out: Array | None) -> Array:
+        """The result of this tensor's round; for handles. ValueError inside the loop."""
+        if self._looping:
+            raise ValueError(
+                f"tensor {name!r} has no result before all ranks of this process have pushed; next: wait for it after "
+                "the loop over job.carried(step)"
+            )
+        return self._lead.client.finish(name, out)
+
+    def leave(self, linger_s: float = LEAVE_S) -> bool:
+        """The last call for all ranks that are carried here: as `TensorClient.leave`."""
+        end_s, began = time.monotonic() + linger_s, set[Member]()
+        self._looping = True
+        try:
+            while True:
+                for member in self.members.values():
+                    if member not in began:
+                        began.add(member)
+                        member.client.begin_to_leave()
+                try:
+                    self._settle(end_s)
+                except _OthersNow:
+                    self._carry_newest()
+                    continue
+                except TimeoutError:
+                    return False
+                for member in self.members.values():
+                    member.client.left = True
+                return True
+        finally:
+            self._looping = False
+
+    def close(self) -> None:
+        """Close the clients of all ranks but the first."""
+        for rank, member in [*self.members.items(), *self._new.items()]:
+            if rank != self._first:
+                member.client.close()
+
+    # ---- inside ----
+
+    @property
+    def _lead(self) -> Member:
+        return self.members[self._first]
+
+    def _others_now(self) -> bool:
+        return self._newest is not None and self._newest.config > self._config
+
+    def _carry_newest(self) -> None:
+        """Adopt the ranks that the newest configuration adds."""
+        with self._changed:
+            newest = self._newest
+        if newest is None or newest.config <= self._config:
+            return
+        for rank in newest.carried.get(self._first, ()):
+            if rank not in self.members:
+                member = self._new.pop(rank, None) or self._made(rank, newest.config)
+                self._begin_with(rank, member)
+                self.members[rank] = member
+        while self._new:
+            self._new.popitem()[1].client.close()
+        self._config = newest.config
+
+    def _made(self, rank: int, config: int) -> Member:
+        """This process as that rank, which has nothing yet."""
+        incarnation = config << INCARNATION_BITS | self._me.incarnation & ((1 << INCARNATION_BITS) - 1)
+        client = self._make(rank, incarnation)
+        client.order = self._lead.client.order
+        me = self._me._replace(rank=rank, incarnation=incarnation)
+
+        def make(far: BlockRounds) -> Healing:
+            return Healing(me, far, far.versions, client.tell, self._like, OwnGather(rank, me.world_size, me.step, far))
+
+        healing, _ = client.heal(make, None if self._script.own is None else lambda: self.own_of(rank))
+        return Member(client, healing, config)
+
+    def _begin_with(self, rank: int, member: Member) -> None:
+        """Let this rank go on from the beginning of the step in which the first rank is."""
+        first = self._lead.healing.machine
+        assert first.gather is not None, "all ranks of an elastic job gather each rank's own state"
+        owns = first.gather.owns
+        self._owns.pop(rank, None)
+        if own := owns.each[rank]:
+            self._owns[rank] = parsed(own)
+        member.healing.goes_on_from(first, owns)
+        if first.rounds_before:
+            member.client.far.begin_with(first.rounds_before)
+        member.healing.begin(self._state)
+
+    def own_of(self, rank: int) -> Any:
+        """What is this rank's own now; None: nothing."""
+        own = self._script.own
+        return own() if own is not None and self._entered == rank else self._owns.get(rank)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all."""
+        waits = dict[int, Member](self.members)
+        for member in waits.values():
+            member.healing.waits()
+        try:
+            yield
+            while True:
+                busy = [member for member in waits.values() if not member.healing.is_free(LOOK_S)]
+                if not busy:
+                    waits.clear()
+                    return
+                for member in waits.values():
+                    if member not in busy:
+                        member.healing.waits()
+        finally:
+            for member in waits.values():
+                member.healing.gave_up()
+
+    def _let_others_catch_up(self) -> None:
+        """Wait for successors that are a step behind, before any rank pushes: whatever one of this process's ranks
+        waits for, a successor may ask the others."""
+        if any(member.healing.machine.is_ahead for member in self.members.values()):
+            with self._waiting():
+                for member in self.members.values():
+                    member.healing.let_others_catch_up()
+
+    def _settle(self, end_s: float | None = None) -> None:
+        """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process
+        carries by now go. _OthersNow when others are to be carried here; TimeoutError after `end_s`, monotonic
+        seconds."""
+        with self._lead.client.calls.timed(), self._waiting():
+            while True:
+                self._let_go()
+                with suppress(Superseded):
+                    self._arrived(list(self.members.values()), end_s)
+                    return
+
+    def _let_go(self) -> None:
+        """Drop the ranks that another process carries by now. Superseded when the first rank is one of them; _OthersNow
+        when one has been carried elsewhere meanwhile and is to be carried here again."""
+        self._lead.client.raise_if_over()
+        newest, again = self._newest, False
+        for rank, member in list(self.members.items()):
+            if member.client.is_superseded:
+                del self.members[rank]
+                member.client.close()
+                is_ours = newest is not None and rank in newest.carried.get(self._first, ())
+                again = again or (is_ours and newest is not None and member.config < newest.config)
+        if again:
+            self._config = -1
+            raise _OthersNow
+
+    def _arrived(self, members: list[Member], end_s: float | None) -> None:
+        """Wait for all rounds of these ranks. Rows with each rank's own state come first, and may have to be pushed
+        again by all ranks."""
+
+        def waits(member: Member, name: str) -> _Waits:
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            return _Waits(Patience(member.client, name, left_s), self._others_now)
+
+        while awaited := [(member, name) for member in members if (name := member.healing.awaited) is not None]:
+            for member, name in awaited:
+                member.healing.rows_came(member.client.far.wait(name, waits(member, name), None).tobytes())
+                member.client.far.say_held()
+        for member in members:
+            for name in member.client.open_rounds:
+                member.client.far.until(name, waits(member, name))
+                if member is not self._lead or name == LEAVE:
+                    member.client.settled(name)
+
+
+def _by_rank(carries: Carries) -> dict[int, int]:
+    """The process that carries each rank."""
+    return {rank: process for process, ranks in carries.carried.items() for rank in ranks}
