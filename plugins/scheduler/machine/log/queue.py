@@ -140,7 +140,8 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
         case ScaleAsked():
             return arranging.scale_asked(queue, job, command)
         case RanksReported():
-            return job_endings.ranks_reported(queue, job, command)
+            by_others = replacing_jobs.lost_by_report(queue, job, command)
+            return by_others or job_endings.ranks_reported(queue, job, command)
         case RanksDone():
             return job_endings.ranks_done(queue, job, command)
         case TimeLimitReached():

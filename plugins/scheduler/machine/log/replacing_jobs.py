@@ -11,6 +11,7 @@ from plugins.scheduler.messages.commands import (
     NotApplied,
     PlaceFailed,
     PlacesLost,
+    RanksReported,
     Replaced,
     Result,
 )
@@ -36,6 +37,32 @@ def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None
         said = said or f"{job.grant.coordinator} searches for other hosts, and the other ranks wait"
         queue.say(job, "hosts lost", f"{command.reason}; {said}")
     return Applied(job.id)
+
+
+def lost_by_report(queue: JobTable, job: Job, command: RanksReported) -> Result | None:
+    """A host says that it lost the processes of an elastic job, since its machine began anew before anybody missed it:
+    others carry their ranks. None: this is for `job_endings.ranks_reported`."""
+    place = job.place_on(command.host)
+    if not command.lost or command.asked or not job.spec.elastic or job.state != "running":
+        return None
+    if place is None or place.since != command.since or not job.awaits(command.host):
+        return None
+    if job.left_on(command.host) is not None or not job.heals_without((command.host,)):
+        return None
+    others = [other.host for other in job.start.places if other.host != command.host]
+    coordinator = job.grant.coordinator if job.grant.coordinator in others else others[0]
+    return places_lost(
+        queue,
+        job,
+        PlacesLost(
+            wall_s=command.wall_s,
+            job=job.id,
+            epoch=command.epoch,
+            hosts=(command.host,),
+            coordinator=coordinator or others[0],
+            reason=f"{command.host} lost its processes: {command.reason}"[:1000],
+        ),
+    )
 
 
 def move_asked(queue: JobTable, job: Job, command: MoveAsked) -> Result:

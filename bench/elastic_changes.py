@@ -1,0 +1,197 @@
+"""`make bench-elastic`: a job's processes change at random, with kills among that: how long it pauses, the same bits.
+
+    python bench/elastic_changes.py [--changes 60] [--every 3] [--seed 1] [--only KIND]
+
+Four hosts (network namespaces) with real agents and four GPUs each; `examples/elastic.py` (numpy, Adam, random batches)
+has 16 ranks (`--workers 4..16`). Each change is one of these, as a seed chooses: `agentctl scale` to another number; a
+process is killed; two are; the power of a host fails, which is back a little later. PAUSE: the longest time between two
+steps after the change, less the median of such times before it, in ms, until the next change; the start of new
+processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that ended
+and were neither killed nor to end. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
+same bits. (Needs root and iproute2.)
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from chaos.rack.agents import AgentRack, wait  # noqa: E402
+from chaos.rack.hosts import Host, Laboratory  # noqa: E402
+
+HOSTS, GPUS = 4, 4
+LOW, HIGH = 4, 16
+KINDS = ("scale", "scale", "scale", "scale", "a process", "two processes", "a whole host")
+END_S = 900.0
+TRAIN = """
+import os, runpy, sys, time
+import covey.job.job_state
+script, *sys.argv[1:] = sys.argv[1:]
+done, log = covey.job.job_state.JobState.done, open(f"steps.{os.environ['RANK']}.{os.getpid()}", "a")
+def noted(state):
+    step = state.step
+    done(state)
+    print(time.monotonic(), step, file=log, flush=True)
+covey.job.job_state.JobState.done = noted
+sys.path[0] = os.path.dirname(script)
+runpy.run_path(script, run_name="__main__")
+"""
+RESULT = re.compile(r"state sha256=(\w+)")
+
+
+class Change(NamedTuple):
+    at_s: float
+    kind: str
+    words: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--changes", type=int, default=60)
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two changes, more or less")
+    parser.add_argument("--steps", type=int, default=5000, help="enough for all changes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
+    json_option(parser)
+    args = parser.parse_args(argv)
+    with Laboratory(HOSTS) as lab:
+        rack = AgentRack(lab, gpus=GPUS, voters=3)
+        rack.start()
+        rack.wait_up()
+        job = submit(rack, f"elastic.py --step-seconds 0.002 --steps {args.steps}", f"{LOW}..{HIGH}")
+        wait(lambda: len(times(rack)) > 20, lambda: told(rack, job), 120.0)
+        changes = Changes(rack, job, random.Random(args.seed)).all(
+            args.changes, args.every, (args.only,) if args.only else KINDS
+        )
+        time.sleep(args.every)
+        done_s, events = times(rack), shell(rack, f"agentctl why {job}")
+        said = shell(rack, f"agentctl job {job} --json")
+        bits = digest(rack, job)
+        fixed = digest(rack, submit(rack, f"healing.py --steps {args.steps}", str(HIGH)))
+    pauses = pauses_of(done_s, changes)
+    others = len(re.findall(r"rank replaced", events))
+    same = bits == fixed and '"attempt": 1,' in said
+    if not same:
+        print(f"{bits}, and {fixed} without changes\n{events}", file=sys.stderr)
+    print_head("change | times | PAUSE, median | PAUSE, 9 of 10 | PAUSE, worst | OTHERS | the same bits")
+    for kind in (*dict.fromkeys(KINDS), ""):
+        found = sorted(each for each, change in zip(pauses, changes, strict=True) if kind in ("", change.kind))
+        if found:
+            rest = f"{others} | {'yes' if same else 'NO'}" if not kind else " | "
+            words = f"{statistics.median(found):.0f} | {found[len(found) * 9 // 10]:.0f} | {found[-1]:.0f}"
+            print(f"| {kind or 'all'} | {len(found)} | {words} | {rest} |")
+    keep({"same": same, "pauses_ms": pauses, "changes": [each.kind for each in changes]}, args.json)
+    return 0 if same else 1
+
+
+def submit(rack: AgentRack, script: str, workers: str) -> str:
+    for host in rack.hosts:
+        (host.folder / "root" / "train.py").write_text(TRAIN)
+    words = f"python train.py {ROOT / 'examples'}/{script}"
+    said = rack.hosts[0].shell(f"agentctl submit --workers {workers} -- {words}")
+    if said.returncode:
+        raise SystemExit(said.stdout + said.stderr)
+    return str(said.stdout.split()[0])
+
+
+def shell(rack: AgentRack, words: str) -> str:
+    return str(next(host for host in rack.hosts if host.is_up).shell(words).stdout)
+
+
+def told(rack: AgentRack, job: str) -> str:
+    return "\n".join(shell(rack, words) for words in (f"agentctl why {job}", f"agentctl job {job}"))
+
+
+def times(rack: AgentRack) -> list[float]:
+    """When each step was first done, in order."""
+    first: dict[int, float] = {}
+    for host in rack.hosts:
+        for file in (host.folder / "root").glob("steps.*"):
+            for words in (line.split() for line in file.read_text().splitlines()):
+                if len(words) == 2:
+                    step, at_s = int(words[1]), float(words[0])
+                    first[step] = min(at_s, first.get(step, at_s))
+    return [first[step] for step in sorted(first)]
+
+
+def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]:
+    """The pause of each change, in ms."""
+    spans, pauses = [*pairwise(done_s)], []
+    ends_s = [each.at_s for each in changes[1:]] + [done_s[-1]]
+    for change, end_s in zip(changes, ends_s, strict=True):
+        usual = [after - before for before, after in spans if change.at_s - 2.0 < after <= change.at_s]
+        found = [after - before for before, after in spans if after > change.at_s and before < end_s]
+        pauses.append(1000 * max(0.0, max(found, default=0.0) - statistics.median(usual or [0.0])))
+    return pauses
+
+
+def digest(rack: AgentRack, job: str) -> str:
+    first = next(host for host in rack.hosts if host.is_up)
+    waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
+    match = RESULT.search(first.shell(f"agentctl logs {job} --rank 0").stdout)
+    if waited.returncode or match is None:
+        raise SystemExit(waited.stdout + waited.stderr + told(rack, job))
+    return match[1]
+
+
+class Changes:
+    def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
+        self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
+
+    def all(self, count: int, every_s: float, kinds: Sequence[str]) -> list[Change]:
+        made = []
+        for number in range(count):
+            time.sleep(every_s * self._draws.uniform(0.6, 1.4))
+            kind = self._draws.choice(kinds)
+            began_s = time.monotonic()
+            words = self._scale() if kind == "scale" else self._lose(kind)
+            made.append(Change(began_s, kind, words))
+            print(f"  change {number + 1} of {count}: {words}", file=sys.stderr, flush=True)
+            self._rack.start()
+        return made
+
+    def _scale(self) -> str:
+        wanted = self._draws.choice([each for each in range(LOW, HIGH + 1) if each != self._now])
+        said = next(host for host in self._rack.hosts if host.is_up).shell(f"agentctl scale {self._job} {wanted}")
+        self._now = wanted
+        return (said.stdout + said.stderr).strip().partition("\n")[0]
+
+    def _lose(self, kind: str) -> str:
+        if kind == "a whole host":
+            return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
+        pids = sorted(pid for host in self._rack.hosts for pid in host.find("train.py"))
+        lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        return f"{kind} of {len(pids)} killed"
+
+    def _lose_host(self, host: Host) -> str:
+        before = len(host.find("train.py"))
+        host.power_off()
+        if self._draws.random() < 0.5:  # else it is back before anybody has missed it
+            wait(lambda: host.name not in self._hosts(), lambda: told(self._rack, self._job), 60.0)
+        host.power_on()
+        self._rack.start()
+        self._rack.wait_up()
+        return f"{host.name} with {before} processes lost its power"
+
+    def _hosts(self) -> list[str]:
+        """Hosts with processes of the job."""
+        said = json.loads(shell(self._rack, f"agentctl job {self._job} --json"))["data"]
+        return [place["host"] for place in said["places"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
