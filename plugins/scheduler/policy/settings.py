@@ -33,9 +33,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     defragment: bool = True
     """Whether gangs that can continue without a host (`job.state`) move so that another gang fits, instead of being
     stopped, or waited for; also so that a gang fits on one host that loses on several (`policy/defragment.py`)."""
-    elastic_grow_after_s: float = 0.0
+    elastic_grow_after_s: float = 10.0
     """Elastic jobs grow into GPUs that were free for this many seconds while no job waited for them; 0: they grow only
-    when somebody asks for it (default: a decision of whoever owns the rack)."""
+    when somebody asks for it (ours: long beside the second that placing a job takes)."""
     demote_after_s: float | None = 300.0
     """A job of class auto that waited this many seconds for its tenant's quota becomes opportunistic; None or inf:
     never (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a

@@ -207,10 +207,21 @@ def test_a_job_grows_into_gpus_that_were_free_for_a_while() -> None:
     assert not of([*rack.look(REST_S), *rack.look(60.0)], ScaleAsked), "it has all that it may have"
 
 
-def test_it_does_not_grow_unless_that_was_set() -> None:
-    rack = Stretching([4, 4], {})
+def test_it_does_not_grow_where_that_is_off() -> None:
+    rack = Stretching([4, 4], {}, elastic_grow_after_s=0.0)
     rack.elastic(2, 6)
     assert not of([*rack.look(100.0), *rack.look(100.0)], ScaleAsked)
+
+
+def test_it_grows_by_itself_no_further_than_a_person_wanted() -> None:
+    rack = Stretching([4, 4], {}, elastic_grow_after_s=5.0)
+    id = rack.elastic(2, 8, now=6)
+    rack.say(ScaleAsked(wall_s=1.0, job=id, epoch=1, workers=4, coordinator=H1, by="ann", why=""))
+    rack.left(id)
+    assert not of([*rack.look(REST_S), *rack.look(60.0)], ScaleAsked) and rack.processes(id) == 4
+    rack.say(ScaleAsked(wall_s=1.0, job=id, epoch=1, workers=5, coordinator=H1, by="ann", why=""))
+    rack.say(PlaceFailed(wall_s=1.0, job=id, epoch=1, reason="no room"))
+    assert [asked.workers for asked in of([*rack.look(REST_S), *rack.look(60.0)], ScaleAsked)] == [5]
 
 
 def test_it_does_not_grow_while_a_job_waits_that_could_use_the_gpus() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, add
-from plugins.scheduler.machine.log.arranging import refused_scale
+from plugins.scheduler.machine.log.arranging import LEADER, refused_scale
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import ScaleAsked
@@ -54,7 +54,7 @@ class Elastic:
         if now_s - self._idle_since_s < after_s:
             return []
         for job in [job for job in jobs if job.spec.gpus and self._may_grow(job, now_s)]:
-            if more := min(_room(job, capacity), job.spec.workers_max - job.processes):
+            if (more := min(_room(job, capacity), _most(job) - job.processes)) > 0:
                 said = f"GPUs have been free for {after_s:g} s, and no job waits for them"
                 return self._ask(job, job.processes + more, said, capacity, wall_s, now_s)
         return []
@@ -101,7 +101,7 @@ def scale_asked(job: Job, workers: int, why: str, alive: Mapping[HostId, int], w
         epoch=job.grant.epoch,
         workers=workers,
         coordinator=coordinator,
-        by="the leader",
+        by=LEADER,
         why=why[:1000],
     )
 
@@ -161,6 +161,11 @@ def with_freed(free: Mapping[HostId, int], shrinks: Shrinks) -> Gpus:
     for job, count in shrinks:
         add(there, freed(job, count))
     return there
+
+
+def _most(job: Job) -> int:
+    """The most processes to which the job grows by itself: no more than a person asked for."""
+    return job.healing.at_most or job.spec.workers_max
 
 
 def _room(job: Job, capacity: Capacity) -> int:

@@ -23,6 +23,8 @@ from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, 
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.carrying import carried_after, ending, without
 
+LEADER = "the leader"
+"""Who asked, where it is not a person (`ScaleAsked.by`)."""
 NOBODY = "none: whoever proposed it looks again"
 
 
@@ -42,6 +44,8 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
         return refused
     now, by = job.processes, _said_by(command.by, command.why)
     job.healing.wanted, job.healing.wanted_by = 0, ""
+    if command.by != LEADER:
+        job.healing.at_most = command.workers
     queue.touch(job)
     if command.workers > now:
         job.healing.wanted, job.healing.wanted_by = command.workers, by
