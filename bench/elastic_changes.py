@@ -39,10 +39,12 @@ TRAIN = """
 import os, runpy, sys, time
 import covey.job.job_state
 script, *sys.argv[1:] = sys.argv[1:]
-done, log = covey.job.job_state.JobState.done, open(f"steps.{os.environ['RANK']}.{os.getpid()}", "a")
+done, log = covey.job.job_state.JobState.done, None
 def noted(state):
+    global log
     step = state.step
     done(state)
+    log = log or open(f"steps.{os.environ['RANK']}.{os.getpid()}", "a")
     print(time.monotonic(), step, file=log, flush=True)
 covey.job.job_state.JobState.done = noted
 sys.path[0] = os.path.dirname(script)
@@ -171,11 +173,17 @@ class Changes:
     def _lose(self, kind: str) -> str:
         if kind == "a whole host":
             return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
+        wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         pids = sorted(pid for host in self._rack.hosts for pid in host.find("train.py"))
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
         return f"{kind} of {len(pids)} killed"
+
+    def _all_have_state(self) -> bool:
+        """Whether each process has done a step: it has what those that are killed need."""
+        each = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py")]
+        return bool(each) and all(any((host.folder / "root").glob(f"steps.*.{inner(pid)}")) for host, pid in each)
 
     def _lose_host(self, host: Host) -> str:
         before = len(host.find("train.py"))
@@ -191,6 +199,15 @@ class Changes:
         """Hosts with processes of the job."""
         said = json.loads(shell(self._rack, f"agentctl job {self._job} --json"))["data"]
         return [place["host"] for place in said["places"]]
+
+
+def inner(pid: int) -> int:
+    """Number of the process on its own host; 0: it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
 
 if __name__ == "__main__":
