@@ -13,6 +13,8 @@ from plugins.scheduler.machine.log.jobs import HOLDING
 from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
+    Arranged,
+    Arrangement,
     Attained,
     CancelAsked,
     Command,
@@ -28,11 +30,13 @@ from plugins.scheduler.messages.commands import (
     RanksReported,
     Replaced,
     Result,
+    ScaleAsked,
     Submitted,
     TakenBack,
     TimeLimitReached,
 )
 from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.carrying import carried_after, ending, without
 
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 TENANTS = ("alice", "bob")
@@ -125,6 +129,52 @@ class AnyOrder(RuleBasedStateMachine):
         places = tuple(Place(host, (n,), (f"g{key}",)) for n, host in enumerate(hosts[:workers]))
         self.say(Placed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=places, master_addr="", master_port=1))
         self.heal(job.number, True)
+
+    @rule(key=st.integers(41, 46), hosts=st.permutations(HOSTS), fewest=st.integers(1, 2))
+    def begin_elastic(self, key: int, hosts: list[HostId], fewest: int) -> None:
+        """Begin an elastic job of up to six processes, which has registered its state."""
+        spec = JobSpec.parse({"argv": ["x"], "workers": fewest, "workers_max": 6, "tenant": "bob"})
+        said = self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
+        job = self.queue.jobs.get(said.job) if isinstance(said, Applied) and said.job is not None else None
+        if job is None:
+            return
+        self.say(Granted(wall_s=1.0, job=job.id, epoch=job.grant.epoch + 1, coordinator=H1))
+        places = tuple(Place(host, (n,), (f"e{key}",)) for n, host in enumerate(hosts[:fewest]))
+        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=places, master_addr="", master_port=1))
+        self.heal(job.number, True)
+
+    @rule(number=st.integers(1, 6), workers=st.integers(1, 7), stale=st.sampled_from([0, 0, 1]))
+    def scale(self, number: int, workers: int, stale: int) -> None:
+        running = [job for job in self.queue.jobs.values() if job.spec.elastic] or list(self.queue.jobs.values())
+        for job in running[number % len(running) :][:1] if running else ():
+            epoch = max(0, job.grant.epoch - stale)
+            self.say(ScaleAsked(wall_s=1.0, job=job.id, epoch=epoch, workers=workers, coordinator=H1))
+
+    @rule(
+        number=st.integers(1, 6),
+        on=st.lists(st.sampled_from(HOSTS), min_size=1, max_size=3),
+        ends=st.integers(0, 2),
+        gpu=st.integers(0, 5),
+        stale=st.sampled_from([0, 0, 0, 1]),
+    )
+    def arrange(self, number: int, on: list[HostId], ends: int, gpu: int, stale: int) -> None:
+        """Let an elastic job begin processes on these hosts, and end some, in a proposal that may be wrong in every
+        way."""
+        placed = [job for job in self.queue.jobs.values() if job.spec.elastic and job.placed]
+        if not placed:
+            return
+        job = placed[number % len(placed)]
+        gone = ending(job.start.places, job.carriers([0]), ends)
+        carried, config = job.start.carried, max(0, job.healing.healed - stale)
+        if not 1 <= len(carried) - len(gone) + len(on) <= 6:
+            return
+        names = sorted(carried_after(carried, gone, len(on)).keys() - (carried.keys() - set(gone)))
+        places = {place.host: place for place in without(job.start.places, gone, 1)}
+        for n, (host, name) in enumerate(zip(on, names, strict=True)):
+            old = places.get(host, Place(host, (), ()))
+            places[host] = Place(host, (*old.ranks, name), (*old.gpus, f"g{gpu}.{n}"), config + 1)
+        new = Arrangement(job.grant.epoch, config, tuple(places.values()))
+        self.say(Arranged(wall_s=1.0, jobs={job.id: new}))
 
     @rule(number=st.integers(1, 6), may=st.sampled_from([True, True, True, False]))
     def heal(self, number: int, may: bool) -> None:
@@ -229,9 +279,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert job.grant.epoch >= self.epochs.get(job.id, 0), "an epoch fell"
             self.epochs[job.id] = job.grant.epoch
             if job.placed:
-                assert sorted(rank for place in job.start.places for rank in place.ranks) == list(
-                    range(job.spec.workers)
-                )
+                names = sorted(rank for place in job.start.places for rank in place.ranks)
+                assert names == (sorted(job.start.carried) if job.spec.elastic else list(range(job.spec.workers)))
                 assert job.awaited, "a gang of which nothing is left"
             assert job.state not in HOLDING or job.grant.epoch > 0
 
