@@ -117,6 +117,23 @@ def test_nothing_of_a_rank_that_leaves_runs_once_that_is_told(leaves_s: float) -
     play([(1.0, -9), (500.0, 0), (500.0, 0)], story, seed=int(1 + 1000 * leaves_s))
 
 
+@pytest.mark.parametrize("after_ms", [0, 2, 4, 8, 16, 32])
+def test_a_rank_that_leaves_while_it_is_started_again_is_gone_once_that_is_told(after_ms: int) -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await said(stream, lambda state: 1 in state.healing and state.healing[1].losses)
+        await asyncio.sleep(after_ms / 1000)
+        await stream.write(pack(LEAVES))
+        await said(stream, lambda state: state.changed == 1)
+        begun = len(played.host.commands)
+        assert running(played) == ["0"]
+        assert dict((await last_word(stream)).codes) == {0: 0}
+        assert len(played.host.commands) == begun, "none begins any more"
+
+    play([(1.0, -9), (500.0, 0)], story, seed=1 + after_ms)
+
+
 @pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.03, 0.1, 2.0])
 @pytest.mark.parametrize("told", [True, False])
 def test_a_rank_that_left_is_gone_whenever_the_supervisor_dies(kill_s: float, told: bool) -> None:
@@ -133,9 +150,9 @@ def test_a_rank_that_left_is_gone_whenever_the_supervisor_dies(kill_s: float, to
         now = without(played.config(), 1)
         await env.processes.start_program("supervisor", "again", now)
         stream = await meet(env, now)
-        await stream.write(pack(LEAVES))
         await said(stream, lambda state: state.changed == 1)
         assert running(played) == ["0"]
+        await stream.write(pack(LEAVES))
         last = await last_word(stream)
         assert (dict(last.codes), last.lost, last.leaving) == ({0: 0}, False, ())
 
