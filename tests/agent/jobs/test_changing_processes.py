@@ -54,6 +54,10 @@ async def said(stream: ByteStream, holds: Callable[[SupervisorState], object]) -
             return heard.state
 
 
+def is_over(changed: int) -> Callable[[SupervisorState], bool]:
+    return lambda state: state.changed == changed
+
+
 def running(played: Ranks) -> list[str]:
     """The ranks whose processes live."""
     host = played.host
@@ -166,7 +170,7 @@ def test_one_that_comes_again_after_it_left_is_another_process_with_a_higher_num
         await said(stream, lambda state: len(state.pids) == 2)
         for changed, number in ((1, 65536), (3, 131072)):
             await stream.write(pack(LeaveRanks(changed, (1,))))
-            await said(stream, lambda state, changed=changed: state.changed == changed)
+            await said(stream, is_over(changed))
             again = joiner(1)
             env_of = again.command.env | {"COVEY_INCARNATION": str(number)}
             again = RankStart(1, msgspec.structs.replace(again.command, env=env_of))
