@@ -8,6 +8,9 @@ The record `EPOCH.start` is durable before anything runs, so an agent that died 
 started. A supervisor claims its epoch (see there), so starting one again is harmless. The end of an epoch is published
 after every restart until the scheduler calls `forget`; then only the highest forgotten epoch of the job stays, and
 every epoch up to it is refused: a grant's epoch is the fencing token.
+
+Which processes of an elastic job run here changes under one epoch: the record, too, is durable before the supervisor
+hears of it (`JoinRanks`, `LeaveRanks`), and it hears all of it again on each new connection.
 """
 
 import asyncio

@@ -54,6 +54,10 @@ async def said(stream: ByteStream, holds: Callable[[SupervisorState], object]) -
             return heard.state
 
 
+def is_over(changed: int) -> Callable[[SupervisorState], bool]:
+    return lambda state: state.changed == changed
+
+
 def running(played: Ranks) -> list[str]:
     """The ranks whose processes live."""
     host = played.host
@@ -117,6 +121,23 @@ def test_nothing_of_a_rank_that_leaves_runs_once_that_is_told(leaves_s: float) -
     play([(1.0, -9), (500.0, 0), (500.0, 0)], story, seed=int(1 + 1000 * leaves_s))
 
 
+@pytest.mark.parametrize("after_ms", [0, 2, 4, 8, 16, 32])
+def test_a_rank_that_leaves_while_it_is_started_again_is_gone_once_that_is_told(after_ms: int) -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await said(stream, lambda state: 1 in state.healing and state.healing[1].losses)
+        await asyncio.sleep(after_ms / 1000)
+        await stream.write(pack(LEAVES))
+        await said(stream, lambda state: state.changed == 1)
+        begun = len(played.host.commands)
+        assert running(played) == ["0"]
+        assert dict((await last_word(stream)).codes) == {0: 0}
+        assert len(played.host.commands) == begun, "none begins any more"
+
+    play([(1.0, -9), (500.0, 0)], story, seed=1 + after_ms)
+
+
 @pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.03, 0.1, 2.0])
 @pytest.mark.parametrize("told", [True, False])
 def test_a_rank_that_left_is_gone_whenever_the_supervisor_dies(kill_s: float, told: bool) -> None:
@@ -133,9 +154,9 @@ def test_a_rank_that_left_is_gone_whenever_the_supervisor_dies(kill_s: float, to
         now = without(played.config(), 1)
         await env.processes.start_program("supervisor", "again", now)
         stream = await meet(env, now)
-        await stream.write(pack(LEAVES))
         await said(stream, lambda state: state.changed == 1)
         assert running(played) == ["0"]
+        await stream.write(pack(LEAVES))
         last = await last_word(stream)
         assert (dict(last.codes), last.lost, last.leaving) == ({0: 0}, False, ())
 
@@ -149,7 +170,7 @@ def test_one_that_comes_again_after_it_left_is_another_process_with_a_higher_num
         await said(stream, lambda state: len(state.pids) == 2)
         for changed, number in ((1, 65536), (3, 131072)):
             await stream.write(pack(LeaveRanks(changed, (1,))))
-            await said(stream, lambda state, changed=changed: state.changed == changed)
+            await said(stream, is_over(changed))
             again = joiner(1)
             env_of = again.command.env | {"COVEY_INCARNATION": str(number)}
             again = RankStart(1, msgspec.structs.replace(again.command, env=env_of))
