@@ -27,6 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.healing_kills import rank_of  # noqa: E402
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
@@ -39,6 +40,7 @@ TRAIN = """
 import os, runpy, sys, time
 import covey.job.job_state
 script, *sys.argv[1:] = sys.argv[1:]
+open("/proc/self/comm", "w").write("rank" + os.environ["RANK"])
 done, log = covey.job.job_state.JobState.done, None
 def noted(state):
     global log
@@ -174,19 +176,23 @@ class Changes:
         if kind == "a whole host":
             return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
         wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
-        pids = sorted(pid for host in self._rack.hosts for pid in host.find("train.py"))
+        pids = sorted(pid for _, pid in self._processes())
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
         return f"{kind} of {len(pids)} killed"
 
+    def _processes(self) -> list[tuple[Host, int]]:
+        found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py")]
+        return [(host, pid) for host, pid in found if rank_of(pid) is not None]
+
     def _all_have_state(self) -> bool:
         """Whether each process has done a step: it has what those that are killed need."""
-        each = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py")]
+        each = self._processes()
         return bool(each) and all(any((host.folder / "root").glob(f"steps.*.{inner(pid)}")) for host, pid in each)
 
     def _lose_host(self, host: Host) -> str:
-        before = len(host.find("train.py"))
+        before = sum(each is host for each, _ in self._processes())
         host.power_off()
         if self._draws.random() < 0.5:  # else it is back before anybody has missed it
             wait(lambda: host.name not in self._hosts(), lambda: told(self._rack, self._job), 60.0)

@@ -290,14 +290,14 @@ def test_others_carry_the_ranks_of_a_lost_host_in_the_same_entry() -> None:
 def test_a_host_that_began_anew_before_it_was_missed_loses_its_processes_and_not_the_job() -> None:
     told = Elastic()
     told.grow(h3=4)
-    since = told.job.place_on(H2).since  # type: ignore[union-attr]
-    codes = dict.fromkeys(told.job.place_on(H2).ranks, 255)  # type: ignore[union-attr]
+    since = told.job.place_on(H2).since
+    codes = dict.fromkeys(told.job.place_on(H2).ranks, 255)
     lost = RanksReported(wall_s=1.0, job=told.id, epoch=1, host=H2, codes=codes, reason="restarted", lost=True)
     assert isinstance(told.say(msgspec.structs.replace(lost, since=since)), Applied)
     assert (told.job.state, told.job.processes, set(told.names)) == ("running", 6, {H1, H3})
     assert told.job.reason == "h2 lost its processes: restarted; from 8 to 6 processes: 2 less on h2"
     assert isinstance(told.say(msgspec.structs.replace(lost, since=since)), NotApplied), "it is not there any more"
-    told.say(msgspec.structs.replace(lost, host=H3, since=told.job.place_on(H3).since, asked=True))  # type: ignore[union-attr]
+    told.say(msgspec.structs.replace(lost, host=H3, since=told.job.place_on(H3).since, asked=True))
     assert told.job.state == "stopping", "it had been told to end them"
 
 
