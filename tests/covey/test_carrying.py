@@ -373,7 +373,7 @@ def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> N
             waiting.remove(self.name)
 
         def is_free(self, within_s: float) -> bool:
-            if is_free := self.free.pop(0):
+            if self.free.pop(0):
                 waiting.remove(self.name)
                 return True
             return False
