@@ -14,7 +14,6 @@ from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
     HOLLOW,
-    TYPES,
     WANT,
     Frame,
     Header,
@@ -29,6 +28,7 @@ from covey.tensors.numbers.tensor_wire import (
     verify,
 )
 from covey.tensors.owner.rank_frames import RankFrames
+from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.sums import TensorSum
 from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
@@ -66,6 +66,7 @@ class WorkerLink:
         self._closed = False
         self._written = asyncio.Event()
         self._frames = RankFrames(rank, lambda key: job.tensors.get(key))
+        self._results = RankResults(rank, job.hash, job.epoch, self._near)
         self._key = 0
         """The tensor of the frame heard last."""
 
@@ -78,7 +79,7 @@ class WorkerLink:
         self._put(frame(op, self.job.hash, of, key=key, payload=payload, round=round))
 
     def give(self, key: int, tensor: TensorSum) -> None:
-        if self._put((key, tensor)):
+        if self._results.owe(key) and self._put((key, tensor)):
             self.job.rounds_here.owe()
 
     def told(self, rank: int, header: Header, payload: Payload) -> None:
@@ -169,29 +170,20 @@ class WorkerLink:
                 await self._written.wait()
 
     async def _send_state(self, key: int, tensor: TensorSum) -> None:
-        lent = tensor.lend_to(self.rank)
-        if lent is None:
+        giving = self._results.begin(key, tensor)
+        if giving is None:
             return
-        version, array, heads = lent
         job = self.job
         try:
-            view = memoryview(array.view("u1").data)
-            for part in range(tensor.parts_for(self.rank)):
-                start, end = tensor.declared.state_span(part)
-                payload = view[start:end]
-                kept = ~part if self._near else part  # unlike checksums
-                head = heads.get(kept)
-                if head is None:
-                    began_s, of = job.env.clock.cpu_s(), {"key": key, "part": part, "round": version}
-                    of["type"] = TYPES[tensor.declared.type][0]
-                    head, _ = frame(TensorOp.RESULT, job.hash, job.epoch, payload=payload, near=self._near, **of)
-                    heads[kept] = head
-                    job.worked(began_s)
+            for part in giving.parts:
+                began_s = job.env.clock.cpu_s()
+                head, payload = self._results.frame(giving, part)
+                job.worked(began_s)
                 await self._write(head, payload)
-                job.sent_bytes += end - start
-                job.carried(end - start)
+                job.sent_bytes += len(payload)
+                job.carried(len(payload))
         finally:
-            tensor.give_back(array)
+            self._results.over(giving)
 
     # ---- in ----
 
