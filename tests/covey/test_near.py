@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from agent.ports.network.bytes import SocketBytes
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient
 from covey.ports.streams import ByteStream
 from covey.tensors.aggregator.early_copy import EarlyCopy
 from covey.tensors.aggregator.link import TensorLink
+from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     Declared,
@@ -25,6 +27,7 @@ from covey.tensors.numbers.tensor_wire import (
     TensorWireError,
     frame,
     is_lasting,
+    job_hash,
     parse,
     verify,
 )
@@ -332,6 +335,24 @@ def test_what_was_pushed_stays_until_the_result_is_whole() -> None:
     assert memory == b"." * 40
     copy.finish(RESULT)
     assert out == RESULT
+
+
+def test_parts_that_came_while_the_script_pushed_are_at_hand_until_they_come_again() -> None:
+    """It copies them when it begins to wait."""
+    rounds = Rounds(JobId("j1"), 0, 1)
+    list(rounds.declare_as(TWO_PARTS))
+    list(rounds.push("g", bytes(24)))
+    tensor = rounds.tensors["g"]
+    assert tensor.parts_here() == [] and tensor.part_here(1) is None
+    head, payload = frame(
+        TensorOp.RESULT, job_hash(JobId("j1")), 0, key=tensor.key, part=1, round=1, payload=RESULT[16:]
+    )
+    rounds.destination(parse(head))[:] = payload
+    list(rounds.heard(parse(head), payload))
+    here = tensor.part_here(1)
+    assert tensor.parts_here() == [1] and here is not None and bytes(here) == RESULT[16:]
+    list(rounds.connected())
+    assert tensor.parts_here() == [] and tensor.part_here(1) is None, "the next owner sends them all again"
 
 
 def test_of_a_result_that_comes_again_all_is_copied_again() -> None:

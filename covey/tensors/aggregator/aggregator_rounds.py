@@ -210,6 +210,11 @@ class AggregatorRounds:
         tensor = self.rounds.tensors[label]
         with self._changed:
             copy = self._copies[tensor.key] = EarlyCopy(tensor.declared, bytes_of(out), tensor.pushed)
+            here = tensor.parts_here()
+        for part in here:
+            with self._changed:  # the link thread takes in other parts in between
+                if (numbers := tensor.part_here(part)) is not None:
+                    copy.came(part, numbers)
         try:
             self.until(label, waits)
         finally:

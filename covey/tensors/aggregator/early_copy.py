@@ -1,7 +1,8 @@
 """Copy a result to where the script wants it part by part, as the parts arrive, while each is still in a cache.
 
 That is done only where it cannot be noticed: the script waits, and its contribution is in other memory, since it may be
-needed again until the result is whole. Parts that were not copied are copied at the end.
+needed again until the result is whole. Parts that arrived while the script still pushed are copied when it begins to
+wait, and those that were not copied at the end.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class EarlyCopy:
 
     def came(self, part: int, data: Payload) -> None:
         """Copy a part of the result, which has arrived whole and checked."""
-        if self._may and part < self._declared.parts:
+        if self._may and part < self._declared.parts and part not in self._copied:
             start, end = self._declared.span(part)
             np.copyto(self._out[start:end], _numbers(data))
             self._copied.add(part)

@@ -140,6 +140,17 @@ class TensorRounds:
         which, start, end = self.declared.state_piece(part)
         return memoryview(self.moments[which - 1] if which else self.state)[start:end]
 
+    def parts_here(self) -> list[int]:
+        """Parts of the result that is to come which have arrived."""
+        return list(self._seen)
+
+    def part_here(self, part: int) -> memoryview | None:
+        """The numbers of such a part; None when it is not one: the result is whole, or its parts will come again."""
+        if part not in self._seen or part >= self.declared.parts:
+            return None
+        start, end = self.declared.span(part)
+        return memoryview(self.incoming)[start:end]
+
     def forget_partial(self) -> None:
         self._seen.clear()
 

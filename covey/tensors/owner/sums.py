@@ -184,7 +184,6 @@ class TensorSum:
         for all of these, of its host; None: for itself. `hollow`: it has no copy of that version's result."""
         self._spoken.say(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
-        self._pushing.pop(rank, None)
         (self._hollow.add if hollow else self._hollow.discard)(rank)
         if rank == self._holder:
             self._holder = None  # a new connection: what was asked of the old one will not come
@@ -205,7 +204,7 @@ class TensorSum:
     def gone(self, rank: int) -> Sequence[StateTransfer]:
         """A rank's connection ended. What it said and pushed still counts."""
         self._here.discard(rank)
-        self._pushing.pop(rank, None)
+        self._pushing.pop(rank, None)  # a new connection begins with no part, and its process may be another one
         if rank != self._holder:
             return ()
         self._holder = None
@@ -365,7 +364,9 @@ class TensorSum:
         if self.version is not None and self._done and self._awaits_parts(rank):
             self._lend(self._sum)
             return Lent(self.version + 1, self._sum, self._new_heads, tuple(self._done), False)
-        return Lent(*self.lend(), range(self.parts_for(rank)), True) if self._may_have(rank) else None
+        if not self.has_state or not self._may_have(rank):
+            return None
+        return Lent(*self.lend(), range(self.parts_for(rank)), True)
 
     def give_back(self, array: Array) -> None:
         left = self._lent.pop(id(array)) - 1
