@@ -52,7 +52,7 @@ class OwnersEnd:
 class LocalLink:
     """The end that the rank has: a `covey.tensors.aggregator.link.RankSideLink`."""
 
-    near, welcomed = True, True
+    near, welcomed, places = True, True, False
 
     def __init__(self, rank: int, table: OwnedTable, owner: OwnerHere) -> None:
         self.lock = threading.RLock()
@@ -114,6 +114,10 @@ class LocalLink:
         """Copy the header of the frame that is there, then its payload, to `view`, which has its size."""
         data = self._unread.pop()
         view[:] = data
+
+    def descriptor(self) -> int:
+        """Never there: what this rank pushes is added where it lies."""
+        raise ConnectionAbortedError("announced memory and handed over none")
 
     def shut(self) -> None:
         """End the connection."""

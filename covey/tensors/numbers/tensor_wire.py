@@ -17,6 +17,8 @@ most that it will ever allocate. The checksum covers header and payload; for num
                                               (`covey.tensors.numbers.updates`)
       PUSH(key, round, piece) ...     ->      the worker's contribution, or the sums of its host
                                               (`covey.tensors.numbers.spoken`)
+                                       <- MEMORY(key, bytes)    with a descriptor, to a worker of this host
+      PLACED(key, round, piece) ...   ->      as PUSH; its numbers lie in that memory
                                        <- RESULT(key, round, part) ...
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing.healing`)
@@ -91,6 +93,8 @@ IN_VAIN = 1
 """Value of FAULT's round when the round needs a rank that has left."""
 HOLLOW = 4
 """Flag of OPEN: the worker took over from a lost one, and has no copy of the result of the version that it states."""
+PLACES = 8
+"""Flag of OPEN: the worker can put what it pushes into memory that the aggregator shares with it."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
@@ -99,6 +103,7 @@ _OP_AT = 1
 """Offset of the operation's byte in a header."""
 _RANKS = struct.Struct("<HH")
 _RATE = struct.Struct("<d")
+_SIZE = struct.Struct("<Q")
 
 Payload = bytes | bytearray | memoryview
 Frame = tuple[bytes, Payload]
@@ -121,6 +126,7 @@ class TensorOp(enum.IntEnum):
     TELL = 9
     COPIES = 10
     LEAVES = 11
+    PLACED = 12
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -130,6 +136,7 @@ class TensorOp(enum.IntEnum):
     CHALLENGE = 22
     TOLD = 23
     COPIED = 24
+    MEMORY = 25
 
 
 _LENGTH_MAX = {
@@ -153,11 +160,13 @@ _LENGTH_MAX = {
     TensorOp.TOLD: PART_BYTES_MAX,
     TensorOp.COPIES: 0,
     TensorOp.COPIED: 0,
+    TensorOp.PLACED: 0,
+    TensorOp.MEMORY: _SIZE.size,
 }
 _OPS = {int(op): op for op in TensorOp}
 _NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
 _LASTING = frozenset((TensorOp.PUSH, TensorOp.RESULT))
-_WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
+_WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.PLACED, TensorOp.STATE, TensorOp.RESULT))
 
 
 class Header(NamedTuple):
@@ -218,7 +227,7 @@ def parse(data: Payload) -> Header:
         raise TensorWireError(f"unknown operation {number}")
     if type_ not in _TYPE_NUMBERS or (type_ != FLOAT32 and op not in _WITH_TYPE):
         raise TensorWireError(f"unknown type {type_} of {op.name}")
-    if flags & ~(WANT | SPEAKS | HOLLOW) or (flags and op is not TensorOp.OPEN):
+    if flags & ~(WANT | SPEAKS | HOLLOW | PLACES) or (flags and op is not TensorOp.OPEN):
         raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
         raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
@@ -230,6 +239,11 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
     crc = _checksum(memoryview(head)[:_COVERED], payload, near)
     if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
         raise TensorWireError("checksum of a frame does not match")
+
+
+def is_placed(head: Payload) -> bool:
+    """Whether the numbers of this frame lie in shared memory, so that the other end may begin with them."""
+    return head[_OP_AT] == TensorOp.PLACED
 
 
 def is_lasting(head: Payload) -> bool:
@@ -405,6 +419,18 @@ def unpack_rate(data: Payload) -> float:
         return check_rate(*_RATE.unpack(data))
     except ValueError as error:
         raise TensorWireError(str(error)) from error
+
+
+def pack_size(size: int) -> bytes:
+    """The payload of MEMORY."""
+    return _SIZE.pack(size)
+
+
+def unpack_size(data: Payload) -> int:
+    if len(data) != _SIZE.size:
+        raise TensorWireError(f"a size has {_SIZE.size} bytes, not {len(data)}")
+    size: int = _SIZE.unpack(data)[0]
+    return size
 
 
 def pack_opening(packed: bytes, ranks: Node | None) -> bytes:

@@ -62,6 +62,8 @@ Array = npt.NDArray[Any]
 """Array of the tensor's type, as it is stored in memory."""
 
 
+GIVES = 8
+"""Times, about, that ranks are given parts of a large tensor in one round: each time wakes all of them."""
 TENSORS_MAX = 1 << 16
 """Most tensors of one table at its owner."""
 
@@ -273,6 +275,14 @@ class TensorSum:
         """The piece that a PUSH of this rank carries."""
         return self._spoken.piece(rank, number)
 
+    def memory_bytes(self, rank: int) -> int:
+        """Bytes of memory in which all that this rank pushes in a round lies (`Spoken.place`)."""
+        return self._spoken[rank].memory_bytes
+
+    def place(self, rank: int, number: int) -> tuple[int, int]:
+        """Where a piece of this rank lies in that memory: its first byte, and the byte after its last."""
+        return self._spoken[rank].place(number)
+
     def push(self, rank: int, round: int, number: int, data: Payload) -> Sequence[StateTransfer]:
         """A rank pushes a piece. `data` is kept until it was added: hand over a buffer that nothing else writes."""
         piece = self.piece(rank, number)
@@ -350,6 +360,8 @@ class TensorSum:
         self._done.append(addition.part)
         if len(self._done) == self.declared.parts:
             return self._complete()
+        if len(self._done) % max(1, self.declared.parts // GIVES):
+            return ()
         return [StateTransfer("give", rank) for rank in sorted(self._spoken) if self._awaits_parts(rank)]
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:

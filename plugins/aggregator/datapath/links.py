@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 from typing import NamedTuple
 
+from covey.ports.pages import SharedPage
 from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
     HOLLOW,
+    PLACES,
     WANT,
     Frame,
     Header,
@@ -22,6 +24,7 @@ from covey.tensors.numbers.tensor_wire import (
     TensorWireError,
     frame,
     is_lasting,
+    pack_size,
     parse,
     unpack_opening,
     unpack_rate,
@@ -51,6 +54,14 @@ class _Told(NamedTuple):
     payload: Payload
 
 
+class _Handed(NamedTuple):
+    """A frame with which memory goes to the worker."""
+
+    head: bytes
+    payload: Payload
+    memory: SharedPage
+
+
 class WorkerLink:
     """One worker's connection after its hello was accepted."""
 
@@ -69,6 +80,8 @@ class WorkerLink:
         self._results = RankResults(rank, job.hash, job.epoch, self._near)
         self._key = 0
         """The tensor of the frame heard last."""
+        self._memories: list[SharedPage] = []
+        """Memory that it was given for what it pushes."""
 
     # ---- out ----
 
@@ -101,6 +114,10 @@ class WorkerLink:
         self._closed = True
         self._queue.put_nowait(None)
         self._stream.close()
+        memories, self._memories = self._memories, []
+        for memory in memories:
+            memory.close()
+            self.job.give_push_memory(len(memory.view))
 
     def _put(self, item: Frame | tuple[int, TensorSum]) -> bool:
         """Queue an item. True: it will be sent, if the worker listens."""
@@ -117,6 +134,8 @@ class WorkerLink:
             while (item := await self._next()) is not None:
                 if isinstance(item[1], TensorSum):
                     await self._pay(item[0], item[1])
+                elif isinstance(item, _Handed):
+                    await self._hand(item)
                 else:
                     await self._write(*item)
                     self._told_bytes -= len(item[1]) if isinstance(item, _Told) else 0
@@ -149,6 +168,12 @@ class WorkerLink:
             await stream.lend(bytes(small + head), memoryview(payload))
         else:
             await stream.write(small, head, payload)
+
+    async def _hand(self, item: _Handed) -> None:
+        """Hand memory over."""
+        await self._write_small()
+        await self._stream.write_with(item.head + bytes(item.payload), (item.memory,))
+        item.memory.close()
 
     async def _write_small(self) -> None:
         small, self._small = self._small, bytearray()
@@ -197,12 +222,13 @@ class WorkerLink:
             if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
                 raise TensorWireError("a frame for another job, epoch or rank than this connection was opened for")
             self._frames.expect(header)
-            payload = self.job.buffers.take(header.length)
+            placed = header.op is TensorOp.PLACED and header.key not in self._frames.refused
+            payload = self._placed(header) if placed else self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
             self.job.carried(header.length)
             began_s = self.job.env.clock.cpu_s()
-            verify(head, payload, self._near)
+            verify(head, b"" if placed else payload, self._near)
             self.job.worked(began_s)
             if self.job.over or self._closed:
                 raise ConnectionAbortedError("no longer served here")
@@ -213,7 +239,7 @@ class WorkerLink:
         match header.op:
             case TensorOp.OPEN:
                 self._open(header, payload)
-            case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._frames.refused:
+            case TensorOp.PUSH | TensorOp.PLACED | TensorOp.RATE | TensorOp.KEPT if header.key in self._frames.refused:
                 pass
             case TensorOp.RATE:
                 self._frames.tensor(header).learn(self.rank, header.round, unpack_rate(payload))
@@ -227,8 +253,8 @@ class WorkerLink:
                 self.job.away.leaving[self.rank] = bytes(payload).decode("utf-8", "replace")
             case TensorOp.LEAVES:
                 pass
-            case TensorOp.PUSH:
-                self.job.received_bytes += header.length
+            case TensorOp.PUSH | TensorOp.PLACED:
+                self.job.received_bytes += len(payload)
                 tensor = self._frames.tensor(header)
                 self.job.heard(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
             case TensorOp.STATE:
@@ -247,3 +273,22 @@ class WorkerLink:
             return
         want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
         self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, want, ranks, hollow))
+        if header.flags & PLACES and self._near and header.key not in self._frames.memories:
+            self._share_memory(header.key, tensor.memory_bytes(self.rank))
+
+    def _share_memory(self, key: int, size: int) -> None:
+        """Give the worker memory in which it places what it pushes of this tensor, if that is large and there is
+        some."""
+        made = self.job.push_memory(size) if size >= LEAST_BYTES else None
+        if made is None:
+            return
+        self._memories.append(made)
+        self._frames.memories[key] = memoryview(made.view).toreadonly()
+        self._put(
+            _Handed(*frame(TensorOp.MEMORY, self.job.hash, self.job.epoch, key=key, payload=pack_size(size)), made)
+        )
+
+    def _placed(self, header: Header) -> Payload:
+        """The piece that the worker has placed in shared memory."""
+        first, end = self._frames.tensor(header).place(self.rank, header.part)
+        return memoryview(self._frames.memories[header.key])[first:end]
