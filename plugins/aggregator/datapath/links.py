@@ -283,7 +283,7 @@ class WorkerLink:
         if made is None:
             return
         self._memories.append(made)
-        self._frames.memories[key] = memoryview(made.view).toreadonly()
+        self._frames.memories[key] = memoryview(made.view)  # sums are made there too: each piece comes once
         self._put(
             _Handed(*frame(TensorOp.MEMORY, self.job.hash, self.job.epoch, key=key, payload=pack_size(size)), made)
         )
