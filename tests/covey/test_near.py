@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,6 +45,7 @@ from covey.wire import page_pipe
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.links import WorkerLink
+from tests.covey.test_direct import BadCard
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread, Quiet
@@ -182,7 +183,23 @@ def test_numbers_of_this_host_are_not_checked_and_headers_are() -> None:
     head, _ = frame(TensorOp.OPEN, 1, 2, payload=b"1234", near=True)
     with pytest.raises(TensorWireError):
         verify(head, b"1235", near=True)
+    unlike = [
+        op for op in TensorOp if frame(op, 1, 2, payload=b"12")[0] != frame(op, 1, 2, payload=b"12", near=True)[0]
+    ]
+    assert set(unlike) == {TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT, TensorOp.TELL, TensorOp.TOLD}
     assert [op for op in TensorOp if is_lasting(frame(op, 1, 2)[0])] == [TensorOp.PUSH, TensorOp.RESULT]
+
+
+@pytest.mark.parametrize("of", ["pushes", "results"])
+def test_a_bit_that_a_card_flips_is_not_added(near: AggdThread, of: str) -> None:
+    """One rank is here and shares memory, the other one's frames cross a card."""
+    at, ranks = near.serve("j1", EPOCH + 1, 2), Ranks(2)
+    card = BadCard(at.address, of)
+    ranks.clients[0].moved(at)
+    ranks.clients[1].moved(msgspec.structs.replace(at, address=card.address, near=""))
+    sums(ranks, 4, lost=[1])
+    assert card.flipped and near.now().bad_frames == (of == "pushes")
+    card.close()
 
 
 # ---- pages -----------------------------------------------------------------------------------------------------------
@@ -394,8 +411,8 @@ class Pushes:
         return {round for who, found, round in self.ops if (who, found) == (rank, op)}
 
 
-def sums(ranks: Ranks, rounds: int, size: tuple[int, ...] = SHAPE) -> None:
-    """Some rounds with arrays that change right after, checked bit by bit."""
+def sums(ranks: Ranks, rounds: int, size: tuple[int, ...] = SHAPE, lost: Sequence[int] = ()) -> None:
+    """Some rounds with arrays that change right after, checked bit by bit. `lost`: ranks that lose a connection."""
     wrong: list[tuple[int, int]] = []
 
     def script(rank: int, client: TensorClient) -> None:
@@ -408,7 +425,7 @@ def sums(ranks: Ranks, rounds: int, size: tuple[int, ...] = SHAPE) -> None:
             wrong.extend([(rank, round)] * (result.tobytes() != expected.tobytes()))
 
     play(ranks, script)
-    assert not wrong and not ranks.lost
+    assert not wrong and [rank for rank, *_ in ranks.lost] == list(lost)
 
 
 def test_what_ranks_of_its_host_push_is_in_memory_that_both_see(

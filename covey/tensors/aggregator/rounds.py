@@ -301,6 +301,7 @@ class Rounds:
             rank=self.rank,
             round=said.step,
             payload=said.data,
+            near=self.near,
         )
 
     def leave(self, words: bytes) -> Iterator[Frame]:

@@ -29,6 +29,8 @@ class OwnerHere(Protocol):
 class OwnersEnd:
     """The end of the connection that the owner has."""
 
+    near = True
+
     def __init__(self, rank: int, table: OwnedTable) -> None:
         self.rank, self.frames = rank, RankFrames(rank, table.tensors.get)
         self.results = RankResults(rank, table.hash, table.epoch, near=True)

@@ -1,9 +1,15 @@
 """Frames of the tensor path: a worker of a job on one side, the aggregating process (`aggd`) on the other, over TCP.
 
 Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows the
-most that it will ever allocate. The checksum covers header and payload; for numbers between two processes of one host
-(`near`: by a unix socket) only the header, since they never leave its memory. A frame that violates this is a
-`TensorWireError`, and the connection is closed: the next frame's start cannot be found.
+most that it will ever allocate. A frame that violates this is a `TensorWireError`, and the connection is closed: the
+next frame's start cannot be found. The checksum decides whether a network card has changed a bit, so it covers what
+crosses one:
+
+    TCP                                 header and payload
+    unix socket of this host (`near`)   the header; of numbers, and what ranks tell one another, nothing else, since
+                                        they never leave the host's memory
+    memory that both see (PLACED)       the header: there is no payload
+    by reference, in one process        nothing (`covey.tensors.direct.local_link`)
 
     worker                                aggd
       HELLO(job, epoch, rank, incarnation, nonce) ->
@@ -164,7 +170,7 @@ _LENGTH_MAX = {
     TensorOp.MEMORY: _SIZE.size,
 }
 _OPS = {int(op): op for op in TensorOp}
-_NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
+_LARGE = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT, TensorOp.TELL, TensorOp.TOLD))
 _LASTING = frozenset((TensorOp.PUSH, TensorOp.RESULT))
 _WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.PLACED, TensorOp.STATE, TensorOp.RESULT))
 
@@ -254,7 +260,7 @@ def is_lasting(head: Payload) -> bool:
 
 def _checksum(head: Payload, payload: Payload, near: bool) -> int:
     of_head = crc32(head)
-    return of_head if near and head[_OP_AT] in _NUMBERS else crc32(payload, of_head)
+    return of_head if near and head[_OP_AT] in _LARGE else crc32(payload, of_head)
 
 
 def block_label(name: str, block: int) -> str:

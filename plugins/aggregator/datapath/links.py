@@ -62,6 +62,10 @@ class _Handed(NamedTuple):
     memory: SharedPage
 
 
+_Item = Frame | tuple[int, TensorSum] | _Handed
+"""What is sent to a worker in its turn: a frame, a result, memory."""
+
+
 class WorkerLink:
     """One worker's connection after its hello was accepted."""
 
@@ -70,7 +74,7 @@ class WorkerLink:
         self._stream = stream
         self._near = stream.uid >= 0
         """The worker is on this host, at a unix socket."""
-        self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._told_bytes = 0
         self._small = bytearray()
         """Small frames that are written with what follows."""
@@ -98,8 +102,8 @@ class WorkerLink:
     def told(self, rank: int, header: Header, payload: Payload) -> None:
         if self._told_bytes + len(payload) > TOLD_BYTES_MAX:
             return
-        job, head = self.job, header.key
-        said = frame(TensorOp.TOLD, job.hash, job.epoch, key=head, rank=rank, round=header.round, payload=payload)
+        job, of = self.job, {"key": header.key, "rank": rank, "round": header.round}
+        said = frame(TensorOp.TOLD, job.hash, job.epoch, payload=payload, near=self._near, **of)
         if self._put(_Told(*said)):
             self._told_bytes += len(payload)
 
@@ -119,7 +123,7 @@ class WorkerLink:
             memory.close()
             self.job.give_push_memory(len(memory.view))
 
-    def _put(self, item: Frame | tuple[int, TensorSum]) -> bool:
+    def _put(self, item: _Item) -> bool:
         """Queue an item. True: it will be sent, if the worker listens."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.close()
@@ -132,10 +136,10 @@ class WorkerLink:
         """Send the queue until `close` or `finish`; run as a task."""
         try:
             while (item := await self._next()) is not None:
-                if isinstance(item[1], TensorSum):
-                    await self._pay(item[0], item[1])
-                elif isinstance(item, _Handed):
+                if isinstance(item, _Handed):
                     await self._hand(item)
+                elif isinstance(item[1], TensorSum):
+                    await self._pay(item[0], item[1])
                 else:
                     await self._write(*item)
                     self._told_bytes -= len(item[1]) if isinstance(item, _Told) else 0
@@ -150,7 +154,7 @@ class WorkerLink:
             self._written.set()
             self._stream.close()
 
-    async def _next(self) -> Frame | tuple[int, TensorSum] | None:
+    async def _next(self) -> _Item | None:
         """The next item to write; small frames are written once nothing else is there."""
         if self._small and self._queue.empty():
             await self._write_small()
