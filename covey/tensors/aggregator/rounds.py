@@ -463,7 +463,7 @@ class Rounds:
     def _placed(
         self, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]], memory: memoryview
     ) -> Iterator[Frame]:
-        """As `_frames`, for pieces that are put into this memory when their frame is made. The owner has added those of
+        """One frame for each piece, which is put into this memory when its frame is made. The owner has added those of
         the round before, since its result is here."""
         of = TensorOp.PLACED, self._hash, self.epoch
         for number, (type, payload) in enumerate(each):

@@ -8,7 +8,7 @@ to it. A new connection begins with nothing sent, and the rank forgets the parts
 from typing import NamedTuple
 
 from covey.tensors.numbers.tensor_wire import TYPES, Frame, TensorOp, frame
-from covey.tensors.owner.sums import Lent, TensorSum
+from covey.tensors.owner.sums import LentResult, TensorSum
 
 
 class Giving(NamedTuple):
@@ -16,7 +16,7 @@ class Giving(NamedTuple):
 
     key: int
     tensor: TensorSum
-    lent: Lent
+    lent: LentResult
     parts: list[int]
 
 

@@ -96,7 +96,7 @@ class StateTransfer(NamedTuple):
     rank: int
 
 
-class Lent(NamedTuple):
+class LentResult(NamedTuple):
     """A result that is being sent: its numbers are not overwritten until `TensorSum.give_back`."""
 
     round: int
@@ -370,15 +370,15 @@ class TensorSum:
         self._lend(self._state)
         return self.version, self._state, self._heads
 
-    def lend_to(self, rank: int) -> Lent | None:
+    def lend_to(self, rank: int) -> LentResult | None:
         """The result that this rank awaits, as far as it is there: of the round under way what is added, if the rank
         has pushed for it; else the state. None when it may not have the newest result yet, and is given it later."""
         if self.version is not None and self._done and self._awaits_parts(rank):
             self._lend(self._sum)
-            return Lent(self.version + 1, self._sum, self._new_heads, tuple(self._done), False)
+            return LentResult(self.version + 1, self._sum, self._new_heads, tuple(self._done), False)
         if not self.has_state or not self._may_have(rank):
             return None
-        return Lent(*self.lend(), range(self.parts_for(rank)), True)
+        return LentResult(*self.lend(), range(self.parts_for(rank)), True)
 
     def give_back(self, array: Array) -> None:
         left = self._lent.pop(id(array)) - 1
