@@ -11,8 +11,8 @@ from covey.kernel.pages import PAGE_BYTES
 class SimPage:
     """A `covey.ports.pages.SharedPage`. `view` is the same for all who hold it; only its writer writes it."""
 
-    def __init__(self, mine: bool) -> None:
-        self.view = bytearray(PAGE_BYTES)
+    def __init__(self, mine: bool, size: int = PAGE_BYTES) -> None:
+        self.view = bytearray(size)
         self.descriptor = 3
         self.sealed = mine
 
@@ -53,6 +53,9 @@ class SimPages:
 
     def make_memory(self, ranks: int, first: int) -> SimPage:
         return SimPage(True)
+
+    def make_handed(self, size: int) -> SimPage:
+        return SimPage(True, size)
 
     def make_ring(self, size: int, sparse: bool = False) -> SimRing:
         return SimRing(self._process, mmap.mmap(-1, size))

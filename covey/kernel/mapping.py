@@ -23,12 +23,11 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def map_shared(descriptor: int, size: int, at: int) -> memoryview:
-    """`size` bytes of the file from `at` on, a multiple of the page size: writable, all pages touched, and unmapped
-    once nothing refers to them. OSError."""
-    address = _libc.mmap(
-        None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE, descriptor, at
-    )
+def map_shared(descriptor: int, size: int, at: int, touch: bool = True) -> memoryview:
+    """`size` bytes of the file from `at` on, a multiple of the page size: writable, and unmapped once nothing refers to
+    them. `touch`: all pages are there from the beginning. OSError."""
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if touch else 0)
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, at)
     if address in (None, _FAILED):
         raise OSError(ctypes.get_errno(), f"cannot map {size} bytes: {os.strerror(ctypes.get_errno())}")
     whole: Any = (ctypes.c_ubyte * size).from_address(address)  # numpy's releases differ in what they say it is

@@ -56,6 +56,10 @@ class Pages(Protocol):
         """Memory of `covey.tensors.same_host.layout` for `ranks` ranks from `first` on; this process needs no view of
         it. OSError as of `make`."""
 
+    def make_handed(self, size: int) -> SharedPage:
+        """`size` bytes of zeros, of a size that is sealed, for this process and one to which the descriptor is handed;
+        `close` ends the descriptor, and the view stays. OSError as of `make`."""
+
     def make_ring(self, size: int, sparse: bool = False) -> "SharedRing":
         """`size` bytes of zeros for this process and another one of this host, locked in memory where that is
         permitted; they exist as long as one of the two holds them. `sparse`: a page takes memory, and is locked, from

@@ -337,8 +337,8 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """No new job is accepted when the process is busy for more than this part of the time: 1 - LossLimit
     (AutoPS §4.3.3.2)."""
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
-    """Tensor bytes the process may hold, and each rank that sums for its job; a sum and a state for each tensor;
-    ours."""
+    """Tensor bytes the process may hold, and each rank that sums for its job; a sum and a state for each tensor. A
+    quarter of it more may be shared with ranks of this host, for what they push; ours."""
     lanes: Annotated[int, Meta(ge=0, le=64)] = 0
     """How many additions the process does at a time, each on a core of its own. 0: half of the cores that neither GPUs
     (4 for each) nor reading and writing need, at most 8, and 1 where none are spare; ours."""

@@ -2,36 +2,50 @@
 
 import asyncio
 import ctypes
+import fcntl
 import gc
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient
+from covey.kernel import memfd
 from covey.ports.streams import ByteStream
+from covey.tensors.aggregator import push_memory
 from covey.tensors.aggregator.early_copy import EarlyCopy
 from covey.tensors.aggregator.link import TensorLink
+from covey.tensors.aggregator.rounds import Rounds
+from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     Declared,
+    Header,
+    Payload,
     TensorOp,
     TensorWireError,
     frame,
     is_lasting,
+    job_hash,
     parse,
     verify,
 )
-from covey.tensors.owner.memory import Arena
+from covey.tensors.owner.memory import Arena, mapped
+from covey.tensors.owner.rank_frames import RankFrames
+from covey.tensors.owner.sums import TensorSum
 from covey.wire import page_pipe
 from covey.wire.page_pipe import PagePipe
-from covey.wire.splicing import PageStream
+from covey.wire.splicing import LEAST_BYTES, PageStream
+from plugins.aggregator.datapath.links import WorkerLink
+from tests.covey.test_direct import BadCard
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread, Quiet
@@ -169,7 +183,23 @@ def test_numbers_of_this_host_are_not_checked_and_headers_are() -> None:
     head, _ = frame(TensorOp.OPEN, 1, 2, payload=b"1234", near=True)
     with pytest.raises(TensorWireError):
         verify(head, b"1235", near=True)
+    unlike = [
+        op for op in TensorOp if frame(op, 1, 2, payload=b"12")[0] != frame(op, 1, 2, payload=b"12", near=True)[0]
+    ]
+    assert set(unlike) == {TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT, TensorOp.TELL, TensorOp.TOLD}
     assert [op for op in TensorOp if is_lasting(frame(op, 1, 2)[0])] == [TensorOp.PUSH, TensorOp.RESULT]
+
+
+@pytest.mark.parametrize("of", ["pushes", "results"])
+def test_a_bit_that_a_card_flips_is_not_added(near: AggdThread, of: str) -> None:
+    """One rank is here and shares memory, the other one's frames cross a card."""
+    at, ranks = near.serve("j1", EPOCH + 1, 2), Ranks(2)
+    card = BadCard(at.address, of)
+    ranks.clients[0].moved(at)
+    ranks.clients[1].moved(msgspec.structs.replace(at, address=card.address, near=""))
+    sums(ranks, 4, lost=[1])
+    assert card.flipped and near.now().bad_frames == (of == "pushes")
+    card.close()
 
 
 # ---- pages -----------------------------------------------------------------------------------------------------------
@@ -334,6 +364,24 @@ def test_what_was_pushed_stays_until_the_result_is_whole() -> None:
     assert out == RESULT
 
 
+def test_parts_that_came_while_the_script_pushed_are_at_hand_until_they_come_again() -> None:
+    """It copies them when it begins to wait."""
+    rounds = Rounds(JobId("j1"), 0, 1)
+    list(rounds.declare_as(TWO_PARTS))
+    list(rounds.push("g", bytes(24)))
+    tensor = rounds.tensors["g"]
+    assert tensor.parts_here() == [] and tensor.part_here(1) is None
+    head, payload = frame(
+        TensorOp.RESULT, job_hash(JobId("j1")), 0, key=tensor.key, part=1, round=1, payload=RESULT[16:]
+    )
+    rounds.destination(parse(head))[:] = payload
+    list(rounds.heard(parse(head), payload))
+    here = tensor.part_here(1)
+    assert tensor.parts_here() == [1] and here is not None and bytes(here) == RESULT[16:]
+    list(rounds.connected())
+    assert tensor.parts_here() == [] and tensor.part_here(1) is None, "the next owner sends them all again"
+
+
 def test_of_a_result_that_comes_again_all_is_copied_again() -> None:
     out = bytearray(24)
     copy = EarlyCopy(TWO_PARTS, memoryview(out), [])
@@ -341,3 +389,124 @@ def test_of_a_result_that_comes_again_all_is_copied_again() -> None:
     copy.forget()
     copy.finish(RESULT)
     assert out == RESULT
+
+
+# ---- memory for what ranks push ----
+
+
+class Pushes:
+    """What an aggregator heard: operations by rank, and the memory that each connection was given."""
+
+    def __init__(self, running: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running, self.ops = running, list[tuple[int, TensorOp, int]]()
+        heard = WorkerLink._heard
+
+        def hears(link: WorkerLink, header: Header, payload: Payload) -> None:
+            self.ops.append((link.rank, header.op, header.round))
+            heard(link, header, payload)
+
+        monkeypatch.setattr(WorkerLink, "_heard", hears)
+
+    def rounds(self, rank: int, op: TensorOp) -> set[int]:
+        return {round for who, found, round in self.ops if (who, found) == (rank, op)}
+
+
+def sums(ranks: Ranks, rounds: int, size: tuple[int, ...] = SHAPE, lost: Sequence[int] = ()) -> None:
+    """Some rounds with arrays that change right after, checked bit by bit. `lost`: ranks that lose a connection."""
+    wrong: list[tuple[int, int]] = []
+
+    def script(rank: int, client: TensorClient) -> None:
+        given = np.empty(size, np.float32)
+        for round in range(rounds):
+            given[:] = deltas(rank, round, size)
+            result = client.push_pull("g", given)
+            given[:] = np.nan
+            expected = added([deltas(each, round, size) for each in range(len(ranks.clients))], "tree")
+            wrong.extend([(rank, round)] * (result.tobytes() != expected.tobytes()))
+
+    play(ranks, script)
+    assert not wrong and [rank for rank, *_ in ranks.lost] == list(lost)
+
+
+def test_what_ranks_of_its_host_push_is_in_memory_that_both_see(
+    near: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of it in their connections, from the second round on; a rank elsewhere sends it."""
+    pushes, ranks = Pushes(near, monkeypatch), Ranks(3)
+    at = near.serve("j1", EPOCH + 1, 3)
+    for rank in (0, 1):
+        ranks.clients[rank].moved(at)
+    ranks.clients[2].moved(msgspec.structs.replace(at, near=""))
+    sums(ranks, 6)
+    for rank in (0, 1):
+        assert pushes.rounds(rank, TensorOp.PLACED) >= {3, 4, 5, 6} and 1 in pushes.rounds(rank, TensorOp.PUSH)
+        assert not pushes.rounds(rank, TensorOp.PLACED) & pushes.rounds(rank, TensorOp.PUSH)
+    assert pushes.rounds(2, TensorOp.PUSH) == {1, 2, 3, 4, 5, 6} and not pushes.rounds(2, TensorOp.PLACED)
+    until(lambda: not near.now().jobs[0].joined)
+    assert near.aggd._shared.for_pushes.used == 0, "it is given back with the connection"
+
+
+@pytest.mark.parametrize("why", ["no memory is free", "the kernel has none", "the rank cannot map it", "lanes add"])
+def test_where_no_memory_is_shared_ranks_send_what_they_push(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*args: object) -> object:
+        raise OSError("no memory")
+
+    free = 4 * 4 * SHAPE[0] - 1 if why == "no memory is free" else 1 << 30  # a quarter is for what ranks push
+    if why == "the kernel has none":
+        monkeypatch.setattr(MemfdPages, "make_handed", none)
+    if why == "the rank cannot map it":
+        monkeypatch.setattr(push_memory, "map_shared", none)
+    running = AggdThread(tmp_path, near="near.sock", memory_bytes_max=free)
+    if why == "lanes add":
+        running.aggd._shared = running.aggd._shared._replace(source=mapped)
+    pushes, ranks = Pushes(running, monkeypatch), Ranks(2)
+    ranks.moved(running.serve("j1", EPOCH + 1, 2))
+    sums(ranks, 3)
+    assert all(near == {1, 2, 3} for near in (pushes.rounds(rank, TensorOp.PUSH) for rank in range(2)))
+    running.finish()
+
+
+def test_a_small_tensor_is_sent(near: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frame and numbers go in one call."""
+    pushes, ranks = Pushes(near, monkeypatch), Ranks(2)
+    ranks.moved(near.serve("j1", EPOCH + 1, 2))
+    sums(ranks, 3, (LEAST_BYTES // 4 - 16,))
+    assert pushes.rounds(0, TensorOp.PUSH) == pushes.rounds(1, TensorOp.PUSH) == {1, 2, 3}
+
+
+def test_memory_whose_size_may_change_is_not_mapped() -> None:
+    """An aggregator that cut it off would end the rank with SIGBUS."""
+    for seals in (0, memfd.SHRINK, memfd.GROW):
+        descriptor = os.memfd_create("pushes", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 4096)
+        fcntl.fcntl(descriptor, memfd.F_ADD_SEALS, seals)
+        with pytest.raises(OSError, match="not sealed"):
+            push_memory.mapped(descriptor, 4096)
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+    with pytest.raises(OSError, match="8192 bytes"):
+        push_memory.mapped(MemfdPages().make_handed(4096).descriptor, 8192)
+
+
+def test_a_piece_in_memory_that_nobody_gave_ends_the_connection() -> None:
+    tensor = TensorSum(Declared("g", "grad", (4,), 16), 1)
+    tensor.open(0, 0, False)
+    frames = RankFrames(0, lambda key: tensor)
+    header = parse(frame(TensorOp.PLACED, 1, 2, key=7)[0])
+    with pytest.raises(TensorWireError, match="was given none"):
+        frames.expect(header)
+    frames.memories[7] = b""
+    frames.expect(header)
+    with pytest.raises(TensorWireError, match="type"):
+        frames.expect(header._replace(type=2))
+
+
+def test_pieces_of_two_sums_lie_one_after_the_other() -> None:
+    """Ranks 1 and 2 of 4 are no sum of the tree: each has a place of its own, which begins at a cache line."""
+    spoken = Spoken(Declared("g", "grad", (7,), 16, "tree", type="float16"), (1, 3), 4)
+    assert [spoken.place(number) for number in range(spoken.count)] == [(0, 14), (64, 78)]
+    assert spoken.memory_bytes == 128
+    whole = Spoken(Declared("g", "grad", (7,), 8, "tree", type="float16"), (0, 2), 4)
+    assert [whole.place(number) for number in range(whole.count)] == [(0, 16), (16, 28)], "sums are wider"

@@ -9,6 +9,7 @@ import resource
 
 from agent.ports.memory import lock as memory_lock
 from covey.kernel import memfd
+from covey.kernel.mapping import map_shared
 from covey.tensors.same_host import layout as tensor_layout
 
 _MADV_REMOVE = 9
@@ -50,6 +51,29 @@ class MemfdMemory:
 
     def seal(self) -> None:
         """Do nothing: its size is fixed from the beginning, and all its ranks write it."""
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class MemfdHanded:
+    """A `covey.ports.pages.SharedPage` of any size, which one other process maps too."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("covey-pushes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, size)
+            self.seal()
+            self.view = map_shared(self.descriptor, size, 0, touch=False)
+        except OSError:
+            os.close(self.descriptor)
+            raise
+
+    def seal(self) -> None:
+        """Seal its size: neither end can cut it off under the other."""
+        fcntl.fcntl(self.descriptor, memfd.F_ADD_SEALS, memfd.SHRINK | memfd.GROW | memfd.SEAL)
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -173,6 +197,9 @@ class MemfdPages:
 
     def make_memory(self, ranks: int, first: int) -> MemfdMemory:
         return MemfdMemory(ranks, first)
+
+    def make_handed(self, size: int) -> MemfdHanded:
+        return MemfdHanded(size)
 
     def make_ring(self, size: int, sparse: bool = False) -> MemfdRing:
         if sparse:

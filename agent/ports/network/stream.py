@@ -42,6 +42,8 @@ SILENCE_MS = 5000
 """TCP_USER_TIMEOUT: milliseconds after which bytes that a peer's kernel leaves unacknowledged, or refuses for want of
 room, end the connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy
 host whose process is paused for a few seconds must keep its connections."""
+HAND_S: Final = 2.0
+"""Seconds for which a peer may leave the kernel no room for descriptors that are handed to it."""
 FILLS_MAX: Final = 16
 """The most times that a driver is told in one turn that what it wanted is there. With many requests under way both ends
 would take turns otherwise: one handles all of them while the other waits."""
@@ -305,14 +307,30 @@ class SocketStream(asyncio.BufferedProtocol):
         if min(descriptors) < 0:
             return
         with socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno())) as plain:
-            try:
-                sent = socket.send_fds(plain, [data], descriptors)
-            except BlockingIOError as error:
-                raise ConnectionAbortedError(f"{self.peer} does not read") from error
-            except OSError as error:
-                raise ConnectionResetError(f"{self.peer} cannot be given descriptors: {error}") from error
+            sent = await self._send_descriptors(plain, data, descriptors)
         if sent < len(data):
             await self.write(data[sent:])
+
+    async def _send_descriptors(self, plain: socket.socket, data: bytes, descriptors: Sequence[int]) -> int:
+        """Send descriptors and the beginning of `data` once the kernel has room for them. Returns how much of it."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + HAND_S
+        while True:
+            try:
+                return socket.send_fds(plain, [data], descriptors)
+            except BlockingIOError as error:
+                writable = asyncio.Event()
+                loop.add_writer(plain, writable.set)
+                try:
+                    async with asyncio.timeout_at(end_s):
+                        await writable.wait()
+                except TimeoutError:
+                    raise ConnectionAbortedError(f"{self.peer} does not read") from error
+                finally:
+                    loop.remove_writer(plain)
+                self._raise_if_ended()
+            except OSError as error:
+                raise ConnectionResetError(f"{self.peer} cannot be given descriptors: {error}") from error
 
     async def lend(self, head: bytes, pages: memoryview) -> None:
         """Lend pages, as `covey.wire.splicing.PageStream` says."""

@@ -24,6 +24,7 @@ from covey.core.errors import RankLeft
 from covey.tensors.aggregator.early_copy import EarlyCopy
 from covey.tensors.aggregator.link import CONNECT_S, Poster, RankSideLink, TensorLink
 from covey.tensors.aggregator.present_owner import PresentOwner
+from covey.tensors.aggregator.push_memory import mapped
 from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
 from covey.tensors.numbers.arrays import Array, bytes_of
 from covey.tensors.numbers.sum_order import Node
@@ -37,6 +38,7 @@ from covey.tensors.numbers.tensor_wire import (
     epoch_text,
     grant_of,
     parse,
+    unpack_size,
     verify,
 )
 from covey.tensors.numbers.types import NUMBERS
@@ -215,6 +217,11 @@ class AggregatorRounds:
         tensor = self.rounds.tensors[label]
         with self._changed:
             copy = self._copies[tensor.key] = EarlyCopy(tensor.declared, bytes_of(out), tensor.pushed)
+            here = tensor.parts_here()
+        for part in here:
+            with self._changed:  # the link thread takes in other parts in between
+                if (numbers := tensor.part_here(part)) is not None:
+                    copy.came(part, numbers)
         try:
             self.until(label, waits)
         finally:
@@ -345,7 +352,7 @@ class AggregatorRounds:
                 with self._changed:
                     if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
-                    self.rounds.near = link.near
+                    self.rounds.near, self.rounds.places = link.near, link.places
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
                     self._held.clear()
                     for copy in self._copies.values():
@@ -408,9 +415,22 @@ class AggregatorRounds:
                 self._changed.notify_all()
         if header.op in (TensorOp.RESULT, TensorOp.FAULT):
             self._heard()
+        if header.op is TensorOp.MEMORY:
+            self._take_memory(link, header.key, unpack_size(into))
         if header.op is TensorOp.TOLD:
             self.told(ToldByRank(header.rank, header.key, header.round, into))
         return header
+
+    def _take_memory(self, link: RankSideLink, key: int, size: int) -> None:
+        """The owner has handed memory over for what is pushed of this tensor."""
+        descriptor = link.descriptor()
+        try:
+            memory = mapped(descriptor, size)
+        except OSError:
+            return  # what is pushed is sent, as before
+        with self._changed:
+            if self._link is link:
+                self.rounds.memory_is(key, memory)
 
 
 def _words(error: OSError) -> str:

@@ -1,16 +1,18 @@
 """One connection of a rank to its aggregator: any thread sends frames, one thread reads."""
 
 import contextlib
+import os
 import queue
 import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from covey.core.units import format_seconds
-from covey.tensors.numbers.tensor_wire import Frame, Payload, is_lasting
+from covey.tensors.numbers.tensor_wire import Frame, Payload, is_lasting, is_placed
 from covey.wire.bulk import widen
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
@@ -26,6 +28,17 @@ SMALL_BYTES = 4096
 """Largest payload in bytes that is copied, to be sent together with the frames before and after it."""
 READ_BYTES = 16 << 10
 """Bytes that are read at a time when less is wanted."""
+_DESCRIPTORS_MAX = 4
+"""Most descriptors that come with one message: an aggregator sends one."""
+
+
+_ROOM = socket.CMSG_SPACE(_DESCRIPTORS_MAX * struct.calcsize("@i"))
+"""Bytes for the descriptors of one message."""
+
+
+def found_descriptors(data: bytes) -> Iterable[int]:
+    """The descriptors in the control data of a message."""
+    return (number for (number,) in struct.iter_unpack("@i", data[: len(data) // 4 * 4]))
 
 
 def _near(path: str) -> socket.socket | None:
@@ -85,12 +98,15 @@ class RankSideLink(Protocol):
     """Whether the owner is on this host."""
     welcomed: bool
     """Whether the owner knows already who this is."""
+    places: bool
+    """Whether the owner may hand memory over (`covey.tensors.aggregator.push_memory`)."""
 
     def say(self, frames: Iterable[Frame], at_once: bool) -> None: ...
     def send(self, frames: Iterable[Frame], careful: bool = True) -> None: ...
     def send_locked(self, frames: Iterable[Frame]) -> None: ...
     def await_byte(self, ping: Callable[[], Frame]) -> None: ...
     def read_into(self, view: memoryview) -> None: ...
+    def descriptor(self) -> int: ...
     def shut(self) -> None: ...
     def close(self) -> None: ...
 
@@ -107,6 +123,9 @@ class TensorLink:
         found = _near(near)
         self.near = found is not None
         """Whether the other end is on this host."""
+        self.places = self.near
+        self._descriptors: deque[int] = deque()
+        """Descriptors that have come, and nobody has taken."""
         self.sock = _far(address) if found is None else found
         for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self.sock.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", int(DEAD_S), 0))
@@ -160,6 +179,10 @@ class TensorLink:
             small = bytearray()
             for head, payload in frames:
                 small += head
+                if is_placed(head):  # the owner can add it while the next one is copied
+                    self.sock.sendall(small)
+                    small.clear()
+                    continue
                 if len(payload) <= SMALL_BYTES and len(small) < READ_BYTES:
                     small += payload
                     continue
@@ -228,12 +251,24 @@ class TensorLink:
         """Receive bytes; what is large as a whole, however many pieces come: each one would wake this thread."""
         whole = socket.MSG_WAITALL if into.nbytes >= READ_BYTES and into is not self._buffer else 0
         try:
-            count = self.sock.recv_into(into, into.nbytes, whole)
+            if self.near:
+                count, ancillary, _, _ = self.sock.recvmsg_into([into], _ROOM, whole | socket.MSG_CMSG_CLOEXEC)
+                for level, kind, found in ancillary:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        self._descriptors.extend(found_descriptors(found))
+            else:
+                count = self.sock.recv_into(into, into.nbytes, whole)
         except BlockingIOError:
             raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame") from None
         if count == 0:
             raise ConnectionResetError("closed the connection")
         return count
+
+    def descriptor(self) -> int:
+        """The descriptor that came with the frame read last; the caller closes it. ConnectionError when none came."""
+        if not self._descriptors:
+            raise ConnectionAbortedError("announced memory and handed over none")
+        return self._descriptors.popleft()
 
     def shut(self) -> None:
         with contextlib.suppress(OSError):
@@ -248,3 +283,5 @@ class TensorLink:
             if self._pipe is not None:
                 self._pipe.close()
             self._pipe, self._may_pipe = None, False
+            while self._descriptors:
+                os.close(self._descriptors.popleft())

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from covey.core.ids import JobId
+from covey.tensors.numbers.arrays import copy_bytes
 from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.telling import Tell as Tell
@@ -27,6 +28,7 @@ from covey.tensors.numbers.tensor_wire import (
     HOLLOW,
     IN_VAIN,
     PART_BYTES,
+    PLACES,
     SPEAKS,
     TYPES,
     WANT,
@@ -49,7 +51,16 @@ from covey.wire import handshake
 from covey.wire.handshake import CHALLENGE_BYTES, Challenge
 
 _DRAINED = frozenset(
-    (TensorOp.TOLD, TensorOp.CHALLENGE, TensorOp.WELCOME, TensorOp.STALE, TensorOp.ASK, TensorOp.PONG, TensorOp.FAULT)
+    (
+        TensorOp.TOLD,
+        TensorOp.CHALLENGE,
+        TensorOp.WELCOME,
+        TensorOp.STALE,
+        TensorOp.ASK,
+        TensorOp.PONG,
+        TensorOp.FAULT,
+        TensorOp.MEMORY,
+    )
 )
 """Operations whose payload is used at once."""
 Buffers = Sequence[memoryview]
@@ -124,6 +135,8 @@ class TensorRounds:
         """Why the aggregator does not sum this tensor, for people."""
         self.in_vain = False
         """Whether the fault is that a rank has left (`covey.tensors.owner.leaving`)."""
+        self.memory: memoryview | None = None
+        """Memory of the owner in which this rank places what it pushes; None: that is sent."""
         self._seen: set[int] = set()
 
     @property
@@ -139,6 +152,17 @@ class TensorRounds:
     def part_of_state(self, part: int) -> memoryview:
         which, start, end = self.declared.state_piece(part)
         return memoryview(self.moments[which - 1] if which else self.state)[start:end]
+
+    def parts_here(self) -> list[int]:
+        """Parts of the result that is to come which have arrived."""
+        return list(self._seen)
+
+    def part_here(self, part: int) -> memoryview | None:
+        """The numbers of such a part; None when it is not one: the result is whole, or its parts will come again."""
+        if part not in self._seen or part >= self.declared.parts:
+            return None
+        start, end = self.declared.span(part)
+        return memoryview(self.incoming)[start:end]
 
     def forget_partial(self) -> None:
         self._seen.clear()
@@ -207,6 +231,8 @@ class Rounds:
         """Words for people on this rank, which has left; empty: it has not."""
         self.near = False
         """Whether the newest connection is to a process of this host (`covey.tensors.numbers.tensor_wire`)."""
+        self.places = False
+        """Whether that process may give this one memory for what it pushes."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
         """Memory for the payload of frames that are used at once."""
         self._secret = self._hello = b""
@@ -275,6 +301,7 @@ class Rounds:
             rank=self.rank,
             round=said.step,
             payload=said.data,
+            near=self.near,
         )
 
     def leave(self, words: bytes) -> Iterator[Frame]:
@@ -318,6 +345,8 @@ class Rounds:
 
     def connected(self) -> Iterator[Frame]:
         """The frames that the aggregator needs to continue from here, after WELCOME on a new connection."""
+        for tensor in self.tensors.values():
+            tensor.memory = None  # it belongs to the connection before
         tensors = [tensor for tensor in self.tensors.values() if not tensor.fault]
         frames = [iter((self._open(tensor),)) for tensor in tensors]
         frames.append(self.leave(self._leaves))
@@ -326,6 +355,12 @@ class Rounds:
             if tensor.unacknowledged is not None:
                 frames.append(self._pieces(tensor, tensor.unacknowledged))
         return itertools.chain.from_iterable(frames)
+
+    def memory_is(self, key: int, memory: memoryview) -> None:
+        """The owner has given memory for what is pushed of this tensor over the present connection."""
+        tensor = self._by_key.get(key)
+        if tensor is not None and len(memory) == tensor.spoken.memory_bytes:
+            tensor.memory = memory
 
     def ping(self) -> Frame:
         return frame(TensorOp.PING, self._hash, self.epoch, rank=self.rank)
@@ -401,7 +436,10 @@ class Rounds:
             key=tensor.key,
             rank=self.rank,
             round=tensor.version,
-            flags=(0 if tensor.agreed else WANT) | (0 if own else SPEAKS) | (HOLLOW if tensor.hollow else 0),
+            flags=(0 if tensor.agreed else WANT)
+            | (0 if own else SPEAKS)
+            | (HOLLOW if tensor.hollow else 0)
+            | (PLACES if self.places else 0),
             type=tensor.type,
             payload=pack_opening(tensor.packed, None if own else tensor.spoken.ranks),
         )
@@ -414,10 +452,24 @@ class Rounds:
         sums = {node: memoryview(data) for node, data in zip(tensor.spoken.nodes, tensor.pushed, strict=True)}
         pieces = filter(None, map(tensor.spoken.piece, range(tensor.spoken.count)))
         each = ((piece.type, sums[piece.node][piece.first : piece.end]) for piece in pieces)
-        frames = self._frames(TensorOp.PUSH, tensor, round, each)
+        if tensor.memory is not None:
+            frames = self._placed(tensor, round, each, tensor.memory)
+        else:
+            frames = self._frames(TensorOp.PUSH, tensor, round, each)
         if tensor.declared.update is None:
             return frames
         return itertools.chain((self._said(TensorOp.RATE, tensor, round, pack_rate(tensor.rate)),), frames)
+
+    def _placed(
+        self, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]], memory: memoryview
+    ) -> Iterator[Frame]:
+        """One frame for each piece, which is put into this memory when its frame is made. The owner has added those of
+        the round before, since its result is here."""
+        of = TensorOp.PLACED, self._hash, self.epoch
+        for number, (type, payload) in enumerate(each):
+            first, end = tensor.spoken.place(number)
+            copy_bytes(memory[first:end], payload)
+            yield frame(*of, key=tensor.key, part=number, rank=self.rank, round=round, type=type)
 
     def _state(self, tensor: TensorRounds) -> Iterator[Frame]:
         """The last result, and the moments that are asked for, one frame per part."""

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from covey.tensors.aggregator.link import DEAD_S, READ_BYTES
-from covey.tensors.numbers.tensor_wire import TYPES, Frame, Payload, TensorOp, frame
+from covey.tensors.numbers.tensor_wire import Frame, Payload, TensorOp
 from covey.tensors.owner.rank_frames import RankFrames
+from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.sums import TensorSum
 
 QUEUE_MAX = 1 << 18
@@ -75,7 +76,8 @@ class RankConnection:
         """The rank is on this host, so its numbers are not checked against bits that a wire has changed."""
         self.key = 0
         """The tensor of the frame heard last."""
-        self._hash, self._epoch, self._lock, self._sent = job_hash, epoch, lock, sent
+        self._lock, self._sent = lock, sent
+        self._results = RankResults(rank, job_hash, epoch, self.near)
         self._queue: deque[Item | None] = deque()
         """What is to be sent; None: nothing more."""
         self._sending = threading.Lock()
@@ -103,7 +105,8 @@ class RankConnection:
         self._put(said)
 
     def give(self, key: int, tensor: TensorSum) -> None:
-        self._put((key, tensor))
+        if self._results.owe(key):
+            self._put((key, tensor))
 
     def close(self) -> None:
         self._queue.append(None)
@@ -214,36 +217,17 @@ class RankConnection:
 
     def _send_result(self, key: int, tensor: TensorSum, at_once: bool) -> None:
         with self._lock:
-            lent = tensor.lend_to(self.rank)
-            parts = tensor.parts_for(self.rank)
-        if lent is None:
+            giving = self._results.begin(key, tensor)
+        if giving is None:
             return
-        version, array, heads = lent
-        declared = tensor.declared
         try:
-            view = memoryview(array.view("u1").data)
-            for part in range(parts):
-                start, end = declared.state_span(part)
-                kept = ~part if self.near else part  # unlike checksums
-                head = heads.get(kept)
-                if head is None:
-                    head, _ = frame(
-                        TensorOp.RESULT,
-                        self._hash,
-                        self._epoch,
-                        key=key,
-                        part=part,
-                        round=version,
-                        type=TYPES[declared.type][0],
-                        payload=view[start:end],
-                        near=self.near,
-                    )
-                    heads[kept] = head
-                self._send(head, view[start:end], at_once)
-                self._sent(end - start)
+            for part in giving.parts:
+                head, payload = self._results.frame(giving, part)
+                self._send(head, payload, at_once)
+                self._sent(len(payload))
         finally:
             with self._lock:
-                tensor.give_back(array)
+                self._results.over(giving)
 
     # ---- in ----
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from covey.tensors.direct.owned_table import OwnedTable, OwnersLink
-from covey.tensors.numbers.tensor_wire import TYPES, Frame, Header, Payload, TensorOp, TensorWireError, frame, parse
+from covey.tensors.numbers.tensor_wire import Frame, Header, Payload, TensorOp, TensorWireError, parse
 from covey.tensors.owner.rank_frames import RankFrames
+from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import TensorSum
 
@@ -28,8 +29,11 @@ class OwnerHere(Protocol):
 class OwnersEnd:
     """The end of the connection that the owner has."""
 
+    near = True
+
     def __init__(self, rank: int, table: OwnedTable) -> None:
         self.rank, self.frames = rank, RankFrames(rank, table.tensors.get)
+        self.results = RankResults(rank, table.hash, table.epoch, near=True)
         self.said: queue.SimpleQueue[Frame | tuple[int, TensorSum] | None] = queue.SimpleQueue()
         """What the rank is to read; None: nothing any more."""
 
@@ -37,7 +41,8 @@ class OwnersEnd:
         self.said.put(said)
 
     def give(self, key: int, tensor: TensorSum) -> None:
-        self.said.put((key, tensor))
+        if self.results.owe(key):
+            self.said.put((key, tensor))
 
     def pump(self) -> None:
         """The rank's end takes it from the queue."""
@@ -49,7 +54,7 @@ class OwnersEnd:
 class LocalLink:
     """The end that the rank has: a `covey.tensors.aggregator.link.RankSideLink`."""
 
-    near, welcomed = True, True
+    near, welcomed, places = True, True, False
 
     def __init__(self, rank: int, table: OwnedTable, owner: OwnerHere) -> None:
         self.lock = threading.RLock()
@@ -112,6 +117,10 @@ class LocalLink:
         data = self._unread.pop()
         view[:] = data
 
+    def descriptor(self) -> int:
+        """Never there: what this rank pushes is added where it lies."""
+        raise ConnectionAbortedError("announced memory and handed over none")
+
     def shut(self) -> None:
         """End the connection."""
         self._over = True
@@ -125,25 +134,16 @@ class LocalLink:
 
     def _begin_result(self, key: int, tensor: TensorSum) -> None:
         with self._owner.lock:
-            lent = tensor.lend_to(self.end.rank)
-            parts = tensor.parts_for(self.end.rank)
-        if lent is None:
+            giving = self.end.results.begin(key, tensor)
+        if giving is None:
             return
-        version, array, _ = lent
 
         def back() -> None:
             with self._owner.lock:
-                tensor.give_back(array)
+                self.end.results.over(giving)
 
-        self._lent, of = back, tensor.declared
-        view, number = memoryview(array.view("u1").data), TYPES[of.type][0]
-        where = self._table.hash, self._table.epoch
-        for part in reversed(range(parts)):
-            start, end = of.state_span(part)
-            data = view[start:end]
-            self._parts.append(
-                frame(TensorOp.RESULT, *where, key=key, part=part, round=version, type=number, payload=data, near=True)
-            )
+        self._lent = back
+        self._parts.extend(self.end.results.frame(giving, part) for part in reversed(giving.parts))
 
     def _give_back(self) -> None:
         if self._lent is not None:

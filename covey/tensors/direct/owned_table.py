@@ -42,6 +42,8 @@ class OwnersLink(Protocol):
 
     rank: int
     frames: RankFrames
+    near: bool
+    """Whether the rank is on this host."""
 
     def say(self, said: Frame) -> None:
         """Send a frame, after all that was to be sent before. It never waits."""
@@ -259,7 +261,5 @@ class OwnedTable:
             self._since.pop(key, None)
 
     def _tell(self, to: OwnersLink, rank: int, header: Header, payload: Payload) -> None:
-        about, data = header.key, bytes(payload)
-        self._say(
-            to, frame(TensorOp.TOLD, self.hash, self.epoch, key=about, rank=rank, round=header.round, payload=data)
-        )
+        of = {"key": header.key, "rank": rank, "round": header.round}
+        self._say(to, frame(TensorOp.TOLD, self.hash, self.epoch, payload=bytes(payload), near=to.near, **of))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from covey.tensors.numbers.tensor_wire import TYPES, Type
+from covey.tensors.numbers.tensor_wire import TYPES, Payload, Type
 from covey.tensors.numbers.types import NUMBERS
 
 Array = npt.NDArray[Any]
@@ -58,6 +58,16 @@ def check_out(name: str, out: object, given: GivenArray) -> None:
 
 def _kind(out: object) -> str:
     return f"{out.dtype} of strides {out.strides}" if isinstance(out, np.ndarray) else type(out).__name__
+
+
+def bytes_in(data: Payload) -> npt.NDArray[np.uint8]:
+    """An array of these bytes, in place."""
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+
+
+def copy_bytes(into: memoryview, data: Payload) -> None:
+    """Copy as many bytes as `into` has; other threads run meanwhile."""
+    np.copyto(bytes_in(into), bytes_in(data))
 
 
 def bytes_of(data: Array) -> memoryview:

@@ -7,13 +7,17 @@ the other.
 
     ranks 2 to 5 of 8, 2 parts     | 2+3, part 0 | 2+3, part 1 | 4+5, part 0 | 4+5, part 1 |
 
-A sum of several ranks has the type in which numbers are added, and is rounded only at the aggregator.
+A sum of several ranks has the type in which numbers are added, and is rounded only at the aggregator. A rank on the
+aggregator's host may put the pieces of a round into memory that both see: one sum after the other, each from a cache
+line on.
 """
 
 from typing import NamedTuple
 
 from covey.tensors.numbers.sum_order import Node, nodes_of
 from covey.tensors.numbers.tensor_wire import ADDED_AS, PART_BYTES_MAX, PARTS_MAX, TYPES, Declared, Type
+
+_LINE_BYTES = 64
 
 
 class Piece(NamedTuple):
@@ -61,9 +65,25 @@ class Spoken:
         first, end = (self._wider(offset, node) for offset in self.declared.span(part))
         return Piece(node, part, TYPES[self._type(node)][0], first, end)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory in which the pieces of a round lie."""
+        return self._place_of(len(self.nodes))
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The first byte of a piece in that memory, and the byte after its last."""
+        at, part = divmod(number, self.declared.parts)
+        first, end = (self._wider(offset, self.nodes[at]) for offset in self.declared.span(part))
+        begin = self._place_of(at)
+        return begin + first, begin + end
+
     def size_of(self, node: Node) -> int:
         """Bytes of a whole sum."""
         return self._wider(self.declared.size_bytes, node)
+
+    def _place_of(self, at: int) -> int:
+        """Place of the sum with this number."""
+        return sum(-(-self.size_of(node) // _LINE_BYTES) * _LINE_BYTES for node in self.nodes[:at])
 
     def _type(self, node: Node) -> Type:
         return self._added if node[1] - node[0] > 1 else self.declared.type

@@ -1,9 +1,15 @@
 """Frames of the tensor path: a worker of a job on one side, the aggregating process (`aggd`) on the other, over TCP.
 
 Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows the
-most that it will ever allocate. The checksum covers header and payload; for numbers between two processes of one host
-(`near`: by a unix socket) only the header, since they never leave its memory. A frame that violates this is a
-`TensorWireError`, and the connection is closed: the next frame's start cannot be found.
+most that it will ever allocate. A frame that violates this is a `TensorWireError`, and the connection is closed: the
+next frame's start cannot be found. The checksum decides whether a network card has changed a bit, so it covers what
+crosses one:
+
+    TCP                                 header and payload
+    unix socket of this host (`near`)   the header; of numbers, and what ranks tell one another, nothing else, since
+                                        they never leave the host's memory
+    memory that both see (PLACED)       the header: there is no payload
+    by reference, in one process        nothing (`covey.tensors.direct.local_link`)
 
     worker                                aggd
       HELLO(job, epoch, rank, incarnation, nonce) ->
@@ -17,6 +23,8 @@ most that it will ever allocate. The checksum covers header and payload; for num
                                               (`covey.tensors.numbers.updates`)
       PUSH(key, round, piece) ...     ->      the worker's contribution, or the sums of its host
                                               (`covey.tensors.numbers.spoken`)
+                                       <- MEMORY(key, bytes)    with a descriptor, to a worker of this host
+      PLACED(key, round, piece) ...   ->      as PUSH; its numbers lie in that memory
                                        <- RESULT(key, round, part) ...
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing.healing`)
@@ -91,6 +99,8 @@ IN_VAIN = 1
 """Value of FAULT's round when the round needs a rank that has left."""
 HOLLOW = 4
 """Flag of OPEN: the worker took over from a lost one, and has no copy of the result of the version that it states."""
+PLACES = 8
+"""Flag of OPEN: the worker can put what it pushes into memory that the aggregator shares with it."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
@@ -99,6 +109,7 @@ _OP_AT = 1
 """Offset of the operation's byte in a header."""
 _RANKS = struct.Struct("<HH")
 _RATE = struct.Struct("<d")
+_SIZE = struct.Struct("<Q")
 
 Payload = bytes | bytearray | memoryview
 Frame = tuple[bytes, Payload]
@@ -121,6 +132,7 @@ class TensorOp(enum.IntEnum):
     TELL = 9
     COPIES = 10
     LEAVES = 11
+    PLACED = 12
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -130,6 +142,7 @@ class TensorOp(enum.IntEnum):
     CHALLENGE = 22
     TOLD = 23
     COPIED = 24
+    MEMORY = 25
 
 
 _LENGTH_MAX = {
@@ -153,11 +166,13 @@ _LENGTH_MAX = {
     TensorOp.TOLD: PART_BYTES_MAX,
     TensorOp.COPIES: 0,
     TensorOp.COPIED: 0,
+    TensorOp.PLACED: 0,
+    TensorOp.MEMORY: _SIZE.size,
 }
 _OPS = {int(op): op for op in TensorOp}
-_NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
+_LARGE = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT, TensorOp.TELL, TensorOp.TOLD))
 _LASTING = frozenset((TensorOp.PUSH, TensorOp.RESULT))
-_WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
+_WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.PLACED, TensorOp.STATE, TensorOp.RESULT))
 
 
 class Header(NamedTuple):
@@ -218,7 +233,7 @@ def parse(data: Payload) -> Header:
         raise TensorWireError(f"unknown operation {number}")
     if type_ not in _TYPE_NUMBERS or (type_ != FLOAT32 and op not in _WITH_TYPE):
         raise TensorWireError(f"unknown type {type_} of {op.name}")
-    if flags & ~(WANT | SPEAKS | HOLLOW) or (flags and op is not TensorOp.OPEN):
+    if flags & ~(WANT | SPEAKS | HOLLOW | PLACES) or (flags and op is not TensorOp.OPEN):
         raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
         raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
@@ -232,6 +247,11 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
         raise TensorWireError("checksum of a frame does not match")
 
 
+def is_placed(head: Payload) -> bool:
+    """Whether the numbers of this frame lie in shared memory, so that the other end may begin with them."""
+    return head[_OP_AT] == TensorOp.PLACED
+
+
 def is_lasting(head: Payload) -> bool:
     """Whether the payload of this frame does not change until the other end has read it: what was pushed stays until
     its result is here, and a result until the round after the next one, for which its rank has to push."""
@@ -240,7 +260,7 @@ def is_lasting(head: Payload) -> bool:
 
 def _checksum(head: Payload, payload: Payload, near: bool) -> int:
     of_head = crc32(head)
-    return of_head if near and head[_OP_AT] in _NUMBERS else crc32(payload, of_head)
+    return of_head if near and head[_OP_AT] in _LARGE else crc32(payload, of_head)
 
 
 def block_label(name: str, block: int) -> str:
@@ -405,6 +425,18 @@ def unpack_rate(data: Payload) -> float:
         return check_rate(*_RATE.unpack(data))
     except ValueError as error:
         raise TensorWireError(str(error)) from error
+
+
+def pack_size(size: int) -> bytes:
+    """The payload of MEMORY."""
+    return _SIZE.pack(size)
+
+
+def unpack_size(data: Payload) -> int:
+    if len(data) != _SIZE.size:
+        raise TensorWireError(f"a size has {_SIZE.size} bytes, not {len(data)}")
+    size: int = _SIZE.unpack(data)[0]
+    return size
 
 
 def pack_opening(packed: bytes, ranks: Node | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from covey.tensors.numbers.tensor_wire import TYPES, Header, TensorOp, TensorWireError
+from covey.tensors.numbers.tensor_wire import TYPES, Header, Payload, TensorOp, TensorWireError
 from covey.tensors.owner.sums import TensorSum
 
 
@@ -14,6 +14,8 @@ class RankFrames:
         self.rank, self._find = rank, find
         self.refused: set[int] = set()
         """Keys of tensors that are not summed: pushes of them keep coming until the rank hears so."""
+        self.memories: dict[int, Payload] = {}
+        """By the tensor's key, memory in which this rank may place what it pushes."""
 
     def tensor(self, header: Header) -> TensorSum:
         """The tensor that a frame is about. TensorWireError when no rank has opened it."""
@@ -33,6 +35,12 @@ class RankFrames:
                     raise TensorWireError(f"a piece of {header.length} bytes, not {piece.size}")
             return
         match header.op:
+            case TensorOp.PLACED:
+                if header.key not in self.memories:
+                    raise TensorWireError("a piece in shared memory, and this worker was given none")
+                wanted = self.tensor(header).piece(self.rank, header.part).type
+                if header.type != wanted:
+                    raise TensorWireError(f"type {header.type} in a push of type {wanted}")
             case TensorOp.STATE:
                 declared = self.tensor(header).declared
                 if header.type != TYPES[declared.type][0]:

@@ -16,6 +16,12 @@ aggregator, and is answered with the state.
     no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
     state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
 
+A part is given as soon as it is added, while others are awaited: sums of a large tensor go back to the ranks while they
+still push. A rank is given parts of a round only once it has pushed for that round on its present connection, because a
+rank ignores results of a round that it has not begun; when the round is complete each is given what it does not have
+(`covey.tensors.owner.results`). A rank holds a version only with all of its parts, so the rest of this page is about
+complete rounds.
+
 Where an optimizer updates the parameters (`covey.tensors.numbers.updates`), its moments are part of the state. One
 rank, the keeper, is given them with the result, and first: only once it has all of them others get the result. So
 whenever a rank holds version v, its moments are with the keeper, and an aggregator that begins without state asks for
@@ -56,6 +62,8 @@ Array = npt.NDArray[Any]
 """Array of the tensor's type, as it is stored in memory."""
 
 
+GIVES = 8
+"""Times, about, that ranks are given parts of a large tensor in one round: each time wakes all of them."""
 TENSORS_MAX = 1 << 16
 """Most tensors of one table at its owner."""
 
@@ -86,6 +94,19 @@ class StateTransfer(NamedTuple):
 
     what: Literal["ask", "give"]
     rank: int
+
+
+class LentResult(NamedTuple):
+    """A result that is being sent: its numbers are not overwritten until `TensorSum.give_back`."""
+
+    round: int
+    array: Array
+    heads: dict[int, bytes]
+    """A place for headers of its parts, made once for all ranks."""
+    parts: Sequence[int]
+    """Parts of the state that may be sent now."""
+    is_whole: bool
+    """Whether these are all parts that the rank is given in this round."""
 
 
 class TensorSum:
@@ -147,8 +168,13 @@ class TensorSum:
         """Parts, and additions of which both sides are here; None: there is one rank, and nothing to add."""
         self._adding: set[tuple[int, Node]] = set()
         """Parts, and sums of them that are being made."""
-        self._whole = 0
+        self._done: list[int] = []
+        """Parts of this round that are added, in the order in which they were."""
+        self._pushing: dict[int, int] = {}
+        """Rank -> the round of which it pushed a piece last on its present connection: it awaits that one's result."""
         self._heads: dict[int, bytes] = {}
+        self._new_heads: dict[int, bytes] = {}
+        """Headers of parts of the state, and of parts of the round under way."""
         self._begun = False
 
     # ---- what workers say ----
@@ -180,6 +206,7 @@ class TensorSum:
     def gone(self, rank: int) -> Sequence[StateTransfer]:
         """A rank's connection ended. What it said and pushed still counts."""
         self._here.discard(rank)
+        self._pushing.pop(rank, None)  # a new connection begins with no part, and its process may be another one
         if rank != self._holder:
             return ()
         self._holder = None
@@ -248,6 +275,14 @@ class TensorSum:
         """The piece that a PUSH of this rank carries."""
         return self._spoken.piece(rank, number)
 
+    def memory_bytes(self, rank: int) -> int:
+        """Bytes of memory in which all that this rank pushes in a round lies (`Spoken.place`)."""
+        return self._spoken[rank].memory_bytes
+
+    def place(self, rank: int, number: int) -> tuple[int, int]:
+        """Where a piece of this rank lies in that memory: its first byte, and the byte after its last."""
+        return self._spoken[rank].place(number)
+
     def push(self, rank: int, round: int, number: int, data: Payload) -> Sequence[StateTransfer]:
         """A rank pushes a piece. `data` is kept until it was added: hand over a buffer that nothing else writes."""
         piece = self.piece(rank, number)
@@ -259,15 +294,16 @@ class TensorSum:
             held_round, pieces = self._held.setdefault(rank, (round, {}))
             if round != held_round or round != self._held_versions[rank] + 1:
                 raise Violation(f"rank {rank} holds version {self._held_versions[rank]} and pushed round {round}")
-            pieces[number] = data
+            self._pushing[rank], pieces[number] = round, data
             return ()
         if round == self.version:
             self.duplicates += 1
             return self._give([rank]) if self._is_last(rank, number) and self._may_have(rank) else ()
         if round != self.version + 1:
             raise Violation(f"rank {rank} pushed round {round} of a tensor at version {self.version}")
+        begins, self._pushing[rank] = self._pushing.get(rank) != round, round
         self._offer(piece, data)
-        return ()
+        return [StateTransfer("give", rank)] if begins and self._done else ()
 
     # ---- sums ----
 
@@ -321,18 +357,28 @@ class TensorSum:
         if addition.into is not None:
             self._wait(addition.part, addition.node, addition.into)
             return ()
-        self._whole += 1
-        return self._complete() if self._whole == self.declared.parts else ()
+        self._done.append(addition.part)
+        if len(self._done) == self.declared.parts:
+            return self._complete()
+        if len(self._done) % max(1, self.declared.parts // GIVES):
+            return ()
+        return [StateTransfer("give", rank) for rank in sorted(self._spoken) if self._awaits_parts(rank)]
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:
         """Version and state, for sending, not overwritten until `give_back`; and a place for headers of its parts."""
         assert self.version is not None
-        self._lent[id(self._state)] = self._lent.get(id(self._state), 0) + 1
+        self._lend(self._state)
         return self.version, self._state, self._heads
 
-    def lend_to(self, rank: int) -> tuple[int, Array, dict[int, bytes]] | None:
-        """`lend`, for this rank; None when it may not have the newest result yet, and is given it later."""
-        return self.lend() if self._may_have(rank) else None
+    def lend_to(self, rank: int) -> LentResult | None:
+        """The result that this rank awaits, as far as it is there: of the round under way what is added, if the rank
+        has pushed for it; else the state. None when it may not have the newest result yet, and is given it later."""
+        if self.version is not None and self._done and self._awaits_parts(rank):
+            self._lend(self._sum)
+            return LentResult(self.version + 1, self._sum, self._new_heads, tuple(self._done), False)
+        if not self.has_state or not self._may_have(rank):
+            return None
+        return LentResult(*self.lend(), range(self.parts_for(rank)), True)
 
     def give_back(self, array: Array) -> None:
         left = self._lent.pop(id(array)) - 1
@@ -378,6 +424,8 @@ class TensorSum:
             assert whole or set(held) == got, "what a rank gave is neither waiting nor in the sum"
             ready = [now for at, now in self._ready if at == part and now is not None]
             assert all(now.left in partial and now.right in partial for now in ready)
+        assert len(set(self._done)) == len(self._done) < self.declared.parts, "a part is given before it is added"
+        assert all(len(self._got[part]) == self.workers and not self._partial[part] for part in self._done)
         assert self.version is None or (not self._held and self.copy is None)
         assert self.copy is None or self._holder is None
         assert self.has_state or self.declared.kind == "grad" or self.version is None
@@ -449,8 +497,8 @@ class TensorSum:
         if piece.node[0] in got:
             self.duplicates += 1
             return
-        if len(self._sum) != self._count or id(self._sum) in self._lent:
-            self._sum = self._empty(self._count)
+        if not self._begun and (len(self._sum) != self._count or id(self._sum) in self._lent):
+            self._sum = self._empty(self._count)  # later in the round parts of it are being sent themselves
         got.update(range(*piece.node))
         self._begun = True
         self._wait(piece.part, piece.node, data)
@@ -487,8 +535,8 @@ class TensorSum:
         self.version += 1
         self.rounds += 1
         self.has_state = True
-        self._heads = {}
-        self._whole = 0
+        self._heads, self._new_heads = self._new_heads, {}
+        self._done.clear()
         self._begun = False
         self._late, self._holder = set(), None
         for got in self._got:
@@ -498,6 +546,13 @@ class TensorSum:
 
     def _keeps(self, rank: int) -> bool:
         return self._spoken.keeps(rank)
+
+    def _awaits_parts(self, rank: int) -> bool:
+        """Has this rank pushed for the round under way on its present connection? Then it has the last result whole."""
+        return self.version is not None and self._pushing.get(rank) == self.version + 1
+
+    def _lend(self, array: Array) -> None:
+        self._lent[id(array)] = self._lent.get(id(array), 0) + 1
 
     def _may_have(self, rank: int) -> bool:
         """Is this rank given the result now?"""

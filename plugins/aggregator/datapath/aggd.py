@@ -50,6 +50,8 @@ from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
+PUSHES_SHARE = 4
+"""Fraction of `memory_bytes_max` that may be shared, besides, with ranks of this host for what they push: a quarter."""
 TOLD_S = 0.2
 """Seconds between telling ranks of the next owner and ending their connections."""
 
@@ -83,7 +85,9 @@ class Aggd:
         additions = AdditionQueue(env, self.lanes)
         if self.lanes is not None:
             self.lanes.freed = additions.deal
-        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(source), additions, source)
+        most = config.memory_bytes_max
+        for_pushes = Memory(most // PUSHES_SHARE)
+        self._shared = SharedByJobs(Memory(most), self.counters, Buffers(source), additions, source, for_pushes)
         self._leaving: list[JobSums] = []
         """Jobs that another host is to sum."""
         self._controls = self._connections = 0

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from covey.ports.env import Env
+from covey.ports.pages import SharedPage
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
@@ -80,6 +81,8 @@ class SharedByJobs(NamedTuple):
     additions: AdditionQueue
     source: Source | None = None
     """Source of memory for sums and states, if lanes are to see it."""
+    for_pushes: Memory = Memory(0)
+    """Counts the memory that is shared with ranks of this host, for what they push: it takes none from tensors."""
 
 
 class JobSums:
@@ -92,6 +95,7 @@ class JobSums:
         self.tensors: dict[int, TensorSum] = {}
         self.counters, self.buffers = shared.counters, shared.buffers
         self._memory, self._held = shared.memory, 0
+        self._for_pushes = Memory(0) if shared.source is not None else shared.for_pushes
         self._arena = Arena(min(2 * order.size_bytes, shared.memory.free), shared.source)
         self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
         self._in_advance.add(self._arena.touch())
@@ -159,6 +163,22 @@ class JobSums:
     @property
     def state_bytes(self) -> int:
         return sum(tensor.declared.state_bytes for tensor in self.tensors.values())
+
+    def push_memory(self, size: int) -> SharedPage | None:
+        """Memory in which a rank of this host places what it pushes, until `give_push_memory`; None: there is none, or
+        lanes add, which see other memory alone."""
+        if not self._for_pushes.take(size):
+            return None
+        try:
+            return self.env.pages.make_handed(size)
+        except OSError as error:
+            self._for_pushes.used -= size
+            self.env.log.warning("no memory is shared with a rank of this host", job=self.job, why=str(error))
+            return None
+
+    def give_push_memory(self, size: int) -> None:
+        """Memory of `push_memory` is used by no rank any more."""
+        self._for_pushes.used -= size
 
     def worked(self, began_s: float) -> None:
         """Count the core's time since `began_s`, in which nothing else ran."""

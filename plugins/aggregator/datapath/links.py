@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 from typing import NamedTuple
 
+from covey.ports.pages import SharedPage
 from covey.ports.streams import ByteStream
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
     HOLLOW,
-    TYPES,
+    PLACES,
     WANT,
     Frame,
     Header,
@@ -23,12 +24,14 @@ from covey.tensors.numbers.tensor_wire import (
     TensorWireError,
     frame,
     is_lasting,
+    pack_size,
     parse,
     unpack_opening,
     unpack_rate,
     verify,
 )
 from covey.tensors.owner.rank_frames import RankFrames
+from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.sums import TensorSum
 from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
@@ -51,6 +54,18 @@ class _Told(NamedTuple):
     payload: Payload
 
 
+class _Handed(NamedTuple):
+    """A frame with which memory goes to the worker."""
+
+    head: bytes
+    payload: Payload
+    memory: SharedPage
+
+
+_Item = Frame | tuple[int, TensorSum] | _Handed
+"""What is sent to a worker in its turn: a frame, a result, memory."""
+
+
 class WorkerLink:
     """One worker's connection after its hello was accepted."""
 
@@ -59,15 +74,18 @@ class WorkerLink:
         self._stream = stream
         self._near = stream.uid >= 0
         """The worker is on this host, at a unix socket."""
-        self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._told_bytes = 0
         self._small = bytearray()
         """Small frames that are written with what follows."""
         self._closed = False
         self._written = asyncio.Event()
         self._frames = RankFrames(rank, lambda key: job.tensors.get(key))
+        self._results = RankResults(rank, job.hash, job.epoch, self._near)
         self._key = 0
         """The tensor of the frame heard last."""
+        self._memories: list[SharedPage] = []
+        """Memory that it was given for what it pushes."""
 
     # ---- out ----
 
@@ -78,14 +96,14 @@ class WorkerLink:
         self._put(frame(op, self.job.hash, of, key=key, payload=payload, round=round))
 
     def give(self, key: int, tensor: TensorSum) -> None:
-        if self._put((key, tensor)):
+        if self._results.owe(key) and self._put((key, tensor)):
             self.job.rounds_here.owe()
 
     def told(self, rank: int, header: Header, payload: Payload) -> None:
         if self._told_bytes + len(payload) > TOLD_BYTES_MAX:
             return
-        job, head = self.job, header.key
-        said = frame(TensorOp.TOLD, job.hash, job.epoch, key=head, rank=rank, round=header.round, payload=payload)
+        job, of = self.job, {"key": header.key, "rank": rank, "round": header.round}
+        said = frame(TensorOp.TOLD, job.hash, job.epoch, payload=payload, near=self._near, **of)
         if self._put(_Told(*said)):
             self._told_bytes += len(payload)
 
@@ -100,8 +118,12 @@ class WorkerLink:
         self._closed = True
         self._queue.put_nowait(None)
         self._stream.close()
+        memories, self._memories = self._memories, []
+        for memory in memories:
+            memory.close()
+            self.job.give_push_memory(len(memory.view))
 
-    def _put(self, item: Frame | tuple[int, TensorSum]) -> bool:
+    def _put(self, item: _Item) -> bool:
         """Queue an item. True: it will be sent, if the worker listens."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.close()
@@ -114,7 +136,9 @@ class WorkerLink:
         """Send the queue until `close` or `finish`; run as a task."""
         try:
             while (item := await self._next()) is not None:
-                if isinstance(item[1], TensorSum):
+                if isinstance(item, _Handed):
+                    await self._hand(item)
+                elif isinstance(item[1], TensorSum):
                     await self._pay(item[0], item[1])
                 else:
                     await self._write(*item)
@@ -130,7 +154,7 @@ class WorkerLink:
             self._written.set()
             self._stream.close()
 
-    async def _next(self) -> Frame | tuple[int, TensorSum] | None:
+    async def _next(self) -> _Item | None:
         """The next item to write; small frames are written once nothing else is there."""
         if self._small and self._queue.empty():
             await self._write_small()
@@ -148,6 +172,12 @@ class WorkerLink:
             await stream.lend(bytes(small + head), memoryview(payload))
         else:
             await stream.write(small, head, payload)
+
+    async def _hand(self, item: _Handed) -> None:
+        """Hand memory over."""
+        await self._write_small()
+        await self._stream.write_with(item.head + bytes(item.payload), (item.memory,))
+        item.memory.close()
 
     async def _write_small(self) -> None:
         small, self._small = self._small, bytearray()
@@ -169,29 +199,20 @@ class WorkerLink:
                 await self._written.wait()
 
     async def _send_state(self, key: int, tensor: TensorSum) -> None:
-        lent = tensor.lend_to(self.rank)
-        if lent is None:
+        giving = self._results.begin(key, tensor)
+        if giving is None:
             return
-        version, array, heads = lent
         job = self.job
         try:
-            view = memoryview(array.view("u1").data)
-            for part in range(tensor.parts_for(self.rank)):
-                start, end = tensor.declared.state_span(part)
-                payload = view[start:end]
-                kept = ~part if self._near else part  # unlike checksums
-                head = heads.get(kept)
-                if head is None:
-                    began_s, of = job.env.clock.cpu_s(), {"key": key, "part": part, "round": version}
-                    of["type"] = TYPES[tensor.declared.type][0]
-                    head, _ = frame(TensorOp.RESULT, job.hash, job.epoch, payload=payload, near=self._near, **of)
-                    heads[kept] = head
-                    job.worked(began_s)
+            for part in giving.parts:
+                began_s = job.env.clock.cpu_s()
+                head, payload = self._results.frame(giving, part)
+                job.worked(began_s)
                 await self._write(head, payload)
-                job.sent_bytes += end - start
-                job.carried(end - start)
+                job.sent_bytes += len(payload)
+                job.carried(len(payload))
         finally:
-            tensor.give_back(array)
+            self._results.over(giving)
 
     # ---- in ----
 
@@ -205,12 +226,13 @@ class WorkerLink:
             if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
                 raise TensorWireError("a frame for another job, epoch or rank than this connection was opened for")
             self._frames.expect(header)
-            payload = self.job.buffers.take(header.length)
+            placed = header.op is TensorOp.PLACED and header.key not in self._frames.refused
+            payload = self._placed(header) if placed else self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
             self.job.carried(header.length)
             began_s = self.job.env.clock.cpu_s()
-            verify(head, payload, self._near)
+            verify(head, b"" if placed else payload, self._near)
             self.job.worked(began_s)
             if self.job.over or self._closed:
                 raise ConnectionAbortedError("no longer served here")
@@ -221,7 +243,7 @@ class WorkerLink:
         match header.op:
             case TensorOp.OPEN:
                 self._open(header, payload)
-            case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._frames.refused:
+            case TensorOp.PUSH | TensorOp.PLACED | TensorOp.RATE | TensorOp.KEPT if header.key in self._frames.refused:
                 pass
             case TensorOp.RATE:
                 self._frames.tensor(header).learn(self.rank, header.round, unpack_rate(payload))
@@ -235,8 +257,8 @@ class WorkerLink:
                 self.job.away.leaving[self.rank] = bytes(payload).decode("utf-8", "replace")
             case TensorOp.LEAVES:
                 pass
-            case TensorOp.PUSH:
-                self.job.received_bytes += header.length
+            case TensorOp.PUSH | TensorOp.PLACED:
+                self.job.received_bytes += len(payload)
                 tensor = self._frames.tensor(header)
                 self.job.heard(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
             case TensorOp.STATE:
@@ -255,3 +277,22 @@ class WorkerLink:
             return
         want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
         self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, want, ranks, hollow))
+        if header.flags & PLACES and self._near and header.key not in self._frames.memories:
+            self._share_memory(header.key, tensor.memory_bytes(self.rank))
+
+    def _share_memory(self, key: int, size: int) -> None:
+        """Give the worker memory in which it places what it pushes of this tensor, if that is large and there is
+        some."""
+        made = self.job.push_memory(size) if size >= LEAST_BYTES else None
+        if made is None:
+            return
+        self._memories.append(made)
+        self._frames.memories[key] = memoryview(made.view)  # sums are made there too: each piece comes once
+        self._put(
+            _Handed(*frame(TensorOp.MEMORY, self.job.hash, self.job.epoch, key=key, payload=pack_size(size)), made)
+        )
+
+    def _placed(self, header: Header) -> Payload:
+        """The piece that the worker has placed in shared memory."""
+        first, end = self._frames.tensor(header).place(self.rank, header.part)
+        return memoryview(self._frames.memories[header.key])[first:end]

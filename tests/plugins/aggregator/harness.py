@@ -14,7 +14,6 @@ from covey.core.ids import JobId
 from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.tensor_wire import (
-    TYPES,
     WANT,
     Declared,
     Frame,
@@ -31,6 +30,7 @@ from covey.tensors.numbers.tensor_wire import (
 )
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import SGD, Update
+from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.sums import StateTransfer, TensorSum
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies, OutgoingCopies
 
@@ -135,8 +135,11 @@ class Owner:
         self.inboxes: dict[int, deque[Frame]] = {}
         self.outboxes: dict[int, deque[Frame | int]] = {}
         """The frames for each rank, and keys of tensors whose result is owed."""
+        self.results: dict[int, RankResults] = {}
         self.answered: list[tuple[int, int, int]] = []
-        """The key, round and rank of every result given."""
+        """The key, round and rank of every result that was given to its end."""
+        self.early = 0
+        """Number of parts that were given before their round was complete."""
         self.asked: list[int] = []
         """The keys of Blocks that a rank was asked for."""
         self.hash = job_hash(JOB)
@@ -161,6 +164,7 @@ class Owner:
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
         self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch)])
+        self.results[rank] = RankResults(rank, job_hash(JOB), self.epoch, near=False)
         assert parse(hello[0]).epoch == self.epoch
 
     def disconnect(self, rank: int) -> None:
@@ -210,29 +214,25 @@ class Owner:
                 self.asked.append(key)
                 out.append(frame(TensorOp.ASK, job_hash(JOB), self.epoch, key=key))
                 continue
-            out.append(key)
+            if self.results[action.rank].owe(key):
+                out.append(key)
 
     def pay(self, rank: int) -> None:
         """Send a result that the rank was promised when its turn comes; it is the newest one then."""
-        out = self.outboxes[rank]
+        out, results = self.outboxes[rank], self.results[rank]
         while out and isinstance(key := out[0], int):
             out.popleft()
             tensor = self.tensors[key]
-            lent = tensor.lend_to(rank)
-            if lent is None:
+            giving = results.begin(key, tensor)
+            if giving is None:
                 continue
-            version, array, _ = lent
-            self.answered.append((key, version, rank))
-            data, results = array.tobytes(), []
-            for part in range(tensor.parts_for(rank)):
-                start, end = tensor.declared.state_span(part)
-                payload = data[start:end]
-                hash = job_hash(JOB)
-                of: Any = {"key": key, "part": part, "round": version, "type": TYPES[tensor.declared.type][0]}
-                said = frame(TensorOp.RESULT, hash, self.epoch, payload=payload, **of)
-                results.append(said)
-            tensor.give_back(array)
-            out.extendleft(reversed(results))
+            if giving.lent.is_whole:
+                self.answered.append((key, giving.lent.round, rank))
+            else:
+                self.early += len(giving.parts)
+            frames = [(head, bytes(payload)) for head, payload in (results.frame(giving, at) for at in giving.parts)]
+            results.over(giving)
+            out.extendleft(reversed(frames))
 
 
 class Bringing:
