@@ -1,7 +1,7 @@
 """Whether there is RDMA on this host, and if not, why. Only files are looked at: nothing is loaded and nothing is
 opened.
 
-What is found may still refuse when a byte process opens it; that process says so itself.
+What is found may still refuse when a byte process or a rank opens it; that process says so itself.
 """
 
 import importlib.machinery
@@ -47,7 +47,7 @@ def look(
     distribution: str = DISTRIBUTION,
     needs_bytes: int = 0,
 ) -> RdmaFound:
-    """Look for a port. `needs_bytes`: memory that must be lockable at least, a slab."""
+    """Look for a port. `needs_bytes`: memory that must be lockable at least."""
     if not sysfs.is_dir() or not any(sysfs.iterdir()):
         return RdmaFound(None, "this host has no RDMA device")
     if pyverbs_spec(distribution) is None:
@@ -65,7 +65,7 @@ def look(
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit != resource.RLIM_INFINITY and limit < needs_bytes and os.geteuid() != 0:
         return RdmaFound(
-            None, f"{limit} bytes may be locked, a slab has {needs_bytes}; next: LimitMEMLOCK=infinity in the unit"
+            None, f"{limit} bytes may be locked, {needs_bytes} are needed; next: LimitMEMLOCK=infinity in the unit"
         )
     return RdmaFound(port)
 

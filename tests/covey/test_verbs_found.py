@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.network.verbs import PyVerbs
-from agent.ports.network.verbs_found import look
 from covey.ports.verbs import NoVerbs
+from covey.verbs.found import look
+from covey.verbs.pyverbs_port import PyVerbs
 
 LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 V4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -120,7 +120,7 @@ def test_a_limit_of_locked_memory_that_a_slab_exceeds_is_named(tree: Tree, monke
     assert tree.why(8 << 20) == ""
     assert (
         tree.why(64 << 20)
-        == "8388608 bytes may be locked, a slab has 67108864; next: LimitMEMLOCK=infinity in the unit"
+        == "8388608 bytes may be locked, 67108864 are needed; next: LimitMEMLOCK=infinity in the unit"
     )
 
 
@@ -137,7 +137,7 @@ def test_opening_says_the_same_as_looking() -> None:
 
 def test_neither_pyverbs_nor_numpy_is_loaded_before_a_device_is_opened() -> None:
     script = (
-        "import sys, agent.ports.network.verbs as v\nv.PyVerbs().look(1 << 20)\n"
+        "import sys, covey.verbs.pyverbs_port as v\nv.PyVerbs().look(1 << 20)\n"
         "print([name for name in ('pyverbs', 'numpy') if name in sys.modules])"
     )
     found = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
