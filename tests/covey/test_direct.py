@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 
 from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
+from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.aggregator_rounds import AWAITED_BYTES
 from covey.tensors.aggregator.link import READ_BYTES, SMALL_BYTES
 from covey.tensors.direct.connection import AT_ONCE_BYTES
@@ -38,10 +39,20 @@ IP = "127.0.0.1"
 class Ranks:
     """The ranks of a job on as many hosts: rank n owns table n."""
 
-    def __init__(self, ranks: int = 3, order: Order = "tree") -> None:
+    def __init__(self, ranks: int = 3, order: Order = "tree", verbs: Sequence[Verbs] = ()) -> None:
+        """`verbs`: the RDMA of each rank; none: their agents do not let them use any."""
         self.lost: list[tuple[int, int]] = []
+        self.rdma = set(range(len(verbs)))
+        """Ranks whose agent lets them use RDMA."""
         self.clients = [
-            TensorClient(JOB, rank, ranks, lambda e, why, table: self.lost.append((table, e)), tables=ranks)
+            TensorClient(
+                JOB,
+                rank,
+                ranks,
+                lambda e, why, table: self.lost.append((table, e)),
+                tables=ranks,
+                verbs=verbs[rank] if verbs else None,
+            )
             for rank in range(ranks)
         ]
         self.failed: list[BaseException] = []
@@ -54,10 +65,11 @@ class Ranks:
     def own(self, rank: int, table: int, epoch: int, near: bool = False) -> None:
         """Let a rank own a table, and tell all ranks."""
         serve = Serve(table_id(JOB, table), epoch, len(self.clients), SECRET)
-        now = self.clients[rank].owner.perform(serve, IP, 1 << 30)
-        at = AggregatorAt(JOB, epoch, HostId(f"h{rank}"), now.address, SECRET, table, near=now.near if near else "")
+        now = self.clients[rank].owner.perform(serve, IP, 1 << 30, rank in self.rdma)
+        there = HostId(f"h{rank}"), now.address, SECRET, table
         for client in self.clients:
-            client.moved(at)
+            rdma = client.rank in self.rdma
+            client.moved(AggregatorAt(JOB, epoch, *there, near=now.near if near else "", rdma=rdma))
 
     def start(self, script: Any) -> list[threading.Thread]:
         def run(rank: int) -> None:

@@ -14,6 +14,7 @@ from covey.tensors.numbers.tensor_wire import TYPES, Frame, Header, Payload, Ten
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import TensorSum
+from covey.tensors.rdma.tensor_pair import TensorPair
 
 
 class OwnerHere(Protocol):
@@ -49,7 +50,8 @@ class OwnersEnd:
 class LocalLink:
     """The end that the rank has: a `covey.tensors.aggregator.link.RankSideLink`."""
 
-    near, welcomed = True, True
+    near = True
+    pair: TensorPair | None = None
 
     def __init__(self, rank: int, table: OwnedTable, owner: OwnerHere) -> None:
         self.lock = threading.RLock()
@@ -111,6 +113,9 @@ class LocalLink:
         """Copy the header of the frame that is there, then its payload, to `view`, which has its size."""
         data = self._unread.pop()
         view[:] = data
+
+    def read_payload(self, header: Header, view: memoryview) -> None:
+        self.read_into(view)
 
     def shut(self) -> None:
         """End the connection."""

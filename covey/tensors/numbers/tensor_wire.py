@@ -9,6 +9,10 @@ most that it will ever allocate. The checksum covers header and payload; for num
       HELLO(job, epoch, rank, incarnation, nonce) ->
                                        <- CHALLENGE, or STALE(epoch it serves)
       PROOF ->
+      PAIR(its queue pair) ->                 where both ends said in HELLO and CHALLENGE that they may use RDMA
+                                       <- PAIRED(that of the owner, or why there is none)
+      PAIR(it works, or why not) ->           from now on large parts of numbers go over the pair, their headers here
+                                              (`covey.tensors.rdma`)
                                        <- WELCOME, or STALE(epoch, and the rank's newest incarnation if this is older)
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
@@ -89,6 +93,8 @@ SPEAKS = 2
 which ranks."""
 IN_VAIN = 1
 """Value of FAULT's round when the round needs a rank that has left."""
+PAIRS = 1
+"""Value of part in HELLO and CHALLENGE when that end may use RDMA, and in PAIR and PAIRED when it does."""
 HOLLOW = 4
 """Flag of OPEN: the worker took over from a lost one, and has no copy of the result of the version that it states."""
 
@@ -121,6 +127,7 @@ class TensorOp(enum.IntEnum):
     TELL = 9
     COPIES = 10
     LEAVES = 11
+    PAIR = 12
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -130,6 +137,7 @@ class TensorOp(enum.IntEnum):
     CHALLENGE = 22
     TOLD = 23
     COPIED = 24
+    PAIRED = 25
 
 
 _LENGTH_MAX = {
@@ -143,6 +151,7 @@ _LENGTH_MAX = {
     TensorOp.KEPT: 0,
     TensorOp.TELL: PART_BYTES_MAX,
     TensorOp.LEAVES: FAULT_BYTES_MAX,
+    TensorOp.PAIR: FAULT_BYTES_MAX,
     TensorOp.WELCOME: 0,
     TensorOp.RESULT: PART_BYTES_MAX,
     TensorOp.ASK: 0,
@@ -153,6 +162,7 @@ _LENGTH_MAX = {
     TensorOp.TOLD: PART_BYTES_MAX,
     TensorOp.COPIES: 0,
     TensorOp.COPIED: 0,
+    TensorOp.PAIRED: FAULT_BYTES_MAX,
 }
 _OPS = {int(op): op for op in TensorOp}
 _NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
@@ -230,6 +240,16 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
     crc = _checksum(memoryview(head)[:_COVERED], payload, near)
     if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
         raise TensorWireError("checksum of a frame does not match")
+
+
+def op_of(head: Payload) -> int:
+    """The number of the operation in a header."""
+    return head[_OP_AT]
+
+
+def has_numbers(op: int) -> bool:
+    """Whether the payload of frames of this operation is numbers of a tensor."""
+    return op in _NUMBERS
 
 
 def is_lasting(head: Payload) -> bool:
