@@ -6,12 +6,13 @@ import importlib.util
 import os
 import select
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from covey.ports.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
-from covey.verbs.found import RdmaPort, look, pyverbs_spec
+from covey.verbs.found import RdmaFound, RdmaPort, look, pyverbs_spec
 
 EVENT_FILE = "anon_inode:[infinibandevent]"
 """The kernel's name for the descriptor of a completion channel; pyverbs does not tell its number."""
@@ -30,6 +31,10 @@ STATUSES = {
 }  # fmt: skip
 
 
+_one_thread = threading.Lock()
+"""Held by a thread that loads pyverbs, opens a device or makes a completion channel."""
+
+
 class PyVerbs:
     """The `covey.ports.verbs.Verbs` of this host."""
 
@@ -37,20 +42,25 @@ class PyVerbs:
         self._opened: OpenedDevice | None = None
 
     def look(self, needs_bytes: int) -> VerbsFound:
-        found = look(needs_bytes=needs_bytes)
+        found = self._look(needs_bytes)
         return VerbsFound("" if found.port is None else found.port.device, found.why)
 
     def open(self) -> VerbsDevice:
-        found = look()
-        if found.port is None:
-            raise NoVerbs(found.why)
         try:
-            _load()
-            if self._opened is None or self._opened.port != found.port:
-                self._opened = OpenedDevice(found.port)
+            with _one_thread:
+                found = self._look()
+                if found.port is None:
+                    raise NoVerbs(found.why)
+                _load()
+                if self._opened is None or self._opened.port != found.port:
+                    self._opened = OpenedDevice(found.port)
             return PyVerbsDevice(self._opened)
         except ImportError as error:
             raise NoVerbs(f"pyverbs cannot be loaded: {error}") from error
+
+    def _look(self, needs_bytes: int = 0) -> RdmaFound:
+        opened = self._opened
+        return look(needs_bytes=needs_bytes, known=opened.port if opened is not None else None)
 
 
 def _load() -> None:
@@ -80,6 +90,11 @@ class OpenedDevice:
     """One port of a device, opened once in a process."""
 
     def __init__(self, port: RdmaPort) -> None:
+        import pyverbs.addr  # all that is used later, when a connection waits for it
+        import pyverbs.cq
+        import pyverbs.mr
+        import pyverbs.qp
+        import pyverbs.wr  # noqa: F401
         from pyverbs.device import Context
 
         self.port = port
@@ -256,19 +271,30 @@ def _running_loop() -> Any:
 
 
 def _channel(context: Any) -> tuple[Any, int]:
-    """A completion channel and its descriptor, which is the lowest that is free."""
+    """A completion channel and its descriptor, which is the one that this process did not have before."""
     from pyverbs.cq import CompChannel
 
-    for _ in range(CHANNEL_TRIES):
-        free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        os.close(free)
-        channel = CompChannel(context)
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{free}") == EVENT_FILE:
-                os.set_blocking(free, False)
-                return channel, free
-        channel.close()  # something else was closed between, such as garbage
+    with _one_thread:
+        for _ in range(CHANNEL_TRIES):
+            before = _channels()
+            channel = CompChannel(context)
+            new = _channels() - before
+            if len(new) == 1:
+                (descriptor,) = new
+                os.set_blocking(descriptor, False)
+                return channel, descriptor
+            channel.close()  # it took the place of one that another thread closed
     raise NoVerbs("the descriptor of a completion channel cannot be found")
+
+
+def _channels() -> set[int]:
+    """Descriptors of the completion channels of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed since
+            if os.readlink(f"/proc/self/fd/{name}") == EVENT_FILE:
+                found.add(int(name))
+    return found
 
 
 def _gid_text(gid: bytes) -> str:

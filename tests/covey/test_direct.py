@@ -34,6 +34,8 @@ GRANT = 1 << 32
 SHAPE = (500, 401)
 """Shape of a tensor of 800 KB, which has a Block for each table."""
 IP = "127.0.0.1"
+WITHIN_S = 30.0
+"""Seconds that all rounds of a test may take."""
 
 
 class Ranks:
@@ -87,7 +89,7 @@ class Ranks:
 
     def end(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
-            thread.join(30)
+            thread.join(WITHIN_S)
             assert not thread.is_alive(), (self.lost, [client.why("w") for client in self.clients])
         if self.failed:
             raise self.failed[0]

@@ -1,5 +1,6 @@
 """Whether there is RDMA here, and if not, what a person reads: on trees of files like the kernel's."""
 
+import dataclasses
 import importlib.machinery
 import os
 import resource
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from covey.ports.verbs import NoVerbs
-from covey.verbs.found import look
+from covey.verbs.found import RdmaPort, look
 from covey.verbs.pyverbs_port import PyVerbs
 
 LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
@@ -69,6 +70,24 @@ def test_a_port_of_infiniband_is_reached_by_its_lid(tree: Tree) -> None:
     tree.port("mlx5_0", link_layer="InfiniBand", lid="0x1f", gids=LOCAL, kinds="IB/RoCE v1")
     found = look(tree.sysfs, tree.devices, str(tree.distribution)).port
     assert found is not None and (found.lid, found.gid_index, found.ethernet) == (31, 0, False)
+
+
+def test_a_known_port_is_taken_again_while_it_works(tree: Tree) -> None:
+    """A card has 256 addresses, and SoftRoCE 1024: they are read when there is a reason to."""
+    tree.port("mlx5_1")
+
+    def found(known: RdmaPort | None) -> RdmaPort | None:
+        return look(tree.sysfs, tree.devices, str(tree.distribution), known=known).port
+
+    first = found(None)
+    assert first is not None and first.device == "mlx5_0"
+    second = dataclasses.replace(first, device="mlx5_1")
+    assert found(second) == second
+    tree.port("mlx5_1", gids=" ".join([LOCAL, LOCAL, V4, V4.replace("4d", "4e")]))
+    assert found(second) == first, "it has another address now"
+    tree.port("mlx5_0", state="1: DOWN")
+    other = found(first)
+    assert other is not None and (other.device, other.gid[13]) == ("mlx5_1", 0x4E)
 
 
 def test_the_first_port_that_works_is_taken(tree: Tree) -> None:

@@ -338,7 +338,7 @@ class AggregatorRounds:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link: RankSideLink = self._local(at) or TensorLink(at.address, self._poster, at.near)
+        link: RankSideLink = self._local(at) or self._connected(at)
         try:
             if isinstance(link, TensorLink):
                 self._introduce(link, at)
@@ -372,6 +372,11 @@ class AggregatorRounds:
                 self._changed.notify_all()
             self._heard()
             link.close()
+
+    def _connected(self, at: AggregatorAt) -> TensorLink:
+        if self._rdma is not None and at.rdma and not at.near:
+            self._rdma.warm()
+        return TensorLink(at.address, self._poster, at.near)
 
     def _introduce(self, link: TensorLink, at: AggregatorAt) -> None:
         """Prove who this is to an owner in another process, which proves that too."""

@@ -133,7 +133,7 @@ class RankConnection:
         """Whether the rank's host has received everything that was said and given; also once the connection ended."""
         if self._closed:
             return True
-        if self._owed or self._left:
+        if self._owed or self._left or not (self.pair is None or self.pair.is_settled):
             return False
         with contextlib.suppress(OSError):
             return not struct.unpack("@i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0]

@@ -4,8 +4,10 @@ Each connection has a protection domain of its own, so that its keys open no oth
 pair and failed goes on over TCP alone: the next ones to that address are without a pair for a while.
 """
 
+import contextlib
 import ctypes
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -25,10 +27,18 @@ class RdmaHere:
         self._failed: dict[str, tuple[str, float, float]] = {}
         """Address -> why its pair failed, the length of the pause after it, and when that ends."""
         self._pairs: list[TensorPair] = []
+        self._lock = threading.Lock()
+        """Guards the last field."""
 
     def why_not(self) -> str:
         """Why there is no RDMA here, as far as can be seen without opening a device; empty: there is."""
         return self._verbs.look(LOCKED_BYTES).why
+
+    def warm(self) -> None:
+        """Load what is needed and open the device, so that the next pair is made at once: the other end waits for it no
+        longer than for a handshake."""
+        with contextlib.suppress(NoVerbs):
+            self._verbs.open().close()
 
     def pair(self, connection: socket.socket, address: str = "") -> TensorPair:
         """One end of a pair beside this connection. NoVerbs, also while pairs to this address pause."""
@@ -36,7 +46,8 @@ class RdmaHere:
         if self._now_s() < until_s:
             raise NoVerbs(f"its queue pair failed: {why}")
         pair = TensorPair(self._verbs.open(), connection.fileno(), connection.sendall)
-        self._pairs = [each for each in self._pairs if not each.why] + [pair]
+        with self._lock:
+            self._pairs = [each for each in self._pairs if not each.why] + [pair]
         return pair
 
     def failed(self, address: str, why: str) -> None:

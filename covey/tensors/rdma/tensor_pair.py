@@ -25,7 +25,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from covey.ports.verbs import GID_BYTES, MTU_MAX, NUMBER_BITS, NoVerbs, PairPlace, VerbsDevice, VerbStep
+from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import PART_BYTES_MAX, Payload, TensorWireError, has_numbers
 
 SLOTS = 4
@@ -90,10 +93,11 @@ class _Slots:
         self.view = memoryview(memory)
         self.count = self.view[_COUNT_AT : _COUNT_AT + _COUNT_BYTES].cast("Q")
         self.region = device.register(self.view, remote)
+        self._bytes = np.frombuffer(self.view, np.uint8)
 
-    def slot(self, number: int, size: int) -> memoryview:
+    def slot(self, number: int, size: int) -> Array:
         at = number % SLOTS * SLOT_BYTES
-        return self.view[at : at + size]
+        return self._bytes[at : at + size]
 
 
 class TensorPair:
@@ -153,9 +157,14 @@ class TensorPair:
         """Send a frame whose payload `rides`. Its header is on the connection once `settle` or another `send` has
         seen that the part is there. Waits while the peer takes nothing. PairLost; OSError as of the connection."""
         self._await_room()
-        self._out.slot(self._sent, len(payload))[:] = payload
+        np.copyto(self._out.slot(self._sent, len(payload)), np.frombuffer(payload, np.uint8))
         self._post(head, len(payload))
         self._look()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all headers are on the connection; for any thread."""
+        return not self._posted and not self._ready
 
     def settle(self) -> None:
         """Wait until all headers are on the connection: what is sent there from now on comes after them. Errors as of
@@ -167,7 +176,7 @@ class TensorPair:
 
     def take(self, view: memoryview) -> None:
         """Fill `view` with the part whose header came."""
-        view[:] = self._in.slot(self._got, view.nbytes)
+        np.copyto(np.frombuffer(view, np.uint8), self._in.slot(self._got, view.nbytes))
         self._got += 1
         self._in.count[0] = self._got
 
@@ -193,7 +202,7 @@ class TensorPair:
 
     def _done(self, why: str) -> None:
         """The oldest post is done."""
-        head, taken = self._posted.popleft(), self._out.count[0]
+        head, taken = self._posted[0], self._out.count[0]
         if not why and not self._taken <= taken <= self._sent:
             why = f"the peer has taken {taken} parts of {self._sent}"
         self.why = self.why or why
@@ -201,6 +210,7 @@ class TensorPair:
             self._taken = taken
             if head is not None:
                 self._ready.append(head)
+        self._posted.popleft()
 
     def _look(self) -> None:
         """Take note of what is done, and send the headers of parts that are there."""
@@ -209,7 +219,8 @@ class TensorPair:
         if self.why:
             raise PairLost(self.why)
         while self._ready:
-            self._tell(self._ready.popleft())
+            self._tell(self._ready[0])
+            self._ready.popleft()
 
     def _settle(self, within_s: float) -> None:
         until_s, left = time.monotonic() + within_s, len(self._posted)

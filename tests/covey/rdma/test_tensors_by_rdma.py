@@ -1,5 +1,6 @@
 """Ranks that exchange tensors directly, over queue pairs of a stand-in: the bits of TCP, whatever fails."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 from covey.job.tensors import TensorClient
+from covey.tensors.direct.connection import RankConnection
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, TensorOp, frame
 from covey.tensors.rdma import tensor_pair
+from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.tensors.rdma.tensor_pair import LEAST_BYTES, SLOT_BYTES, SLOTS, TensorPair
 from covey.wire.sums import GetStatus
 from tests.covey.test_direct import GRANT, IP, SHAPE, Ranks, is_reference, train
@@ -209,6 +213,32 @@ def test_a_rank_that_takes_nothing_holds_up_no_other(rack: Rack, monkeypatch: py
 
     rack.ranks.end(rack.ranks.start(script))
     assert done[2] == 2 and not rack.ranks.lost
+
+
+def test_an_owner_that_is_done_waits_until_the_header_of_the_last_part_is_received() -> None:
+    """The part itself is in the rank's memory before, but the rank does not know it."""
+    network, (ours, theirs) = StandInNetwork(), socket.socketpair()
+    rdma, lock = RdmaHere(StandInVerbs(network)), threading.RLock()
+    link = RankConnection(ours, 1, 1, GRANT, lambda key: None, lock, lambda size: None)
+    here, there = link.pair, _ = rdma.pair(ours), rdma.pair(theirs)
+    for one, other in ((here, there), (there, here)):
+        one.connect(other.here)
+    network.held = True
+    with lock:
+        link.say(frame(TensorOp.RESULT, 1, GRANT, payload=bytes(LEAST_BYTES)))
+    link.pump()
+    until(lambda: not link._owed)
+    assert not link.is_sent
+    network.go_on()
+    assert len(theirs.recv(HEADER_BYTES, socket.MSG_WAITALL)) == HEADER_BYTES
+    until(lambda: link.is_sent)
+    link.close()
+    link.writer.join(10)
+    link.release()
+    there.close()
+    assert not network.regions and not network.pairs
+    for sock in (ours, theirs):
+        sock.close()
 
 
 assert 4 * SHAPE[0] * SHAPE[1] // 3 >= LEAST_BYTES, "a Block of the tensor of most tests goes over a pair"
