@@ -44,6 +44,8 @@ class Ranks:
     def __init__(self, ranks: int = 3, order: Order = "tree", verbs: Sequence[Verbs] = ()) -> None:
         """`verbs`: the RDMA of each rank; none: their agents do not let them use any."""
         self.lost: list[tuple[int, int]] = []
+        self.whys: list[str] = []
+        """Why each of them was lost."""
         self.rdma = set(range(len(verbs)))
         """Ranks whose agent lets them use RDMA."""
         self.clients = [
@@ -51,7 +53,7 @@ class Ranks:
                 JOB,
                 rank,
                 ranks,
-                lambda e, why, table: self.lost.append((table, e)),
+                self._lost,
                 tables=ranks,
                 verbs=verbs[rank] if verbs else None,
             )
@@ -63,6 +65,10 @@ class Ranks:
             client.order = order
         for table in range(ranks):
             self.own(table, table, GRANT + 1)
+
+    def _lost(self, epoch: int, why: str, table: int) -> None:
+        self.lost.append((table, epoch))
+        self.whys.append(why)
 
     def own(self, rank: int, table: int, epoch: int, near: bool = False) -> None:
         """Let a rank own a table, and tell all ranks."""

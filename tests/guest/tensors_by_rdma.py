@@ -48,7 +48,7 @@ def ranks():
 
 def trained(ranks):
     ranks.end(train(ranks, {ROUNDS}))
-    assert is_reference(ranks, {ROUNDS}) and not ranks.lost, ranks.lost
+    assert is_reference(ranks, {ROUNDS}) and not ranks.whys, ranks.whys
     return [client.owner.now() for client in ranks.clients]
 """
 FORKS = f"""{SCRIPT}
@@ -66,7 +66,7 @@ for child in children:
     print(os.waitpid(child, 0)[1])
 ranks.end(threads)
 now = [client.owner.now() for client in ranks.clients]
-print([each.pairs for each in now], is_reference(ranks, {ROUNDS}), ranks.lost)
+print([each.pairs for each in now], is_reference(ranks, {ROUNDS}), ranks.whys)
 ranks.close()
 """
 LOCKS = f"""{SCRIPT}
@@ -114,7 +114,7 @@ def registered() -> int:
 @pytest.mark.cpu_seconds(0)
 def test_large_parts_go_over_rdma_with_the_bits_of_tcp(ranks: Ranks) -> None:
     ranks.end(train(ranks, ROUNDS))
-    assert is_reference(ranks, ROUNDS) and not ranks.lost
+    assert is_reference(ranks, ROUNDS) and not ranks.whys
     assert pairs(ranks) == [2, 2, 2] and [client.owner.now().bad_frames for client in ranks.clients] == [0, 0, 0]
     assert registered() >= 2 * 6 * 2
     ranks.close()
@@ -131,7 +131,7 @@ def test_many_parts_at_once_are_added(ranks: Ranks) -> None:
             assert (found == 3 + 3 * round).all()
 
     ranks.end(ranks.start(script))
-    assert pairs(ranks) == [2, 2, 2] and not ranks.lost
+    assert pairs(ranks) == [2, 2, 2] and not ranks.whys
 
 
 @pytest.mark.cpu_seconds(0)

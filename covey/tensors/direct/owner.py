@@ -52,6 +52,8 @@ LINGER_S = 5.0
 """Seconds that a rank that is done waits until the other ranks have their last results from it."""
 END_S = 2.0
 """Seconds within which the threads of connections end."""
+PINGS_MAX = 8
+"""Most PINGs before a frame of a rank that is not welcome yet: opening a device can take some seconds, once."""
 LOOK_S = 0.02
 """Seconds between two looks whether all results were received."""
 
@@ -417,29 +419,31 @@ class DirectOwner:
 
     def _hear_whole(self, sock: socket.socket, op: TensorOp, size: int) -> tuple[Header, bytes]:
         """Read a frame, which must have this operation and size; returns its header and all its bytes."""
-        data = bytearray(HEADER_BYTES)
-        receive(sock, memoryview(data))
-        header = parse(data)
-        if header.op is not op or header.length != size:
-            raise TensorWireError(f"{op.name} expected here, not {header.op.name}")
-        payload = self._rest(sock, data, header)
-        return header, bytes(data + payload)
+        header, head, payload = self._next(sock, op)
+        if header.length != size:
+            raise TensorWireError(f"{op.name} has {size} bytes here, not {header.length}")
+        return header, bytes(head + payload)
 
     def _hear(self, sock: socket.socket, op: TensorOp) -> tuple[Header, bytearray]:
         """Read a frame, which must have this operation; returns its header and payload."""
-        data = bytearray(HEADER_BYTES)
-        receive(sock, memoryview(data))
-        header = parse(data)
+        header, _, payload = self._next(sock, op)
+        return header, payload
+
+    def _next(self, sock: socket.socket, op: TensorOp) -> tuple[Header, bytearray, bytearray]:
+        """Read a frame, which must have this operation, after PINGs of a rank that waits for an answer."""
+        for _ in range(1 + PINGS_MAX):
+            head = bytearray(HEADER_BYTES)
+            receive(sock, memoryview(head))
+            header = parse(head)
+            if header.op is op or header.op is not TensorOp.PING:
+                break
+            verify(head, b"")
         if header.op is not op:
             raise TensorWireError(f"{op.name} expected here, not {header.op.name}")
-        return header, self._rest(sock, data, header)
-
-    def _rest(self, sock: socket.socket, head: bytearray, header: Header) -> bytearray:
-        """Read the payload of a frame."""
         payload = bytearray(header.length)
         receive(sock, memoryview(payload))
         verify(head, payload)
-        return payload
+        return header, head, payload
 
     def _refuse(self, sock: socket.socket, job: int, epoch: int, newest: int = 0) -> None:
         """Tell a process that it is not served."""

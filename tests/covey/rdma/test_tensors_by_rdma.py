@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from covey.job.tensors import TensorClient
+from covey.tensors.aggregator import link
+from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.direct.connection import RankConnection
-from covey.tensors.numbers.tensor_wire import HEADER_BYTES, TensorOp, frame
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, Frame, TensorOp, frame
 from covey.tensors.rdma import tensor_pair
 from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.tensors.rdma.tensor_pair import LEAST_BYTES, SLOT_BYTES, SLOTS, TensorPair
 from covey.wire.sums import GetStatus
 from tests.covey.test_direct import GRANT, IP, SHAPE, Ranks, is_reference, train
 from tests.covey.test_tensors import until
-from tests.plugins.memory.stand_in_verbs import StandInNetwork, StandInPair, StandInVerbs
+from tests.plugins.memory.stand_in_verbs import StandInDevice, StandInNetwork, StandInPair, StandInVerbs
 
 LOCKED = "the device refuses to register 4198400 bytes (memory that may be locked: ulimit -l)"
 
@@ -135,6 +137,30 @@ def test_ranks_that_cannot_reach_each_other_by_rdma_go_over_tcp(monkeypatch: pyt
     rack.close()
 
 
+def test_a_device_that_is_slow_to_open_costs_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the other end asks whether it lives: PINGs are no violation before the welcome."""
+    pings, opens = list[bytes](), StandInVerbs.open
+    ping = Rounds.ping
+
+    def slow(verbs: StandInVerbs) -> StandInDevice:
+        if threading.current_thread().name == "covey-pushes":  # an owner's, whose rank waits
+            until(lambda: len(pings) > 2)
+        return opens(verbs)
+
+    def counted(rounds: Rounds) -> Frame:
+        said = ping(rounds)
+        pings.append(said[0])
+        return said
+
+    monkeypatch.setattr(link, "SILENT_S", 0.02)
+    monkeypatch.setattr(StandInVerbs, "open", slow)
+    monkeypatch.setattr(Rounds, "ping", counted)
+    rack = Rack()
+    rack.ranks.end(train(rack.ranks, 3))
+    assert is_reference(rack.ranks, 3) and not rack.ranks.whys and rack.pairs() == [2, 2, 2]
+    rack.close()
+
+
 @pytest.mark.parametrize("may", [{0, 2}, set()])
 def test_a_rank_whose_agent_does_not_let_it_has_no_pair(rack: Rack, may: set[int]) -> None:
     """The agents of two hosts may be set differently: either may say no, and the owner says which one did."""
@@ -219,22 +245,22 @@ def test_an_owner_that_is_done_waits_until_the_header_of_the_last_part_is_receiv
     """The part itself is in the rank's memory before, but the rank does not know it."""
     network, (ours, theirs) = StandInNetwork(), socket.socketpair()
     rdma, lock = RdmaHere(StandInVerbs(network)), threading.RLock()
-    link = RankConnection(ours, 1, 1, GRANT, lambda key: None, lock, lambda size: None)
-    here, there = link.pair, _ = rdma.pair(ours), rdma.pair(theirs)
+    connection = RankConnection(ours, 1, 1, GRANT, lambda key: None, lock, lambda size: None)
+    here, there = connection.pair, _ = rdma.pair(ours), rdma.pair(theirs)
     for one, other in ((here, there), (there, here)):
         one.connect(other.here)
     network.held = True
     with lock:
-        link.say(frame(TensorOp.RESULT, 1, GRANT, payload=bytes(LEAST_BYTES)))
-    link.pump()
-    until(lambda: not link._owed)
-    assert not link.is_sent
+        connection.say(frame(TensorOp.RESULT, 1, GRANT, payload=bytes(LEAST_BYTES)))
+    connection.pump()
+    until(lambda: not connection._owed)
+    assert not connection.is_sent
     network.go_on()
     assert len(theirs.recv(HEADER_BYTES, socket.MSG_WAITALL)) == HEADER_BYTES
-    until(lambda: link.is_sent)
-    link.close()
-    link.writer.join(10)
-    link.release()
+    until(lambda: connection.is_sent)
+    connection.close()
+    connection.writer.join(10)
+    connection.release()
     there.close()
     assert not network.regions and not network.pairs
     for sock in (ours, theirs):
