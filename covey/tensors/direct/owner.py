@@ -52,8 +52,6 @@ LINGER_S = 5.0
 """Seconds that a rank that is done waits until the other ranks have their last results from it."""
 END_S = 2.0
 """Seconds within which the threads of connections end."""
-PINGS_MAX = 8
-"""Most PINGs before a frame of a rank that is not welcome yet: opening a device can take some seconds, once."""
 LOOK_S = 0.02
 """Seconds between two looks whether all results were received."""
 
@@ -430,12 +428,14 @@ class DirectOwner:
         return header, payload
 
     def _next(self, sock: socket.socket, op: TensorOp) -> tuple[Header, bytearray, bytearray]:
-        """Read a frame, which must have this operation, after PINGs of a rank that waits for an answer."""
-        for _ in range(1 + PINGS_MAX):
+        """Read a frame, which must have this operation, after PINGs of a rank that waits for an answer: it can take
+        seconds to open a device, once."""
+        until_s = time.monotonic() + HANDSHAKE_S
+        while True:
             head = bytearray(HEADER_BYTES)
             receive(sock, memoryview(head))
             header = parse(head)
-            if header.op is op or header.op is not TensorOp.PING:
+            if header.op is not TensorOp.PING or time.monotonic() > until_s:
                 break
             verify(head, b"")
         if header.op is not op:

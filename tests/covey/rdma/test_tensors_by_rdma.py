@@ -47,6 +47,12 @@ class Rack:
         """The number of parts that went over queue pairs."""
         return sum(not step.is_read for step in self.network.steps)
 
+    def __enter__(self) -> "Rack":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.ranks.close()
         until(lambda: not self.network.pairs and not self.network.regions)
@@ -54,9 +60,8 @@ class Rack:
 
 @pytest.fixture
 def rack() -> Iterator[Rack]:
-    made = Rack()
-    yield made
-    made.close()
+    with Rack() as made:
+        yield made
 
 
 def test_large_parts_go_over_queue_pairs_with_the_bits_of_tcp(rack: Rack) -> None:
@@ -118,23 +123,21 @@ def test_a_queue_pair_that_is_lost_in_a_round_leaves_tcp_and_the_same_bits(rack:
 )
 def test_a_rank_without_rdma_goes_over_tcp_and_says_why(where: str, refuse: Any, why: str) -> None:
     """It has no device, or the kernel locks no memory for it: two of the six connections have a pair."""
-    rack = Rack(**{where: refuse})
-    rack.ranks.end(train(rack.ranks, 3))
-    assert is_reference(rack.ranks, 3) and not rack.ranks.lost
-    without = int(where[1:])
-    assert rack.pairs() == [0 if rank == without else 1 for rank in range(3)]
-    assert rack.no_rdma() == [why] * 3
-    rack.close()
+    with Rack(**{where: refuse}) as rack:
+        rack.ranks.end(train(rack.ranks, 3))
+        assert is_reference(rack.ranks, 3) and not rack.ranks.lost
+        without = int(where[1:])
+        assert rack.pairs() == [0 if rank == without else 1 for rank in range(3)]
+        assert rack.no_rdma() == [why] * 3
 
 
 def test_ranks_that_cannot_reach_each_other_by_rdma_go_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices in two networks: the first READ says so, before anything depends on it."""
     monkeypatch.setattr(tensor_pair, "PROBE_S", 0.05)
-    rack = Rack(r0=lambda verbs: setattr(verbs.network, "unreachable", True))
-    rack.ranks.end(train(rack.ranks, 3))
-    assert is_reference(rack.ranks, 3) and not rack.ranks.lost and not rack.written
-    assert rack.pairs() == [0, 0, 0] and set(rack.no_rdma()) == {"the peer does not answer"}
-    rack.close()
+    with Rack(r0=lambda verbs: setattr(verbs.network, "unreachable", True)) as rack:
+        rack.ranks.end(train(rack.ranks, 3))
+        assert is_reference(rack.ranks, 3) and not rack.ranks.lost and not rack.written
+        assert rack.pairs() == [0, 0, 0] and set(rack.no_rdma()) == {"the peer does not answer"}
 
 
 def test_a_device_that_is_slow_to_open_costs_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +158,9 @@ def test_a_device_that_is_slow_to_open_costs_no_connection(monkeypatch: pytest.M
     monkeypatch.setattr(link, "SILENT_S", 0.02)
     monkeypatch.setattr(StandInVerbs, "open", slow)
     monkeypatch.setattr(Rounds, "ping", counted)
-    rack = Rack()
-    rack.ranks.end(train(rack.ranks, 3))
-    assert is_reference(rack.ranks, 3) and not rack.ranks.whys and rack.pairs() == [2, 2, 2]
-    rack.close()
+    with Rack() as rack:
+        rack.ranks.end(train(rack.ranks, 3))
+        assert is_reference(rack.ranks, 3) and not rack.ranks.whys and rack.pairs() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("may", [{0, 2}, set()])
