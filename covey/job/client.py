@@ -601,7 +601,7 @@ class JobClient(OfOneProcess):
         if tensors is None or self._closed:
             return NOTHING
         with contextlib.suppress(OSError):
-            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max)
+            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max, frame.rdma)
         return tensors.owner.now()
 
     def abandon(self) -> None:

@@ -41,6 +41,7 @@ from covey.healing.healing import Healing
 from covey.job.given_rounds import GivenRound
 from covey.job.heartbeats import CallTimes
 from covey.kernel.this_process import OfOneProcess
+from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.host_rounds import HostTensor
 from covey.tensors.aggregator.rounds import Superseded
@@ -54,8 +55,10 @@ from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, Type
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import Update
 from covey.tensors.owner.leaving import LEAVE, GoneRanks, in_vain
+from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMemory
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
+from covey.verbs.pyverbs_port import PyVerbs
 from covey.wire.job import AggregatorAt, GoneRank
 
 BARRIER = "covey/barrier"
@@ -90,13 +93,14 @@ class TensorClient(OfOneProcess):
         host: str = "",
         in_vain: Callable[[str], None] = lambda why: None,
         beside: DirectOwner | None = None,
+        verbs: Verbs | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
         `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
         `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
         `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
         this rank waits for one that has left. `host`: this rank's host. `beside`: the owner of another rank in this
-        process (`covey.job.carrying`)."""
+        process (`covey.job.carrying`). `verbs`: its RDMA; None: what it has."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
         self.newest_step: Callable[[], int | None] = lambda: None
@@ -118,7 +122,8 @@ class TensorClient(OfOneProcess):
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
-        self.owner = DirectOwner(job, rank, self.tell)
+        self._rdma = RdmaHere(PyVerbs() if verbs is None else verbs)
+        self.owner = DirectOwner(job, rank, self.tell, self._rdma)
         """The tables that this rank owns."""
         self._far = BlockRounds(
             job,
@@ -131,6 +136,7 @@ class TensorClient(OfOneProcess):
             heard=self._far_heard,
             part_bytes=part_bytes,
             local=lambda at: (beside or self.owner).local(at, rank, incarnation),
+            rdma=self._rdma,
         )
 
     # ---- from the script ----
@@ -365,6 +371,7 @@ class TensorClient(OfOneProcess):
     def abandon(self) -> None:
         """Give up in a forked child what other ranks connect to: it is the parent's."""
         self.owner.abandon()
+        self._rdma.abandon()
 
     # ---- from the agent ----
 
