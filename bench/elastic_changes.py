@@ -189,7 +189,10 @@ class Changes:
     def _all_have_state(self) -> bool:
         """Whether each process has done a step: it has what those that are killed need."""
         each = self._processes()
-        return bool(each) and all(any((host.folder / "root").glob(f"steps.*.{inner(pid)}")) for host, pid in each)
+        return bool(each) and all(self._has_done(rank_of(pid), inner(pid)) for _, pid in each)
+
+    def _has_done(self, rank: int | None, pid: int) -> bool:
+        return any((host.folder / "root" / f"steps.{rank}.{pid}").exists() for host in self._rack.hosts)
 
     def _lose_host(self, host: Host) -> str:
         before = sum(each is host for each, _ in self._processes())
