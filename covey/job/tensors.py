@@ -332,6 +332,7 @@ class TensorClient(OfOneProcess):
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def settled(self, name: str) -> None:
