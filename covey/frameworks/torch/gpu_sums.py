@@ -263,9 +263,7 @@ class HostSums:
         """What happens when sums are in host memory, in another thread."""
 
         def came(host: Any, future: Any) -> None:
-            taken = self._tensors.push_sums(name, [bits(each).numpy() for each in memory.down])
-            into = bits(host).numpy()
-            into = into.view(NUMBERS[TYPES[host.dtype]].stored)
+            taken, into = self._tensors.push_sums(name, list(map(_stored, memory.down))), _stored(host)
 
             def wait() -> None:
                 parts, at = taken(), 0
@@ -309,6 +307,12 @@ class _Gathers:
         with self._ending:
             if not self.done():
                 self._future.set_exception(error)
+
+
+def _stored(tensor: Any) -> Array:
+    """An array in the tensor's own memory, with the type in which such numbers are stored."""
+    array: Array = bits(tensor).numpy()
+    return array.view(NUMBERS[TYPES[tensor.dtype]].stored)
 
 
 def _sum(tree: Tree, shares: Sequence[Any]) -> Any:
