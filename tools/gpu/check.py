@@ -82,6 +82,7 @@ PARTS = (
     tested("driver", "-m", "gpu", "tests/agent/ports/devices/test_nvml.py"),
     tested("rack", "-m", "gpu", "tests/rack/test_gpu.py"),
     tested("gradients", "-m", "gpu", GRADIENT_TESTS, "-k", "bits_of"),
+    tested("gradients-jax", "-m", "gpu", "tests/covey/device/test_cuda_jax.py"),
     tested("healing", "-m", "gpu", GRADIENT_TESTS, "-k", "killed"),
     tested("memory-bits", "-m", "gpu", GPU_TESTS, "-k", "same_bits"),
     tested("memory-spill", "-m", "gpu", GPU_TESTS, "-k", "lands_in_host_memory"),

@@ -46,7 +46,7 @@ def check_place(name: str, leaf: Any) -> None:
         return
     if leaf.is_deleted():
         raise ValueError(
-            f"{name} was deleted, or donated to a jitted call; give it to Covey first, or leave it out of donate_argnums"
+            f"{name} was deleted, or donated to a jitted call; give it to Covey first, or take it out of donate_argnums"
         )
     if len(leaf.devices()) > 1:
         there = ", ".join(sorted(map(str, leaf.devices())))

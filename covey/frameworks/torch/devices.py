@@ -213,7 +213,7 @@ class DeviceBuckets(OfOneProcess):
         return self.stream_of(device)
 
     def side(self, device: Any) -> Any:
-        """As `side_stream`, on the stream on which buckets of this device are copied."""
+        """`side_stream` for the stream on which buckets of this device are copied."""
         return side_stream(device, self.stream_of(device))
 
     def later(self, what: str, came: Callable[[Any, Any], None], host: Any, copied: Any, up: Up) -> None:

@@ -1,8 +1,8 @@
 """Gradients of ranks of one host, added on their GPUs: one copy to host memory a host, not one a rank.
 
-NCCL adds in an order of its own, so it only moves here. Each rank gets its share of a bucket from all ranks of its host,
-adds that on its GPU in the order of `covey.tensors.numbers.sum_order`, and all that is left is what each would have done
-on processors: the bits are the same with this and without.
+NCCL adds in an order of its own, so it only moves here. Each rank gets its share of a bucket from all ranks of its
+host, and adds that on its GPU in the order of `covey.tensors.numbers.sum_order`, as processors do: the bits are the
+same with this and without, but for those of a NaN that have no meaning.
 
     GPU 0   a0 a1 --+-- a0 b0   a0 + b0 ---- one copy down, pushed for both ranks, one copy up --- s0 --+-- s0 s1
     GPU 1   b0 b1 --+-- a1 b1   a1 + b1 ---- the same for the other half ------------------------- s1 --+-- s0 s1
@@ -20,14 +20,13 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceBuckets, devices_of, page_locked
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.types import TYPES, bits
@@ -214,7 +213,7 @@ class HostSums:
     def _cut(self, name: str, count: int) -> _Cut | None:
         if self._host.whole_job:
             cuts = [count * at // self._ranks for at in range(self._ranks + 1)]
-            spans = tuple((slice(*each),) for each in zip(cuts, cuts[1:], strict=False))
+            spans = tuple((slice(*each),) for each in pairwise(cuts))
         else:
             parts = self._tensors.host_parts(name)
             if parts is None:

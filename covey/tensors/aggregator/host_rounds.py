@@ -46,7 +46,7 @@ class _SpokenBlock(NamedTuple):
     elements: slice
     """The elements of the tensor that form the Block."""
     own: slice
-    """The same among all elements for which this rank speaks."""
+    """Its place among all elements for which this rank speaks."""
     sums: tuple[Array, ...]
     """For each node, the sum of its ranks' contributions, or the contribution itself when the node is one rank."""
 
@@ -56,7 +56,7 @@ class _SpokenBlock(NamedTuple):
 
 
 SUMMED = -1.0
-"""In place of its learning rate, what a rank shows in a round that it begins with sums; no learning rate is negative."""
+"""The learning rate that a rank shows in a round that it begins with sums; real ones are not negative."""
 
 
 class HostParts(NamedTuple):

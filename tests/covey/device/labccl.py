@@ -82,4 +82,6 @@ class Moved(dist._Work):  # type: ignore[misc]
 
 
 def register() -> None:
-    dist.Backend.register_backend("labccl", lambda store, rank, size, timeout: LabGroup(store, rank, size), devices=["lab"])
+    dist.Backend.register_backend(
+        "labccl", lambda store, rank, size, timeout: LabGroup(store, rank, size), devices=["lab"]
+    )

@@ -1,4 +1,4 @@
-"""Scripts on a device that do not import `covey`, as `submit --aggregate` runs them: attached, to the bits of one process."""
+"""Scripts on a device that do not import `covey`, as `submit --aggregate` runs them: the bits of one process."""
 
 import asyncio
 import os
@@ -64,7 +64,11 @@ print("sha256", hashlib.sha256(whole.numpy().tobytes()).hexdigest())
     ("devices", "way"),
     [
         ("", "gradients averaged by Covey, added on GPUs of ranks 0 to 1 (labccl)"),
-        ("one", "gradients averaged by Covey, copied from each GPU: ranks 0 and 1 share a GPU, which labccl refuses"),
+        pytest.param(
+            "one",
+            "gradients averaged by Covey, copied from each GPU: ranks 0 and 1 share a GPU, which labccl refuses",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 async def test_a_stock_script_on_a_device_is_averaged_by_covey(

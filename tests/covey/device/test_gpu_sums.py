@@ -3,6 +3,7 @@ processes on the laboratory device, memory that ranks of a host share, real aggr
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,13 @@ class Trained(NamedTuple):
 
 
 def trained(
-    forks: Forks, folder: Path, hosts: Sequence[int], kinds: str = KINDS, device: str = "lab", group: str = "", **environ: str
+    forks: Forks,
+    folder: Path,
+    hosts: Sequence[int],
+    kinds: str = KINDS,
+    device: str = "lab",
+    group: str = "",
+    **environ: str,
 ) -> Trained:
     """`hosts`: number of ranks of each; `environ`: of rank 0's host."""
     folder.mkdir()
@@ -54,7 +61,7 @@ def trained(
     for memory, first, count in zip(memories, firsts, hosts, strict=True):
         for rank in range(first, first + count):
             path = f"/proc/{os.getpid()}/fd/{memory}"
-            backend = "labccl" if device == "lab" else "gloo"
+            backend = {"lab": "labccl", "cuda": "nccl"}.get(device, "gloo")
             words = [rank, ranks, device, group or f"covey+{backend}={folder / 'store'}", kinds, path, len(hosts)]
             given = [f"{name}={value}" for name, value in environ.items() if first == 0]
             processes.append(forks.run(SCRIPT, *words, *given))
@@ -117,6 +124,43 @@ def test_ranks_that_share_a_device_copy_on_their_own_and_say_so(forks: Forks, tm
     assert "covey: rank 1 of j1 has its gradients copied from each GPU: ranks 0 and 1 share a GPU" in found.texts[1]
 
 
+def test_four_shares_are_added_as_the_tree_says() -> None:
+    """First 0 and 1, 2 and 3: another order has other bits."""
+    import torch
+
+    from covey.frameworks.torch.gpu_sums import _sum
+    from covey.tensors.numbers.additions import tree_of
+
+    shares = [torch.tensor(each) for each in ([1.0], [1e8], [-1e8], [1.0])]
+    assert _sum(tree_of((0, 4), "tree"), shares).item() == 0 and _sum(tree_of((0, 4), "rank"), shares).item() == 1
+    halves = [torch.tensor([1 / 3], dtype=torch.bfloat16)] * 2
+    assert _sum(tree_of((0, 2), "tree"), halves).dtype == torch.float32, "rounded once, after the last addition"
+    assert _sum(0, halves) is halves[0], "a rank alone is pushed as it is"
+
+
+def test_shares_go_up_once_all_of_the_pass_have_begun_to_go_down() -> None:
+    """Another order on one rank than on its neighbour would mix up their moves."""
+    import torch
+
+    from covey.frameworks.torch import gpu_sums
+
+    lab.load()
+    begun, told, stream = threading.Event(), threading.Event(), torch.Stream(device="lab")
+    sums = SimpleNamespace(
+        _buckets=SimpleNamespace(stream_of=lambda device: stream),
+        went_up=lambda share, bucket, cut: told.set() or bucket,
+    )
+    bucket = torch.zeros(1, device="lab")
+    future = torch.futures.Future(devices=[bucket.device])
+    up = gpu_sums._Gathers(cast(Any, sums), bucket, cast(Any, None), begun, future)
+    thread = threading.Thread(target=up.set_result, args=(None,))
+    thread.start()
+    assert not told.wait(0.05) and not up.done()
+    begun.set()
+    thread.join(20)
+    assert told.is_set() and future.wait() is bucket
+
+
 class Agreed(NamedTuple):
     """A played job, of which this is rank 0 on a host with `members`."""
 
@@ -139,7 +183,11 @@ class Agreed(NamedTuple):
     [
         (Agreed(None), False, "ranks of this host share no memory"),
         (Agreed((0, 1)), False, "no other rank of the job is on this host"),
-        (Agreed((1, 3), rank=1, order="rank"), False, "no two of ranks 1 to 2 are added to each other first, in 'rank'"),
+        (
+            Agreed((1, 3), rank=1, order="rank"),
+            False,
+            "no two of ranks 1 to 2 are added to each other first, in 'rank'",
+        ),
         (Agreed((1, 3), rank=1), False, "no two of ranks 1 to 2 are added to each other first, in 'tree'"),
         (Agreed(), True, "'1.weight' is not on lab:0 as others are"),
         (Agreed(), False, "PyTorch has no backend that moves tensors between devices of type lab"),
@@ -165,7 +213,7 @@ def test_ranks_that_cannot_add_on_their_devices_say_why(
 def test_a_group_without_connections_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from covey.frameworks.torch import group, gpu_sums
+    from covey.frameworks.torch import gpu_sums, group
 
     lab.load()
     monkeypatch.setattr(gpu_sums, "_backend", lambda device: "labccl")
