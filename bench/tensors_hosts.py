@@ -1,6 +1,6 @@
 """`make bench-tensors-hosts`: rounds of tensors between hosts, through aggregators, by ranks alone, and with gloo.
 
-    python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases DDP,JAX 1 MB] [--json F]
+    python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--cases DDP,JAX 1 MB] [--json FILE]
 
 Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
 `--ranks` ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a

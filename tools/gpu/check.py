@@ -90,6 +90,7 @@ PARTS = (
     tested("flag", "-m", "gpu", GPU_TESTS, "-k", "flag"),
     tested("stopped", "-m", "gpu", GPU_TESTS, "-k", "stopped_rank"),
     tested("conformance", "-m", "gpu", "tests/agent/ports/devices/test_conformance.py"),
+    Part("gradients-step", ("{python}", "bench/gpu_step.py")),
     Part("antman-small", ("{python}", "bench/device_memory.py", "--gib", "4", "--to", "0.5", "--rounds", "3")),
     Part("antman", ("{python}", "bench/device_memory.py")),
     tested("rack-cores", "tests/rack/test_gpu.py", "-k", "cpu", needs_gpu=False, environ={"COVEY_LONG": "1"}),

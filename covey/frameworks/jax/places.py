@@ -80,8 +80,9 @@ def room_for(like: Array) -> Array:
     lease = (ctypes.c_char * len(memory)).from_buffer(memory)
     weakref.finalize(lease, kept.append, memory).atexit = False
     start = -ctypes.addressof(lease) % ALIGNED
-    flat = np.frombuffer(lease, np.uint8, like.nbytes, start)
-    return flat.view(like.dtype).reshape(like.shape)
+    flat = np.frombuffer(memoryview(lease), np.uint8, like.nbytes, start)
+    found: Array = flat.view(like.dtype).reshape(like.shape)
+    return found
 
 
 def put_back(array: Array, like: Any) -> Any:
