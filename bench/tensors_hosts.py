@@ -165,6 +165,7 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     clients = {door: _client(door, rank, ranks, addresses, near, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
     clients[DIRECT] = _direct(rank, here, hosts, ip, shared, f"/proc/{aggd}/fd/{directs}" if here > 1 else "")
     aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
+    play: Mapping[str, Callable[[], object]]
     if case.startswith("JAX "):
         play = jax_means(torch, clients, ranks, case.removeprefix("JAX "))
     else:
@@ -197,16 +198,20 @@ def jax_means(torch: Any, clients: Mapping[str, Any], ranks: int, case: str) -> 
 
     import covey.jax
 
-    array = jax.block_until_ready(jax.numpy.ones(CASES[case][1] // 4, jax.numpy.float32))
+    ready: Any = jax.block_until_ready
+    from_torch: Any = jax.dlpack.from_dlpack
+    numpy: Any = jax.numpy
+    array = numpy.ones(CASES[case][1] // 4, jax.numpy.float32)
+    ready(array)
 
     def ours(client: Any) -> Callable[[], object]:
         job: Any = SimpleNamespace(tensors=client, world_size=ranks)
-        return lambda: jax.block_until_ready(covey.jax.pmean(array, job=job))
+        return lambda: ready(covey.jax.pmean(array, job=job))
 
     def gloo() -> object:
         mine = torch.from_dlpack(array).clone()
         dist.all_reduce(mine)
-        return jax.block_until_ready(jax.dlpack.from_dlpack(mine.div_(ranks)))
+        return ready(from_torch(mine.div_(ranks)))
 
     return {**{door: ours(client) for door, client in clients.items()}, GLOO: gloo}
 

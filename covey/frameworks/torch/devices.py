@@ -122,7 +122,7 @@ class _Lane(NamedTuple):
     memory: dict[tuple[int, ...], Any]
 
 
-class _Up:
+class BucketUp:
     """The future of a bucket whose average comes to host memory: it gets the bucket, with the average copied up."""
 
     def __init__(self, bucket: Any, stream: Any, future: Any) -> None:
@@ -138,10 +138,13 @@ class _Up:
                 return
             try:
                 with self._stream, torch.no_grad():
-                    self._bucket.copy_(host, non_blocking=True)
-                    self._future.set_result(self._bucket)  # records an event of this stream, for whoever waits
+                    self._future.set_result(self.put(host))  # records an event of this stream, for whoever waits
             except Exception as error:  # DDP waits for this future: whatever happens here must reach it
                 self._future.set_exception(error)
+
+    def put(self, host: Any) -> Any:
+        """Put the average into the bucket, which is returned; on the current stream."""
+        return self._bucket.copy_(host, non_blocking=True)
 
     def set_exception(self, error: Exception) -> None:
         with self._ending:
@@ -201,7 +204,7 @@ class DeviceBuckets(OfOneProcess):
             copied = torch.Event(device=device)
             copied.record(stream)
         future = torch.futures.Future(devices=[device])
-        self.later(what, came, host, copied, _Up(bucket, lane.stream, future))
+        self.later(what, came, host, copied, BucketUp(bucket, lane.stream, future))
         return future
 
     def check(self, device: Any) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from covey.frameworks.torch.devices import DeviceBuckets, devices_of, page_locked
+from covey.frameworks.torch.devices import BucketUp, DeviceBuckets, devices_of, page_locked
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.types import TYPES, bits
 from covey.job.tensors import TensorClient
@@ -213,7 +213,7 @@ class HostSums:
     def _cut(self, name: str, count: int) -> _Cut | None:
         if self._host.whole_job:
             cuts = [count * at // self._ranks for at in range(self._ranks + 1)]
-            spans = tuple((slice(*each),) for each in pairwise(cuts))
+            spans: tuple[tuple[slice, ...], ...] = tuple((slice(*each),) for each in pairwise(cuts))
         else:
             parts = self._tensors.host_parts(name)
             if parts is None:
@@ -274,6 +274,9 @@ class HostSums:
 
         return came
 
+    def stream_of(self, device: Any) -> Any:
+        return self._buckets.stream_of(device)
+
     def went_up(self, share: Any, bucket: Any, cut: _Cut) -> Any:
         """Put the average, of which this rank's share is in host memory, into the bucket, which is returned."""
         there = share.to(bucket.device, non_blocking=True)
@@ -281,31 +284,19 @@ class HostSums:
         return bucket
 
 
-class _Gathers:
+class _Gathers(BucketUp):
     """The future of a bucket of which each rank of the host gets its share of the average."""
 
     def __init__(self, sums: HostSums, bucket: Any, cut: _Cut, begun: threading.Event, future: Any) -> None:
-        self._sums, self._bucket, self._cut, self._begun, self._future = sums, bucket, cut, begun, future
-        self._ending = threading.Lock()
+        super().__init__(bucket, sums.stream_of(bucket.device), future)
+        self._sums, self._cut, self._begun = sums, cut, begun
 
-    def done(self) -> bool:
-        return bool(self._future.done())
-
-    def set_result(self, share: Any) -> None:
+    def set_result(self, host: Any) -> None:
         self._begun.wait()
-        with self._ending:
-            if self.done():
-                return
-            try:
-                with self._sums._buckets.stream_of(self._bucket.device), torch.no_grad():
-                    self._future.set_result(self._sums.went_up(share, self._bucket, self._cut))
-            except Exception as error:  # DDP waits for this future: whatever happens here must reach it
-                self._future.set_exception(error)
+        super().set_result(host)
 
-    def set_exception(self, error: Exception) -> None:
-        with self._ending:
-            if not self.done():
-                self._future.set_exception(error)
+    def put(self, host: Any) -> Any:
+        return self._sums.went_up(host, self._bucket, self._cut)
 
 
 def _stored(tensor: Any) -> Array:

@@ -3,7 +3,6 @@ processes on the laboratory device, memory that ranks of a host share, real aggr
 
 import os
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,20 +144,19 @@ def test_shares_go_up_once_all_of_the_pass_have_begun_to_go_down() -> None:
     from covey.frameworks.torch import gpu_sums
 
     lab.load()
-    begun, told, stream = threading.Event(), threading.Event(), torch.Stream(device="lab")
-    sums = SimpleNamespace(
-        _buckets=SimpleNamespace(stream_of=lambda device: stream),
-        went_up=lambda share, bucket, cut: told.set() or bucket,
-    )
+    order: list[str] = []
+
+    def went_up(share: Any, bucket: Any, cut: Any) -> Any:
+        order.append("went up")
+        return bucket
+
+    stream = torch.Stream(device="lab")
+    sums: Any = SimpleNamespace(stream_of=lambda device: stream, went_up=went_up)
+    begun: Any = SimpleNamespace(wait=lambda: order.append("waited for the pass"))
     bucket = torch.zeros(1, device="lab")
     future = torch.futures.Future(devices=[bucket.device])
-    up = gpu_sums._Gathers(cast(Any, sums), bucket, cast(Any, None), begun, future)
-    thread = threading.Thread(target=up.set_result, args=(None,))
-    thread.start()
-    assert not told.wait(0.05) and not up.done()
-    begun.set()
-    thread.join(20)
-    assert told.is_set() and future.wait() is bucket
+    gpu_sums._Gathers(sums, bucket, cast(Any, None), begun, future).set_result(None)
+    assert order == ["waited for the pass", "went up"] and future.wait() is bucket
 
 
 class Agreed(NamedTuple):
@@ -205,7 +203,7 @@ def test_ranks_that_cannot_add_on_their_devices_say_why(
     lab.load()
     if not job.other:
         monkeypatch.setattr(gpu_sums, "_backend", lambda device: "labccl")
-        monkeypatch.setattr(gpu_sums.dist, "get_rank", lambda: 0)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     first, second = torch.nn.Linear(2, 2, device="lab:0"), torch.nn.Linear(2, 2, device="lab:1" if split else "lab:0")
     assert gpu_sums.agreed(cast(Any, job), SimpleNamespace(module=torch.nn.Sequential(first, second)), "g") == why
 
@@ -217,6 +215,6 @@ def test_a_group_without_connections_is_said_to_have_none(monkeypatch: pytest.Mo
 
     lab.load()
     monkeypatch.setattr(gpu_sums, "_backend", lambda device: "labccl")
-    monkeypatch.setattr(gpu_sums.dist, "group", SimpleNamespace(WORLD=group.TensorsGroup(0, 4)))
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=group.TensorsGroup(0, 4)))
     found = gpu_sums.agreed(cast(Any, Agreed()), SimpleNamespace(module=torch.nn.Linear(2, 2, device="lab")), "g")
     assert found == "covey.torch.init_process_group() connects no GPUs"
