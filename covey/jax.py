@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from covey.frameworks.jax.places import check_place, come_down, put_back
+from covey.frameworks.jax.places import check_place, come_down, put_back, room_for
 from covey.frameworks.jax.state import HealedTree, healed
 from covey.job.client import JOIN_S, of_process
 from covey.tensors.numbers.arrays import Array
@@ -36,7 +36,8 @@ def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> An
     jitted step may still call back when its call has returned: wait for its results (`jax.block_until_ready`) before
     the job is left.
 
-    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16, or is on several devices.
+    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16, or is on several devices;
+    ValueError where one was donated or deleted.
     Errors of `TensorClient.push_pull` are raised unchanged; inside `jit`, JAX raises them as errors of a callback."""
     return _summed(tree, name, job, False)
 
@@ -65,10 +66,10 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     client = _joined(job)
 
     def summed(*arrays: Any) -> list[Array]:
-        handles = [
-            client.tensors.push(each, np.asarray(array, jax.numpy.result_type(array)), mean=mean)
-            for each, array in zip(names, arrays, strict=True)
-        ]
+        handles = []
+        for each, array in zip(names, arrays, strict=True):
+            mine = np.asarray(array, jax.numpy.result_type(array))
+            handles.append(client.tensors.push(each, mine, out=room_for(mine), mean=mean))
         return [handle.wait() for handle in handles]
 
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -76,8 +77,7 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     else:
         for each, leaf in zip(names, leaves, strict=True):
             check_place(each, leaf)
-        come_down(leaves)
-        results = [put_back(array, leaf) for array, leaf in zip(summed(*leaves), leaves, strict=True)]
+        results = [put_back(array, leaf) for array, leaf in zip(summed(*come_down(leaves)), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, results)
 
 

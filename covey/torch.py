@@ -12,6 +12,8 @@ and go back on a stream of their own (`covey.frameworks.torch.devices`):
     script's thread   hook(bucket 0) -- push -->     hook(bucket 1) -- push -->  ...   DDP waits for the futures
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
 
+Where several ranks of a host have a GPU each, they first add there (`covey.frameworks.torch.gpu_sums`).
+
 A bucket is known by its parameters, not by its number: DDP makes its buckets anew after the first backward pass. The
 average is the sum in the order of `covey.tensors.numbers.sum_order`, divided by the number of ranks; float16 and
 bfloat16 are added in float32 and rounded once. With two ranks it equals gloo's result to the bit. DDP's own reduction
@@ -28,6 +30,7 @@ import atexit
 import hashlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -35,7 +38,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.distributed import GradBucket
 
-from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model
+from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model, devices_of
+from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
@@ -46,10 +50,12 @@ from covey.job.tensors import TensorClient
 if TYPE_CHECKING:
     from covey.job.client import JobClient
 
-__all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group"]
+__all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group", "way"]
 END_S = 1.0
 """Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
+_ways: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""How gradients of each model get to where they are added, for people."""
 
 
 @overload
@@ -110,11 +116,21 @@ def attach(
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
+        _ways[ddp] = "copied from each GPU: ranks may be lost" if devices_of(ddp.module) else ""
         return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors))
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
+    _ways[ddp] = buckets.add_on_gpus(ddp)
+    if _ways[ddp]:
+        found.tensors.tell(f"has its gradients {_ways[ddp]}")
     return None
+
+
+def way(ddp: Any) -> str:
+    """How gradients of this attached model get from its GPU to where they are added, and why, in words; empty: they
+    are in host memory."""
+    return _ways.get(ddp, "")
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -130,6 +146,18 @@ class Buckets:
         self._tensors, self._parameters, self._prefix, self._ends = tensors, names, prefix, ends
         self._names: dict[tuple[int, ...], str] = {}
         self._devices = DeviceBuckets(tensors.tell)
+        self._sums: HostSums | None = None
+
+    def add_on_gpus(self, ddp: Any) -> str:
+        """Have ranks of this host add on their GPUs from now on, if they can. Returns which way gradients go, in words;
+        empty: none of them is on a GPU."""
+        if not devices_of(ddp.module):
+            return ""
+        host = agreed(self._tensors, ddp, f"{self._prefix}/gpus")
+        if isinstance(host, str):
+            return f"copied from each GPU: {host}"
+        self._sums = HostSums(self._tensors, host, self._devices, self._ends.end)
+        return f"added on GPUs of ranks {host.members[0]} to {host.members[1] - 1} ({host.backend})"
 
     def average(self, bucket: Any) -> Any:
         """Begin the bucket's round; returns the future of its gradients."""
@@ -137,10 +165,18 @@ class Buckets:
         name = self._name(parameters)
         check_gradients(name, gradients)
         if not in_host_memory(gradients):
-            return self._devices.take(name, parameters, gradients, partial(self._push, name))
+            return self._from_device(bucket, name, parameters, gradients)
         future = torch.futures.Future()
         self._push(name, gradients, future)
         return future
+
+    def _from_device(self, bucket: Any, name: str, parameters: list[Any], gradients: Any) -> Any:
+        found = None if self._sums is None else self._sums.take(name, parameters, gradients)
+        if found is None:
+            found = self._devices.take(name, parameters, gradients, partial(self._push, name))
+        if self._sums is not None and bucket.is_last():
+            self._sums.pass_ends()
+        return found
 
     def _push(self, name: str, gradients: Any, future: Any) -> None:
         """Push gradients that are in host memory; the average replaces them."""
