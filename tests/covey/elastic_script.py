@@ -1,5 +1,6 @@
 """A process of an elastic job for tests, as an agent starts it: SCRIPT ENVIRONMENT ARGUMENTS.."""
 
+import atexit
 import json
 import os
 import runpy
@@ -12,6 +13,9 @@ def main(script: str, environ: str, *words: str) -> None:
     sys.argv = [script, *words]
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)  # an interpreter with PyTorch takes a second to free what it has
 
 
 if __name__ == "__main__":

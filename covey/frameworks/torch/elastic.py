@@ -226,7 +226,8 @@ class ElasticTraining:
     def mean(self, name: str, value: Any) -> Mean:
         if name in self._means:
             raise ValueError(f"the average {name!r} was given twice by one rank in one step; next: give two names")
-        made = self._means[name] = Mean(name, value, self._found)
+        given = value.detach() if isinstance(value, torch.Tensor) else value
+        made = self._means[name] = Mean(name, given, self._found)
         return made
 
     def passed(self, rank: "CarriedRank") -> None:
