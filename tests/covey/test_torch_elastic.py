@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "elastic_ddp.py"
 WORDS = ("--epochs", "2", "--width", "32", "--batch", "32", "--step-seconds", "0.002")
 RANKS = 4
-SCRIPT, STEPS = Path(__file__).with_name("torch_elastic_script.py"), 60
+SCRIPT, STEPS = Path(__file__).with_name("torch_elastic_script.py"), 24
 Jobs = Callable[..., ElasticProcesses]
 _fixed: dict[tuple[Path, tuple[str, ...]], str] = {}
 

@@ -335,17 +335,17 @@ class _Seeds:
     """The seed from which all random generators of a training follow; the same on all ranks."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        """`devices`: accelerators whose generators are seeded, too."""
-        self.base, self.devices = 0, devices
+        """`devices`: accelerators whose generators are seeded, too; torch.manual_seed would remember each call for
+        every kind of accelerator that is not in use."""
+        self.base, self._devices = 0, {torch.get_device_module(each) for each in devices}
 
     def seed(self, what: str) -> None:
         """Seed all generators for what comes now."""
         drawn = hashlib.blake2b(f"{self.base} {what}".encode(), digest_size=8).digest()
         number = int.from_bytes(drawn) >> 1
         torch.default_generator.manual_seed(number)
-        for device in self.devices:
-            state = torch.Generator(device).manual_seed(number).get_state()
-            torch.get_device_module(device).set_rng_state(state, device)
+        for device in self._devices:
+            device.manual_seed_all(number)
         random.seed(number)
         np.random.seed(number & 0xFFFF_FFFF)
 
