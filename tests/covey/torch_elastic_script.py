@@ -44,9 +44,12 @@ class Place:
         self.at = state["at"]
 
 
-def device_of(kind: str) -> torch.device:
+def device_of(kind: str, rank: int) -> torch.device:
+    """`lab` trains on the laboratory device and `cuda` on a GPU, each process on another one of the host."""
     device = kind.partition("-")[0]
-    return torch.device(device, 0) if device in ("lab", "cuda") else torch.device("cpu")
+    if device not in ("lab", "cuda"):
+        return torch.device("cpu")
+    return torch.device(device, rank % torch.get_device_module(device).device_count())
 
 
 class Branching(torch.nn.Module):  # type: ignore[misc]
@@ -70,11 +73,12 @@ def checksum(model: Any) -> str:
 
 
 def train(kind: str, steps: int) -> None:
-    device = device_of(kind)
+    job = covey.join()
+    device = device_of(kind, job.rank)
     if not kind.endswith("unlike"):
         torch.manual_seed(7)  # otherwise all take the parameters and the seed of rank 0
     else:
-        torch.manual_seed(covey.join().rank)
+        torch.manual_seed(job.rank)
     model = Branching().to(device)
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0, growth_interval=3)
@@ -84,7 +88,9 @@ def train(kind: str, steps: int) -> None:
     sampler = covey.torch.StepSampler.like(distributed, BATCH, per_step=PARTS)
     loader = DataLoader(samples, batch_sampler=sampler)
     training = covey.torch.attach(
-        model, optimizer, also=[scheduler, scaler], data=sampler if data is None else data, elastic=True
+        model,
+        optimizer,
+        also=[scheduler, scaler], data=sampler if data is None else data, elastic=True, job=job
     )
     print("goes on", training.next_step, flush=True)
     for step in training.steps(steps):
@@ -93,8 +99,9 @@ def train(kind: str, steps: int) -> None:
                 if data is None:
                     batches = list(loader)
                 else:
-                    order = range(int(rank) + 4 * data.at, int(rank) + 4 * data.at + 4 * BATCH, 4)
-                    batches, data.at = [(torch.stack([samples[at % SIZE][0] for at in order]), torch.tensor(order))], data.at + BATCH
+                    order = [int(rank) + 4 * at for at in range(data.at, data.at + BATCH)]
+                    batches = [(torch.stack([samples[at % SIZE][0] for at in order]), torch.tensor(order))]
+                    data.at += BATCH
                 print("takes", step, rank, *(number for _, each in batches for number in each.tolist()), flush=True)
                 for inputs, _ in batches:
                     spoilt = float("inf") if step % 5 == 2 and rank == 1 else 1.0
