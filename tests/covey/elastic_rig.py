@@ -100,7 +100,7 @@ class ElasticProcesses:
     def arrange(self, ends: list[int], begins: int) -> list[int]:
         """Another configuration: kill these processes, begin so many; returns the new ones."""
         for first in ends:
-            os.kill(self.now[first].pid, signal.SIGKILL)
+            self.kill(first)
             self.ended.append(self.now.pop(first))
         self.carried = carried_after(self.carried, ends, begins)
         self._config += 1
@@ -109,6 +109,11 @@ class ElasticProcesses:
         for first in new:
             self.now[first] = self._start(first, self._config << 16)
         return new
+
+    def kill(self, first: int) -> None:
+        """Kill this process; nobody is told."""
+        with suppress(ProcessLookupError):
+            os.kill(self.now[first].pid, signal.SIGKILL)
 
     def until(self, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + WITHIN_S

@@ -1,12 +1,13 @@
-"""Trainings for `test_torch_elastic` in an elastic job, with what scripts do beside plain passes: KIND STEPS.
+"""Trainings for `test_torch_elastic` in an elastic job, with what scripts do beside plain passes: KIND STEPS [FILE].
 
-It prints a line for each step of each rank with the samples it took, and at the end the checksum of what was learnt.
+Until the file is there, steps after the first ones are LONG_S. It prints a line for each step of each rank with the samples it took, and at the end the checksum of what was learnt.
 """
 
 import hashlib
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import covey
 import covey.torch
 
 SIZE, BATCH, PARTS = 192, 4, 2
-SLOW_S = 0.004
+SLOW_S, LONG_S = 0.001, 1.0
 
 
 class Samples(Dataset):  # type: ignore[misc]
@@ -72,7 +73,7 @@ def checksum(model: Any) -> str:
     return whole.hexdigest()
 
 
-def train(kind: str, steps: int) -> None:
+def train(kind: str, steps: int, go_on: Path | None) -> None:
     job = covey.join()
     device = device_of(kind, job.rank)
     if not kind.endswith("unlike"):
@@ -94,6 +95,9 @@ def train(kind: str, steps: int) -> None:
     )
     print("goes on", training.next_step, flush=True)
     for step in training.steps(steps):
+        end_s = time.monotonic() + LONG_S
+        while go_on is not None and step > 1 and not go_on.exists() and time.monotonic() < end_s:
+            time.sleep(0.005)
         for rank in training.carried():
             with rank:
                 if data is None:
@@ -126,4 +130,4 @@ if __name__ == "__main__":
         from tests.covey.device import lab
 
         lab.load()
-    train(sys.argv[1], int(sys.argv[2]))
+    train(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)
