@@ -1,6 +1,7 @@
 """Trainings for `test_torch_elastic` in an elastic job, with what scripts do beside plain passes: KIND STEPS [FILE].
 
-Until the file is there, steps after the first ones are LONG_S. It prints a line for each step of each rank with the samples it took, and at the end the checksum of what was learnt.
+Until the file is there, steps after the first ones take LONG_S. The script prints a line for each step of each rank
+with the samples it took, and at the end the checksum of what was learnt.
 """
 
 import hashlib
@@ -89,9 +90,7 @@ def train(kind: str, steps: int, go_on: Path | None) -> None:
     sampler = covey.torch.StepSampler.like(distributed, BATCH, per_step=PARTS)
     loader = DataLoader(samples, batch_sampler=sampler)
     training = covey.torch.attach(
-        model,
-        optimizer,
-        also=[scheduler, scaler], data=sampler if data is None else data, elastic=True, job=job
+        model, optimizer, also=[scheduler, scaler], data=sampler if data is None else data, elastic=True, job=job
     )
     print("goes on", training.next_step, flush=True)
     for step in training.steps(steps):

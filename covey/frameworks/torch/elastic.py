@@ -161,7 +161,9 @@ class ElasticTraining:
         gradients of all ranks of the job are here. ValueError when it is called twice in a step, or a rank is left
         out."""
         if self._is_whole or self._is_averaged:
-            raise ValueError(f"the ranks of step {self._number} have passed already; next: loop over them once in a step")
+            raise ValueError(
+                f"the ranks of step {self._number} have passed already; next: loop over them once in a step"
+            )
         self._found = {}
         self._slot, self._buffers = 0, [each.detach().clone() for each in self._contents.buffers]
         for rank in self._job.carried(self._state.step):
