@@ -1,4 +1,4 @@
-"""An elastic job of real processes for tests: agents' sockets, an aggregator, and changes of who carries which ranks."""
+"""An elastic job of real processes for tests: agents' sockets, an aggregator, and changes of who carries what."""
 
 import json
 import os

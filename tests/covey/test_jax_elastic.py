@@ -27,9 +27,9 @@ class JaxProcess(Process):
     def _train(self) -> bytes:
         import covey.jax
 
-        job = _Job(self)
+        job: Any = _Job(self)
         tree = {"w": jax.numpy.ones(300), "count": 0}
-        state = covey.jax.state(tree, own=jax.random.key, elastic=True, job=job)  # type: ignore[arg-type]
+        state = covey.jax.state(tree, own=jax.random.key, elastic=True, job=job)
         for step in state.steps(self.gang.steps):
             for rank in state.carried():
                 self._passes(step, f"before rank {rank}")

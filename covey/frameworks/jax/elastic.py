@@ -108,7 +108,8 @@ class TreeRank(int):
 
 
 class ElasticTree(HealedTree):
-    """The state that `covey.jax.state(.., elastic=True)` returns. The script sets `tree` in each step, and `own` for each rank."""
+    """The state that `covey.jax.state(.., elastic=True)` returns. The script sets `tree` in each step, and `own` for
+    each rank."""
 
     def __init__(self, tree: Any, own: Callable[[int], Any] | None, job: "JobClient") -> None:
         super().__init__(tree, None if own is None else own(job.rank))

@@ -50,9 +50,7 @@ def _why_no_model(module: Any) -> tuple[str, str] | None:
 def _why_no_part(module: Any) -> tuple[str, str] | None:
     """The reason why a model with this part is refused."""
     kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
-    if any(
-        kind.startswith("torch.distributed.fsdp") or kind.startswith("torch.distributed._composable") for kind in kinds
-    ):
+    if any(kind.startswith(("torch.distributed.fsdp", "torch.distributed._composable")) for kind in kinds):
         return "is divided among processes (FSDP)", "give a model that each process has whole"
     if isinstance(module, torch.nn.SyncBatchNorm):
         return "is a SyncBatchNorm, which sums in a process group of a fixed size", "use BatchNorm"

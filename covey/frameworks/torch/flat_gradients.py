@@ -9,7 +9,6 @@ DistributedDataParallel.
     put         averages in host memory  -- copied to the parameters' devices -->  .grad of each parameter
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch

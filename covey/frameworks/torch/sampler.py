@@ -54,9 +54,9 @@ class StepSampler:
         order: Callable[[int], list[int]] | None = None,
     ) -> None:
         """`size`: samples in the data set. `batch`: samples in a batch of one rank. `per_step`: batches of a rank in
-        each step of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed, or of
-        the job where no process group was made. `order(epoch)`: returns this rank's samples, `size` // `world_size` of them, instead of a shuffle by `seed`.
-        ValueError when the samples do not fill one step."""
+        each step of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed, or of the job
+        where no process group was made. `order(epoch)`: returns this rank's samples, `size` // `world_size` of them,
+        instead of a shuffle by `seed`. ValueError when the samples do not fill one step."""
         self._rank = _job_of(dist.get_rank, "rank") if rank is None else rank
         self._world_size = _job_of(dist.get_world_size, "world_size") if world_size is None else world_size
         self._size, self._batch, self._seed, self._per_step = size, batch, seed, per_step
