@@ -9,16 +9,19 @@ in a fixed order. All leaves are pushed before the first result is waited for.
 Inside `jit` the step calls back with the arrays as XLA hands them over. `jax.experimental.io_callback` is not used: it
 puts them on a device first, which waits for ever on a host with one core (jax-ml/jax issue 24255).
 
-`covey.jax.state` keeps a training alive when ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py).
+`covey.jax.state` keeps a training alive when ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py),
+with `elastic=True` also one whose processes come and go (`covey.frameworks.jax.elastic`).
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from covey.frameworks.jax.elastic import ElasticTree, elastic_tree
 from covey.frameworks.jax.places import check_place, come_down, put_back, room_for
 from covey.frameworks.jax.state import HealedTree, healed
 from covey.job.client import JOIN_S, of_process
@@ -47,12 +50,35 @@ def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> 
     return _summed(tree, name, job, True)
 
 
-def state(tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0) -> HealedTree:
+@overload
+def state(
+    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: Literal[False] = False
+) -> HealedTree: ...
+
+
+@overload
+def state(
+    tree: Any,
+    *,
+    own: Callable[[int], Any] | None = None,
+    job: "JobClient | None" = None,
+    step: int = 0,
+    elastic: Literal[True],
+) -> ElasticTree: ...
+
+
+def state(
+    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: bool = False
+) -> HealedTree:
     """From now on this rank may be lost: another process takes its place, gets here what the others hold, and continues
     in their step with the same bits. `tree`: arrays, keys and numbers that are the same on all ranks; `own`: a small
     tree that only this rank has. `job`: as in `psum`, before any other tensor; `step`: the first step, after a
-    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over."""
-    return healed(tree, own, _joined(job), step)
+    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over.
+
+    `elastic`: this process computes for all ranks that it carries, and other processes come and go (`agentctl submit
+    --workers A..B`). `own(rank)` returns what that rank has at first, such as a key made of its number; the loop is
+    that of the result (`ElasticTree`)."""
+    return elastic_tree(tree, own, _joined(job), step) if elastic else healed(tree, own, _joined(job), step)
 
 
 def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:

@@ -24,6 +24,10 @@ With the optimizer, ranks may be lost and replaced (`covey.frameworks.torch.heal
     covey.torch.init_process_group()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler)
+
+In an elastic job processes come and go (`covey.frameworks.torch.elastic`; examples/elastic_ddp.py):
+
+    training = covey.torch.attach(model, optimizer, also=[scheduler], data=sampler, elastic=True)
 """
 
 import atexit
@@ -33,12 +37,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch.distributed import GradBucket
 
 from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model, devices_of
+from covey.frameworks.torch.elastic import ElasticTraining, elastic_training
+from covey.frameworks.torch.elastic_models import check_elastic
 from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
@@ -50,7 +56,16 @@ from covey.job.tensors import TensorClient
 if TYPE_CHECKING:
     from covey.job.client import JobClient
 
-__all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group", "way"]
+__all__ = [
+    "TYPES",
+    "ElasticTraining",
+    "HealedTraining",
+    "StepSampler",
+    "attach",
+    "average",
+    "init_process_group",
+    "way",
+]
 END_S = 1.0
 """Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
@@ -75,7 +90,21 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
+    elastic: Literal[False] = False,
 ) -> HealedTraining: ...
+
+
+@overload
+def attach(
+    ddp: Any,
+    optimizer: torch.optim.Optimizer,
+    job: "JobClient | None" = None,
+    *,
+    also: Sequence[Any] = (),
+    data: Any = None,
+    step: int = 0,
+    elastic: Literal[True],
+) -> ElasticTraining: ...
 
 
 def attach(
@@ -86,7 +115,8 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
-) -> HealedTraining | None:
+    elastic: bool = False,
+) -> ElasticTraining | HealedTraining | None:
     """From the next backward pass on, Covey averages the gradients of `ddp`, a DistributedDataParallel. `job`: this
     rank's job; without it, the one of `covey.join()`, made if there is none. Every rank attaches the same models in the
     same order.
@@ -97,18 +127,21 @@ def attach(
     load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
     the first step, after a checkpoint.
 
+    `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
+    itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
+
     Gradients may be in host memory or on accelerators, also on several. TypeError, naming the parameter, where they are
     elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or
     other ranks than the job (torchrun's); CoveyError where ranks cannot be replaced. Errors of `push_pull` are raised
     by the backward pass."""
     global _models
+    if elastic:
+        return _elastic(ddp, optimizer, job, also, data, step)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer, job = None, optimizer
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     check_model(ddp.module)
-    found = job if job is not None else of_process()
-    if job is None:
-        found.wait_joined(JOIN_S)
+    found = _joined(job)
     if (ranks := ddp.process_group.size()) != found.world_size:
         what = (
             f"DDP has {ranks} ranks, and this job has {found.world_size}: Covey "
@@ -131,6 +164,22 @@ def way(ddp: Any) -> str:
     """How gradients of this attached model get from its GPU to where they are added, and why, in words; empty: they
     are in host memory."""
     return _ways.get(ddp, "")
+
+
+def _elastic(
+    module: Any, optimizer: Any, job: "JobClient | None", also: Sequence[Any], data: Any, step: int
+) -> ElasticTraining:
+    check_elastic(module, optimizer, also)
+    check_model(module)
+    return elastic_training(module, optimizer, also, data, _joined(job), step)
+
+
+def _joined(job: "JobClient | None") -> "JobClient":
+    if job is not None:
+        return job
+    found = of_process()
+    found.wait_joined(JOIN_S)
+    return found
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -407,9 +407,21 @@ class JobClient(OfOneProcess):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
         until all are done."""
-        if kind is None and self._tensors is not None and not self.is_elsewhere:
-            (self._tensors if self._carried is None else self._carried).leave()
+        if kind is None and not self.is_elsewhere:
+            self.leave()
         self.close()
+
+    def leave(self) -> None:
+        """Wait, at the end of a script that ended well, until every rank has ended well or 60 s have passed: another
+        rank may need this rank's copy of the last sum. `with covey.join()` does this at its end; a second call is
+        harmless."""
+        self._check_process(f"job {self.id} was not left")
+        if self._tensors is not None and not self._tensors.left and not self._closed:
+            (self._tensors if self._carried is None else self._carried).leave()
+
+    def tell(self, text: str) -> None:
+        """Write one line about this rank to stderr, for people."""
+        self._client().tell(text)
 
     def wait_joined(self, timeout_s: float) -> None:
         """Wait until the agent answered, or `timeout_s` seconds passed. CoveyError when the agent refused."""
