@@ -173,9 +173,9 @@ class Changes:
         return (said.stdout + said.stderr).strip().partition("\n")[0]
 
     def _lose(self, kind: str) -> str:
+        wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         if kind == "a whole host":
             return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
-        wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         pids = sorted(pid for _, pid in self._processes())
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:

@@ -376,6 +376,20 @@ async def test_a_supervisor_hears_of_a_change_when_it_is_reached_again(short: st
         assert host.told(RanksEnded)[0].codes == {0: 0}
 
 
+async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(short: str) -> None:
+    async with agent(short) as (_, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        pids = runner.running()[J1, 1]
+        nice = {rank: os.getpriority(os.PRIO_PROCESS, pid) for rank, pid in pids.items()}
+        assert nice[5] == nice[0] + 19 == nice[1] + 19
+        await runner.heals(J1, 1, 5, 7, pids[5])
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, pids[5]) == nice[0])
+        let_end(short)
+
+
 async def test_a_process_that_joined_and_is_lost_has_a_successor_with_a_higher_number(short: str) -> None:
     async with agent(short) as (host, runner):
         carries: list[tuple[int, ...]] = []
