@@ -43,6 +43,7 @@ from covey.healing.healing import Healing
 from covey.healing.likeness import Likeness
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
+from covey.healing.taking_over import FIRST_ASK_S
 from covey.job.carrying_machine import CarryingMachine, still_needed
 from covey.job.tensors import LEAVE_S, TensorClient
 from covey.tensors.aggregator.block_rounds import BlockRounds
@@ -142,6 +143,11 @@ class CarriedRanks:
         self.members = {me.rank: first}
         self._new: dict[int, Member] = {}
         """Ranks as which this process has joined, and which have nothing yet."""
+        self._joins = False
+        """Whether the first rank takes its state over. It asks all ranks, and some of them may come to this process
+        meanwhile: nobody else answers for those."""
+        self._joining = threading.Lock()
+        """Guards the two above, before `begin` is over."""
         self._first, self._script, self._make, self._me, self._like = me.rank, script, make, me, like
         self._machine = CarryingMachine(me.rank, me.incarnation, script.own)
         self._changed = threading.Condition()
@@ -161,6 +167,9 @@ class CarriedRanks:
             return
         for member in list(self.members.values()):
             member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
+        with self._joining:
+            if self._joins:
+                self._join_newest()
         for member in list(self.members.values()):
             member.client.wake()
 
@@ -172,11 +181,9 @@ class CarriedRanks:
         with self._changed:
             while not self._changed.wait_for(lambda: self._machine.newest is not None, PATIENCE_S):
                 self._lead.client.tell("waits for its agent to say which ranks this process carries")
-            newest, ours = self._machine.newest, self._machine.ours
-        assert newest is not None
-        for rank in ours:
-            if rank not in self.members:
-                self._new[rank] = self._made(rank, newest.config)
+        with self._joining:
+            self._joins = True
+            self._join_newest()
 
     def begin(self, state: Mapping[str, Array]) -> None:
         """Carry all ranks that are to be carried, from the step in which the first rank is."""
@@ -184,6 +191,8 @@ class CarriedRanks:
         gather = self._lead.healing.machine.gather
         if gather is not None:
             self._machine.own_is(self._first, gather.owns.each[self._first])
+        with self._joining:
+            self._joins = False
         self._carry_newest()
 
     def end(self, state: Mapping[str, Array]) -> None:
@@ -205,7 +214,6 @@ class CarriedRanks:
             raise ValueError("the loop over job.carried(step) was begun while another one was not over")
         self._looping, pushed = True, set[Member]()
         try:
-            self._carry_newest()
             self._let_others_catch_up()
             while True:
                 while left := [rank for rank, member in self.members.items() if member not in pushed]:
@@ -307,6 +315,13 @@ class CarriedRanks:
         while self._new:
             self._new.popitem()[1].client.close()
 
+    def _join_newest(self) -> None:
+        """Join as all ranks that are to be carried here."""
+        newest = self._machine.newest
+        for rank in self._machine.ours if newest is not None else ():
+            if rank not in self.members and rank not in self._new:
+                self._new[rank] = self._made(rank, newest.config)
+
     def _made(self, rank: int, config: int) -> Member:
         """This process as that rank, which has nothing yet."""
         incarnation = self._machine.incarnation(config)
@@ -337,14 +352,15 @@ class CarriedRanks:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all."""
+        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all.
+        _OthersNow when others are to be carried here meanwhile: a successor asks those, too."""
         waits = dict[int, Member](self.members)
         for member in waits.values():
             member.healing.waits()
         try:
             yield
             while still_needed([member.healing for member in waits.values()], LOOK_S):
-                pass
+                self._look()
             waits.clear()
         finally:
             for member in waits.values():
@@ -352,11 +368,29 @@ class CarriedRanks:
 
     def _let_others_catch_up(self) -> None:
         """Wait for successors that are a step behind, before any rank pushes: whatever one of this process's ranks
-        waits for, a successor may ask the others."""
-        if any(member.healing.machine.is_ahead for member in self.members.values()):
-            with self._waiting():
-                for member in self.members.values():
-                    member.healing.let_others_catch_up()
+        waits for, a successor may ask the others, and those that come here meanwhile."""
+        while True:
+            self._carry_newest()
+            with suppress(_OthersNow):
+                if not self._late():
+                    return
+                with self._waiting():
+                    pause_s = FIRST_ASK_S
+                    while late := self._late():
+                        self._look()
+                        late[0].healing.ask_late(pause_s)
+                        pause_s = min(2 * pause_s, LOOK_S)
+
+    def _late(self) -> list[Member]:
+        """Ranks of which a successor is a step behind."""
+        return [member for member in self.members.values() if member.healing.machine.is_ahead]
+
+    def _look(self) -> None:
+        """Drop the ranks that another process carries by now, as `_let_go`; _OthersNow when others are to be carried
+        here."""
+        self._let_go()
+        if self._others_now():
+            raise _OthersNow
 
     def _settle(self, end_s: float | None = None) -> None:
         """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process

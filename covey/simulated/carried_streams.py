@@ -6,8 +6,8 @@ and until when all of them wait, `covey.job.carrying_machine` decides for both.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
+from covey.healing.taking_over import ASK_S, FIRST_ASK_S
 from covey.job.carrying import CarriedScript
 from covey.job.carrying_machine import CarryingMachine, still_needed
 from covey.job.job_state import JobState, ScriptState
@@ -67,6 +68,8 @@ class CarriedStreams:
         self.members = {me.rank: self._joined(me, 0)}
         self._new: dict[int, CarriedStream] = {}
         """Ranks as which this process has joined, and which have nothing yet."""
+        self._joins = False
+        """Whether the first rank takes its state over."""
         self._state: Mapping[str, Array] = {}
 
     # ---- from the agent ----
@@ -76,17 +79,18 @@ class CarriedStreams:
         if moved is not None:
             for member in self.members.values():
                 member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
+            if self._joins:
+                self._join_newest()
             self._wake()
 
     # ---- the job's state ----
 
     async def begun(self, script: ScriptState) -> JobState:
         """The state of the script, once all is here that a successor needs. StateLost where that ends the process."""
-        while (newest := self._machine.newest) is None:
+        while self._machine.newest is None:
             await self._changed.wait()
-        for rank in self._machine.ours:
-            if rank not in self.members:
-                self._new[rank] = self._made(rank, newest.config)
+        self._joins = True
+        self._join_newest()
         if self._me.incarnation:
             found = await self.lead.healing.recover(script.own is not None, script.get())
             script.load(found.arrays, None)
@@ -96,6 +100,7 @@ class CarriedStreams:
     def begin(self, state: Mapping[str, Array]) -> None:
         self._state = state
         self._machine.own_is(self._me.rank, _gather(self.lead.healing.machine).owns.each[self._me.rank])
+        self._joins = False
         self._carry_newest()
 
     def end(self, state: Mapping[str, Array]) -> None:
@@ -114,7 +119,6 @@ class CarriedStreams:
         """Compute a step as each rank that is carried here, until all that was pushed has come back: what the loop over
         `job.carried` does. Superseded when the first rank is another process's by now."""
         pushed = set[int]()
-        self._carry_newest()
         await self._let_others_catch_up()
         while True:
             while left := [member for member in self.members.values() if id(member) not in pushed]:
@@ -169,6 +173,12 @@ class CarriedStreams:
         while self._new:
             self._close(self._new.popitem()[1])
 
+    def _join_newest(self) -> None:
+        newest = self._machine.newest
+        for rank in self._machine.ours if newest is not None else ():
+            if rank not in self.members and rank not in self._new:
+                self._new[rank] = self._made(rank, newest.config)
+
     def _made(self, rank: int, config: int) -> CarriedStream:
         """This process as that rank, which has nothing yet."""
         return self._joined(self._me._replace(rank=rank, incarnation=self._machine.incarnation(config)), config)
@@ -196,45 +206,62 @@ class CarriedStreams:
         member.healing.begin(self._state)
 
     async def _let_others_catch_up(self) -> None:
-        if any(member.healing.machine.is_ahead for member in self.members.values()):
-            waits = self._all_wait()
-            try:
-                for member in list(self.members.values()):
-                    await member.healing.let_others_catch_up()
-                await self._until_free(waits)
-            finally:
-                _give_up(waits)
+        while True:
+            self._carry_newest()
+            with suppress(_OthersNow):
+                if not self._late():
+                    return
+                async with self._waiting():
+                    pause_s = FIRST_ASK_S
+                    while late := self._late():
+                        self._look()
+                        changed = self._changed
+                        for member in late:
+                            member.healing.ask_late()
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(pause_s):
+                                await changed.wait()
+                        pause_s = min(2 * pause_s, ASK_S)
+
+    def _late(self) -> list[CarriedStream]:
+        return [member for member in self.members.values() if member.healing.machine.is_ahead]
 
     async def _settle(self) -> None:
         """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process
         carries by now go. _OthersNow when others are to be carried here."""
-        waits = self._all_wait()
-        try:
+        async with self._waiting():
             while True:
                 self._let_go()
                 changed = self._changed
                 if self._arrived():
-                    break
+                    return
                 if self._machine.others_now:
                     raise _OthersNow
                 await changed.wait()
-            await self._until_free(waits)
-        finally:
-            _give_up(waits)
 
-    def _all_wait(self) -> list[HealingStreams]:
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[None]:
+        """All ranks wait inside, and then as long as a successor needs what one of them holds."""
         waits = [member.healing for member in self.members.values()]
         for each in waits:
             each.waits()
-        return waits
+        try:
+            yield
+            while True:
+                changed = self._changed
+                if not still_needed(waits):
+                    break
+                self._look()
+                await changed.wait()
+            waits.clear()
+        finally:
+            for each in waits:
+                each.machine.gave_up()
 
-    async def _until_free(self, waits: list[HealingStreams]) -> None:
-        while True:
-            changed = self._changed
-            if not still_needed(waits):
-                waits.clear()
-                return
-            await changed.wait()
+    def _look(self) -> None:
+        self._let_go()
+        if self._machine.others_now:
+            raise _OthersNow
 
     def _let_go(self) -> None:
         """Drop the ranks that another process carries by now. Superseded when the first one is among them; _OthersNow
@@ -272,8 +299,3 @@ class CarriedStreams:
 def _gather(machine: HealingMachine) -> OwnGather:
     assert machine.gather is not None, "all ranks of an elastic job gather each rank's own state"
     return machine.gather
-
-
-def _give_up(waits: list[HealingStreams]) -> None:
-    for each in waits:
-        each.machine.gave_up()

@@ -64,8 +64,8 @@ class HealingStreams:
     async def recover(self, has_own: bool, known: Mapping[str, Array], within_s: float = WITHIN_S) -> Recovered:
         return await self._run(self.machine.recover(has_own, known, within_s=within_s))
 
-    async def let_others_catch_up(self) -> None:
-        await self._run(self.machine.let_others_catch_up())
+    def ask_late(self) -> None:
+        self._tell(self.machine.ask_late())
 
     def waits(self) -> None:
         self._tell(self.machine.waits())
