@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SIGKILL, SIGTERM, SIGSTOP, SIGCONT = 9, 15, 19, 18
 
 
-HEALERS = ("/healer", "/learner")
+HEALERS = ("/healer", "/learner", "/adder")
 """Ends of names of processes that are suspended so that others may take their place: users' programs that may be
 lost."""
 

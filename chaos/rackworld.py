@@ -21,6 +21,7 @@ from agent.jobs.spares.spares import PROGRAM as SPARES
 from agent.jobs.supervisor.supervisor import PROGRAM as SUPERVISOR
 from agent.raft.machine.raft import Raft
 from chaos import faults
+from chaos.actors.adder import Adders
 from chaos.actors.administrator import Administrator
 from chaos.actors.learner import Learners
 from chaos.actors.pager import DISK, QUICK, USER, Oracle, Pace, Redundancy, mender, pager, reader
@@ -83,6 +84,7 @@ class SimRack:
         self.wrong: list[str] = []
         """What workloads saw that must never be seen."""
         self.learners = Learners(self.saw_wrong)
+        self.adders = Adders(self.saw_wrong)
         self.accepted: dict[JobId, float] = {}
         """Jobs that were submitted and accepted -> when."""
         self.stale: list[str] = []
@@ -139,6 +141,7 @@ class SimRack:
             "trainer": trainer(self.saw_wrong),
             "healer": healer(lambda: self.world.now),
             "learner": self.learners.learn,
+            "adder": self.adders.add,
         }
         self.invariants = invariants_for(self) if watched else []
         for invariant in self.invariants:

@@ -7,6 +7,7 @@ bound, every job is over and known alike everywhere, nothing of it is left behin
 
 import importlib
 import pkgutil
+import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,6 +36,9 @@ QUIET_S = 30.0
 """Seconds after the last job within which nothing of any job is left on any host."""
 READ_S = 120.0
 """Seconds after all is healed within which every page of a volume is read back."""
+
+HOSTS = 4
+"""Hosts of a rack, unless more are asked for, or the story's module has `HOSTS`: the fewest and the most."""
 
 Story = Callable[[Any], Any]
 
@@ -82,7 +86,7 @@ def _module(name: str) -> ModuleType:
 def tell(
     name: str,
     seed: int,
-    hosts: int = 4,
+    hosts: int = HOSTS,
     log: Callable[[str], None] | None = None,
     until: float | None = None,
     vary: int = 0,
@@ -93,6 +97,8 @@ def tell(
     play = known_stories()[name]
     if name in stories_of_worlds():
         return _worlds(name, seed)
+    if hosts == HOSTS and hasattr(_module(name), "HOSTS"):
+        hosts = random.Random(f"{seed}/hosts").randint(*_module(name).HOSTS)
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     chosen = knobs.drawn(seed) if name in knobs.STORIES else {}
     settings = knobs.joined(chosen, getattr(_module(name), "SETTINGS", None))

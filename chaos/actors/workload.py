@@ -37,6 +37,7 @@ from covey.wire.frames import pack, read_frame
 from covey.wire.job import (
     AggregatorAt,
     AggregatorLost,
+    Carries,
     Heals,
     Join,
     Joined,
@@ -151,6 +152,8 @@ class AgentLink:
         self.sums = RankOwner(env, f"rank-{self._pid}.sock")
         self.moved: Callable[[AggregatorAt], None] = lambda at: None
         """Function that is told of every aggregator."""
+        self.carries: Callable[[Carries], None] = lambda said: None
+        """Function that is told which ranks the processes of an elastic job carry."""
 
     async def run(self) -> None:
         pause_s = BACKOFF_S[0]
@@ -184,6 +187,8 @@ class AgentLink:
                 await stream.write(pack(SumsNow(await self.sums.obey(frame))))
             if isinstance(frame, AggregatorAt) and self.owners.moved(frame):
                 self.moved(frame)
+            if isinstance(frame, Carries):
+                self.carries(frame)
 
     def lost(self, epoch: int, why: str, table: int = 0) -> None:
         """Tell the agent that the owner of that table and epoch cannot be used."""

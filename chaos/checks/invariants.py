@@ -6,19 +6,17 @@ from time to time. They see everything at once, as no host can: the state of eve
 """
 
 import zlib
-from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from agent.raft.machine.raft import Role
+from chaos.checks.elastic import CarriedOnce, OneProcessEach, ProcessesPlaced
 from chaos.checks.leaks import UnusedSlabs
-from chaos.faults import HEALERS
+from chaos.checks.ranks_seen import Rank, RanksHeld, known_job, newest_queue, ranks_of
 from chaos.rack_seen import RackSeen
-from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
 from covey.core.errors import Refused
 from covey.core.ids import JobId
-from covey.ports.processes import Command
 
 HEARTBEAT_S = 1.0
 """Seconds by which the age of a copy of the log may be told too low."""
@@ -168,51 +166,6 @@ class WorkloadsRight:
         assert not self.rack.wrong, self.rack.wrong[0]
 
 
-class Rank:
-    """One rank that really runs."""
-
-    __slots__ = ("epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "still", "tenant")
-
-    def __init__(self, host: str, process: SimProcess, command: Command) -> None:
-        env = command.env
-        self.host, self.process = host, process
-        self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
-        self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
-        self.still = process.loop.paused and process.name.endswith(HEALERS)
-        """Whether the rank may be lost and is suspended: then another one may run in its place."""
-        self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
-
-
-def ranks_of(world: World) -> list[Rank]:
-    """Every rank that runs anywhere, on hosts that are cut off too."""
-    found: list[Rank] = []
-    for host in world.hosts.values():
-        for pid, process in host.processes.items():
-            command = host.commands.get(pid)
-            if command is not None and "COVEY_RANK" in command.env:
-                found.append(Rank(host.name, process, command))
-    return found
-
-
-class RanksHeld(ABC):
-    """An invariant that looks at all ranks whenever a process began or ended."""
-
-    every_s, after = 0.0, "process_count"
-
-    def __init__(self, rack: RackSeen) -> None:
-        self.rack = rack
-        self._looked_at = -1
-
-    def check(self, world: World) -> None:
-        if world.process_count != self._looked_at:
-            self._looked_at = world.process_count
-            self.look(ranks_of(world))
-
-    @abstractmethod
-    def look(self, ranks: list[Rank]) -> None:
-        """Look at all ranks; raises AssertionError when the invariant does not hold."""
-
-
 class GpusExclusive(RanksHeld):
     """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
 
@@ -317,12 +270,27 @@ class QuotaHeld(RanksHeld):
 
     def look(self, ranks: list[Rank]) -> None:
         used: dict[str, int] = {}
+        elastic: dict[tuple[str, int], list[Rank]] = {}
         for rank in (rank for rank in ranks if not rank.still):
-            if rank.job_class != "opportunistic" or self._upgraded(rank.job):
+            if rank.elastic:
+                elastic.setdefault((rank.job, rank.epoch), []).append(rank)
+            elif rank.job_class != "opportunistic" or self._upgraded(rank.job):
                 used[rank.tenant] = used.get(rank.tenant, 0) + len(rank.gpus)
+        for each in elastic.values():
+            tenant, gpus = self._of_gang(each)
+            used[tenant] = used.get(tenant, 0) + gpus
         for tenant, gpus in used.items():
             quota = self.quotas.get(tenant)
             assert quota is None or gpus <= quota, f"tenant {tenant} runs {gpus} GPUs, its quota is {quota}"
+
+    def _of_gang(self, processes: list[Rank]) -> tuple[str, int]:
+        """The tenant of an elastic job, and the GPUs that its processes hold against the quota: at most those of its
+        gang, since extras count against none."""
+        one, known = processes[0], known_job(self.rack, processes[0].job)
+        if one.job_class == "opportunistic" and not self._upgraded(one.job):
+            return one.tenant, 0
+        held = sum(len(process.gpus) for process in processes)
+        return one.tenant, held if known is None else min(held, known.spec.gpus)
 
     def _upgraded(self, job: str) -> bool:
         plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
@@ -341,10 +309,7 @@ class FencedRanksEnd:
         self._since: dict[tuple[str, int], float] = {}
 
     def check(self, world: World) -> None:
-        plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
-        newest = max(
-            (plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index, default=None
-        )
+        newest = newest_queue(self.rack)
         if newest is None:
             return
         still: dict[tuple[str, int], float] = {}
@@ -361,7 +326,8 @@ class FencedRanksEnd:
 
 
 class GangsWhole:
-    """All or nothing: a gang that has begun to start is whole or gone within a bound."""
+    """All or nothing: a gang that has begun to start is whole or gone within a bound. (`chaos.checks.elastic` looks at
+    elastic ones, of which any number of processes runs.)"""
 
     name, every_s = "a gang starts whole or not at all", 1.0
 
@@ -372,7 +338,7 @@ class GangsWhole:
 
     def check(self, world: World) -> None:
         alive: dict[tuple[str, int], int] = {}
-        for rank in ranks_of(world):
+        for rank in (rank for rank in ranks_of(world) if not rank.elastic):
             key = (rank.job, rank.epoch)
             alive[key] = rank.size
             self._began.setdefault(key, world.now)
@@ -440,6 +406,9 @@ def invariants_for(rack: RackSeen) -> list[Invariant]:
         found += [
             *gpus,
             RanksOnce(rack),
+            CarriedOnce(rack),
+            ProcessesPlaced(rack),
+            OneProcessEach(rack),
             QuotaHeld(rack, rack.quotas),
             FencedRanksEnd(rack),
             GangsWhole(rack),

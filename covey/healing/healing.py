@@ -121,9 +121,14 @@ class Healing:
                 if is_to_be_pushed:
                     gather.push_again()
 
-    def let_others_catch_up(self) -> None:
-        """Wait for successors that are a step behind, as `before_push` does."""
-        self._run(self.machine.let_others_catch_up(), self._people)
+    def ask_late(self, within_s: float) -> None:
+        """Ask successors that are a step behind whether they still are, and wait for at most so many seconds until none
+        is."""
+        with self._changed:
+            says = self.machine.ask_late()
+        self._tell(says)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.machine.is_ahead, within_s)
 
     def goes_on_from(self, other: HealingMachine, owns: Owns) -> None:
         """Let this rank go on where a rank of the same process is, as `HealingMachine.goes_on_from` does."""

@@ -225,9 +225,9 @@ class HealingMachine:
         """Whether some successor is a step behind this rank."""
         return bool(self._late())
 
-    def let_others_catch_up(self) -> Stepwise[None]:
-        """Wait for successors that are a step behind."""
-        yield from self._let_others_catch_up()
+    def ask_late(self) -> Says:
+        """Questions to successors that are a step behind, whether they still are."""
+        return tuple(Tell(rank, About.PAST, self._behind[rank]) for rank in self._late())
 
     def goes_on_from(self, other: "HealingMachine", owns: Owns) -> None:
         """This rank has what a successor needs: `other` is a rank of this process, and in the same step. `owns`: every
@@ -247,9 +247,8 @@ class HealingMachine:
         yield Pause(self.waits())
         in_vain, pause_s = True, FIRST_ASK_S
         try:
-            while (late := self._late()) and not self._closed:
-                asks = tuple(Tell(rank, About.PAST, self._behind[rank]) for rank in late)
-                yield Pause(asks, until=lambda: self._closed or not self._late(), most_s=pause_s)
+            while self._late() and not self._closed:
+                yield Pause(self.ask_late(), until=lambda: self._closed or not self._late(), most_s=pause_s)
                 pause_s = min(2 * pause_s, ASK_S)
             in_vain = False
         finally:

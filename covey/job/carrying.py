@@ -41,9 +41,10 @@ from typing import Any, NamedTuple
 from covey.core.patience import Patience
 from covey.healing.healing import Healing
 from covey.healing.likeness import Likeness
-from covey.healing.machine import json_of, parsed
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
+from covey.healing.taking_over import FIRST_ASK_S
+from covey.job.carrying_machine import CarryingMachine, still_needed
 from covey.job.tensors import LEAVE_S, TensorClient
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.rounds import Superseded
@@ -55,9 +56,6 @@ from covey.wire.job import Carries
 
 RANKS_MAX = 64
 """Most ranks of an elastic job: in each step all gather the own state of each."""
-INCARNATION_BITS = 16
-"""The low bits of an incarnation count the processes of a rank that were lost on one host; above them is the number of
-the configuration (`agent.jobs.rank_env`)."""
 LOOK_S = 0.25
 """Most seconds until a wait looks whether the process carries other ranks now."""
 PATIENCE_S = 30.0
@@ -145,15 +143,15 @@ class CarriedRanks:
         self.members = {me.rank: first}
         self._new: dict[int, Member] = {}
         """Ranks as which this process has joined, and which have nothing yet."""
+        self._joins = False
+        """Whether the first rank takes its state over. It asks all ranks, and some of them may come to this process
+        meanwhile: nobody else answers for those."""
+        self._joining = threading.Lock()
+        """Guards the two above, before `begin` is over."""
         self._first, self._script, self._make, self._me, self._like = me.rank, script, make, me, like
+        self._machine = CarryingMachine(me.rank, me.incarnation, script.own)
         self._changed = threading.Condition()
-        """Guards `_newest`; notified when it changes."""
-        self._newest: Carries | None = None
-        self._config = -1
-        """The configuration that is in force here."""
-        self._owns: dict[int, Any] = {}
-        """What is each rank's own, as `own` returned it when the rank was left."""
-        self._entered: int | None = None
+        """Guards what the agent said last; notified when that changes."""
         self._looping = False
         """Whether the script is in the loop over `job.carried`."""
         self._state: Mapping[str, Array] = {}
@@ -163,16 +161,15 @@ class CarriedRanks:
     def told(self, carries: Carries) -> None:
         """The agent says what this process carries; an older configuration than the newest is ignored."""
         with self._changed:
-            before = self._newest
-            if before is not None and carries.config <= before.config:
-                return
-            self._newest = carries
+            moved = self._machine.told(carries)
             self._changed.notify_all()
-        if before is not None:
-            now = _by_rank(carries)
-            moved = [rank for rank, process in _by_rank(before).items() if now.get(rank) != process]
-            for member in list(self.members.values()):
-                member.healing.carried_elsewhere(moved, carries.config << INCARNATION_BITS)
+        if moved is None:
+            return
+        for member in list(self.members.values()):
+            member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
+        with self._joining:
+            if self._joins:
+                self._join_newest()
         for member in list(self.members.values()):
             member.client.wake()
 
@@ -182,20 +179,20 @@ class CarriedRanks:
         """Join as all ranks that are to be carried, before the first one takes its state over: to others they are
         ranks that have nothing yet."""
         with self._changed:
-            while not self._changed.wait_for(lambda: self._newest is not None, PATIENCE_S):
+            while not self._changed.wait_for(lambda: self._machine.newest is not None, PATIENCE_S):
                 self._lead.client.tell("waits for its agent to say which ranks this process carries")
-            newest = self._newest
-        assert newest is not None
-        for rank in newest.carried.get(self._first, ()):
-            if rank not in self.members:
-                self._new[rank] = self._made(rank, newest.config)
+        with self._joining:
+            self._joins = True
+            self._join_newest()
 
     def begin(self, state: Mapping[str, Array]) -> None:
         """Carry all ranks that are to be carried, from the step in which the first rank is."""
         self._state = state
         gather = self._lead.healing.machine.gather
-        if gather is not None and (own := gather.owns.each[self._first]):
-            self._owns[self._first] = parsed(own)
+        if gather is not None:
+            self._machine.own_is(self._first, gather.owns.each[self._first])
+        with self._joining:
+            self._joins = False
         self._carry_newest()
 
     def end(self, state: Mapping[str, Array]) -> None:
@@ -217,14 +214,13 @@ class CarriedRanks:
             raise ValueError("the loop over job.carried(step) was begun while another one was not over")
         self._looping, pushed = True, set[Member]()
         try:
-            self._carry_newest()
             self._let_others_catch_up()
             while True:
                 while left := [rank for rank, member in self.members.items() if member not in pushed]:
                     pushed.add(self.members[left[0]])
                     yield CarriedRank(left[0], self)
-                    if self._entered is not None:
-                        raise ValueError(f"rank {self._entered} was entered (with rank:) and not left")
+                    if self._machine.entered is not None:
+                        raise ValueError(f"rank {self._machine.entered} was entered (with rank:) and not left")
                 with suppress(_OthersNow):
                     self._settle()
                     return
@@ -234,22 +230,17 @@ class CarriedRanks:
 
     def enter(self, rank: int) -> None:
         """The script computes as this rank from now on. ValueError when it is in another one."""
-        if self._entered is not None:
-            raise ValueError(f"rank {rank} was entered (with rank:) inside rank {self._entered}")
-        self._entered = rank
-        self._script.enter(rank, self._owns.get(rank))
+        self._script.enter(rank, self._machine.enter(rank))
 
     def exit(self, rank: int, well: bool) -> None:
         """The script is done with this rank in this step; `well`: without an exception."""
-        self._entered = None
-        if well and self._script.own is not None:
-            self._owns[rank] = parsed(json_of(self._script.own))
+        self._machine.exit(rank, well)
 
     def push(
         self, rank: int, name: str, array: Array, *, out: Array | None, mean: bool, type: Type | None
     ) -> TensorHandle:
         """Push for a rank that was entered."""
-        if self._entered != rank:
+        if self._machine.entered != rank:
             raise ValueError(f"tensor {name!r} was not pushed: rank {rank} pushes inside `with rank:` only")
         given = checked(name, array, type)
         if out is not None:
@@ -310,26 +301,30 @@ class CarriedRanks:
         return self.members[self._first]
 
     def _others_now(self) -> bool:
-        return self._newest is not None and self._newest.config > self._config
+        return self._machine.others_now
 
     def _carry_newest(self) -> None:
         """Adopt the ranks that the newest configuration adds."""
         with self._changed:
-            newest = self._newest
-        if newest is None or newest.config <= self._config:
-            return
-        for rank in newest.carried.get(self._first, ()):
-            if rank not in self.members:
-                member = self._new.pop(rank, None) or self._made(rank, newest.config)
-                self._begin_with(rank, member)
-                self.members[rank] = member
+            adopts = self._machine.to_adopt(self.members)
+            config = self._machine.config
+        for rank in adopts:
+            member = self._new.pop(rank, None) or self._made(rank, config)
+            self._begin_with(rank, member)
+            self.members[rank] = member
         while self._new:
             self._new.popitem()[1].client.close()
-        self._config = newest.config
+
+    def _join_newest(self) -> None:
+        """Join as all ranks that are to be carried here."""
+        newest = self._machine.newest
+        for rank in self._machine.ours if newest is not None else ():
+            if rank not in self.members and rank not in self._new:
+                self._new[rank] = self._made(rank, newest.config)
 
     def _made(self, rank: int, config: int) -> Member:
         """This process as that rank, which has nothing yet."""
-        incarnation = config << INCARNATION_BITS | self._me.incarnation & ((1 << INCARNATION_BITS) - 1)
+        incarnation = self._machine.incarnation(config)
         client = self._make(rank, incarnation)
         client.order = self._lead.client.order
         me = self._me._replace(rank=rank, incarnation=incarnation)
@@ -345,9 +340,7 @@ class CarriedRanks:
         first = self._lead.healing.machine
         assert first.gather is not None, "all ranks of an elastic job gather each rank's own state"
         owns = first.gather.owns
-        self._owns.pop(rank, None)
-        if own := owns.each[rank]:
-            self._owns[rank] = parsed(own)
+        self._machine.own_is(rank, owns.each[rank])
         member.healing.goes_on_from(first, owns)
         if first.rounds_before:
             member.client.far.begin_with(first.rounds_before)
@@ -355,36 +348,49 @@ class CarriedRanks:
 
     def own_of(self, rank: int) -> Any:
         """What is this rank's own now; None: nothing."""
-        own = self._script.own
-        return own() if own is not None and self._entered == rank else self._owns.get(rank)
+        return self._machine.own_of(rank)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all."""
+        """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all.
+        _OthersNow when others are to be carried here meanwhile: a successor asks those, too."""
         waits = dict[int, Member](self.members)
         for member in waits.values():
             member.healing.waits()
         try:
             yield
-            while True:
-                busy = [member for member in waits.values() if not member.healing.is_free(LOOK_S)]
-                if not busy:
-                    waits.clear()
-                    return
-                for member in waits.values():
-                    if member not in busy:
-                        member.healing.waits()
+            while still_needed([member.healing for member in waits.values()], LOOK_S):
+                self._look()
+            waits.clear()
         finally:
             for member in waits.values():
                 member.healing.gave_up()
 
     def _let_others_catch_up(self) -> None:
         """Wait for successors that are a step behind, before any rank pushes: whatever one of this process's ranks
-        waits for, a successor may ask the others."""
-        if any(member.healing.machine.is_ahead for member in self.members.values()):
-            with self._waiting():
-                for member in self.members.values():
-                    member.healing.let_others_catch_up()
+        waits for, a successor may ask the others, and those that come here meanwhile."""
+        while True:
+            self._carry_newest()
+            with suppress(_OthersNow):
+                if not self._late():
+                    return
+                with self._waiting():
+                    pause_s = FIRST_ASK_S
+                    while late := self._late():
+                        self._look()
+                        late[0].healing.ask_late(pause_s)
+                        pause_s = min(2 * pause_s, LOOK_S)
+
+    def _late(self) -> list[Member]:
+        """Ranks of which a successor is a step behind."""
+        return [member for member in self.members.values() if member.healing.machine.is_ahead]
+
+    def _look(self) -> None:
+        """Drop the ranks that another process carries by now, as `_let_go`; _OthersNow when others are to be carried
+        here."""
+        self._let_go()
+        if self._others_now():
+            raise _OthersNow
 
     def _settle(self, end_s: float | None = None) -> None:
         """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process
@@ -401,15 +407,11 @@ class CarriedRanks:
         """Drop the ranks that another process carries by now. Superseded when the first rank is one of them; _OthersNow
         when one has been carried elsewhere meanwhile and is to be carried here again."""
         self._lead.client.raise_if_over()
-        newest, again = self._newest, False
-        for rank, member in list(self.members.items()):
-            if member.client.is_superseded:
-                del self.members[rank]
-                member.client.close()
-                is_ours = newest is not None and rank in newest.carried.get(self._first, ())
-                again = again or (is_ours and newest is not None and member.config < newest.config)
-        if again:
-            self._config = -1
+        gone = {rank: member for rank, member in list(self.members.items()) if member.client.is_superseded}
+        for rank, member in gone.items():
+            del self.members[rank]
+            member.client.close()
+        if self._machine.lets_go({rank: member.config for rank, member in gone.items()}):
             raise _OthersNow
 
     def _arrived(self, members: list[Member], end_s: float | None) -> None:
@@ -429,8 +431,3 @@ class CarriedRanks:
                 member.client.far.until(name, waits(member, name))
                 if member is not self._lead or name == LEAVE:
                     member.client.settled(name)
-
-
-def _by_rank(carries: Carries) -> dict[int, int]:
-    """The process that carries each rank."""
-    return {rank: process for process, ranks in carries.carried.items() for rank in ranks}

@@ -67,6 +67,13 @@ class StepsHeal(Protocol):
     def drawn(self, own: Callable[[], object] | None) -> None: ...
 
 
+class RanksGoOn(Protocol):
+    """The part of `covey.job.carrying`, or of `covey.simulated.carried_streams`, that a JobState uses."""
+
+    def begin(self, state: Mapping[str, Array]) -> None: ...
+    def end(self, state: Mapping[str, Array]) -> None: ...
+
+
 class JobState(OfOneProcess):
     """The steps of a job whose ranks may be lost. Made by `job.state`. In a forked child `step` can be read, and the
     rest raises OtherProcess."""
@@ -74,7 +81,7 @@ class JobState(OfOneProcess):
     _kind = "the steps of a job's state"
     _instead = "make its steps in the process that called job.state"
 
-    def __init__(self, healing: StepsHeal, script: ScriptState, carried: CarriedRanks | None = None) -> None:
+    def __init__(self, healing: StepsHeal, script: ScriptState, carried: RanksGoOn | None = None) -> None:
         """`carried`: the ranks that this process of an elastic job carries."""
         self._healing, self._script, self._carried = healing, script, carried
         healing.begin(_held(script.get()))

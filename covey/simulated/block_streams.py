@@ -62,8 +62,11 @@ class BlockStreams:
             of, lost = (table_id(me.job, table), me.rank, me.world_size), partial(self._table_lost, table)
             stream = TensorStream(env.bytes, env.spawn, *of, lost, env.entropy, part_bytes)
             stream.rounds.incarnation, stream.told = me.incarnation, self._told_by_ranks
+            stream.changed = lambda: self.changed()
             return stream
 
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever a wait may be over."""
         self._made = made
         self._heals, self._has_wanted = False, set[int]()
         self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
@@ -114,6 +117,20 @@ class BlockStreams:
     async def result(self, name: str) -> bytes:
         """The result of the round that was begun last."""
         return await self._whole(name, lambda at, block: self._at[block.table].result(block_label(name, at)))
+
+    def is_here(self, name: str) -> bool:
+        """Whether that result is here. Raises what `result` raises."""
+        return all([self._at[block.table].is_here(block_label(name, at)) for at, block in enumerate(self._blocks[name])])
+
+    def newest(self, name: str) -> bytes:
+        """The newest result of this tensor that is here."""
+        blocks = enumerate(self._blocks[name])
+        return b"".join(bytes(self._at[block.table].rounds.tensors[block_label(name, at)].state) for at, block in blocks)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process runs as this rank by now."""
+        return any(stream.is_superseded for stream in self._at.values())
 
     @property
     def owners(self) -> Sequence[AggregatorAt]:

@@ -5,7 +5,7 @@ scripts, `HealingStreams.push` and `result` their `job.tensors`, for sums of flo
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from covey.healing.likeness import Likeness
@@ -41,6 +41,8 @@ class HealingStreams:
         """`own` returns this rank's own state, as in `job.state`; the rest is as in `covey.healing.healing`."""
         self._far, self._spawn, self._people, self._own = far, spawn, people, own
         self._changed = asyncio.Event()
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever a wait may be over."""
         self.machine = HealingMachine(me, now_s, self._say_on, like, gather)
         far.heal(self._told)
 
@@ -61,6 +63,34 @@ class HealingStreams:
 
     async def recover(self, has_own: bool, known: Mapping[str, Array], within_s: float = WITHIN_S) -> Recovered:
         return await self._run(self.machine.recover(has_own, known, within_s=within_s))
+
+    def ask_late(self) -> None:
+        self._tell(self.machine.ask_late())
+
+    def waits(self) -> None:
+        self._tell(self.machine.waits())
+
+    def is_free(self, within_s: float) -> bool:
+        return self.machine.is_free()
+
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        self.machine.carried_elsewhere(ranks, incarnation)
+        self._wake()
+
+    def rows_came(self) -> bool:
+        """Take rows with each rank's own state that are here, and push longer ones where they are too short. Whether
+        none is waited for any more."""
+        gather = self.machine.gather
+        while gather is not None and (name := gather.awaited) is not None:
+            if not self._far.is_here(name):
+                return False
+            if gather.came(self._far.newest(name)):
+                gather.push_again()
+        return True
+
+    def close(self) -> None:
+        self.machine.close()
+        self._wake()
 
     # ---- as `covey.job.tensors` ----
 
@@ -92,11 +122,15 @@ class HealingStreams:
     def _told(self, told: ToldByRank) -> None:
         says, words, is_awaited = self.machine.told(told)
         if is_awaited:
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._wake()
         self._tell(says)
         if words:
             self._people(words)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.changed()
 
     def _tell(self, says: Says) -> None:
         for said in says:

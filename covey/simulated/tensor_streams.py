@@ -61,6 +61,8 @@ class TensorStream:
         self._closed = False
         self.told: Callable[[ToldByRank], None] = lambda told: None
         """Called with the messages of other ranks."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever a wait may be over."""
         spawn(f"tensors of rank {rank}", self._run())
 
     def declare_as(self, declared: Declared, initial: Payload | None = None, ranks: Node | None = None) -> None:
@@ -141,18 +143,34 @@ class TensorStream:
 
     async def _until(self, tensor: TensorRounds, done: Callable[[], bool]) -> bytes:
         while not done():
-            if self._fatal is not None:
-                raise self._fatal
-            if tensor.in_vain:
-                raise RankLeft(tensor.fault)
-            if self._closed or tensor.fault:
-                raise RuntimeError(tensor.fault or "closed")
+            self._raise_if_over(tensor)
             await self._changed.wait()
         return bytes(tensor.state)
+
+    def is_here(self, label: str) -> bool:
+        """Whether the result of the round that was begun last is here. Raises what `result` raises."""
+        tensor = self.rounds.tensors[label]
+        if tensor.unacknowledged is not None:
+            self._raise_if_over(tensor)
+        return tensor.unacknowledged is None
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process runs as this rank by now."""
+        return isinstance(self._fatal, Superseded)
+
+    def _raise_if_over(self, tensor: TensorRounds) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        if tensor.in_vain:
+            raise RankLeft(tensor.fault)
+        if self._closed or tensor.fault:
+            raise RuntimeError(tensor.fault or "closed")
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self.changed()
 
     def _send(self, frames: Any) -> None:
         """Send frames. They are made at once, since a caller may change their data before they are sent."""

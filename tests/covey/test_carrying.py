@@ -379,7 +379,8 @@ def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> N
             return False
 
     def member(name: str, *free: bool) -> Any:
-        return Member(name, Rank(name, *free))  # type: ignore[arg-type]
+        client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
+        return Member(client, Rank(name, *free))  # type: ignore[arg-type]
 
     one, other = member("one", True, True), member("other", False, True)
     of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))
