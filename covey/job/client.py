@@ -331,7 +331,7 @@ class JobClient(OfOneProcess):
     def _begun(self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float) -> "JobState":
         """The state of a script that loops over `carried`."""
         from covey.healing.likeness import likeness
-        from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member
+        from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
         from covey.job.job_state import begun
 
         if me.world_size > RANKS_MAX:
@@ -342,7 +342,7 @@ class JobClient(OfOneProcess):
 
         def carry(healing: "Healing") -> CarriedRanks:
             carried = CarriedRanks(
-                Member(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
+                CarriedMember(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
             )
             with self._lock:
                 self._carried = carried

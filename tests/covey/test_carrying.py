@@ -19,7 +19,7 @@ from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.healing.taking_over import HealingClosed
-from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member
+from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Superseded
@@ -99,7 +99,7 @@ class Process:
 
         def carry(healing: Healing) -> CarriedRanks:
             script = CarriedScript(lambda: draws.bit_generator.state, enter)
-            self.carried = CarriedRanks(Member(self.client, healing), script, self._client, me)
+            self.carried = CarriedRanks(CarriedMember(self.client, healing), script, self._client, me)
             self.carried.told(self.gang.carries())
             return self.carried
 
@@ -324,7 +324,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def members_of(gang: ElasticGang, first: int) -> dict[int, Member]:
+def members_of(gang: ElasticGang, first: int) -> dict[int, CarriedMember]:
     carried = gang.now[first].carried
     return {} if carried is None else carried.members
 
@@ -380,7 +380,7 @@ def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> N
 
     def member(name: str, *free: bool) -> Any:
         client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
-        return Member(client, Rank(name, *free))  # type: ignore[arg-type]
+        return CarriedMember(client, Rank(name, *free))  # type: ignore[arg-type]
 
     one, other = member("one", True, True), member("other", False, True)
     of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))

@@ -9,7 +9,7 @@ import pytest
 from covey.core.errors import CoveyError
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
-from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member
+from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
 from covey.job.job_state import JobState, ScriptState, begun
 from tests.covey import test_carrying
 from tests.covey.test_carrying import ElasticGang, Process, reached
@@ -59,7 +59,7 @@ class _Job:
 
         def carry(healing: Healing) -> CarriedRanks:
             script = CarriedScript(own, enter)
-            process.carried = CarriedRanks(Member(process.client, healing), script, process._client, me)
+            process.carried = CarriedRanks(CarriedMember(process.client, healing), script, process._client, me)
             process.carried.told(gang.carries())
             return process.carried
 
