@@ -14,6 +14,7 @@ outside.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -84,14 +85,13 @@ class TreeRank(int):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            try:
-                for each in self._given:
-                    each.push(self._carried)
-            except BaseException as failed:
-                self._carried.__exit__(type(failed), failed, failed.__traceback__)
-                raise
-        self._carried.__exit__(kind, error, at)
+        if kind is not None:
+            self._carried.__exit__(kind, error, at)
+            return
+        with ExitStack() as stack:
+            stack.push(self._carried)
+            for each in self._given:
+                each.push(self._carried)
 
     def psum(self, tree: Any, *, name: str = "psum") -> SummedTree:
         """Give this rank's tree, to be added over all ranks: as `covey.jax.psum`, outside of `jit`. The sum is here
