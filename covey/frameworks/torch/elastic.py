@@ -30,6 +30,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -85,22 +86,19 @@ class TrainedRank(int):
         return made
 
     def __enter__(self) -> "TrainedRank":
-        self._carried.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self._carried)
             self._of.entered()
-        except BaseException as error:
-            self._carried.__exit__(type(error), error, error.__traceback__)
-            raise
+            stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            try:
-                self._of.passed(self._carried)
-            except BaseException as failed:
-                self._carried.__exit__(type(failed), failed, failed.__traceback__)
-                raise
-        self._carried.__exit__(kind, error, at)
+        if kind is not None:
+            self._carried.__exit__(kind, error, at)
+            return
+        with ExitStack() as stack:
+            stack.push(self._carried)
+            self._of.passed(self._carried)
 
     def mean(self, name: str, value: Any) -> Mean:
         """Average a number over all ranks, such as the loss: its `value` is here after the step. Each rank gives the
