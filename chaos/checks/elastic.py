@@ -58,13 +58,18 @@ class CarriedOnce:
 
 
 class OneProcessEach(RanksHeld):
-    """No GPU runs two processes of one elastic job, each of which wants it for itself."""
+    """No GPU runs two processes of one elastic job, each of which wants it for itself. A process of one name runs once
+    in one configuration: a new one may begin while an earlier one of that name is about to end, on another host, and it
+    is the newer one that is heard."""
 
-    name = "a GPU runs one process of an elastic job"
+    name = "a GPU runs one process of an elastic job, and each runs once"
 
     def look(self, ranks: list[Rank]) -> None:
         running: dict[tuple[str, str, int], Rank] = {}
+        named: dict[tuple[str, int, int, int], Rank] = {}
         for rank in (rank for rank in ranks if rank.elastic and not rank.still):
+            twin = named.setdefault((rank.job, rank.epoch, rank.rank, rank.config), rank)
+            assert twin is rank, f"process {rank.rank} of {rank.job} runs on {twin.host} and on {rank.host}"
             for gpu in rank.gpus:
                 other = running.setdefault((gpu, rank.job, rank.epoch), rank)
                 assert other is rank, f"{gpu} runs processes {other.rank} and {rank.rank} of {rank.job}"
