@@ -44,7 +44,9 @@ class CarriedOnce:
                     assert other == job.id, f"{name} has {job.id} and {other} on {gpu} of {place.host}"
                     holder = queue.holders.get(place.host, {}).get(gpu)
                     ended = place.host in job.ending.codes or place.host in job.ending.lost
-                    assert ended or holder == job.id, f"{name}: {gpu} of {place.host} is {holder}'s, and {job.id} is on it"
+                    assert ended or holder == job.id, (
+                        f"{name}: {gpu} of {place.host} is {holder}'s, and {job.id} is on it"
+                    )
 
     def _carried(self, name: str, job: Job) -> None:
         processes = sorted(process for place in job.start.places for process in place.ranks)
@@ -52,19 +54,26 @@ class CarriedOnce:
         what = f"{name} has {job.id} in configuration {job.healing.healed} with {job.start.carried}"
         assert ranks == list(range(job.spec.world_size)), f"{what}: not each rank once"
         assert processes == sorted(job.start.carried), f"{what}, and places of {processes}"
-        assert all(each[0] == process for process, each in job.start.carried.items()), f"{what}: a process lost its name"
+        assert all(each[0] == process for process, each in job.start.carried.items()), (
+            f"{what}: a process lost its name"
+        )
         per_host = [(place.host, gpu) for place in job.start.places for gpu in place.gpus]
         assert len(per_host) == len(set(per_host)) == len(processes) * job.spec.gpus_per_worker, f"{what} on {per_host}"
 
 
 class OneProcessEach(RanksHeld):
-    """No GPU runs two processes of one elastic job, each of which wants it for itself."""
+    """No GPU runs two processes of one elastic job, each of which wants it for itself. A process of one name runs once
+    in one configuration: a new one may begin while an earlier one of that name is about to end, on another host, and it
+    is the newer one that is heard."""
 
-    name = "a GPU runs one process of an elastic job"
+    name = "a GPU runs one process of an elastic job, and each runs once"
 
     def look(self, ranks: list[Rank]) -> None:
         running: dict[tuple[str, str, int], Rank] = {}
+        named: dict[tuple[str, int, int, int], Rank] = {}
         for rank in (rank for rank in ranks if rank.elastic and not rank.still):
+            twin = named.setdefault((rank.job, rank.epoch, rank.rank, rank.config), rank)
+            assert twin is rank, f"process {rank.rank} of {rank.job} runs on {twin.host} and on {rank.host}"
             for gpu in rank.gpus:
                 other = running.setdefault((gpu, rank.job, rank.epoch), rank)
                 assert other is rank, f"{gpu} runs processes {other.rank} and {rank.rank} of {rank.job}"

@@ -167,7 +167,8 @@ class WorkloadsRight:
 
 
 class GpusExclusive(RanksHeld):
-    """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
+    """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant. (Processes of an
+    elastic job may be named alike for a moment, `chaos.checks.elastic`.)"""
 
     name = "a GPU belongs to one grant"
 
@@ -176,7 +177,7 @@ class GpusExclusive(RanksHeld):
         running: dict[tuple[str, int, int], str] = {}
         for rank in ranks:
             once = (rank.job, rank.epoch, rank.rank)
-            if not rank.still:
+            if not rank.still and not rank.elastic:
                 assert once not in running, f"{once} runs on {running[once]} and on {rank.host}"
                 running[once] = rank.host
             for gpu in rank.gpus:
@@ -251,6 +252,8 @@ class RanksOnce(RanksHeld):
         alive: dict[tuple[str, int], Rank] = {}
         for rank in (rank for rank in ranks if not rank.still):
             other = alive.setdefault((rank.job, rank.rank), rank)
+            if rank.elastic and rank.epoch == other.epoch:
+                continue
             assert other is rank, (
                 f"rank {rank.rank} of {rank.job} lives on {other.host} under epoch {other.epoch} and on {rank.host} "
                 f"under epoch {rank.epoch}"

@@ -15,7 +15,20 @@ from plugins.scheduler.machine.log.jobs import Job
 class Rank:
     """One rank that really runs; of an elastic job a process, by its first rank."""
 
-    __slots__ = ("elastic", "epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "still", "tenant")
+    __slots__ = (
+        "config",
+        "elastic",
+        "epoch",
+        "gpus",
+        "host",
+        "job",
+        "job_class",
+        "process",
+        "rank",
+        "size",
+        "still",
+        "tenant",
+    )
 
     def __init__(self, host: str, process: SimProcess, command: Command) -> None:
         env = command.env
@@ -24,7 +37,7 @@ class Rank:
         self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
         self.still = process.loop.paused and process.name.endswith(HEALERS)
         """Whether the rank may be lost and is suspended: then another one may run in its place."""
-        self.elastic = env.get("COVEY_ELASTIC") == "1"
+        self.elastic, self.config = env.get("COVEY_ELASTIC") == "1", int(env.get("COVEY_INCARNATION", "0")) >> 16
         self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
 
 

@@ -8,6 +8,7 @@ and until when all of them wait, `covey.job.carrying_machine` decides for both.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ from covey.wire.job import Carries
 LEFT = np.zeros(1, np.float32)
 
 
-class CarriedStream(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CarriedStream:
     """A rank that a process carries."""
 
     rank: int
@@ -118,11 +120,11 @@ class CarriedStreams:
     async def each(self, compute: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Compute a step as each rank that is carried here, until all that was pushed has come back: what the loop over
         `job.carried` does. Superseded when the first rank is another process's by now."""
-        pushed = set[int]()
+        pushed = set[CarriedStream]()
         await self._let_others_catch_up()
         while True:
-            while left := [member for member in self.members.values() if id(member) not in pushed]:
-                pushed.add(id(left[0]))
+            while left := [member for member in self.members.values() if member not in pushed]:
+                pushed.add(left[0])
                 await self._as(left[0].rank, compute)
             with suppress(_OthersNow):
                 await self._settle()
@@ -141,10 +143,10 @@ class CarriedStreams:
 
     async def leave(self, words: Callable[[int], bytes]) -> None:
         """Leave the job as all ranks that are carried here, once all others do. `words`: on a rank, for people."""
-        began = set[int]()
+        began = set[CarriedStream]()
         while True:
-            for member in [member for member in self.members.values() if id(member) not in began]:
-                began.add(id(member))
+            for member in [member for member in self.members.values() if member not in began]:
+                began.add(member)
                 member.open[LEAVE] = None
                 await member.healing.push(LEAVE, LEFT)
                 member.far.leave(words(member.rank))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.healing.taking_over import HealingClosed
-from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
+from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, _OthersNow
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Superseded
@@ -359,30 +359,68 @@ def test_a_rank_that_comes_back_before_it_had_left_is_carried_again(
     assert gang.end() == fixed(tmp_path, 4)
 
 
+def test_a_rank_that_comes_while_a_process_takes_its_state_over_answers(
+    gangs: Callable[..., ElasticGang], tmp_path: Path
+) -> None:
+    """It asked that rank, too, and waited for ever for its own answer."""
+    gang, go_on = gangs(4, 2), threading.Event()
+
+    def waits(first: int, step: int, where: str) -> bool:
+        return first == 0 and (step, where) == (3, "before rank 0") and not go_on.wait(WITHIN_S)
+
+    gang.kills = waits
+    reached(gang, 3)
+    (new,) = gang.arrange([], 1)
+    until(lambda: gang.now[new].carried is not None and gang.now[new].carried._joins)
+    gang.arrange([1], 0)
+    assert 1 in gang.carried[new]
+    go_on.set()
+    assert gang.end() == fixed(tmp_path, 4)
+
+
+class Waiting:
+    """A rank that waits, and says when it is free."""
+
+    now: ClassVar[set[str]] = set()
+
+    def __init__(self, name: str, *free: bool) -> None:
+        self.name, self.free = name, [*free]
+
+    def waits(self) -> None:
+        self.now.add(self.name)
+
+    def gave_up(self) -> None:
+        self.now.remove(self.name)
+
+    def is_free(self, within_s: float) -> bool:
+        if self.free.pop(0):
+            self.now.remove(self.name)
+            return True
+        return False
+
+    def carried_elsewhere(self, ranks: list[int], incarnation: int) -> None:
+        pass
+
+
+def member(name: str, *free: bool) -> Any:
+    client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
+    return CarriedMember(client, Waiting(name, *free))  # type: ignore[arg-type]
+
+
+def test_a_process_that_waits_for_a_successor_adopts_the_rank_it_asks() -> None:
+    """Nobody else answers for a rank that is to be carried here by now."""
+    one = member("one", False, False, False)
+    of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))
+    of.told(Carries(1, {0: (0,), 1: (1,)}))
+    assert of._machine.to_adopt(of.members) == []
+    with pytest.raises(_OthersNow), of._waiting():
+        of.told(Carries(2, {0: (0, 1)}))
+    assert not Waiting.now
+    assert of._machine.to_adopt(of.members) == [1]
+
+
 def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> None:
-    waiting: set[str] = set()
-
-    class Rank:
-        def __init__(self, name: str, *free: bool) -> None:
-            self.name, self.free = name, [*free]
-
-        def waits(self) -> None:
-            waiting.add(self.name)
-
-        def gave_up(self) -> None:
-            waiting.remove(self.name)
-
-        def is_free(self, within_s: float) -> bool:
-            if self.free.pop(0):
-                waiting.remove(self.name)
-                return True
-            return False
-
-    def member(name: str, *free: bool) -> Any:
-        client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
-        return CarriedMember(client, Rank(name, *free))  # type: ignore[arg-type]
-
-    one, other = member("one", True, True), member("other", False, True)
+    one, other, waiting = member("one", True, True), member("other", False, True), Waiting.now
     of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))
     of.members[1] = other
     with of._waiting():

@@ -570,7 +570,7 @@ class TensorSum:
                 raise Violation("a rank asks again for a sum that every rank said to hold")
             self._late.update(ranks)
             return self._fetch()
-        return [StateTransfer("give", rank) for rank in ranks]
+        return [StateTransfer("give", rank) for rank in ranks if rank in self._here]  # others open it, and push again
 
     def _check_size(self, part: int, data: Payload) -> None:
         if part >= self.declared.state_parts:

@@ -156,6 +156,21 @@ def test_when_the_holder_that_was_asked_goes_away_another_of_its_version_is_aske
     assert tensor.version == 5 and tensor.lend()[1].tobytes() == b"\2" * 16
 
 
+def test_a_rank_that_has_not_opened_the_tensor_on_this_connection_is_given_no_result() -> None:
+    """A successor is connected before it knows any tensor, and takes such a result for an error of the owner."""
+    tensor, data = TensorSum(Declared("g", "grad", (1,)), 2), bytes(4)
+    tensor.open(0, 0, False)
+    tensor.open(1, 0, False)
+    tensor.push(1, 1, 0, data)
+    tensor.gone(1)
+    tensor.push(0, 1, 0, data)
+    while tensor.busy:
+        given = tensor.work()
+    assert given == [StateTransfer("give", 0)]
+    assert tensor.open(1, 0, False) == ()
+    assert tensor.push(1, 1, 0, data) == [StateTransfer("give", 1)], "it pushes again, and has it then"
+
+
 def test_each_rank_brings_a_part_of_the_blocks_that_all_of_them_hold() -> None:
     """Otherwise a model that moves comes from one rank, whose link and process all wait for."""
     asked = []

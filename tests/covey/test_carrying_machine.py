@@ -1,0 +1,84 @@
+"""Which ranks a process of an elastic job carries: what its machine decides, for threads and for the simulator."""
+
+import pytest
+
+from covey.job.carrying_machine import CarryingMachine, still_needed
+from covey.wire.job import Carries
+
+
+def machine(*here: int) -> CarryingMachine:
+    """A process that is named by rank 0 and carries these ranks, in configuration 3."""
+    made = CarryingMachine(0, 5, None)
+    made.told(Carries(3, {0: (0, *here), 1: (1,)}))
+    assert made.to_adopt([]) == [0, *here]
+    return made
+
+
+def test_an_older_configuration_changes_nothing() -> None:
+    """Another agent may say again what it said before."""
+    process = machine(2)
+    assert process.told(Carries(2, {0: (0, 1, 2)})) is None
+    assert process.told(Carries(3, {0: (0, 1, 2)})) is None
+    assert list(process.ours) == [0, 2] and not process.others_now
+
+
+def test_a_newer_configuration_says_which_ranks_have_moved_and_from_which_incarnation_on() -> None:
+    process = machine(2)
+    moved = process.told(Carries(4, {0: (0, 1), 2: (2,)}))
+    assert moved is not None and sorted(moved.ranks) == [1, 2] and moved.incarnation == 4 << 16
+    assert process.others_now
+    assert process.to_adopt([0, 2]) == [1] and not process.others_now
+    assert process.to_adopt([0, 2]) == [], "a configuration is put in force once"
+
+
+def test_a_rank_comes_in_the_incarnation_of_its_configuration_and_of_the_losses_of_its_process() -> None:
+    assert machine().incarnation(4) == 4 << 16 | 5
+
+
+def test_a_rank_that_went_and_came_back_is_adopted_anew() -> None:
+    process = machine(2)
+    process.told(Carries(4, {0: (0,), 2: (2,), 1: (1,)}))
+    process.to_adopt([0, 2])
+    process.told(Carries(5, {0: (0, 2), 1: (1,)}))
+    assert process.to_adopt([0, 2]) == [], "it has not gone yet"
+    assert process.lets_go({2: 3})
+    assert process.others_now and process.to_adopt([0]) == [2]
+
+
+def test_a_rank_that_another_process_carries_by_now_just_goes() -> None:
+    process = machine(2)
+    process.told(Carries(4, {0: (0,), 2: (2,), 1: (1,)}))
+    process.to_adopt([0, 2])
+    assert not process.lets_go({2: 3}) and not process.others_now
+
+
+def test_what_is_a_ranks_own_is_kept_from_one_time_that_it_is_entered_to_the_next() -> None:
+    draws = iter(range(10))
+    process = CarryingMachine(0, 0, lambda: next(draws))
+    assert process.enter(0) is None
+    process.exit(0, well=True)
+    assert process.enter(1) is None
+    with pytest.raises(ValueError, match="inside rank 1"):
+        process.enter(0)
+    process.exit(1, well=False)
+    assert process.enter(0) == 0
+    process.own_is(1, b"")
+    assert process.own_of(1) is None
+
+
+def test_all_ranks_of_a_process_wait_on_while_one_is_needed() -> None:
+    class Rank:
+        def __init__(self, *free: bool) -> None:
+            self.free, self.waiting = [*free], 1
+
+        def waits(self) -> None:
+            self.waiting += 1
+
+        def is_free(self, within_s: float) -> bool:
+            now = self.free.pop(0)
+            self.waiting -= now
+            return now
+
+    one, other = Rank(True, True), Rank(False, True)
+    assert still_needed([one, other]) and (one.waiting, other.waiting) == (1, 1)
+    assert not still_needed([one, other]) and (one.waiting, other.waiting) == (0, 0)
