@@ -210,7 +210,9 @@ class HealingMachine:
         """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
         this incarnation: this rank waits no more for the processes that carried them, which may be gone."""
         for rank in ranks:
-            self._newest[rank] = max(incarnation, self._newest.get(rank, 0))
+            if self._newest.get(rank, -1) >= incarnation:
+                continue  # who carries it now has asked already
+            self._newest[rank] = incarnation
             for each in (self._asked, self._held, self._behind):
                 each.pop(rank, None)
         if not self._held:

@@ -181,6 +181,23 @@ def test_a_late_question_of_a_process_that_is_over_is_not_taken_for_the_newest()
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize(("asked", "is_needed"), [(3 << 16, True), ((3 << 16) - 1, False)])
+def test_news_of_who_carries_a_rank_that_come_after_its_question_change_nothing(asked: int, is_needed: bool) -> None:
+    """A new process of an elastic job asked for the state before this process heard that there is one."""
+    words = Words()
+    healing, result = made(words), threading.Event()
+    healing.begin({"w": np.ones(3, np.float32)})
+    thread = waits(healing, result)
+    healing.told(ToldByRank(1, About.NEED, asked, b""))
+    healing.carried_elsewhere([1], 3 << 16)
+    result.set()
+    if is_needed:
+        until_blocked(thread, Healing._run)
+        healing.told(ToldByRank(1, About.DONE, asked, b""))
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
 def test_a_successor_does_not_count_what_the_process_before_it_was_told() -> None:
     words = Words()
     healing = made(words, rank=1, incarnation=2)
