@@ -142,7 +142,7 @@ compiled: $(READY) ## compile the byte path of remote memory for this environmen
 	@$(BIN)/python -m agent.compiled
 	@COVEY_COMPILED=1 $(BIN)/pytest -n 2 --dist loadgroup tests/plugins/memory tests/agent/ports/test_bytes.py tests/agent/ports/test_driven.py
 
-rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
+rdma: $(READY) ## the tests of remote memory and of tensors over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 10 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)
 
 swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, from a volume with a disk, mirrored and with parity, lost at all lenders, then under systemd, with a disk and mirrored: root, 40 to 90 minutes; ARGS='lost mirror' for some of it; not a part of check

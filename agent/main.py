@@ -30,7 +30,6 @@ from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.network.links import ZmqLinks
-from agent.ports.network.verbs import PyVerbs
 from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.raft.disk import FOLDER, DiskRefused, Store
@@ -39,6 +38,7 @@ from agent.tasks import Tasks
 from covey.core.version import VERSION
 from covey.ports.addresses import hears_others, ip_port
 from covey.ports.env import Env
+from covey.verbs.pyverbs_port import PyVerbs
 from covey.wire.checked import StateRefused
 
 FORCED_EXIT_S = 5.0

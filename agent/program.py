@@ -29,7 +29,6 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import LastingLog
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.datagrams import UdpDatagrams
-from agent.ports.network.verbs import PyVerbs
 from agent.ports.probes import RealProbes
 from agent.ports.processes.inheritance import unblock_signals
 from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
@@ -38,6 +37,7 @@ from covey.core.ids import HostId
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.log import LineLog, Logger
+from covey.verbs.pyverbs_port import PyVerbs
 from plugins.base import Program
 
 COLLECT_AFTER = (20_000, 20, 50)

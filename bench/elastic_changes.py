@@ -173,9 +173,9 @@ class Changes:
         return (said.stdout + said.stderr).strip().partition("\n")[0]
 
     def _lose(self, kind: str) -> str:
+        wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         if kind == "a whole host":
             return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
-        wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         pids = sorted(pid for _, pid in self._processes())
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
@@ -189,7 +189,10 @@ class Changes:
     def _all_have_state(self) -> bool:
         """Whether each process has done a step: it has what those that are killed need."""
         each = self._processes()
-        return bool(each) and all(any((host.folder / "root").glob(f"steps.*.{inner(pid)}")) for host, pid in each)
+        return bool(each) and all(self._has_done(rank_of(pid), inner(pid)) for _, pid in each)
+
+    def _has_done(self, rank: int | None, pid: int) -> bool:
+        return any((host.folder / "root" / f"steps.{rank}.{pid}").exists() for host in self._rack.hosts)
 
     def _lose_host(self, host: Host) -> str:
         before = sum(each is host for each, _ in self._processes())

@@ -1,6 +1,6 @@
 """`make bench-tensors-hosts`: rounds of tensors between hosts, through aggregators, by ranks alone, and with gloo.
 
-    python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
+    python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--cases DDP,JAX 1 MB] [--json FILE]
 
 Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
 `--ranks` ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
@@ -10,7 +10,8 @@ by its unix socket. *Together*: like *owners*, after the ranks of a host have ad
 out. *Direct*: the first rank of each host owns its host's table (`covey.tensors.direct`), and no aggregator is needed;
 ranks of a host add together first. That is what jobs do. In each window the same ranks do a block of rounds through
 each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round,
-all ranks and aggregators together, ms. (Needs root, iproute2 and PyTorch.)
+all ranks and aggregators together, ms. With `JAX` before a size: averages of a JAX array. (Needs root, iproute2 and
+PyTorch; JAX where it is asked for.)
 """
 
 import json
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
-from bench.tensors_live import ddp, row, sums  # noqa: E402
+from bench.tensors_live import CASES, ddp, row, sums  # noqa: E402
 from covey.core.ids import HostId, JobId  # noqa: E402
 from covey.tensors.numbers.blocks import table_id, tables_of  # noqa: E402
 from covey.tensors.same_host import layout as tensor_layout  # noqa: E402
@@ -164,7 +165,11 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     clients = {door: _client(door, rank, ranks, addresses, near, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
     clients[DIRECT] = _direct(rank, here, hosts, ip, shared, f"/proc/{aggd}/fd/{directs}" if here > 1 else "")
     aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
-    play = ddp(torch, clients, ranks, case) if case == "DDP" else sums(torch, clients, case)
+    play: Mapping[str, Callable[[], object]]
+    if case.startswith("JAX "):
+        play = jax_means(torch, clients, ranks, case.removeprefix("JAX "))
+    else:
+        play = ddp(torch, clients, ranks, case) if case == "DDP" else sums(torch, clients, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
     for door in all_doors:
         for _ in range(WARM):
@@ -182,6 +187,33 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
         client.leave()
         client.close()
     (shared / f"found{rank}").write_text(json.dumps(found), encoding="utf-8")
+
+
+def jax_means(torch: Any, clients: Mapping[str, Any], ranks: int, case: str) -> dict[str, Callable[[], object]]:
+    """`covey.jax.pmean` of one array, and the same through gloo, by dlpack to PyTorch and back."""
+    from types import SimpleNamespace
+
+    import jax
+    import torch.distributed as dist
+
+    import covey.jax
+
+    ready: Any = jax.block_until_ready
+    from_torch: Any = jax.dlpack.from_dlpack
+    numpy: Any = jax.numpy
+    array = numpy.ones(CASES[case][1] // 4, jax.numpy.float32)
+    ready(array)
+
+    def ours(client: Any) -> Callable[[], object]:
+        job: Any = SimpleNamespace(tensors=client, world_size=ranks)
+        return lambda: ready(covey.jax.pmean(array, job=job))
+
+    def gloo() -> object:
+        mine = torch.from_dlpack(array).clone()
+        dist.all_reduce(mine)
+        return ready(from_torch(mine.div_(ranks)))
+
+    return {**{door: ours(client) for door, client in clients.items()}, GLOO: gloo}
 
 
 def _client(door: str, rank: int, ranks: int, owners: Sequence[str], near: Mapping[int, str], memory: str) -> Any:

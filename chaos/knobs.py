@@ -106,6 +106,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "aggregator": {
         "direct": ("never",),
+        "rdma": ("never",),
         "jobs_max": (16, 4096),
         "load_max": (0.3, 1.0),
         "memory_bytes_max": (1 << 20, 1 << 50),

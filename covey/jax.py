@@ -9,17 +9,20 @@ in a fixed order. All leaves are pushed before the first result is waited for.
 Inside `jit` the step calls back with the arrays as XLA hands them over. `jax.experimental.io_callback` is not used: it
 puts them on a device first, which waits for ever on a host with one core (jax-ml/jax issue 24255).
 
-`covey.jax.state` keeps a training alive when ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py).
+`covey.jax.state` keeps a training alive when ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py),
+with `elastic=True` also one whose processes come and go (`covey.frameworks.jax.elastic`).
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from covey.frameworks.jax.places import check_place, come_down, put_back
+from covey.frameworks.jax.elastic import ElasticTree, elastic_tree
+from covey.frameworks.jax.places import check_place, come_down, put_back, room_for
 from covey.frameworks.jax.state import HealedTree, healed
 from covey.job.client import JOIN_S, of_process
 from covey.tensors.numbers.arrays import Array
@@ -36,7 +39,8 @@ def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> An
     jitted step may still call back when its call has returned: wait for its results (`jax.block_until_ready`) before
     the job is left.
 
-    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16, or is on several devices.
+    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16, or is on several devices;
+    ValueError where one was donated or deleted.
     Errors of `TensorClient.push_pull` are raised unchanged; inside `jit`, JAX raises them as errors of a callback."""
     return _summed(tree, name, job, False)
 
@@ -46,12 +50,35 @@ def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> 
     return _summed(tree, name, job, True)
 
 
-def state(tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0) -> HealedTree:
+@overload
+def state(
+    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: Literal[False] = False
+) -> HealedTree: ...
+
+
+@overload
+def state(
+    tree: Any,
+    *,
+    own: Callable[[int], Any] | None = None,
+    job: "JobClient | None" = None,
+    step: int = 0,
+    elastic: Literal[True],
+) -> ElasticTree: ...
+
+
+def state(
+    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: bool = False
+) -> HealedTree:
     """From now on this rank may be lost: another process takes its place, gets here what the others hold, and continues
     in their step with the same bits. `tree`: arrays, keys and numbers that are the same on all ranks; `own`: a small
     tree that only this rank has. `job`: as in `psum`, before any other tensor; `step`: the first step, after a
-    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over."""
-    return healed(tree, own, _joined(job), step)
+    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over.
+
+    `elastic`: this process computes for all ranks that it carries, and other processes come and go (`agentctl submit
+    --workers A..B`). `own(rank)` returns what that rank has at first, such as a key made of its number; the loop is
+    that of the result (`ElasticTree`)."""
+    return elastic_tree(tree, own, _joined(job), step) if elastic else healed(tree, own, _joined(job), step)
 
 
 def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
@@ -65,10 +92,10 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     client = _joined(job)
 
     def summed(*arrays: Any) -> list[Array]:
-        handles = [
-            client.tensors.push(each, np.asarray(array, jax.numpy.result_type(array)), mean=mean)
-            for each, array in zip(names, arrays, strict=True)
-        ]
+        handles = []
+        for each, array in zip(names, arrays, strict=True):
+            mine = np.asarray(array, jax.numpy.result_type(array))
+            handles.append(client.tensors.push(each, mine, out=room_for(mine), mean=mean))
         return [handle.wait() for handle in handles]
 
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -76,8 +103,7 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     else:
         for each, leaf in zip(names, leaves, strict=True):
             check_place(each, leaf)
-        come_down(leaves)
-        results = [put_back(array, leaf) for array, leaf in zip(summed(*leaves), leaves, strict=True)]
+        results = [put_back(array, leaf) for array, leaf in zip(summed(*come_down(leaves)), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, results)
 
 

@@ -12,6 +12,8 @@ and go back on a stream of their own (`covey.frameworks.torch.devices`):
     script's thread   hook(bucket 0) -- push -->     hook(bucket 1) -- push -->  ...   DDP waits for the futures
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
 
+Where several ranks of a host have a GPU each, they first add there (`covey.frameworks.torch.gpu_sums`).
+
 A bucket is known by its parameters, not by its number: DDP makes its buckets anew after the first backward pass. The
 average is the sum in the order of `covey.tensors.numbers.sum_order`, divided by the number of ranks; float16 and
 bfloat16 are added in float32 and rounded once. With two ranks it equals gloo's result to the bit. DDP's own reduction
@@ -22,20 +24,28 @@ With the optimizer, ranks may be lost and replaced (`covey.frameworks.torch.heal
     covey.torch.init_process_group()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler)
+
+In an elastic job processes come and go (`covey.frameworks.torch.elastic`; examples/elastic_ddp.py):
+
+    training = covey.torch.attach(model, optimizer, also=[scheduler], data=sampler, elastic=True)
 """
 
 import atexit
 import hashlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch.distributed import GradBucket
 
-from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model
+from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model, devices_of
+from covey.frameworks.torch.elastic import ElasticTraining, elastic_training
+from covey.frameworks.torch.elastic_models import check_elastic
+from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
@@ -46,10 +56,21 @@ from covey.job.tensors import TensorClient
 if TYPE_CHECKING:
     from covey.job.client import JobClient
 
-__all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group"]
+__all__ = [
+    "TYPES",
+    "ElasticTraining",
+    "HealedTraining",
+    "StepSampler",
+    "attach",
+    "average",
+    "init_process_group",
+    "way",
+]
 END_S = 1.0
 """Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
+_ways: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""How gradients of each model get to where they are added, for people."""
 
 
 @overload
@@ -69,7 +90,21 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
+    elastic: Literal[False] = False,
 ) -> HealedTraining: ...
+
+
+@overload
+def attach(
+    ddp: Any,
+    optimizer: torch.optim.Optimizer,
+    job: "JobClient | None" = None,
+    *,
+    also: Sequence[Any] = (),
+    data: Any = None,
+    step: int = 0,
+    elastic: Literal[True],
+) -> ElasticTraining: ...
 
 
 def attach(
@@ -80,7 +115,8 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
-) -> HealedTraining | None:
+    elastic: bool = False,
+) -> ElasticTraining | HealedTraining | None:
     """From the next backward pass on, Covey averages the gradients of `ddp`, a DistributedDataParallel. `job`: this
     rank's job; without it, the one of `covey.join()`, made if there is none. Every rank attaches the same models in the
     same order.
@@ -91,18 +127,21 @@ def attach(
     load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
     the first step, after a checkpoint.
 
+    `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
+    itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
+
     Gradients may be in host memory or on accelerators, also on several. TypeError, naming the parameter, where they are
     elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or
     other ranks than the job (torchrun's); CoveyError where ranks cannot be replaced. Errors of `push_pull` are raised
     by the backward pass."""
     global _models
+    if elastic:
+        return _elastic(ddp, optimizer, job, also, data, step)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer, job = None, optimizer
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     check_model(ddp.module)
-    found = job if job is not None else of_process()
-    if job is None:
-        found.wait_joined(JOIN_S)
+    found = _joined(job)
     if (ranks := ddp.process_group.size()) != found.world_size:
         what = (
             f"DDP has {ranks} ranks, and this job has {found.world_size}: Covey "
@@ -110,11 +149,37 @@ def attach(
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
+        _ways[ddp] = "copied from each GPU: ranks may be lost" if devices_of(ddp.module) else ""
         return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors))
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
+    _ways[ddp] = buckets.add_on_gpus(ddp)
+    if _ways[ddp]:
+        found.tensors.tell(f"has its gradients {_ways[ddp]}")
     return None
+
+
+def way(ddp: Any) -> str:
+    """How gradients of this attached model get from its GPU to where they are added, and why, in words; empty: they
+    are in host memory."""
+    return _ways.get(ddp, "")
+
+
+def _elastic(
+    module: Any, optimizer: Any, job: "JobClient | None", also: Sequence[Any], data: Any, step: int
+) -> ElasticTraining:
+    check_elastic(module, optimizer, also)
+    check_model(module)
+    return elastic_training(module, optimizer, also, data, _joined(job), step)
+
+
+def _joined(job: "JobClient | None") -> "JobClient":
+    if job is not None:
+        return job
+    found = of_process()
+    found.wait_joined(JOIN_S)
+    return found
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -130,6 +195,18 @@ class Buckets:
         self._tensors, self._parameters, self._prefix, self._ends = tensors, names, prefix, ends
         self._names: dict[tuple[int, ...], str] = {}
         self._devices = DeviceBuckets(tensors.tell)
+        self._sums: HostSums | None = None
+
+    def add_on_gpus(self, ddp: Any) -> str:
+        """Have ranks of this host add on their GPUs from now on, if they can. Returns which way gradients go, in words;
+        empty: none of them is on a GPU."""
+        if not devices_of(ddp.module):
+            return ""
+        host = agreed(self._tensors, ddp, f"{self._prefix}/gpus")
+        if isinstance(host, str):
+            return f"copied from each GPU: {host}"
+        self._sums = HostSums(self._tensors, host, self._devices, self._ends.end)
+        return f"added on GPUs of ranks {host.members[0]} to {host.members[1] - 1} ({host.backend})"
 
     def average(self, bucket: Any) -> Any:
         """Begin the bucket's round; returns the future of its gradients."""
@@ -137,10 +214,18 @@ class Buckets:
         name = self._name(parameters)
         check_gradients(name, gradients)
         if not in_host_memory(gradients):
-            return self._devices.take(name, parameters, gradients, partial(self._push, name))
+            return self._from_device(bucket, name, parameters, gradients)
         future = torch.futures.Future()
         self._push(name, gradients, future)
         return future
+
+    def _from_device(self, bucket: Any, name: str, parameters: list[Any], gradients: Any) -> Any:
+        found = None if self._sums is None else self._sums.take(name, parameters, gradients)
+        if found is None:
+            found = self._devices.take(name, parameters, gradients, partial(self._push, name))
+        if self._sums is not None and bucket.is_last():
+            self._sums.pass_ends()
+        return found
 
     def _push(self, name: str, gradients: Any, future: Any) -> None:
         """Push gradients that are in host memory; the average replaces them."""

@@ -8,7 +8,13 @@ from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.processes import Command
 from covey.wire.frames import pack
-from plugins.base import RankLease, RankSpec
+from plugins.base import RankLease, RankSpec, RanksSpec
+
+
+def begins_beside_its_siblings(spec: RanksSpec) -> bool:
+    """Whether these are processes of an elastic job that came while it ran: until they have its state others do their
+    work, and share the cores with what they import."""
+    return bool(spec.carried) and spec.since > 0
 
 
 class Launching:
@@ -66,7 +72,7 @@ class Launching:
             output_bytes_max=record.output_bytes_max,
             output_keep_free=self._keep_free,
             cores=cores,
-            held_back=spec.held_back,
+            held_back=spec.held_back or begins_beside_its_siblings(spec),
         )
 
     def socket(self, key: Key) -> Address:

@@ -24,7 +24,7 @@ from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, is_l
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
-from agent.jobs.launching import Launching
+from agent.jobs.launching import Launching, begins_beside_its_siblings
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
@@ -34,6 +34,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
+from covey.ports.processes import LetsGo
 from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping
@@ -256,9 +257,21 @@ class SupervisedRunner:
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
+            if begins_beside_its_siblings(known.record.spec):
+                self._let_go(known, rank)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
+
+    def _let_go(self, epoch: Epoch, rank: int) -> None:
+        """Give a process that has the job's state now its share of the cores; it began on what others left."""
+        process, processes = epoch.state.pids.get(rank), self._env.processes
+        if process is not None and isinstance(processes, LetsGo):
+            self._env.spawn(f"let rank {rank} go", self._lets_go(processes, rank, process.pid))
+
+    async def _lets_go(self, processes: LetsGo, rank: int, pid: int) -> None:
+        if not await processes.let_go(pid):
+            self._env.log.warning("a rank stays throttled", rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _keep_spares_of(self, epoch: Epoch, rank: int, pid: int, modules: tuple[str, ...]) -> None:
         """Keep spares of the ranks that run here. A spare of a process that a shell or a launcher had started would run

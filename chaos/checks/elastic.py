@@ -44,7 +44,9 @@ class CarriedOnce:
                     assert other == job.id, f"{name} has {job.id} and {other} on {gpu} of {place.host}"
                     holder = queue.holders.get(place.host, {}).get(gpu)
                     ended = place.host in job.ending.codes or place.host in job.ending.lost
-                    assert ended or holder == job.id, f"{name}: {gpu} of {place.host} is {holder}'s, and {job.id} is on it"
+                    assert ended or holder == job.id, (
+                        f"{name}: {gpu} of {place.host} is {holder}'s, and {job.id} is on it"
+                    )
 
     def _carried(self, name: str, job: Job) -> None:
         processes = sorted(process for place in job.start.places for process in place.ranks)
@@ -52,7 +54,9 @@ class CarriedOnce:
         what = f"{name} has {job.id} in configuration {job.healing.healed} with {job.start.carried}"
         assert ranks == list(range(job.spec.world_size)), f"{what}: not each rank once"
         assert processes == sorted(job.start.carried), f"{what}, and places of {processes}"
-        assert all(each[0] == process for process, each in job.start.carried.items()), f"{what}: a process lost its name"
+        assert all(each[0] == process for process, each in job.start.carried.items()), (
+            f"{what}: a process lost its name"
+        )
         per_host = [(place.host, gpu) for place in job.start.places for gpu in place.gpus]
         assert len(per_host) == len(set(per_host)) == len(processes) * job.spec.gpus_per_worker, f"{what} on {per_host}"
 

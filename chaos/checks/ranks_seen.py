@@ -15,7 +15,20 @@ from plugins.scheduler.machine.log.jobs import Job
 class Rank:
     """One rank that really runs; of an elastic job a process, by its first rank."""
 
-    __slots__ = ("config", "elastic", "epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "still", "tenant")
+    __slots__ = (
+        "config",
+        "elastic",
+        "epoch",
+        "gpus",
+        "host",
+        "job",
+        "job_class",
+        "process",
+        "rank",
+        "size",
+        "still",
+        "tenant",
+    )
 
     def __init__(self, host: str, process: SimProcess, command: Command) -> None:
         env = command.env

@@ -44,7 +44,9 @@ def play(rack: SimRack) -> None:
     rack.settle()
     rng, steps = rack.rng, rack.rng.randint(*STEPS)
     jobs = [submit(rack, number, steps) for number in range(rng.choice((1, 1, 2)))]
-    rack.until(lambda: all(calm(rack, job) for job in jobs), STARTS_S + 60.0 * (len(jobs) - 1), "all processes have begun")
+    rack.until(
+        lambda: all(calm(rack, job) for job in jobs), STARTS_S + 60.0 * (len(jobs) - 1), "all processes have begun"
+    )
     storm = Storm(rack, jobs)
     for _ in range(rng.randint(2, 7)):
         rack.run(rng.uniform(0.0, 5.0))

@@ -131,7 +131,7 @@ class Healing:
             self._changed.wait_for(lambda: not self.machine.is_ahead, within_s)
 
     def goes_on_from(self, other: HealingMachine, owns: Owns) -> None:
-        """As `HealingMachine.goes_on_from`."""
+        """Let this rank go on where a rank of the same process is, as `HealingMachine.goes_on_from` does."""
         with self._changed:
             self.machine.goes_on_from(other, owns)
 
@@ -214,7 +214,7 @@ class Healing:
             self._changed.notify_all()
 
     def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
-        """As `HealingMachine.carried_elsewhere`."""
+        """Wait no more for the processes that carried these ranks, as `HealingMachine.carried_elsewhere` does."""
         with self._changed:
             self.machine.carried_elsewhere(ranks, incarnation)
             self._changed.notify_all()

@@ -72,7 +72,7 @@ class CarriedScript(NamedTuple):
     enter: Enter
 
 
-class Member(NamedTuple):
+class CarriedMember(NamedTuple):
     """A rank that this process carries."""
 
     client: TensorClient
@@ -133,7 +133,7 @@ class CarriedRanks:
 
     def __init__(
         self,
-        first: Member,
+        first: CarriedMember,
         script: CarriedScript,
         make: Callable[[int, int], TensorClient],
         me: HealedRank,
@@ -141,7 +141,7 @@ class CarriedRanks:
     ) -> None:
         """`first`: the rank by which this process is named; `make` makes the client of another rank and incarnation."""
         self.members = {me.rank: first}
-        self._new: dict[int, Member] = {}
+        self._new: dict[int, CarriedMember] = {}
         """Ranks as which this process has joined, and which have nothing yet."""
         self._joins = False
         """Whether the first rank takes its state over. It asks all ranks, and some of them may come to this process
@@ -212,7 +212,7 @@ class CarriedRanks:
         """The ranks that this process carries in this step; ends when all that was pushed has come back."""
         if self._looping:
             raise ValueError("the loop over job.carried(step) was begun while another one was not over")
-        self._looping, pushed = True, set[Member]()
+        self._looping, pushed = True, set[CarriedMember]()
         try:
             self._let_others_catch_up()
             while True:
@@ -267,7 +267,7 @@ class CarriedRanks:
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
         """The last call for all ranks that are carried here: as `TensorClient.leave`."""
-        end_s, began = time.monotonic() + linger_s, set[Member]()
+        end_s, began = time.monotonic() + linger_s, set[CarriedMember]()
         self._looping = True
         try:
             while True:
@@ -297,7 +297,7 @@ class CarriedRanks:
     # ---- inside ----
 
     @property
-    def _lead(self) -> Member:
+    def _lead(self) -> CarriedMember:
         return self.members[self._first]
 
     def _others_now(self) -> bool:
@@ -322,7 +322,7 @@ class CarriedRanks:
             if rank not in self.members and rank not in self._new:
                 self._new[rank] = self._made(rank, newest.config)
 
-    def _made(self, rank: int, config: int) -> Member:
+    def _made(self, rank: int, config: int) -> CarriedMember:
         """This process as that rank, which has nothing yet."""
         incarnation = self._machine.incarnation(config)
         client = self._make(rank, incarnation)
@@ -333,9 +333,9 @@ class CarriedRanks:
             return Healing(me, far, far.versions, client.tell, self._like, OwnGather(rank, me.world_size, me.step, far))
 
         healing, _ = client.heal(make, None if self._script.own is None else lambda: self.own_of(rank))
-        return Member(client, healing, config)
+        return CarriedMember(client, healing, config)
 
-    def _begin_with(self, rank: int, member: Member) -> None:
+    def _begin_with(self, rank: int, member: CarriedMember) -> None:
         """Let this rank go on from the beginning of the step in which the first rank is."""
         first = self._lead.healing.machine
         assert first.gather is not None, "all ranks of an elastic job gather each rank's own state"
@@ -354,7 +354,7 @@ class CarriedRanks:
     def _waiting(self) -> Iterator[None]:
         """All ranks wait inside, and then as long as a successor needs what one of them holds: it asks them all.
         _OthersNow when others are to be carried here meanwhile: a successor asks those, too."""
-        waits = dict[int, Member](self.members)
+        waits = dict[int, CarriedMember](self.members)
         for member in waits.values():
             member.healing.waits()
         try:
@@ -381,7 +381,7 @@ class CarriedRanks:
                         late[0].healing.ask_late(pause_s)
                         pause_s = min(2 * pause_s, LOOK_S)
 
-    def _late(self) -> list[Member]:
+    def _late(self) -> list[CarriedMember]:
         """Ranks of which a successor is a step behind."""
         return [member for member in self.members.values() if member.healing.machine.is_ahead]
 
@@ -414,11 +414,11 @@ class CarriedRanks:
         if self._machine.lets_go({rank: member.config for rank, member in gone.items()}):
             raise _OthersNow
 
-    def _arrived(self, members: list[Member], end_s: float | None) -> None:
+    def _arrived(self, members: list[CarriedMember], end_s: float | None) -> None:
         """Wait for all rounds of these ranks. Rows with each rank's own state come first, and may have to be pushed
         again by all ranks."""
 
-        def waits(member: Member, name: str) -> _Waits:
+        def waits(member: CarriedMember, name: str) -> _Waits:
             left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
             return _Waits(Patience(member.client, name, left_s), self._others_now)
 

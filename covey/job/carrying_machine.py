@@ -84,7 +84,9 @@ class CarryingMachine:
         """Other processes push for these ranks by now, so they are carried here no longer. `gone`: the configuration in
         which each came here. Whether one has come back meanwhile, and is to be adopted anew."""
         newest = self.newest
-        again = newest is not None and any(rank in self.ours and config < newest.config for rank, config in gone.items())
+        again = newest is not None and any(
+            rank in self.ours and config < newest.config for rank, config in gone.items()
+        )
         if again:
             self.config = -1
         return again

@@ -331,7 +331,7 @@ class JobClient(OfOneProcess):
     def _begun(self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float) -> "JobState":
         """The state of a script that loops over `carried`."""
         from covey.healing.likeness import likeness
-        from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member
+        from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
         from covey.job.job_state import begun
 
         if me.world_size > RANKS_MAX:
@@ -342,7 +342,7 @@ class JobClient(OfOneProcess):
 
         def carry(healing: "Healing") -> CarriedRanks:
             carried = CarriedRanks(
-                Member(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
+                CarriedMember(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
             )
             with self._lock:
                 self._carried = carried
@@ -407,9 +407,21 @@ class JobClient(OfOneProcess):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
         until all are done."""
-        if kind is None and self._tensors is not None and not self.is_elsewhere:
-            (self._tensors if self._carried is None else self._carried).leave()
+        if kind is None and not self.is_elsewhere:
+            self.leave()
         self.close()
+
+    def leave(self) -> None:
+        """Wait, at the end of a script that ended well, until every rank has ended well or 60 s have passed: another
+        rank may need this rank's copy of the last sum. `with covey.join()` does this at its end; a second call is
+        harmless."""
+        self._check_process(f"job {self.id} was not left")
+        if self._tensors is not None and not self._tensors.left and not self._closed:
+            (self._tensors if self._carried is None else self._carried).leave()
+
+    def tell(self, text: str) -> None:
+        """Write one line about this rank to stderr, for people."""
+        self._client().tell(text)
 
     def wait_joined(self, timeout_s: float) -> None:
         """Wait until the agent answered, or `timeout_s` seconds passed. CoveyError when the agent refused."""
@@ -601,7 +613,7 @@ class JobClient(OfOneProcess):
         if tensors is None or self._closed:
             return NOTHING
         with contextlib.suppress(OSError):
-            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max)
+            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max, frame.rdma)
         return tensors.owner.now()
 
     def abandon(self) -> None:

@@ -27,9 +27,9 @@ Calls block until every rank has pushed; after 30 s they write to stderr which r
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -41,21 +41,24 @@ from covey.healing.healing import Healing
 from covey.job.given_rounds import GivenRound
 from covey.job.heartbeats import CallTimes
 from covey.kernel.this_process import OfOneProcess
+from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.block_rounds import BlockRounds
-from covey.tensors.aggregator.host_rounds import HostTensor
+from covey.tensors.aggregator.host_rounds import HostParts, HostTensor
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.direct.owner import DirectOwner
 from covey.tensors.numbers.arrays import Array, check_out, checked
 from covey.tensors.numbers.handle import TensorHandle as TensorHandle
 from covey.tensors.numbers.moments import NAME as MOMENTS
 from covey.tensors.numbers.moments import Moments, gathered
-from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.sum_order import ORDERS, Node, Order
 from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, Type
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import Update
 from covey.tensors.owner.leaving import LEAVE, GoneRanks, in_vain
+from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMemory
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
+from covey.verbs.pyverbs_port import PyVerbs
 from covey.wire.job import AggregatorAt, GoneRank
 
 BARRIER = "covey/barrier"
@@ -90,13 +93,14 @@ class TensorClient(OfOneProcess):
         host: str = "",
         in_vain: Callable[[str], None] = lambda why: None,
         beside: DirectOwner | None = None,
+        verbs: Verbs | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
         `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
         `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
         `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
         this rank waits for one that has left. `host`: this rank's host. `beside`: the owner of another rank in this
-        process (`covey.job.carrying`)."""
+        process (`covey.job.carrying`). `verbs`: its RDMA; None: what it has."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
         self.newest_step: Callable[[], int | None] = lambda: None
@@ -118,7 +122,8 @@ class TensorClient(OfOneProcess):
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
-        self.owner = DirectOwner(job, rank, self.tell)
+        self._rdma = RdmaHere(PyVerbs() if verbs is None else verbs)
+        self.owner = DirectOwner(job, rank, self.tell, self._rdma)
         """The tables that this rank owns."""
         self._far = BlockRounds(
             job,
@@ -131,6 +136,7 @@ class TensorClient(OfOneProcess):
             heard=self._far_heard,
             part_bytes=part_bytes,
             local=lambda at: (beside or self.owner).local(at, rank, incarnation),
+            rdma=self._rdma,
         )
 
     # ---- from the script ----
@@ -326,6 +332,7 @@ class TensorClient(OfOneProcess):
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def settled(self, name: str) -> None:
@@ -365,6 +372,42 @@ class TensorClient(OfOneProcess):
     def abandon(self) -> None:
         """Give up in a forked child what other ranks connect to: it is the parent's."""
         self.owner.abandon()
+        self._rdma.abandon()
+
+    # ---- from what adds among ranks of one host (covey.frameworks.torch.gpu_sums) ----
+
+    def neighbours(self) -> Node | None:
+        """Ranks with which this one shares memory, from the first up to, and without, the second; None: with none.
+        Waits until the agent has said."""
+        self._until_decided(Patience(self, "", None))
+        return None if self._shared is None else self._shared.memory.members
+
+    def host_parts(self, name: str) -> HostParts | None:
+        """How the ranks of this host divide the tensor for `push_sums`, alike on all of them. None: it had no round yet
+        in which a rank could refuse, or they do not add it in shared memory for other hosts."""
+        way = self._ways.get(name)
+        return way.parts if isinstance(way, HostTensor) and way.taken else None
+
+    def push_sums(self, name: str, sums: Sequence[Array]) -> Callable[[], list[Array]]:
+        """Begin the next round of a tensor that has `host_parts`, with sums as in `HostTensor.begin_sums`, as all ranks
+        of this host do. Returns what waits for the result of the elements that this rank speaks for. Errors as of
+        `push_pull`."""
+        self._check_process(f"tensor {name!r} was not pushed")
+        way, shared = self._ways.get(name), self._shared
+        assert isinstance(way, HostTensor) and shared is not None, "it has host_parts"
+        with self.calls.timed():
+            self.raise_if_over()
+            way.begin_sums(sums)
+            shared.begun(way, False)
+
+        def wait() -> list[Array]:
+            taken: list[list[Array]] = []
+            with self.calls.timed():
+                self._come(name, None, lambda found: taken.append(way.take_sums()))
+            self.calls.rounds += 1
+            return taken[0]
+
+        return wait
 
     # ---- from the agent ----
 
@@ -462,11 +505,7 @@ class TensorClient(OfOneProcess):
             way = self._ways[name]
             given.check(self._far.known[name].declared if way is None else way.declared)
             return way
-        patience = Patience(self, name, give_up_s)
-        with self._changed:
-            while self._undecided:
-                patience.look()
-                self._changed.wait(patience.left_s)
+        self._until_decided(Patience(self, name, give_up_s))
         declared = given.declared(name, self._far.part_bytes, self._far.order)
         way = self._share(declared)
         if way is None:
@@ -480,6 +519,12 @@ class TensorClient(OfOneProcess):
         if way is not None and way.whole_job:
             self._tell_shared(*sizes)
         return way
+
+    def _until_decided(self, patience: Patience) -> None:
+        with self._changed:
+            while self._undecided:
+                patience.look()
+                self._changed.wait(patience.left_s)
 
     def _share(self, declared: Declared) -> SharedTensor | None:
         if self._shared is None:
@@ -512,11 +557,14 @@ class TensorClient(OfOneProcess):
         """The tensor's result. TimeoutError after `give_up_s` seconds."""
         self._check_process(f"tensor {name!r} was not pulled")
         with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
-            found = self._come(name, give_up_s, out)
+            found: Array = self._come(name, give_up_s, lambda way: way.take(out), out)
         self.calls.rounds += 1
         return found
 
-    def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
+    def _come(
+        self, name: str, give_up_s: float | None, take: Callable[[SharedTensor], Any], out: Array | None = None
+    ) -> Any:
+        """What `take` returns of a tensor in shared memory, once its result is there; another's result, in `out`."""
         patience = Patience(self, name, give_up_s)
         try:
             if self._healing is not None:
@@ -526,7 +574,7 @@ class TensorClient(OfOneProcess):
                 if self._shared.wait(way, patience.look):
                     if way.fault:
                         raise (RankLeft if way.in_vain else ValueError)(way.fault)
-                    found = way.take(out)
+                    found = take(way)
                     for text in way.remarks():
                         self.tell(text)
                     return found

@@ -1,12 +1,13 @@
-"""Port: reading and writing another machine's memory without its processor (RDMA), as the byte path needs it.
+"""Port: reading and writing another machine's memory without its processor (RDMA), as pages and tensors need it.
 
     device.register(memory, remote=True) -> Region: its key and address are told to the peer
     device.pair(done)                    -> Pair: `where` is told to the peer, `connect` is told the peer's
     pair.post(steps)                     -> one call of `done` for each post, in the order of the posts
+    pair.completed()                     -> those calls, where no loop makes them: for threads
 
 A pair keeps order: what was posted first is done first, and a WRITE is seen by every step after it. After the first
 failure a pair cannot be used any more, and everything that was posted is answered with the reason.
-`agent.ports.network.verbs` implements this port over pyverbs.
+`covey.verbs.pyverbs_port` implements this port over pyverbs.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,6 +70,13 @@ class Pair(Protocol):
 
     @property
     def where(self) -> PairPlace: ...
+    @property
+    def descriptor(self) -> int:
+        """A file descriptor that can be read once there is something for `completed`."""
+
+    def completed(self) -> None:
+        """Call `done` for each post that was answered since. It never waits. A loop that watches the pair calls this
+        itself; of a pair that no loop watches, one thread at a time uses any method."""
 
     def connect(self, peer: PairPlace) -> None:
         """Connect to the peer's pair. NoVerbs when the device refuses; the first step shows if the peer is
@@ -92,8 +100,9 @@ class VerbsDevice(Protocol):
         """Register writable memory, which must not move and takes RAM from now on, all of it. `remote`: peers that know
         the key may read and write it. NoVerbs when the device or a limit refuses."""
 
-    def pair(self, done: Callable[[str], None]) -> Pair:
-        """A new pair. `done` is called on this loop for each post, in order: empty, or why it failed. NoVerbs."""
+    def pair(self, done: Callable[[str], None], watched: bool = True) -> Pair:
+        """A new pair. `done` is called for each post, in order: empty, or why it failed. `watched`: by this asyncio
+        loop; otherwise by whoever calls `completed`. NoVerbs."""
 
     def close(self) -> None:
         """Close the device; everything made of it must be closed already."""

@@ -120,12 +120,16 @@ class BlockStreams:
 
     def is_here(self, name: str) -> bool:
         """Whether that result is here. Raises what `result` raises."""
-        return all([self._at[block.table].is_here(block_label(name, at)) for at, block in enumerate(self._blocks[name])])
+        return all(
+            [self._at[block.table].is_here(block_label(name, at)) for at, block in enumerate(self._blocks[name])]
+        )
 
     def newest(self, name: str) -> bytes:
         """The newest result of this tensor that is here."""
         blocks = enumerate(self._blocks[name])
-        return b"".join(bytes(self._at[block.table].rounds.tensors[block_label(name, at)].state) for at, block in blocks)
+        return b"".join(
+            bytes(self._at[block.table].rounds.tensors[block_label(name, at)].state) for at, block in blocks
+        )
 
     @property
     def is_superseded(self) -> bool:

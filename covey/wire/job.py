@@ -89,6 +89,8 @@ class AggregatorAt(Frame, frozen=True):
     """The owner before continues until it ends the rank's connection, between two iterations."""
     near: str = ""
     """Path of a unix socket of the same process, when that runs on the rank's host; empty: there is none."""
+    rdma: bool = False
+    """Whether large parts may go to it and come from it over RDMA."""
 
 
 class AggregatorLost(Frame, frozen=True):
@@ -115,6 +117,8 @@ class SumsOrder(Frame, frozen=True):
     """Address of this host at which the rank listens for other ranks, at a free port."""
     memory_bytes_max: int = 1 << 40
     """Most bytes of tensors that it may hold as an owner."""
+    rdma: bool = False
+    """Whether large parts may come to it and go from it over RDMA."""
 
 
 class SumsNow(Frame, frozen=True):

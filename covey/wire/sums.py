@@ -17,6 +17,8 @@ Address = Annotated[str, msgspec.Meta(min_length=3, max_length=80)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 JOBS_MAX = 4096
 """Most tables that one process sums."""
+WORDS_MAX = 300
+"""Most characters of a reason."""
 MISSING_MAX = 16
 """Most ranks that have not pushed which are named."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -130,6 +132,10 @@ class Now(msgspec.Struct, frozen=True, tag=True):
     """Count of Blocks whose state came from the earlier owner."""
     copies_failed: Count = 0
     """Count of earlier owners that ended before they had brought all that they had announced."""
+    pairs: Count = 0
+    """Number of ranks on other hosts whose large parts go over RDMA."""
+    no_rdma: Annotated[str, msgspec.Meta(max_length=WORDS_MAX)] = ""
+    """Why those of another rank go over TCP, for people; empty: there is no such rank, or nobody asked."""
 
 
 NOTHING = Now("", [], 0.0, 0, 0, 0)

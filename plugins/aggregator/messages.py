@@ -329,6 +329,10 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     direct: Literal["auto", "never"] = "auto"
     """Who sums the tensors of a job on several hosts: `auto`, its own ranks where they can, each host a part, so that
     ranks exchange tensors directly; `never`, aggregators, which pack jobs on few hosts (AutoPS)."""
+    rdma: Literal["auto", "never"] = "auto"
+    """`auto`: ranks that exchange tensors directly do so over RDMA where both hosts have a device and both ranks
+    pyverbs (`apt install python3-pyverbs`), over TCP elsewhere (AutoPS §4.4). Each connection locks 8 MiB at both
+    ends."""
     serve: bool = True
     """Sum tensors of jobs here. Off: this host only finds aggregators for its own jobs."""
     jobs_max: Annotated[int, Meta(ge=1, le=4096)] = 64

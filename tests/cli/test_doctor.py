@@ -10,8 +10,8 @@ from cli.hosts import doctor
 from cli.hosts.doctor import Finding, Looked
 from covey.kernel import userfault
 from tests.cli.conftest import FakeAgent
-from tests.cli.test_agentctl import Run
-from tests.cli.test_agentctl import run as run
+from tests.cli.rack_answers import Run
+from tests.cli.rack_answers import run as run
 
 WELL = Looked(4 << 20, {"covey.service": True}, "/opt/covey/share/covey", "", 1, "madvise")
 STATUS: dict[str, Any] = {

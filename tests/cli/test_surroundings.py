@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cli.main import main
-from tests.cli import test_agentctl
+from tests.cli import rack_answers
 from tests.cli.conftest import FakeAgent
 
 Job = Callable[..., dict[str, Any]]
-answers = test_agentctl.answers
+answers = rack_answers.answers
 LOOKS = (
     "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volume ls", "volume show demo", "memory", "tensors",
     "leader", "status", "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9",
@@ -36,7 +36,7 @@ def odd(agent: FakeAgent, job: Job, answers: None) -> FakeAgent:
         "GET /v1/jobs": [view],
         "POST /v1/jobs": view,
         "GET /v1/jobs/j1/logs": lambda _: log | {"data": ""},
-        "GET /v1/why/j1": [test_agentctl.STORY | {"reason": ODD}],
+        "GET /v1/why/j1": [rack_answers.STORY | {"reason": ODD}],
         "GET /v1/interference": [],
         "GET /v1/voters": {"rows": [], "under_way": "", "voters": []},
     }
@@ -91,7 +91,7 @@ def test_a_directory_that_was_deleted_keeps_nobody_from_looking(
 @pytest.mark.parametrize("how", ["full", "closed", "no reader"])
 def test_what_nobody_takes_is_no_traceback(odd: FakeAgent, words: str, how: str, tmp_path: Path) -> None:
     """Runs the command as a process, since the interpreter has its own word when it ends."""
-    long = [test_agentctl.HOSTS[0] | {"host": f"gpu{n}"} for n in range(2000)]
+    long = [rack_answers.HOSTS[0] | {"host": f"gpu{n}"} for n in range(2000)]
     odd.replies |= {"GET /v1/hosts": long}
     there = {"full": "/dev/full", "closed": "&-", "no reader": "/dev/null"}[how]
     script = f'exec "$0" -m cli {words} >{there}' if how != "no reader" else f'"$0" -m cli {words} | true'

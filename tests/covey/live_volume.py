@@ -69,7 +69,8 @@ def faults_are_possible() -> bool:
     return True
 
 
-def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
+def until(what: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Wait for it: long, for where the machine is busy a program needs 20 s to import what it is made of."""
     deadline = time.monotonic() + within_s * SLOW
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -186,7 +187,7 @@ class LiveVolume:
 
     def ask(self, name: str, question: Question) -> ControlFrame:
         with socket.socket(socket.AF_UNIX) as stream:
-            stream.settimeout(20.0 * SLOW)
+            stream.settimeout(60.0 * SLOW)
             stream.connect(f"{self.run_dir}/{name}.sock")
             stream.sendall(frames.pack(ControlHello(SECRET)) + frames.pack(question))
             while True:

@@ -11,9 +11,12 @@ from plugins.memory.datapath.wire.control import (
     CloseSlabFrame,
     CountPages,
     FreeSlabFrame,
+    ListPlaces,
     ListSlabs,
     OpenSlabFrame,
     PageCounts,
+    PlaceDead,
+    PlaceList,
     RegisterSlabFrame,
     SlabList,
     Yes,
@@ -81,7 +84,20 @@ class OneSidedVolume(LiveVolume):
         assert isinstance(counts, PageCounts), counts
         return counts
 
-    def one_sided(self, slabs: int = SLABS, within_s: float = 10.0) -> None:
+    def begin_anew(self) -> None:
+        """Start the volume's process again, and tell it, as the lender's agent does, which places on its record the
+        lender does not hold any more: a place is closed a moment before it is taken off the record."""
+        self.start_vold()
+        until(self.serves)
+        places = self.ask("vold-data", ListPlaces(1))
+        assert isinstance(places, PlaceList)
+        held = {(slab.index, slab.epoch) for slab in self.held().slabs}
+        for place in places.places:
+            if (place.index, place.epoch) not in held:
+                dead = PlaceDead(1, place.index, place.epoch, "its lender's agent says so")
+                assert isinstance(self.ask("vold-data", dead), Yes)
+
+    def one_sided(self, slabs: int = SLABS, within_s: float = 60.0) -> None:
         try:
             until(lambda: self.counted(lambda counts: self._are(counts) == slabs), within_s)
         except AssertionError:
@@ -98,6 +114,12 @@ class OneSidedVolume(LiveVolume):
         except (OSError, AssertionError):
             return False
 
+    def held(self) -> SlabList:
+        """The slabs that the lender holds."""
+        listed = self.ask("slabd", ListSlabs(1))
+        assert isinstance(listed, SlabList)
+        return listed
+
     def lends(self) -> bool:
         """Whether the slab process answers; the socket of a killed one stays for a while."""
         try:
@@ -105,14 +127,17 @@ class OneSidedVolume(LiveVolume):
         except OSError:
             return False
 
+    def serves(self) -> bool:
+        """Whether the volume's process knows its places."""
+        return isinstance(self.ask("vold-data", ListPlaces(1)), PlaceList)
+
     def lend_again(self, index: int) -> None:
         """Lend the slab under the next epoch, as agents do once a place is lost."""
         self.epoch += 1
         lend = RegisterSlabFrame(1, "h1", "data", index, self.epoch, SLAB, PAGE, SLAB_SECRET)
         assert isinstance(self.ask("slabd", lend), Yes)
-        listed = self.ask("slabd", ListSlabs(1))
-        assert isinstance(listed, SlabList)
-        until(lambda: isinstance(self._open(index, listed.address), Yes))
+        address = self.held().address
+        until(lambda: isinstance(self._open(index, address), Yes))
 
     def _open(self, index: int, address: str) -> object:
         return self.ask("vold-data", OpenSlabFrame(1, index, self.epoch, "h2", address, SLAB_SECRET))
@@ -157,7 +182,7 @@ def stands_still(volume: OneSidedVolume) -> None:
 def kill_volume(volume: OneSidedVolume) -> None:
     volume.one_sided()
     volume.kill("vold")
-    volume.start_vold()
+    volume.begin_anew()
 
 
 def kill_lender(volume: OneSidedVolume) -> None:
@@ -191,6 +216,5 @@ def take_back_and_kill(volume: OneSidedVolume) -> None:
     for epoch in range(volume.epoch + 1):
         assert isinstance(volume.ask("vold-data", CloseSlabFrame(1, 1, epoch)), Yes)
     volume.kill("vold")
-    volume.start_vold()
-    until(lambda: isinstance(volume.ask("vold-data", CountPages(1)), PageCounts))
+    volume.begin_anew()
     volume.lend_again(1)

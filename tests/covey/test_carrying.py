@@ -19,7 +19,7 @@ from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.healing.taking_over import HealingClosed
-from covey.job.carrying import RANKS_MAX, CarriedRanks, CarriedScript, Member, _OthersNow
+from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, _OthersNow
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Superseded
@@ -99,7 +99,7 @@ class Process:
 
         def carry(healing: Healing) -> CarriedRanks:
             script = CarriedScript(lambda: draws.bit_generator.state, enter)
-            self.carried = CarriedRanks(Member(self.client, healing), script, self._client, me)
+            self.carried = CarriedRanks(CarriedMember(self.client, healing), script, self._client, me)
             self.carried.told(self.gang.carries())
             return self.carried
 
@@ -324,7 +324,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def members_of(gang: ElasticGang, first: int) -> dict[int, Member]:
+def members_of(gang: ElasticGang, first: int) -> dict[int, CarriedMember]:
     carried = gang.now[first].carried
     return {} if carried is None else carried.members
 
@@ -359,7 +359,7 @@ def test_a_rank_that_comes_back_before_it_had_left_is_carried_again(
     assert gang.end() == fixed(tmp_path, 4)
 
 
-def test_a_rank_that_comes_to_a_process_while_it_takes_its_state_over_answers_others_at_once(
+def test_a_rank_that_comes_while_a_process_takes_its_state_over_answers(
     gangs: Callable[..., ElasticGang], tmp_path: Path
 ) -> None:
     """It asked that rank, too, and waited for ever for its own answer."""
@@ -404,10 +404,10 @@ class Waiting:
 
 def member(name: str, *free: bool) -> Any:
     client = TensorClient(JOB, 0, 2, lambda epoch, why, table: None)
-    return Member(client, Waiting(name, *free))  # type: ignore[arg-type]
+    return CarriedMember(client, Waiting(name, *free))  # type: ignore[arg-type]
 
 
-def test_a_process_that_waits_for_a_successor_adopts_the_rank_which_that_one_asks() -> None:
+def test_a_process_that_waits_for_a_successor_adopts_the_rank_it_asks() -> None:
     """Nobody else answers for a rank that is to be carried here by now."""
     one = member("one", False, False, False)
     of = CarriedRanks(one, CarriedScript(None, lambda rank, own: None), lambda *_: one.client, HealedRank(0, 2))

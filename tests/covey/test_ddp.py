@@ -266,13 +266,14 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind != "own-hook")
 
 
-def model_of(ranks: int) -> SimpleNamespace:
+class ModelOf:
     """The part of a DistributedDataParallel that `attach` uses."""
-    return SimpleNamespace(
-        module=SimpleNamespace(named_parameters=list, named_modules=list),
-        process_group=SimpleNamespace(size=lambda: ranks),
-        register_comm_hook=lambda state, hook: None,
-    )
+
+    def __init__(self, ranks: int) -> None:
+        self.module = SimpleNamespace(named_parameters=list, named_modules=list, parameters=list, buffers=list)
+        self.process_group = SimpleNamespace(size=lambda: ranks)
+
+    def register_comm_hook(self, state: object, hook: object) -> None: ...
 
 
 async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypa
     for name, value in agent.environ(COVEY_RANK="0").items():
         monkeypatch.setenv(name, value)
     for _ in range(2):
-        await asyncio.to_thread(covey.torch.attach, model_of(2))
+        await asyncio.to_thread(covey.torch.attach, ModelOf(2))
     assert agent.socket.counters["joined"] == 1
     await asyncio.to_thread(client.of_process().close)
 
@@ -296,5 +297,5 @@ async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
     for name, value in agent.environ(COVEY_RANK="0", COVEY_WORLD_SIZE="1").items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=r"DDP has 4 ranks, and this job has 1.*--workers 4, without torchrun"):
-        await asyncio.to_thread(covey.torch.attach, model_of(4))
+        await asyncio.to_thread(covey.torch.attach, ModelOf(4))
     await asyncio.to_thread(client.of_process().close)

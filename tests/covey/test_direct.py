@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 
 from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
+from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.aggregator_rounds import AWAITED_BYTES
 from covey.tensors.aggregator.link import READ_BYTES, SMALL_BYTES
 from covey.tensors.direct.connection import AT_ONCE_BYTES
@@ -33,15 +34,29 @@ GRANT = 1 << 32
 SHAPE = (500, 401)
 """Shape of a tensor of 800 KB, which has a Block for each table."""
 IP = "127.0.0.1"
+WITHIN_S = 30.0
+"""Seconds that all rounds of a test may take."""
 
 
 class Ranks:
     """The ranks of a job on as many hosts: rank n owns table n."""
 
-    def __init__(self, ranks: int = 3, order: Order = "tree") -> None:
+    def __init__(self, ranks: int = 3, order: Order = "tree", verbs: Sequence[Verbs] = ()) -> None:
+        """`verbs`: the RDMA of each rank; none: their agents do not let them use any."""
         self.lost: list[tuple[int, int]] = []
+        self.whys: list[str] = []
+        """Why each of them was lost."""
+        self.rdma = set(range(len(verbs)))
+        """Ranks whose agent lets them use RDMA."""
         self.clients = [
-            TensorClient(JOB, rank, ranks, lambda e, why, table: self.lost.append((table, e)), tables=ranks)
+            TensorClient(
+                JOB,
+                rank,
+                ranks,
+                self._lost,
+                tables=ranks,
+                verbs=verbs[rank] if verbs else None,
+            )
             for rank in range(ranks)
         ]
         self.failed: list[BaseException] = []
@@ -51,13 +66,18 @@ class Ranks:
         for table in range(ranks):
             self.own(table, table, GRANT + 1)
 
+    def _lost(self, epoch: int, why: str, table: int) -> None:
+        self.lost.append((table, epoch))
+        self.whys.append(why)
+
     def own(self, rank: int, table: int, epoch: int, near: bool = False) -> None:
         """Let a rank own a table, and tell all ranks."""
         serve = Serve(table_id(JOB, table), epoch, len(self.clients), SECRET)
-        now = self.clients[rank].owner.perform(serve, IP, 1 << 30)
-        at = AggregatorAt(JOB, epoch, HostId(f"h{rank}"), now.address, SECRET, table, near=now.near if near else "")
+        now = self.clients[rank].owner.perform(serve, IP, 1 << 30, rank in self.rdma)
+        there = HostId(f"h{rank}"), now.address, SECRET, table
         for client in self.clients:
-            client.moved(at)
+            rdma = client.rank in self.rdma
+            client.moved(AggregatorAt(JOB, epoch, *there, near=now.near if near else "", rdma=rdma))
 
     def start(self, script: Any) -> list[threading.Thread]:
         def run(rank: int) -> None:
@@ -75,7 +95,7 @@ class Ranks:
 
     def end(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
-            thread.join(30)
+            thread.join(WITHIN_S)
             assert not thread.is_alive(), (self.lost, [client.why("w") for client in self.clients])
         if self.failed:
             raise self.failed[0]

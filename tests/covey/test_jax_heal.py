@@ -59,8 +59,8 @@ def handed_over(one: Any, other: Any, own: Any = None, other_own: Any = None) ->
     import covey.jax
 
     gives, takes = _NoJob(), _NoJob()
-    covey.jax.state(one, own=own, job=gives)  # type: ignore[arg-type]
-    found = covey.jax.state(other, own=other_own, job=takes)  # type: ignore[arg-type]
+    covey.jax.state(one, own=own, job=gives)  # type: ignore[call-overload]
+    found = covey.jax.state(other, own=other_own, job=takes)  # type: ignore[call-overload]
     said = None if gives.own is None else json.loads(json.dumps(gives.own()))
     takes.load({name: array.copy() for name, array in gives.get().items()}, said)
     return found
@@ -93,7 +93,7 @@ def test_arrays_are_handed_over_without_a_copy() -> None:
     import covey.jax
 
     job, big = _NoJob(), jax.numpy.ones((1000, 100))
-    covey.jax.state({"w": big}, job=job)  # type: ignore[arg-type]
+    covey.jax.state({"w": big}, job=job)  # type: ignore[call-overload]
     given = job.get()["tree['w']"]
     assert given.__array_interface__["data"][0] == big.unsafe_buffer_pointer()
 
@@ -113,7 +113,7 @@ def test_a_tree_that_changes_its_shape_is_refused_in_the_step() -> None:
     import covey.jax
 
     job = _NoJob()
-    state = covey.jax.state(tree(), job=job)  # type: ignore[arg-type]
+    state = covey.jax.state(tree(), job=job)  # type: ignore[call-overload]
     state.tree = tree() | {"w": jax.numpy.zeros(3)}
     with pytest.raises(CoveyError, match="the structure of this training"):
         job.get()

@@ -15,9 +15,14 @@ import covey.jax
 from covey.frameworks.jax import places, state
 first, second = jax.devices()
 said = []
-def push(name, array, mean):
+rooms = []
+def push(name, array, out, mean):
     said.append(f"push {name[-5:]}")
-    return types.SimpleNamespace(wait=lambda: 2 * array)
+    rooms.append(out)
+    def wait():
+        np.multiply(array, array.dtype.type(2), out=out)
+        return rooms.pop()
+    return types.SimpleNamespace(wait=wait)
 job = types.SimpleNamespace(tensors=types.SimpleNamespace(push=push), world_size=2)
 there = {"a": jax.device_put(jnp.ones(3), second), "b": jnp.ones(2), "c": np.ones(2, np.float32)}
 found = covey.jax.psum(there, job=job)
@@ -36,12 +41,49 @@ key = jax.device_put(jax.random.key(3), second)
 for like in (there["a"], key):
     again = state._restored(state._stored(like), like)
     assert again.devices() == {second} and again.dtype == like.dtype
+gone = jnp.ones(5)
+jax.jit(lambda x: x + 1, donate_argnums=0)(gone)
+for refuse in (lambda tree: covey.jax.psum(tree, job=job), lambda tree: covey.jax.state(tree, job=job)):
+    try:
+        refuse({"w": gone})
+    except ValueError as error:
+        assert "['w'] was deleted, or donated to a jitted call" in str(error), error
+    else:
+        raise AssertionError("a donated array is let through")
+for dtype in ("float32", "float16", "bfloat16"):
+    large = jax.device_put(jnp.full((300, 512), 3, dtype), second)
+    came = np.asarray(places.come_down([large])[0])
+    assert came.ctypes.data == large.unsafe_buffer_pointer(), "numpy reads it where it is"
+    addresses = set()
+    for round in range(8):
+        sums = covey.jax.psum({"w": large}, job=job)["w"]
+        rooms.clear()
+        assert sums.devices() == {second} and sums.dtype == dtype and (np.asarray(sums) == 6).all()
+        addresses.add(sums.unsafe_buffer_pointer())
+    assert len(addresses) <= 3, "the memory of results that nobody has is used again"
+    held = [covey.jax.psum({"w": large}, job=job)["w"] for _ in range(4)]
+    rooms.clear()
+    assert len({each.unsafe_buffer_pointer() for each in held}) == 4, "that of others is not"
+    given = jax.jit(lambda x: x - 6, donate_argnums=0)(held[0])
+    again = covey.jax.psum({"w": large}, job=job)["w"]
+    assert (np.asarray(given) == 0).all() and (np.asarray(again) == 6).all()
 places.HOST = "a platform that numpy does not read"
+put = jax.device_put
+def noticed(leaf, to, **more):
+    if getattr(to, "memory_kind", None):
+        said.append(f"comes down to {to.memory_kind}")
+    return put(leaf, to, **more)
+jax.device_put = noticed
 began = type(there["a"]).copy_to_host_async
 type(there["a"]).copy_to_host_async = lambda array: (said.append("comes down"), began(array))[1]
-said.clear()
-covey.jax.psum(there, job=job)
-assert said == ["comes down"] * 2 + ["push ['a']", "push ['b']", "push ['c']"], said
+for kind in ("pinned_host", "no kind of this device"):
+    said.clear()
+    places.LOCKED = kind
+    found = covey.jax.psum(there, job=job)
+    down = "comes down to pinned_host" if kind == "pinned_host" else "comes down"
+    assert said == [down] * 2 + ["push ['a']", "push ['b']", "push ['c']"], said
+    assert found["a"].devices() == {second} and found["a"].sharding.memory_kind == "device", found
+    assert (np.asarray(found["a"]) == 2).all()
 print("held")
 """
 

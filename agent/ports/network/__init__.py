@@ -1,1 +1,1 @@
-"""Datagrams, control links, streams and RDMA."""
+"""Datagrams, control links and streams."""

@@ -8,7 +8,8 @@
 
 The tree is the same on all ranks; `own` is what only this rank has: its keys, its place in the data. A rank that takes
 over gets both as they were, and its loop begins with the step in which the others wait. Arrays of JAX never change, so
-they are handed over without a copy; a jitted update must not donate its arguments, which a successor may be reading.
+they are handed over without a copy; a jitted update must not donate its arguments, which a successor may be reading:
+a step that begins with a donated one is refused.
 """
 
 import base64
@@ -82,8 +83,9 @@ class HealedTree:
         if made != self._made:
             what, why = "the structure of this training's state has changed", _difference(made, self._made)
             raise CoveyError(what, why, "keep the structure, shapes and types that were given to covey.jax.state")
-        come_down(leaf for _, leaf in _named(self.tree) if not _kind(leaf).is_key)
-        found = {name: _stored(leaf) for name, leaf in _named(self.tree)}
+        named = _named(self.tree)
+        leaves = come_down(jax.random.key_data(leaf) if _kind(leaf).is_key else leaf for _, leaf in named)
+        found = {name: _stored(leaf) for (name, _), leaf in zip(named, leaves, strict=True)}
         return found | {MADE: np.frombuffer(json.dumps(made).encode(), np.uint8)}
 
     def _load(self, arrays: Mapping[str, Array], own: Any) -> None:
@@ -126,7 +128,8 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _made(tree: Any) -> dict[str, str]:
-    """A description of each leaf, by name. TypeError where one is on several devices."""
+    """A description of each leaf, by name. TypeError where one is on several devices, ValueError where one
+    was donated or deleted."""
     for name, leaf in _named(tree):
         check_place(name, leaf)
     return {name: _words(leaf) for name, leaf in _named(tree)}

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -122,28 +122,42 @@ class _Lane(NamedTuple):
     memory: dict[tuple[int, ...], Any]
 
 
-class _Up:
+class BucketUp:
     """The future of a bucket whose average comes to host memory: it gets the bucket, with the average copied up."""
 
     def __init__(self, bucket: Any, stream: Any, future: Any) -> None:
         self._bucket, self._stream, self._future = bucket, stream, future
         self._ending = threading.Lock()
 
+    def done(self) -> bool:
+        return bool(self._future.done())
+
     def set_result(self, host: Any) -> None:
         with self._ending:
-            if self._future.done():
+            if self.done():
                 return
             try:
                 with self._stream, torch.no_grad():
-                    self._bucket.copy_(host, non_blocking=True)
-                    self._future.set_result(self._bucket)  # records an event of this stream, for whoever waits
+                    self._future.set_result(self.put(host))  # records an event of this stream, for whoever waits
             except Exception as error:  # DDP waits for this future: whatever happens here must reach it
                 self._future.set_exception(error)
 
+    def put(self, host: Any) -> Any:
+        """Put the average into the bucket, which is returned; on the current stream."""
+        return self._bucket.copy_(host, non_blocking=True)
+
     def set_exception(self, error: Exception) -> None:
         with self._ending:
-            if not self._future.done():
+            if not self.done():
                 self._future.set_exception(error)
+
+
+class Up(Protocol):
+    """The future of a bucket: `set_result` gets host memory with its average."""
+
+    def done(self) -> bool: ...
+    def set_result(self, host: Any) -> None: ...
+    def set_exception(self, error: Exception) -> None: ...
 
 
 class _Down(NamedTuple):
@@ -154,7 +168,7 @@ class _Down(NamedTuple):
     host: Any
     copied: Any
     """Event after the copy."""
-    up: _Up
+    up: Up
 
 
 class DeviceBuckets(OfOneProcess):
@@ -169,7 +183,7 @@ class DeviceBuckets(OfOneProcess):
         self._say = say
         self._lanes: dict[Any, _Lane] = {}
         self._going: queue.SimpleQueue[_Down | None] = queue.SimpleQueue()
-        self._open: list[_Up] = []
+        self._open: list[Up] = []
         """Buckets of this pass; they get the error when one of them is lost."""
         self._error: Exception | None = None
         """The first error: no bucket comes to host memory any more."""
@@ -181,25 +195,37 @@ class DeviceBuckets(OfOneProcess):
         """The future of this bucket. `came(host, future)` is called once its gradients are in host memory, and gives
         that memory, with the average in it, to its future. `what` names the bucket. CoveyError where its copy cannot
         begin."""
-        self._check_process(NOT_AVERAGED)
         device = bucket.device
-        if is_captured(device):
-            why = "a device graph is being recorded, and a graph that is played again pushes nothing"
-            raise CoveyError(NOT_AVERAGED, why, "record the forward pass alone, or train without a graph")
-        lane = self._lanes.get(device) or self._lane(device)
+        self.check(device)
+        lane = self._lanes[device]
         host = self._memory(what, lane, tuple(map(id, parameters)), bucket)
         with side_stream(device, lane.stream) as stream, torch.no_grad():
             host.copy_(bucket.reshape(-1), non_blocking=True)
             copied = torch.Event(device=device)
             copied.record(stream)
         future = torch.futures.Future(devices=[device])
-        up = _Up(bucket, lane.stream, future)
+        self.later(what, came, host, copied, BucketUp(bucket, lane.stream, future))
+        return future
+
+    def check(self, device: Any) -> Any:
+        """The stream on which buckets of this device are copied. CoveyError where no copy can begin."""
+        self._check_process(NOT_AVERAGED)
+        if is_captured(device):
+            why = "a device graph is being recorded, and a graph that is played again pushes nothing"
+            raise CoveyError(NOT_AVERAGED, why, "record the forward pass alone, or train without a graph")
+        return self.stream_of(device)
+
+    def side(self, device: Any) -> Any:
+        """`side_stream` for the stream on which buckets of this device are copied."""
+        return side_stream(device, self.stream_of(device))
+
+    def later(self, what: str, came: Callable[[Any, Any], None], host: Any, copied: Any, up: Up) -> None:
+        """Call `came(host, up)` in another thread once event `copied` has come."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._all, name="covey-ddp-down", daemon=True)
             self._thread.start()
             atexit.register(self._stop)
         self._going.put(_Down(what, came, host, copied, up))
-        return future
 
     def stream_of(self, device: Any) -> Any:
         """The stream on which buckets of this device are copied."""
@@ -228,7 +254,7 @@ class DeviceBuckets(OfOneProcess):
             self._thread.join(END_S)
 
     def _one(self, down: _Down) -> None:
-        self._open = [up for up in self._open if not up._future.done()]
+        self._open = [up for up in self._open if not up.done()]
         self._open.append(down.up)
         try:
             if self._error is not None:

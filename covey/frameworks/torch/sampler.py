@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from covey.job.client import of_process
+
 
 class StepCount(Protocol):
     """The step count of a training that continues after a rank was lost."""
@@ -52,13 +54,13 @@ class StepSampler:
         order: Callable[[int], list[int]] | None = None,
     ) -> None:
         """`size`: samples in the data set. `batch`: samples in a batch of one rank. `per_step`: batches of a rank in
-        each step of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed.
-        `order(epoch)`: returns this rank's samples, `size` // `world_size` of them, instead of a shuffle by `seed`.
-        ValueError when the samples do not fill one step."""
-        self._rank = dist.get_rank() if rank is None else rank
-        self._world_size = dist.get_world_size() if world_size is None else world_size
+        each step of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed, or of the job
+        where no process group was made. `order(epoch)`: returns this rank's samples, `size` // `world_size` of them,
+        instead of a shuffle by `seed`. ValueError when the samples do not fill one step."""
+        self._rank = _job_of(dist.get_rank, "rank") if rank is None else rank
+        self._world_size = _job_of(dist.get_world_size, "world_size") if world_size is None else world_size
         self._size, self._batch, self._seed, self._per_step = size, batch, seed, per_step
-        self._order_of = order or self._shuffled
+        self._order, self._distributed = order, None
         self.steps_per_epoch = size // (self._world_size * batch * per_step)
         if self.steps_per_epoch < 1:
             raise ValueError(
@@ -68,40 +70,60 @@ class StepSampler:
         self._counts: StepCount | None = None
         self._given = 0
         """Number of batches given, where no training counts steps."""
-        self._known: tuple[int, list[int]] = (-1, [])
+        self._known: dict[int, tuple[int, list[int]]] = {}
+        """For each rank, the newest epoch that was asked for, and the rank's samples in their order."""
+        self._by_step = False
+        """Whether a loop over batches has those of one step (`carries`)."""
 
     @classmethod
     def like(cls, sampler: Any, batch: int, *, per_step: int = 1) -> "StepSampler":
         """A StepSampler in the order of PyTorch's DistributedSampler `sampler`, with its shuffling, padding or
         dropping."""
-
-        def order(epoch: int) -> list[int]:
-            sampler.set_epoch(epoch)
-            return list(sampler)
-
         ranks = sampler.num_replicas
-        return cls(len(sampler) * ranks, batch, per_step=per_step, rank=sampler.rank, world_size=ranks, order=order)
+        made = cls(len(sampler) * ranks, batch, per_step=per_step, rank=sampler.rank, world_size=ranks)
+        made._distributed = sampler
+        return made
 
     def follow(self, counts: StepCount) -> None:
         """From now on the sampler is at the step that `counts` says; called by `attach`."""
         self._counts = counts
 
+    def carries(self, counts: StepCount) -> None:
+        """From now on the sampler is at the step that `counts` says, and a loop over its batches has those of one step
+        of one rank, which changes (`as_rank`); called by `attach` in an elastic job."""
+        self._counts, self._by_step = counts, True
+
+    def as_rank(self, rank: int) -> None:
+        """Choose this rank's batches from now on. ValueError where `order` knows those of one rank alone."""
+        if self._order is not None and rank != self._rank:
+            raise ValueError(
+                f"order= gives the samples of rank {self._rank}, and this process computes for rank {rank} too; next: "
+                "give StepSampler.like(DistributedSampler(..)), or seed="
+            )
+        self._rank = rank
+
     def __len__(self) -> int:
-        """Number of batches of a whole epoch."""
+        """Number of batches in a loop: those of a whole epoch, or of one step in an elastic job."""
+        return self._per_step if self._by_step else self._per_epoch
+
+    @property
+    def _per_epoch(self) -> int:
         return self.steps_per_epoch * self._per_step
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches from here to the end of this epoch. Not a generator: a DataLoader draws a random number after it
         asked for the iterator, and before it asks that for a batch."""
         first = self._next_batch()
-        begins_epoch = first % len(self) == 0
+        if self._by_step:
+            return iter([self._batch_at(first + part) for part in range(self._per_step)])
+        begins_epoch = first % self._per_epoch == 0
         if self._counts is not None:
             self._counts.asks_for_batches(begins_epoch)
-        return self._batches(first, first - first % len(self) + len(self))
+        return self._batches(first, first - first % self._per_epoch + self._per_epoch)
 
     def epochs(self, stop: int) -> Iterator[int]:
         """Each epoch from this one on, up to `stop`, which is left out. It ends when all of its steps are done."""
-        while (epoch := self._next_batch() // len(self)) < stop:
+        while (epoch := self._next_batch() // self._per_epoch) < stop:
             yield epoch
             if self._counts is not None:
                 self._counts.ends_step()
@@ -123,12 +145,24 @@ class StepSampler:
             yield self._batch_at(at)
 
     def _batch_at(self, number: int) -> list[int]:
-        epoch, at = divmod(number, len(self))
-        if self._known[0] != epoch:
-            self._known = epoch, self._order_of(epoch)
-        return self._known[1][at * self._batch : (at + 1) * self._batch]
+        epoch, at = divmod(number, self._per_epoch)
+        known = self._known.get(self._rank)
+        if known is None or known[0] != epoch:
+            known = self._known[self._rank] = epoch, self._order_of(epoch)
+        return known[1][at * self._batch : (at + 1) * self._batch]
 
-    def _shuffled(self, epoch: int) -> list[int]:
+    def _order_of(self, epoch: int) -> list[int]:
+        if self._order is not None:
+            return self._order(epoch)
+        if self._distributed is not None:
+            self._distributed.rank = self._rank
+            self._distributed.set_epoch(epoch)
+            return list(self._distributed)
         drawn = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order: list[int] = torch.randperm(self._size, generator=drawn).tolist()
         return order[self._rank :: self._world_size]
+
+
+def _job_of(of_group: Callable[[], int], name: str) -> int:
+    """The rank or world size, of torch.distributed or of this process's job. CoveyError where there is neither."""
+    return of_group() if dist.is_initialized() else int(getattr(of_process(), name))

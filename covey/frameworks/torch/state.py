@@ -37,7 +37,7 @@ class TrainingState:
         self.module, self._optimizer, self._also, self.say = module, optimizer, also, say
         self.first: int | None = None
         """First step of the training; None until all ranks hold the same parameters."""
-        self._devices = devices_of(module)
+        self.devices = devices_of(module)
         self._made = self._as_made()
         self._made_array = _bytes(json.dumps(self._made))
         self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
@@ -88,7 +88,7 @@ class TrainingState:
         groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
         buffers = {f"buffer/{name}": at.detach().clone() for name, at in self._named_buffers().items()}
         first, moments = self.first, sum(map(len, self._optimizer.state.values()))
-        reads = DeviceReads(self._devices, self.say)
+        reads = DeviceReads(self.devices, self.say)
         if moments != self._moments:
             optimizer_tensors: dict[str, Any] = {}
             _plain(self._optimizer.state_dict(), "optimizer", optimizer_tensors)
@@ -148,7 +148,7 @@ class TrainingState:
             "PyTorch": str(torch.__version__),
             "model": _shapes(self.module.named_parameters()),
             "buffers": _shapes(self.module.named_buffers()),
-            "devices": [device.type for device in self._devices],
+            "devices": [device.type for device in self.devices],
             "optimizer": type(self._optimizer).__qualname__,
             "also": [type(each).__qualname__ for each in self._also],
         }

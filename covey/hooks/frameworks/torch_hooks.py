@@ -181,7 +181,8 @@ class Hooks:
         except (TypeError, RuntimeError) as error:
             self._reporter.attach(f"gradients averaged by DDP itself ({str(error).splitlines()[0]})")
         else:
-            self._reporter.attach("gradients averaged by Covey")
+            way = covey.torch.way(model)
+            self._reporter.attach(f"gradients averaged by Covey{f', {way}' if way else ''}")
 
 
 class DdpFigures:

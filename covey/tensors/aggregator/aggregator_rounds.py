@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from covey.core.errors import RankLeft
+from covey.ports.verbs import NoVerbs
 from covey.tensors.aggregator.early_copy import EarlyCopy
 from covey.tensors.aggregator.link import CONNECT_S, Poster, RankSideLink, TensorLink
 from covey.tensors.aggregator.present_owner import PresentOwner
@@ -30,6 +31,7 @@ from covey.tensors.numbers.arrays import Array, bytes_of
 from covey.tensors.numbers.sum_order import Node
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
+    PAIRS,
     Declared,
     Frame,
     Header,
@@ -42,6 +44,8 @@ from covey.tensors.numbers.tensor_wire import (
     verify,
 )
 from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.rdma.rdma_here import RdmaHere, packed_words, words
+from covey.tensors.rdma.tensor_pair import PairLost, pack_there, unpack_there
 from covey.wire.handshake import NONCE_BYTES
 from covey.wire.job import AggregatorAt
 
@@ -76,11 +80,13 @@ class AggregatorRounds:
         poster: Poster | None = None,
         heard: Callable[[], None] = lambda: None,
         local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
+        rdma: RdmaHere | None = None,
     ) -> None:
         """From the link thread, `lost(epoch, why)` is called each time the address of that epoch cannot be used,
         `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: the sending
-        thread that all tables share. `local` connects to an owner in this process; None: it is another one."""
-        self._local = local
+        thread that all tables share. `local` connects to an owner in this process; None: it is another one. `rdma`:
+        used to reach owners on other hosts, where the agent lets it; None: never."""
+        self._local, self._rdma = local, rdma
         self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
         """Guards the fields below, and the rounds; notified when any of them changes."""
@@ -344,9 +350,9 @@ class AggregatorRounds:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link = self._local(at) or TensorLink(at.address, self._poster, at.near)
+        link: RankSideLink = self._local(at) or self._connected(at)
         try:
-            if not link.welcomed:
+            if isinstance(link, TensorLink):
                 self._introduce(link, at)
             with link.lock:  # no other frame is sent before those that open our tensors
                 with self._changed:
@@ -364,6 +370,12 @@ class AggregatorRounds:
             self._heard()
             while True:
                 self._take(link, at)
+        except Stale:
+            raise
+        except OSError as error:
+            if self._rdma is not None and link.pair is not None and self._owner.at is at:
+                self._rdma.failed(at.address, link.pair.why or _words(error))
+            raise
         finally:
             with self._changed:
                 if self._link is link:
@@ -373,20 +385,54 @@ class AggregatorRounds:
             self._heard()
             link.close()
 
-    def _introduce(self, link: RankSideLink, at: AggregatorAt) -> None:
+    def _connected(self, at: AggregatorAt) -> TensorLink:
+        if self._rdma is not None and at.rdma and not at.near:
+            self._rdma.warm()
+        return TensorLink(at.address, self._poster, at.near)
+
+    def _introduce(self, link: TensorLink, at: AggregatorAt) -> None:
         """Prove who this is to an owner in another process, which proves that too."""
+        pairs = PAIRS if self._rdma is not None and at.rdma and not link.near else 0
         with self._changed:
-            hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
+            hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES), pairs) if self._owner.at is at else None
         if hello is None:
             raise ConnectionAbortedError("is no longer the aggregator")
         link.send((hello,))
-        for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
-            header = self._take(link, at)
-            if header.op is not expected:
-                raise TensorWireError(f"answered {header.op.name} to our hello")
+        header, _ = self._answer(link, at, TensorOp.CHALLENGE)
+        if self._rdma is not None and pairs and header.part == PAIRS:
+            link.send((self.rounds.pairs(*self._pair(link, at, self._rdma)),), careful=False)
+        self._answer(link, at, TensorOp.WELCOME)
 
-    def _take(self, link: RankSideLink, at: AggregatorAt) -> Header:
-        """Read and handle one frame."""
+    def _answer(self, link: TensorLink, at: AggregatorAt, expected: TensorOp) -> tuple[Header, memoryview]:
+        header, payload = self._take(link, at)
+        if header.op is not expected:
+            raise TensorWireError(f"answered {header.op.name} to our hello")
+        return header, payload
+
+    def _pair(self, link: TensorLink, at: AggregatorAt, rdma: RdmaHere) -> tuple[int, bytes]:
+        """Give the connection a queue pair, if both ends can. Returns what the owner is told last."""
+        try:
+            pair = rdma.pair(link.sock, at.address)
+        except NoVerbs as why:
+            return 0, packed_words(str(why))
+        try:
+            link.send((self.rounds.pairs(PAIRS, pack_there(pair.here)),), careful=False)
+            header, payload = self._answer(link, at, TensorOp.PAIRED)
+            if header.part != PAIRS:
+                raise NoVerbs(words(payload))
+            pair.connect(unpack_there(payload))
+            pair.probe()
+            link.pair = pair
+            return PAIRS, b""
+        except (NoVerbs, PairLost) as why:
+            rdma.failed(at.address, str(why))
+            return 0, packed_words(str(why))
+        finally:
+            if link.pair is None:
+                pair.close()
+
+    def _take(self, link: RankSideLink, at: AggregatorAt) -> tuple[Header, memoryview]:
+        """Read and handle one frame; returns it."""
         link.await_byte(self.rounds.ping)
         head = bytearray(HEADER_BYTES)
         link.read_into(memoryview(head))
@@ -395,7 +441,7 @@ class AggregatorRounds:
             if self._owner.at is not at or self._owner.overdue(time.monotonic()):
                 raise ConnectionAbortedError("is no longer the aggregator")
             into = self.rounds.destination(header)
-        link.read_into(into)
+        link.read_payload(header, into)
         verify(head, into, link.near)
         with self._changed:
             if self._owner.at is not at:
@@ -419,7 +465,7 @@ class AggregatorRounds:
             self._take_memory(link, header.key, unpack_size(into))
         if header.op is TensorOp.TOLD:
             self.told(ToldByRank(header.rank, header.key, header.round, into))
-        return header
+        return header, into
 
     def _take_memory(self, link: RankSideLink, key: int, size: int) -> None:
         """The owner has handed memory over for what is pushed of this tensor."""

@@ -29,6 +29,7 @@ from covey.tensors.numbers.blocks import Block, blocks_of, keeper, table_id
 from covey.tensors.numbers.sum_order import Order
 from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, block_label, key_of
 from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.wire.job import AggregatorAt
 
 
@@ -64,11 +65,13 @@ class BlockRounds:
         heard: Callable[[], None] = lambda: None,
         part_bytes: int = PART_BYTES,
         local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
+        rdma: RdmaHere | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
         `heard` when a result may be there, and `wanted(table)` when the owner of a table is needed for the first time.
-        `local` connects to an owner in this process."""
-        self._local = local
+        `local` connects to an owner in this process; `rdma` is used for those on other hosts, where the agent lets
+        it."""
+        self._local, self._rdma = local, rdma
         self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
@@ -270,7 +273,8 @@ class BlockRounds:
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
             of.incarnation = self._incarnation
             lost = partial(self._table_lost, table)
-            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard, self._local)
+            ways = self._poster, self._heard, self._local, self._rdma
+            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, *ways)
             rounds.rounds.order = self._order
             rounds.told = self._told_by_ranks
             rounds.leave(self._leaves)

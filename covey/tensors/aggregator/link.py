@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from covey.core.units import format_seconds
-from covey.tensors.numbers.tensor_wire import Frame, Payload, is_lasting, is_placed
+from covey.tensors.numbers.tensor_wire import Frame, Header, Payload, is_lasting, is_placed, op_of
+from covey.tensors.rdma.tensor_pair import TensorPair, rides
 from covey.wire.bulk import widen
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
@@ -96,10 +97,10 @@ class RankSideLink(Protocol):
     """Serialises what is sent."""
     near: bool
     """Whether the owner is on this host."""
-    welcomed: bool
-    """Whether the owner knows already who this is."""
     places: bool
     """Whether the owner may hand memory over (`covey.tensors.aggregator.push_memory`)."""
+    pair: TensorPair | None
+    """What large parts of numbers go over; None: they go over TCP, or through memory."""
 
     def say(self, frames: Iterable[Frame], at_once: bool) -> None: ...
     def send(self, frames: Iterable[Frame], careful: bool = True) -> None: ...
@@ -107,6 +108,7 @@ class RankSideLink(Protocol):
     def await_byte(self, ping: Callable[[], Frame]) -> None: ...
     def read_into(self, view: memoryview) -> None: ...
     def descriptor(self) -> int: ...
+    def read_payload(self, header: Header, view: memoryview) -> None: ...
     def shut(self) -> None: ...
     def close(self) -> None: ...
 
@@ -114,7 +116,7 @@ class RankSideLink(Protocol):
 class TensorLink:
     """One connection. Sending is serialised by `lock`; only the link thread reads."""
 
-    welcomed = False
+    pair: TensorPair | None = None
 
     def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
         """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: one for
@@ -178,6 +180,10 @@ class TensorLink:
         try:
             small = bytearray()
             for head, payload in frames:
+                if self.pair is not None and rides(op_of(head), len(payload)):
+                    self._send_small(small)
+                    self.pair.send(head, payload)
+                    continue
                 small += head
                 if is_placed(head):  # the owner can add it while the next one is copied
                     self.sock.sendall(small)
@@ -186,15 +192,23 @@ class TensorLink:
                 if len(payload) <= SMALL_BYTES and len(small) < READ_BYTES:
                     small += payload
                     continue
-                self.sock.sendall(small, socket.MSG_MORE)
-                small.clear()
+                self._send_small(small, socket.MSG_MORE)
                 self._send_large(head, payload)
-            if small:
-                self.sock.sendall(small)
+            self._send_small(small)
+            if self.pair is not None:
+                self.pair.settle()
             whole = True
         finally:
             if not whole:  # also when a person pressed Ctrl-C
                 self.shut()
+
+    def _send_small(self, small: bytearray, flags: int = 0) -> None:
+        """Send these bytes, if any, after the headers of all parts that go over the pair, and forget them."""
+        if small:
+            if self.pair is not None:
+                self.pair.settle()
+            self.sock.sendall(small, flags)
+            small.clear()
 
     def _send_large(self, head: bytes, payload: Payload) -> None:
         if not self.near or len(payload) < LEAST_BYTES or not is_lasting(head) or (pipe := self._page_pipe()) is None:
@@ -247,6 +261,13 @@ class TensorLink:
                 count = self._receive(view)
             view = view[count:]
 
+    def read_payload(self, header: Header, view: memoryview) -> None:
+        """Fill `view` with the payload of the frame whose header was read."""
+        if self.pair is not None and rides(header.op, header.length):
+            self.pair.take(view)
+        else:
+            self.read_into(view)
+
     def _receive(self, into: memoryview) -> int:
         """Receive bytes; what is large as a whole, however many pieces come: each one would wake this thread."""
         whole = socket.MSG_WAITALL if into.nbytes >= READ_BYTES and into is not self._buffer else 0
@@ -285,3 +306,5 @@ class TensorLink:
             self._pipe, self._may_pipe = None, False
             while self._descriptors:
                 os.close(self._descriptors.popleft())
+            if self.pair is not None:
+                self.pair.close()

@@ -54,6 +54,7 @@ _DRAINED = frozenset(
     (
         TensorOp.TOLD,
         TensorOp.CHALLENGE,
+        TensorOp.PAIRED,
         TensorOp.WELCOME,
         TensorOp.STALE,
         TensorOp.ASK,
@@ -329,11 +330,17 @@ class Rounds:
         self.epoch = epoch
         return True
 
-    def hello(self, secret: bytes, nonce: bytes) -> Frame:
-        """The first frame of a new connection. `nonce` is new; the secret itself is never sent."""
-        said = frame(TensorOp.HELLO, self._hash, self.epoch, rank=self.rank, round=self.incarnation, payload=nonce)
+    def hello(self, secret: bytes, nonce: bytes, pairs: int = 0) -> Frame:
+        """The first frame of a new connection. `nonce` is new; the secret itself is never sent. `pairs`: PAIRS if this
+        rank may use RDMA."""
+        who, now = self.rank, self.incarnation
+        said = frame(TensorOp.HELLO, self._hash, self.epoch, part=pairs, rank=who, round=now, payload=nonce)
         self._secret, self._hello = secret, said[0] + nonce
         return said
+
+    def pairs(self, yes: int, payload: bytes) -> Frame:
+        """The frame with the place of this rank's queue pair, that it works, or why it does not."""
+        return frame(TensorOp.PAIR, self._hash, self.epoch, part=yes, rank=self.rank, payload=payload)
 
     def _prove(self, challenge: Challenge) -> Iterator[Frame]:
         """The answer to a challenge. TensorWireError when the peer does not know the secret of this assignment."""

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable
 
 from covey.tensors.aggregator.link import DEAD_S, READ_BYTES
-from covey.tensors.numbers.tensor_wire import Frame, Payload, TensorOp
+from covey.tensors.numbers.tensor_wire import Frame, Header, Payload, TensorOp, op_of
 from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.sums import TensorSum
+from covey.tensors.rdma.tensor_pair import LEAST_BYTES, TensorPair, rides
 
 QUEUE_MAX = 1 << 18
 """Most frames that wait for one rank; one that asks for more without reading is cut off."""
@@ -27,6 +28,7 @@ TOLD_BYTES_MAX = 16 << 20
 """Most bytes of other frames than results that wait for one rank."""
 AT_ONCE_BYTES = 256 << 10
 """Largest result in bytes that the thread that has completed it sends itself."""
+assert AT_ONCE_BYTES < LEAST_BYTES, "over a queue pair a thread may have to wait"
 IDLE_S = 2
 """Seconds after which the kernel looks whether a silent rank's host lives."""
 
@@ -74,6 +76,9 @@ class RankConnection:
         self.sock, self.rank, self.frames = sock, rank, RankFrames(rank, find)
         self.near = sock.family == socket.AF_UNIX
         """The rank is on this host, so its numbers are not checked against bits that a wire has changed."""
+        self.pair: TensorPair | None = None
+        """What large parts go over; None: over TCP, and `no_rdma` says why, for people."""
+        self.no_rdma = ""
         self.key = 0
         """The tensor of the frame heard last."""
         self._lock, self._sent = lock, sent
@@ -131,11 +136,17 @@ class RankConnection:
         """Whether the rank's host has received everything that was said and given; also once the connection ended."""
         if self._closed:
             return True
-        if self._owed or self._left:
+        if self._owed or self._left or not (self.pair is None or self.pair.is_settled):
             return False
         with contextlib.suppress(OSError):
             return not struct.unpack("@i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0]
         return True
+
+    def release(self) -> None:
+        """Free what the connection holds, once it has ended and its writer too."""
+        if self.pair is not None and not self.writer.is_alive():
+            with self._sending:
+                self.pair.close()
 
     def cut(self) -> None:
         """End the connection now."""
@@ -174,6 +185,8 @@ class RankConnection:
                             return
                         else:
                             self._send_first(at_once=False)
+                    if self.pair is not None:
+                        self.pair.settle()
         except OSError:
             pass  # the reader ends the same way, and tidies up
         finally:
@@ -200,6 +213,11 @@ class RankConnection:
         if self._left:
             self._left += head + bytes(payload)
             return
+        if self.pair is not None:
+            if rides(op_of(head), len(payload)):
+                self.pair.send(head, payload)
+                return
+            self.pair.settle()
         try:
             sent = self.sock.sendmsg((head, payload), (), socket.MSG_DONTWAIT if at_once else 0)
         except BlockingIOError:
@@ -247,3 +265,10 @@ class RankConnection:
                 self.read_into(view)
             else:
                 receive(self.sock, view)
+
+    def read_payload(self, header: Header, view: memoryview) -> None:
+        """Fill `view` with the payload of the frame whose header was read. ConnectionError as of `read_into`."""
+        if self.pair is not None and rides(header.op, header.length):
+            self.pair.take(view)
+        else:
+            self.read_into(view)

@@ -15,6 +15,7 @@ from covey.tensors.owner.rank_frames import RankFrames
 from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import TensorSum
+from covey.tensors.rdma.tensor_pair import TensorPair
 
 
 class OwnerHere(Protocol):
@@ -54,7 +55,8 @@ class OwnersEnd:
 class LocalLink:
     """The end that the rank has: a `covey.tensors.aggregator.link.RankSideLink`."""
 
-    near, welcomed, places = True, True, False
+    near, places = True, False
+    pair: TensorPair | None = None
 
     def __init__(self, rank: int, table: OwnedTable, owner: OwnerHere) -> None:
         self.lock = threading.RLock()
@@ -120,6 +122,9 @@ class LocalLink:
     def descriptor(self) -> int:
         """Never there: what this rank pushes is added where it lies."""
         raise ConnectionAbortedError("announced memory and handed over none")
+
+    def read_payload(self, header: Header, view: memoryview) -> None:
+        self.read_into(view)
 
     def shut(self) -> None:
         """End the connection."""

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from functools import partial
 
 from covey.core.ids import JobId
+from covey.ports.verbs import NoVerbs
 from covey.tensors.direct.connection import RankConnection, configure, receive
 from covey.tensors.direct.local_link import LocalLink
 from covey.tensors.direct.owned_table import OwnedTable, OwnersLink
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
+    PAIRS,
     Header,
     Payload,
     TensorOp,
@@ -37,11 +39,13 @@ from covey.tensors.numbers.tensor_wire import (
 from covey.tensors.owner.memory import Buffers, Memory
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import TensorSum
+from covey.tensors.rdma.rdma_here import RdmaHere, packed_words, words
+from covey.tensors.rdma.tensor_pair import TensorPair, pack_there, unpack_there
 from covey.wire import handshake
 from covey.wire.bulk import widen
 from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.wire.job import AggregatorAt
-from covey.wire.sums import DropJob, GetStatus, Now, Order, Quit, RanksAway, Serve, SetPace
+from covey.wire.sums import WORDS_MAX, DropJob, GetStatus, Now, Order, Quit, RanksAway, Serve, SetPace
 
 CONNECTIONS_MAX = 4096
 LINGER_S = 5.0
@@ -55,9 +59,15 @@ LOOK_S = 0.02
 class DirectOwner:
     """The tables that one rank owns. Any thread may call."""
 
-    def __init__(self, job: JobId, rank: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        """`tell` is called with what people should know."""
-        self.job, self.rank, self._tell = job, rank, tell
+    def __init__(
+        self, job: JobId, rank: int, tell: Callable[[str], None] = lambda text: None, rdma: RdmaHere | None = None
+    ) -> None:
+        """`tell` is called with what people should know. `rdma`: used where the agent lets it; None: never."""
+        self.job, self.rank, self._tell, self._rdma = job, rank, tell, rdma
+        self._may_pair = False
+        """Whether the agent lets it."""
+        self._lost_pairs: dict[int, str] = {}
+        """Rank -> why its queue pair failed, as was seen here."""
         self.lock = threading.RLock()
         """Guards all tables, and the fields below."""
         self._tables: dict[int, OwnedTable] = {}
@@ -74,10 +84,11 @@ class DirectOwner:
 
     # ---- orders of the agent ----
 
-    def perform(self, order: Order, ip: str, memory_bytes_max: int) -> Now:
-        """Obey an order. OSError when this rank cannot listen on that address."""
+    def perform(self, order: Order, ip: str, memory_bytes_max: int, rdma: bool = False) -> Now:
+        """Obey an order. `rdma`: whether connections may have queue pairs. OSError when this rank cannot listen on that
+        address."""
         with self.lock:
-            self._memory.bytes_max = memory_bytes_max
+            self._memory.bytes_max, self._may_pair = memory_bytes_max, rdma
             match order:
                 case Serve() if job_of(order.job) == self.job and not self._closed:
                     self._listen(ip)
@@ -102,7 +113,16 @@ class DirectOwner:
             tables = sorted(self._tables.values(), key=lambda table: table.job)
             jobs = [table.counters(time.monotonic()) for table in tables]
             counted = self._bad_frames, self._refused, self._memory.used
-            return Now(self._address if jobs else "", jobs, 0.0, *counted, near=self._near if jobs else "")
+            far = self._remote()
+            return Now(
+                self._address if jobs else "",
+                jobs,
+                0.0,
+                *counted,
+                near=self._near if jobs else "",
+                pairs=sum(link.pair is not None for link in far),
+                no_rdma=next((link.no_rdma for link in far if link.no_rdma), "")[:WORDS_MAX],
+            )
 
     def _serve(self, order: Serve) -> None:
         known = next((table for table in self._tables.values() if table.job == order.job), None)
@@ -295,6 +315,9 @@ class DirectOwner:
                     link.close()
             if link is not None:
                 link.writer.join(2 * HANDSHAKE_S)
+                if link.pair is not None and link.pair.why:
+                    self._lost_pairs[link.rank] = link.pair.why
+                link.release()
             sock.close()
             with self._gone:
                 self._connections.discard(sock)
@@ -320,12 +343,24 @@ class DirectOwner:
             return None
         ours = os.urandom(NONCE_BYTES)
         challenge = handshake.challenge(table.secret, hello, ours)
-        self._send(sock, frame(TensorOp.CHALLENGE, table.hash, table.epoch, payload=challenge))
+        no_rdma = self._no_rdma(sock, head)
+        pairs = 0 if no_rdma is None or no_rdma else PAIRS
+        self._send(sock, frame(TensorOp.CHALLENGE, table.hash, table.epoch, part=pairs, payload=challenge))
         _, found = self._hear_whole(sock, TensorOp.PROOF, PROOF_BYTES)
         proven = handshake.is_proof(found[HEADER_BYTES:], handshake.proof_of_client(table.secret, hello, ours))
         if not proven or head.rank >= table.workers:
             self._refuse(sock, head.job, 0)
             return None
+        pair, no_rdma = self._pair(sock, table) if pairs else (None, no_rdma)
+        made = self._made(sock, head, table, pair, no_rdma or "")
+        if made is None and pair is not None:
+            pair.close()
+        return made
+
+    def _made(
+        self, sock: socket.socket, head: Header, table: OwnedTable, pair: TensorPair | None, no_rdma: str
+    ) -> tuple[OwnedTable, RankConnection] | None:
+        """The connection of a rank that has proven to know the secret; None when it comes too late."""
         sock.settimeout(None)
         with self.lock:
             if self._tables.get(head.job) is not table:
@@ -338,24 +373,77 @@ class DirectOwner:
             self._strangers.go(sock)
             sent = partial(self._sent, table)
             link = RankConnection(sock, head.rank, table.hash, table.epoch, table.tensors.get, self.lock, sent)
+            lost = self._lost_pairs.pop(head.rank, "")
+            link.pair, link.no_rdma = pair, no_rdma and (lost or no_rdma)
             table.join(link)
             self._pump(table)
         return table, link
+
+    def _no_rdma(self, sock: socket.socket, head: Header) -> str | None:
+        """Why the connection of this rank can have no queue pair; empty: it may have one; None: it needs none."""
+        if sock.family == socket.AF_UNIX or not self._may_pair or self._rdma is None:
+            return None
+        if head.part != PAIRS:
+            return f"rank {head.rank} is not to use RDMA; next: [aggregator] rdma on its host"
+        return self._rdma.why_not()
+
+    def _pair(self, sock: socket.socket, table: OwnedTable) -> tuple[TensorPair | None, str]:
+        """Give a rank's connection a queue pair if both ends can, else say why not."""
+        assert self._rdma is not None
+        header, said = self._hear(sock, TensorOp.PAIR)
+        if header.part != PAIRS:
+            return None, words(said)
+        pair: TensorPair | None = None
+        why = ""
+        try:
+            pair = self._rdma.pair(sock)
+            pair.connect(unpack_there(said))
+            answer = PAIRS, pack_there(pair.here)
+        except NoVerbs as error:
+            answer, why = (0, packed_words(str(error))), str(error)
+        try:
+            self._send(sock, frame(TensorOp.PAIRED, table.hash, table.epoch, part=answer[0], payload=answer[1]))
+            header, said = self._hear(sock, TensorOp.PAIR)
+            if header.part == PAIRS and not why:
+                found, pair = pair, None
+                return found, ""
+            return None, why or words(said)
+        finally:
+            if pair is not None:
+                pair.close()
 
     def _sent(self, table: OwnedTable, size: int) -> None:
         table.sent_bytes += size
 
     def _hear_whole(self, sock: socket.socket, op: TensorOp, size: int) -> tuple[Header, bytes]:
         """Read a frame, which must have this operation and size; returns its header and all its bytes."""
-        data = bytearray(HEADER_BYTES)
-        receive(sock, memoryview(data))
-        header = parse(data)
-        if header.op is not op or header.length != size:
+        header, head, payload = self._next(sock, op)
+        if header.length != size:
+            raise TensorWireError(f"{op.name} has {size} bytes here, not {header.length}")
+        return header, bytes(head + payload)
+
+    def _hear(self, sock: socket.socket, op: TensorOp) -> tuple[Header, bytearray]:
+        """Read a frame, which must have this operation; returns its header and payload."""
+        header, _, payload = self._next(sock, op)
+        return header, payload
+
+    def _next(self, sock: socket.socket, op: TensorOp) -> tuple[Header, bytearray, bytearray]:
+        """Read a frame, which must have this operation, after PINGs of a rank that waits for an answer: it can take
+        seconds to open a device, once."""
+        until_s = time.monotonic() + HANDSHAKE_S
+        while True:
+            head = bytearray(HEADER_BYTES)
+            receive(sock, memoryview(head))
+            header = parse(head)
+            if header.op is not TensorOp.PING or time.monotonic() > until_s:
+                break
+            verify(head, b"")
+        if header.op is not op:
             raise TensorWireError(f"{op.name} expected here, not {header.op.name}")
-        payload = bytearray(size)
+        payload = bytearray(header.length)
         receive(sock, memoryview(payload))
-        verify(data, payload)
-        return header, bytes(data + payload)
+        verify(head, payload)
+        return header, head, payload
 
     def _refuse(self, sock: socket.socket, job: int, epoch: int, newest: int = 0) -> None:
         """Tell a process that it is not served."""
@@ -381,6 +469,6 @@ class DirectOwner:
                 payload = self._buffers.take(header.length)
             link.key = header.key
             if header.length:
-                link.read_into(memoryview(payload))
+                link.read_payload(header, memoryview(payload))
             verify(head, payload, link.near)
             self.hear(table, link, header, payload)

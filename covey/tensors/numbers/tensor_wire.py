@@ -15,6 +15,10 @@ crosses one:
       HELLO(job, epoch, rank, incarnation, nonce) ->
                                        <- CHALLENGE, or STALE(epoch it serves)
       PROOF ->
+      PAIR(its queue pair) ->                 where both ends said in HELLO and CHALLENGE that they may use RDMA
+                                       <- PAIRED(that of the owner, or why there is none)
+      PAIR(it works, or why not) ->           from now on large parts of numbers go over the pair, their headers here
+                                              (`covey.tensors.rdma`)
                                        <- WELCOME, or STALE(epoch, and the rank's newest incarnation if this is older)
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
@@ -97,6 +101,8 @@ SPEAKS = 2
 which ranks."""
 IN_VAIN = 1
 """Value of FAULT's round when the round needs a rank that has left."""
+PAIRS = 1
+"""Value of part in HELLO and CHALLENGE when that end may use RDMA, and in PAIR and PAIRED when it does."""
 HOLLOW = 4
 """Flag of OPEN: the worker took over from a lost one, and has no copy of the result of the version that it states."""
 PLACES = 8
@@ -133,6 +139,7 @@ class TensorOp(enum.IntEnum):
     COPIES = 10
     LEAVES = 11
     PLACED = 12
+    PAIR = 13
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -143,6 +150,7 @@ class TensorOp(enum.IntEnum):
     TOLD = 23
     COPIED = 24
     MEMORY = 25
+    PAIRED = 26
 
 
 _LENGTH_MAX = {
@@ -156,6 +164,7 @@ _LENGTH_MAX = {
     TensorOp.KEPT: 0,
     TensorOp.TELL: PART_BYTES_MAX,
     TensorOp.LEAVES: FAULT_BYTES_MAX,
+    TensorOp.PAIR: FAULT_BYTES_MAX,
     TensorOp.WELCOME: 0,
     TensorOp.RESULT: PART_BYTES_MAX,
     TensorOp.ASK: 0,
@@ -168,8 +177,10 @@ _LENGTH_MAX = {
     TensorOp.COPIED: 0,
     TensorOp.PLACED: 0,
     TensorOp.MEMORY: _SIZE.size,
+    TensorOp.PAIRED: FAULT_BYTES_MAX,
 }
 _OPS = {int(op): op for op in TensorOp}
+_NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
 _LARGE = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT, TensorOp.TELL, TensorOp.TOLD))
 _LASTING = frozenset((TensorOp.PUSH, TensorOp.RESULT))
 _WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.PLACED, TensorOp.STATE, TensorOp.RESULT))
@@ -250,6 +261,16 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
 def is_placed(head: Payload) -> bool:
     """Whether the numbers of this frame lie in shared memory, so that the other end may begin with them."""
     return head[_OP_AT] == TensorOp.PLACED
+
+
+def op_of(head: Payload) -> int:
+    """The number of the operation in a header."""
+    return head[_OP_AT]
+
+
+def has_numbers(op: int) -> bool:
+    """Whether the payload of frames of this operation is numbers of a tensor."""
+    return op in _NUMBERS
 
 
 def is_lasting(head: Payload) -> bool:

@@ -380,6 +380,10 @@ class SharedRounds:
         """Begin the tensor's next round. `blocks`: this thread waits for it at once. The other arguments and errors are
         those of `SharedTensor.begin`."""
         tensor.begin(data, rate, moments)
+        self.begun(tensor, blocks)
+
+    def begun(self, tensor: SharedTensor, blocks: bool) -> None:
+        """The tensor has begun its next round, which advances from now on."""
         with self._changed:
             self._open[tensor.declared.name] = tensor
             if not blocks:

@@ -52,6 +52,7 @@ from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.owning_ranks import OwningRanks
 from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
+from plugins.aggregator.service.rdma import told as rdma_told
 from plugins.aggregator.service.tables import JobTables
 from plugins.aggregator.service.view import awaited, direct_view, view
 from plugins.base import Command, Host, JobPeer, PluginService
@@ -102,9 +103,7 @@ class AggregatorService(PluginService):
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
         self._tables, self._away = JobTables(self.settings.direct == "auto"), RanksAwayNow()
-        self._ranks = OwningRanks(
-            host, self.settings.memory_bytes_max, self._away, lambda event: self.dispatch(event, self.direct)
-        )
+        self._ranks = OwningRanks(host, self.settings, self._away, lambda event: self.dispatch(event, self.direct))
         self._started_s = 0.0
         self._measured: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._load = 0.0
@@ -473,7 +472,8 @@ class AggregatorService(PluginService):
         if not number:
             self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
         to = assigned.owner, assigned.address, assigned.secret
-        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, self._near(assigned))
+        rdma = assigned.direct and self.settings.rdma == "auto"
+        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, self._near(assigned), rdma)
         for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)
@@ -547,6 +547,9 @@ class AggregatorService(PluginService):
                 6, what, f"no answer within {ASK_ALL_S:g} s", "agentctl hosts shows whether it is up"
             ) from None
         return answer.jobs if isinstance(answer, messages.Tensors) else []
+
+    def status(self) -> Mapping[str, str]:
+        return {"tensors": rdma_told(self.settings, self.env.verbs, [rank.now for rank in self._ranks.all])}
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         jobs: Sequence[Any] = self.now.jobs if self.now is not None else ()

@@ -28,6 +28,7 @@ from plugins.aggregator.machine.direct_tables import (
     ServeByRank,
 )
 from plugins.aggregator.machine.process_words import ForgetJob
+from plugins.aggregator.messages import AggregatorSettings
 from plugins.aggregator.service.away import RanksAwayNow
 from plugins.aggregator.service.view import awaited
 from plugins.base import Host, JobPeer
@@ -78,8 +79,10 @@ class OwningRank:
 class OwningRanks:
     """The processes of all ranks here that can own tables. `tell` hands an event to the machine."""
 
-    def __init__(self, host: Host, memory_bytes_max: int, away: RanksAwayNow, tell: Callable[[Any], None]) -> None:
-        self._host, self._memory_bytes_max, self._away, self._tell = host, memory_bytes_max, away, tell
+    def __init__(
+        self, host: Host, settings: AggregatorSettings, away: RanksAwayNow, tell: Callable[[Any], None]
+    ) -> None:
+        self._host, self._settings, self._away, self._tell = host, settings, away, tell
         self._processes: dict[int, OwningRank] = {}
         self._last = 0
 
@@ -212,7 +215,8 @@ class OwningRanks:
                 self._host.publish(awaited(msgspec.structs.replace(job, missing=missing)))
 
     def _frame(self, order: Order) -> SumsOrder:
-        return SumsOrder(order, self._host.advertise, self._memory_bytes_max)
+        settings = self._settings
+        return SumsOrder(order, self._host.advertise, settings.memory_bytes_max, settings.rdma == "auto")
 
 
 def _is_at(address: str, ip: str) -> bool:

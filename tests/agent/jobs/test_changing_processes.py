@@ -215,7 +215,7 @@ def test_a_place_may_be_exchanged_for_another_one_whole() -> None:
     play([(500.0, 0)], story)
 
 
-def test_a_rank_that_leaves_while_nobody_confirms_its_host_is_killed_and_never_started() -> None:
+def test_a_rank_that_leaves_while_its_host_is_not_confirmed_is_killed() -> None:
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
         await stream.write(pack(Renewed(RankLease(env.clock.boot_s(), 900.0, 1.0, pause_s=2.0))))
@@ -353,7 +353,7 @@ async def test_the_processes_of_each_configuration_run_whoever_dies_before_it(sh
     await life.__aexit__(None, None, None)
 
 
-async def test_a_supervisor_that_heard_nothing_of_a_change_hears_it_when_it_is_reached_again(short: str) -> None:
+async def test_a_supervisor_hears_of_a_change_when_it_is_reached_again(short: str) -> None:
     """The agent wrote the change down while its supervisor did not answer, and died; so did the next one."""
     async with agent(short) as (host, runner):
         await runner.start(place(short, 1))
@@ -374,6 +374,20 @@ async def test_a_supervisor_that_heard_nothing_of_a_change_hears_it_when_it_is_r
         let_end(short)
         await until(lambda: host.told(RanksEnded))
         assert host.told(RanksEnded)[0].codes == {0: 0}
+
+
+async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(short: str) -> None:
+    async with agent(short) as (_, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        pids = runner.running()[J1, 1]
+        nice = {rank: os.getpriority(os.PRIO_PROCESS, pid) for rank, pid in pids.items()}
+        assert nice[5] == nice[0] + 19 == nice[1] + 19
+        await runner.heals(J1, 1, 5, 7, pids[5])
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, pids[5]) == nice[0])
+        let_end(short)
 
 
 async def test_a_process_that_joined_and_is_lost_has_a_successor_with_a_higher_number(short: str) -> None:
@@ -437,7 +451,7 @@ async def test_another_process_of_the_same_name_begins_once_the_one_before_has_e
         await until(lambda: host.told(RanksEnded))
 
 
-async def test_one_that_is_alone_ends_with_its_supervisor_when_another_process_has_its_name(short: str) -> None:
+async def test_one_that_is_alone_ends_when_another_process_has_its_name(short: str) -> None:
     async with agent(short) as (host, runner):
         await runner.start(place(short, 2))
         await until(lambda: holds(short, runner, 2))

@@ -251,7 +251,7 @@ def test_ranks_of_one_job_count_alike_where_only_some_have_instances() -> None:
     assert all(ranks_spec(job, place, {}).bind_gpus for place in places)
 
 
-def test_a_process_of_an_elastic_job_knows_that_it_carries_ranks_and_counts_all_of_them() -> None:
+def test_a_process_of_an_elastic_job_knows_that_it_carries_ranks() -> None:
     """Processes are counted where programs count them on a host; ranks are counted over the whole job."""
     given = {"argv": ["x"], "workers": 2, "workers_max": 6, "gpus_per_worker": 1}
     places = (Place(HostId("h1"), (0, 5), ("a", "b")), Place(HostId("h2"), (1,), ("c",), since=3))

@@ -1,14 +1,18 @@
 """One rank of a DDP training whose gradients Covey averages, on the CPU, the laboratory device, or CUDA.
 
-    ddp_script.py RANK RANKS DEVICE GROUP KINDS
+    ddp_script.py RANK RANKS DEVICE GROUP KINDS [MEMORY TABLES [NAME=VALUE ...]]
 
 GROUP is `covey`, or another backend with the path of its store, `gloo=PATH`, with which DDP averages by itself; with
 `covey+gloo=PATH` Covey does. On CUDA ranks share the GPUs that are there.
 
-Lines on stdin are `EPOCH ADDRESS` of the aggregator. For each kind it prints a checksum of what was learnt.
+MEMORY is the path of the memory that ranks of this host share. On the laboratory device `labccl` moves tensors between
+ranks, each of which has a device of its own; NAME=VALUE is put into the environment.
+
+Lines on stdin are `EPOCH ADDRESS TABLE` of an aggregator. For each kind it prints a checksum of what was learnt.
 """
 
 import hashlib
+import os
 import sys
 import threading
 from types import SimpleNamespace
@@ -72,24 +76,30 @@ def learnt(kind: str, rank: int, device: str, attach: Any) -> str:
     return hashlib.sha256(whole.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def main(rank: int, ranks: int, device: str, group: str, kinds: str) -> None:
+def main(rank: int, ranks: int, device: str, group: str, kinds: str, memory: str = "", tables: str = "1") -> None:
     import covey.torch
     from covey.core.ids import HostId, JobId
     from covey.job.tensors import TensorClient
+    from covey.tensors.same_host.memory import TensorMemory
     from covey.wire.job import AggregatorAt
 
     torch.set_num_threads(1)
     if device.startswith("lab"):
-        from tests.covey.device import lab
+        from tests.covey.device import lab, labccl
 
         lab.load()
         lab.latency(0.0001)
-    client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None)
+        labccl.register()
+        os.environ.setdefault(lab.UUID, f"of rank {rank}")
+    undecided = bool(memory)
+    client = TensorClient(JobId("j1"), rank, ranks, lambda *_: None, tables=int(tables), undecided=undecided)
+    if memory:
+        client.memory_is(TensorMemory(os.open(memory, os.O_RDWR), rank, ranks))
 
     def moved() -> None:
         for line in sys.stdin:
-            epoch, address = line.split()
-            client.moved(AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!"))
+            epoch, address, table = line.split()
+            client.moved(AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!", int(table)))
 
     threading.Thread(target=moved, daemon=True).start()
     job: Any = SimpleNamespace(tensors=client, rank=rank, world_size=ranks)
@@ -106,14 +116,18 @@ def main(rank: int, ranks: int, device: str, group: str, kinds: str) -> None:
     def attach(ddp: Any) -> None:
         if by_covey:
             covey.torch.attach(ddp, job)
+            print("gradients are", covey.torch.way(ddp) or "in host memory", flush=True)
 
     for kind in kinds.split(","):
         print("sha256", kind, learnt(kind, rank, device, attach), flush=True)
     if device.startswith("lab"):
+        moves = sum(each.startswith("all_to_all") for each in labccl.moved)
+        print("moves", moves, "pushed", client.calls.rounds, flush=True)
         print("devices waited for", lab.synchronized_devices(), "pinned", lab.pinned_made(), flush=True)
     if backend != "covey":
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])
+    os.environ |= dict(each.split("=", 1) for each in sys.argv[8:])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:8])

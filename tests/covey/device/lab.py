@@ -25,6 +25,8 @@ SOURCE = Path(__file__).with_name("lab.cpp")
 BUILD_S = 300.0
 FLAGS = ("-O1", "-g0", "-std=c++20", "-shared", "-fPIC", "-pthread")
 DEVICES = 2
+UUID = "LAB_UUID"
+"""Environment variable: which device of its host a process has, where there are more processes than `DEVICES`."""
 _kept: list[Any] = []
 """What PyTorch refers to for as long as this process lives."""
 
@@ -97,6 +99,7 @@ def _module(torch: Any, native: ctypes.CDLL) -> types.ModuleType:
     module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: DEVICES
+    module.get_device_properties = lambda device: types.SimpleNamespace(uuid=os.environ.get(UUID) or index(device))
     module.current_device = native.lab_device
     module.set_device = lambda device: native.lab_set_device(index(device))
     module.manual_seed_all = seed_all

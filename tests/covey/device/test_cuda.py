@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.ports.devices.rigs import has_gpu
+from tests.covey.device import test_gpu_sums as gpu_sums
 from tests.covey.device.test_ddp_device import trained
 from tests.covey.forks import Forks
 from tests.covey.test_torch_heal import Gangs, calm, disturbed
@@ -43,6 +44,18 @@ def test_two_ranks_train_to_the_bits_of_nccl(forks: Forks, tmp_path: Path) -> No
     ours, _ = trained(forks, tmp_path / "ours", "cuda", f"{KINDS},split", "covey")
     nccl, _ = trained(forks, tmp_path / "nccl", "cuda", f"{KINDS},split", f"nccl={tmp_path / 'store'}")
     assert ours == nccl
+
+
+def test_ranks_add_on_their_gpus_to_the_bits_of_copies(forks: Forks, tmp_path: Path) -> None:
+    """NCCL moves gradients between GPUs of a host; on one GPU it is said that it does not."""
+    kinds, alone = "plain,bfloat16,float64", count() < 2
+    hosts, group = (2,) if count() < 4 else (2, 2), f"covey+gloo={tmp_path / 'store'}" if alone else ""
+    ours = gpu_sums.trained(forks, tmp_path / "ours", hosts, kinds, "cuda", group)
+    group = f"covey+gloo={tmp_path / 'other'}" if alone else ""
+    copies = gpu_sums.trained(forks, tmp_path / "copies", hosts, kinds, "cuda", group, COVEY_GPU_SUMS="0")
+    assert ours.bits == copies.bits
+    way = "copied from each GPU: ranks 0 and 1 share a GPU, which nccl refuses"
+    assert ours.ways[0] == [way if alone else "added on GPUs of ranks 0 to 1 (nccl)"] * 3
 
 
 @pytest.mark.parametrize(("kind", "steps", "after"), [("cuda-epochs", 48, [2, 9, 25]), ("cuda-steps", 24, [2, 6, 7])])

@@ -30,7 +30,7 @@ def trained(
     processes = [forks.run(SCRIPT, rank, ranks, device, group, kinds) for rank in range(ranks)]
     try:
         for each in processes:
-            each.say(f"{at.epoch} {at.address}")
+            each.say(f"{at.epoch} {at.address} 0")
         assert [each.wait() for each in processes] == [0] * ranks, [each.text()[-4000:] for each in processes]
         texts = [each.text() for each in processes]
     finally:

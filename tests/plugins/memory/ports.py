@@ -17,7 +17,6 @@ from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
-from agent.ports.network.verbs import PyVerbs
 from agent.tasks import Tasks
 from chaos.world.clock import SimLoopStalls
 from covey.core.ids import HostId
@@ -29,6 +28,7 @@ from covey.ports.probes import Probes
 from covey.ports.processes import Processes, ProcessId
 from covey.ports.streams import ByteStream
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
+from covey.verbs.pyverbs_port import PyVerbs
 from plugins.memory.datapath.lending.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.lending.slab_session import SlabSession
 from plugins.memory.datapath.lending.slab_store import SlabStore

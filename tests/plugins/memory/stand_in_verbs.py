@@ -1,12 +1,15 @@
-"""A stand-in for an RDMA device: two ends in one process, for what the byte path makes of it, in `make check`.
+"""A stand-in for an RDMA device: two ends in one process, for what pages and tensors make of it, in `make check`.
 
 It says nothing about devices: what those do is seen over SoftRoCE in the guest (`make rdma`). It keeps the promises of
 `covey.ports.verbs`, and a test holds it up, cuts it, lets it do half of a post, or makes it refuse.
 """
 
 import asyncio
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 
 from covey.ports.verbs import NoVerbs, PairPlace, VerbsFound, VerbStep
@@ -20,6 +23,8 @@ class StandInNetwork:
         """The regions of all devices, by key."""
         self.pairs: dict[int, StandInPair] = {}
         self.numbers = count(1)
+        self.lock = threading.RLock()
+        """Held by a thread that uses anything here."""
         self.held = False
         """Whether posts wait until `go_on`."""
         self.steps_left = -1
@@ -39,18 +44,21 @@ class StandInNetwork:
                 region.memory[at : at + step.size] = data
         self.wire.clear()
         for pair in list(self.pairs.values()):
-            pair.work()
+            pair.go_on()
 
 
 class StandInVerbs:
     """The stand-in device of one host. `refuses`: the error of opening it; `locks`: the error of registering remote
-    memory."""
+    memory; `needs_bytes`: what a look was told last."""
+
+    needs_bytes = 0
 
     def __init__(self, network: StandInNetwork) -> None:
         self.network = network
         self.refuses = self.locks = ""
 
     def look(self, needs_bytes: int) -> VerbsFound:
+        self.needs_bytes = needs_bytes
         return VerbsFound("" if self.refuses else "stand-in", self.refuses)
 
     def open(self) -> "StandInDevice":
@@ -71,8 +79,8 @@ class StandInDevice:
             raise NoVerbs(self.verbs.locks)
         return StandInRegion(self, memory, remote)
 
-    def pair(self, done: Callable[[str], None]) -> "StandInPair":
-        return StandInPair(self, done)
+    def pair(self, done: Callable[[str], None], watched: bool = True) -> "StandInPair":
+        return StandInPair(self, done, watched)
 
     def close(self) -> None:
         assert not self.open_things, "a domain is closed with something in it"
@@ -95,7 +103,7 @@ class StandInRegion:
 
 
 class StandInPair:
-    def __init__(self, device: StandInDevice, done: Callable[[str], None]) -> None:
+    def __init__(self, device: StandInDevice, done: Callable[[str], None], watched: bool) -> None:
         self.device, self._done = device, done
         self.network = device.network
         self.number = next(self.network.numbers)
@@ -104,18 +112,38 @@ class StandInPair:
         self.peer = 0
         self.failed = ""
         self._posts: deque[Sequence[VerbStep]] = deque()
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop() if watched else None
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         device.open_things += 1
 
     def connect(self, peer: PairPlace) -> None:
         self.peer = peer.number
 
     def post(self, steps: Sequence[VerbStep]) -> None:
-        self._posts.append(steps)
-        self._loop.call_soon(self.work)
+        with self.network.lock:
+            self._posts.append(steps)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Something may be done now: the loop does it, or a thread that `descriptor` wakes."""
+        if self._loop is None:
+            os.eventfd_write(self.descriptor, 1)
+        else:
+            self._loop.call_soon(self.work)
+
+    def completed(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        with self.network.lock:
+            self.work()
 
     def close(self) -> None:
+        with self.network.lock:
+            self._close()
+
+    def _close(self) -> None:
         if self.network.pairs.pop(self.number, None) is not None:
+            os.close(self.descriptor)
             for step in [step for steps in self._posts for step in steps if not step.is_read]:
                 here = self.network.regions[step.here_key]
                 at = step.here - here.address

@@ -35,7 +35,7 @@ from plugins.memory.messages import (
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from tests.plugins.memory.ports import a_bench, replaces_a_method
 from tests.plugins.memory.tale import ME, OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
-from tests.plugins.memory.test_machines import Loan
+from tests.plugins.memory.test_lender import Loan
 
 HERE = "10.0.0.2:7"
 

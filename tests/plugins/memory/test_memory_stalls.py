@@ -5,7 +5,7 @@ from covey.ports.probes import MemoryNow
 from plugins.memory.machine.lending import events as le
 from plugins.memory.messages import Activity, CheckActivity, Evict
 from tests.plugins.memory.tale import ME, SLAB, sent
-from tests.plugins.memory.test_machines import Loan
+from tests.plugins.memory.test_lender import Loan
 
 
 def stalls(loan: Loan, available_bytes: int) -> list[int]:

@@ -287,7 +287,7 @@ def test_others_carry_the_ranks_of_a_lost_host_in_the_same_entry() -> None:
     assert told.job.reason == "gone; from 8 to 6 processes: 2 less on h2"
 
 
-def test_a_host_that_began_anew_before_it_was_missed_loses_its_processes_and_not_the_job() -> None:
+def test_a_host_that_began_anew_before_it_was_missed_costs_no_restart() -> None:
     told = Elastic()
     told.grow(h3=4)
     since = told.job.place_on(H2).since

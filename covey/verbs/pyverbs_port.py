@@ -1,17 +1,18 @@
 """`covey.ports.verbs` over pyverbs, which Debian has as python3-pyverbs. It is loaded when a device is opened, not
 before."""
 
-import asyncio
 import contextlib
 import importlib.util
 import os
+import select
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from agent.ports.network.verbs_found import RdmaPort, look, pyverbs_spec
 from covey.ports.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
+from covey.verbs.found import RdmaFound, RdmaPort, look, pyverbs_spec
 
 EVENT_FILE = "anon_inode:[infinibandevent]"
 """The kernel's name for the descriptor of a completion channel; pyverbs does not tell its number."""
@@ -30,6 +31,10 @@ STATUSES = {
 }  # fmt: skip
 
 
+_one_thread = threading.Lock()
+"""Held by a thread that loads pyverbs, opens a device or makes a completion channel."""
+
+
 class PyVerbs:
     """The `covey.ports.verbs.Verbs` of this host."""
 
@@ -37,20 +42,25 @@ class PyVerbs:
         self._opened: OpenedDevice | None = None
 
     def look(self, needs_bytes: int) -> VerbsFound:
-        found = look(needs_bytes=needs_bytes)
+        found = self._look(needs_bytes)
         return VerbsFound("" if found.port is None else found.port.device, found.why)
 
     def open(self) -> VerbsDevice:
-        found = look()
-        if found.port is None:
-            raise NoVerbs(found.why)
         try:
-            _load()
-            if self._opened is None or self._opened.port != found.port:
-                self._opened = OpenedDevice(found.port)
+            with _one_thread:
+                found = self._look()
+                if found.port is None:
+                    raise NoVerbs(found.why)
+                _load()
+                if self._opened is None or self._opened.port != found.port:
+                    self._opened = OpenedDevice(found.port)
             return PyVerbsDevice(self._opened)
         except ImportError as error:
             raise NoVerbs(f"pyverbs cannot be loaded: {error}") from error
+
+    def _look(self, needs_bytes: int = 0) -> RdmaFound:
+        opened = self._opened
+        return look(needs_bytes=needs_bytes, known=opened.port if opened is not None else None)
 
 
 def _load() -> None:
@@ -80,6 +90,11 @@ class OpenedDevice:
     """One port of a device, opened once in a process."""
 
     def __init__(self, port: RdmaPort) -> None:
+        import pyverbs.addr  # all that is used later, when a connection waits for it
+        import pyverbs.cq
+        import pyverbs.mr
+        import pyverbs.qp
+        import pyverbs.wr  # noqa: F401
         from pyverbs.device import Context
 
         self.port = port
@@ -102,8 +117,8 @@ class PyVerbsDevice:
     def register(self, memory: memoryview, remote: bool) -> "PyRegion":
         return PyRegion(self, memory, remote)
 
-    def pair(self, done: Callable[[str], None]) -> "PyPair":
-        return PyPair(self, done)
+    def pair(self, done: Callable[[str], None], watched: bool = True) -> "PyPair":
+        return PyPair(self, done, watched)
 
     def close(self) -> None:
         self.domain.close()
@@ -134,21 +149,24 @@ class PyRegion:
 
 
 class PyPair:
-    """The `covey.ports.verbs.Pair`. It has a completion channel of its own, whose descriptor the loop watches."""
+    """The `covey.ports.verbs.Pair`. It has a completion channel of its own, whose descriptor a loop watches, or the
+    threads that use it."""
 
-    def __init__(self, device: PyVerbsDevice, done: Callable[[str], None]) -> None:
+    def __init__(self, device: PyVerbsDevice, done: Callable[[str], None], watched: bool) -> None:
         import pyverbs.enums as e
         from pyverbs.cq import CQ
         from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
         self._e, self._device, self._done = e, device, done
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop() if watched else None
+        self._refused = ""
+        """Why a post was refused, until `completed` says so."""
         self._under_way: deque[int] = deque()
         """The numbers of posts under way, oldest first."""
         self._last = 0
         self._closed = False
         with _refusals("a queue pair"):
-            self._channel, self._descriptor = _channel(device.context)
+            self._channel, self.descriptor = _channel(device.context)
             self._queue = CQ(device.context, 2 * STEPS_MAX, channel=self._channel)
             self._queue.req_notify()
             cap = QPCap(max_send_wr=STEPS_MAX, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
@@ -159,7 +177,10 @@ class PyPair:
             self._pair.to_init(first)
         psn = int.from_bytes(os.urandom(3), "little")
         self.where = PairPlace(device.port.gid, device.port.lid, int(self._pair.qp_num), psn, device.mtu)
-        self._loop.add_reader(self._descriptor, self._completed)
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
+        if self._loop is not None:
+            self._loop.add_reader(self.descriptor, self.completed)
 
     def connect(self, peer: PairPlace) -> None:
         from pyverbs.addr import GID, AHAttr, GlobalRoute
@@ -199,15 +220,17 @@ class PyPair:
             with _refusals("a request"):
                 self._pair.post_send(works[-1])
         except NoVerbs as why:
-            self._loop.call_soon(self._fail, str(why))
+            self._refused = str(why)
+            if self._loop is not None:
+                self._loop.call_soon(self.completed)
 
-    def _completed(self) -> None:
-        """Take completions: the channel says that there are some."""
+    def completed(self) -> None:
         if self._closed:
             return
-        self._channel.get_cq_event(self._queue)
-        self._queue.ack_events(1)
-        self._queue.req_notify()
+        if self._poll.poll(0):
+            self._channel.get_cq_event(self._queue)
+            self._queue.ack_events(1)
+            self._queue.req_notify()
         while not self._closed:
             count, found = self._queue.poll(POLLED)
             for completion in found:
@@ -221,7 +244,9 @@ class PyPair:
                     if self._closed:
                         return
             if not count:
-                return
+                break
+        if self._refused:
+            self._fail(self._refused)
 
     def _fail(self, why: str) -> None:
         under_way, self._under_way = self._under_way, deque()
@@ -232,26 +257,44 @@ class PyPair:
         if not self._closed:
             self._closed = True
             self._under_way.clear()
-            self._loop.remove_reader(self._descriptor)
+            if self._loop is not None:
+                self._loop.remove_reader(self.descriptor)
             self._pair.close()
             self._queue.close()
             self._channel.close()
 
 
+def _running_loop() -> Any:
+    import asyncio  # a rank may have no loop
+
+    return asyncio.get_running_loop()
+
+
 def _channel(context: Any) -> tuple[Any, int]:
-    """A completion channel and its descriptor, which is the lowest that is free."""
+    """A completion channel and its descriptor, which is the one that this process did not have before."""
     from pyverbs.cq import CompChannel
 
-    for _ in range(CHANNEL_TRIES):
-        free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        os.close(free)
-        channel = CompChannel(context)
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{free}") == EVENT_FILE:
-                os.set_blocking(free, False)
-                return channel, free
-        channel.close()  # something else was closed between, such as garbage
+    with _one_thread:
+        for _ in range(CHANNEL_TRIES):
+            before = _channels()
+            channel = CompChannel(context)
+            new = _channels() - before
+            if len(new) == 1:
+                (descriptor,) = new
+                os.set_blocking(descriptor, False)
+                return channel, descriptor
+            channel.close()  # it took the place of one that another thread closed
     raise NoVerbs("the descriptor of a completion channel cannot be found")
+
+
+def _channels() -> set[int]:
+    """Descriptors of the completion channels of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed since
+            if os.readlink(f"/proc/self/fd/{name}") == EVENT_FILE:
+                found.add(int(name))
+    return found
 
 
 def _gid_text(gid: bytes) -> str:

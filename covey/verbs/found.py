@@ -1,7 +1,7 @@
 """Whether there is RDMA on this host, and if not, why. Only files are looked at: nothing is loaded and nothing is
 opened.
 
-What is found may still refuse when a byte process opens it; that process says so itself.
+What is found may still refuse when a byte process or a rank opens it; that process says so itself.
 """
 
 import importlib.machinery
@@ -46,13 +46,18 @@ def look(
     devices: Path = Path("/dev/infiniband"),
     distribution: str = DISTRIBUTION,
     needs_bytes: int = 0,
+    known: RdmaPort | None = None,
 ) -> RdmaFound:
-    """Look for a port. `needs_bytes`: memory that must be lockable at least, a slab."""
+    """Look for a port. `needs_bytes`: memory that must be lockable at least. `known`: the port that was found before,
+    which is taken again where it still works: to look for one is to read up to a thousand addresses."""
     if not sysfs.is_dir() or not any(sysfs.iterdir()):
         return RdmaFound(None, "this host has no RDMA device")
     if pyverbs_spec(distribution) is None:
         return RdmaFound(None, f"this host has a device, but no pyverbs for Python {_python()}{_other(distribution)}")
-    ports = [found for each in sorted(sysfs.iterdir()) for found in _ports(each)]
+    if known is not None and _still_works(sysfs, known):
+        ports = [known]
+    else:
+        ports = [found for each in sorted(sysfs.iterdir()) for found in _ports(each)]
     if not ports:
         return RdmaFound(None, f"no port of {_names(sysfs)} is active and has an address; next: rdma link")
     port = ports[0]
@@ -65,7 +70,7 @@ def look(
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit != resource.RLIM_INFINITY and limit < needs_bytes and os.geteuid() != 0:
         return RdmaFound(
-            None, f"{limit} bytes may be locked, a slab has {needs_bytes}; next: LimitMEMLOCK=infinity in the unit"
+            None, f"{limit} bytes may be locked, {needs_bytes} are needed; next: LimitMEMLOCK=infinity in the unit"
         )
     return RdmaFound(port)
 
@@ -108,6 +113,12 @@ def _ports(device: Path) -> list[RdmaPort]:
             lid = int(_text(port / "lid") or "0", 0)
             found.append(RdmaPort(device.name, int(port.name), ethernet, *gid, 0 if ethernet else lid, _mtu(port)))
     return found
+
+
+def _still_works(sysfs: Path, known: RdmaPort) -> bool:
+    port = sysfs / known.device / "ports" / str(known.port)
+    gid = _text(port / "gids" / str(known.gid_index)).replace(":", "")
+    return _text(port / "state").startswith(ACTIVE) and gid == known.gid.hex()
 
 
 def _gid(port: Path, ethernet: bool) -> tuple[int, bytes] | None:

@@ -1,5 +1,6 @@
 """Whether there is RDMA here, and if not, what a person reads: on trees of files like the kernel's."""
 
+import dataclasses
 import importlib.machinery
 import os
 import resource
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.network.verbs import PyVerbs
-from agent.ports.network.verbs_found import look
 from covey.ports.verbs import NoVerbs
+from covey.verbs.found import RdmaPort, look
+from covey.verbs.pyverbs_port import PyVerbs
 
 LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 V4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -71,6 +72,24 @@ def test_a_port_of_infiniband_is_reached_by_its_lid(tree: Tree) -> None:
     assert found is not None and (found.lid, found.gid_index, found.ethernet) == (31, 0, False)
 
 
+def test_a_known_port_is_taken_again_while_it_works(tree: Tree) -> None:
+    """A card has 256 addresses, and SoftRoCE 1024: they are read when there is a reason to."""
+    tree.port("mlx5_1")
+
+    def found(known: RdmaPort | None) -> RdmaPort | None:
+        return look(tree.sysfs, tree.devices, str(tree.distribution), known=known).port
+
+    first = found(None)
+    assert first is not None and first.device == "mlx5_0"
+    second = dataclasses.replace(first, device="mlx5_1")
+    assert found(second) == second
+    tree.port("mlx5_1", gids=" ".join([LOCAL, LOCAL, V4, V4.replace("4d", "4e")]))
+    assert found(second) == first, "it has another address now"
+    tree.port("mlx5_0", state="1: DOWN")
+    other = found(first)
+    assert other is not None and (other.device, other.gid[13]) == ("mlx5_1", 0x4E)
+
+
 def test_the_first_port_that_works_is_taken(tree: Tree) -> None:
     tree.port("mlx5_0", state="1: DOWN")
     tree.port("mlx5_1")
@@ -120,7 +139,7 @@ def test_a_limit_of_locked_memory_that_a_slab_exceeds_is_named(tree: Tree, monke
     assert tree.why(8 << 20) == ""
     assert (
         tree.why(64 << 20)
-        == "8388608 bytes may be locked, a slab has 67108864; next: LimitMEMLOCK=infinity in the unit"
+        == "8388608 bytes may be locked, 67108864 are needed; next: LimitMEMLOCK=infinity in the unit"
     )
 
 
@@ -137,7 +156,7 @@ def test_opening_says_the_same_as_looking() -> None:
 
 def test_neither_pyverbs_nor_numpy_is_loaded_before_a_device_is_opened() -> None:
     script = (
-        "import sys, agent.ports.network.verbs as v\nv.PyVerbs().look(1 << 20)\n"
+        "import sys, covey.verbs.pyverbs_port as v\nv.PyVerbs().look(1 << 20)\n"
         "print([name for name in ('pyverbs', 'numpy') if name in sys.modules])"
     )
     found = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""Numbers of tensors between two hosts by RDMA, beside a TCP connection that carries everything else."""

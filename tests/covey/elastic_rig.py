@@ -1,0 +1,143 @@
+"""An elastic job of real processes for tests: agents' sockets, an aggregator, and changes of who carries what."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from covey.core.ids import HostId, JobId
+from covey.wire.frames import pack, whole
+from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, decoder
+from plugins.scheduler.policy.carrying import carried_after, first_carried
+from tests.covey.forks import Fork, Forks
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+JOB = JobId("j1")
+GRANT = 1
+SCRIPT = Path(__file__).with_name("elastic_script.py")
+WITHIN_S = 60.0
+
+
+class AgentSocket:
+    """The agents of one job: each process gets the aggregator's address, and which ranks are carried by which."""
+
+    def __init__(self, path: Path, at: AggregatorAt, carries: Carries) -> None:
+        self.path, self._at, self._carries = path, at, carries
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def tell(self, carries: Carries) -> None:
+        with self._lock:
+            self._carries = carries
+            for each in self._connections:
+                with suppress(OSError):
+                    each.sendall(pack(carries))
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        incoming = bytearray()
+        with connection, suppress(OSError):
+            while received := connection.recv(1 << 16):
+                incoming += received
+                for frame in whole(incoming, decoder):
+                    self._heard(connection, frame)
+
+    def _heard(self, connection: socket.socket, frame: Frame) -> None:
+        if isinstance(frame, Join):
+            joined = Joined(HostId("h1"), frame.job, frame.rank, 0, frame.epoch, frame.protocol, heals=True)
+            with self._lock:
+                connection.sendall(pack(joined) + pack(self._at) + pack(self._carries))
+                self._connections.append(connection)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+class ElasticProcesses:
+    """The processes of one elastic job, which run a script of this repository."""
+
+    def __init__(self, forks: Forks, folder: Path, ranks: int, processes: int, script: Path, *words: str) -> None:
+        folder.mkdir(parents=True)
+        self._forks, self._ranks, self._script, self._words = forks, ranks, script, words
+        self._aggd = AggdThread(folder)
+        self.carried: Mapping[int, tuple[int, ...]] = first_carried(ranks, processes)
+        self._config = 0
+        at = self._aggd.serve(str(JOB), (GRANT << 32) + 1, ranks)
+        found = AggregatorAt(JOB, at.epoch, HostId("h1"), at.address, SECRET)
+        self._socket = AgentSocket(folder / "jobs.sock", found, Carries(0, dict(self.carried)))
+        self.now = {first: self._start(first, 0) for first in self.carried}
+        self.ended: list[Fork] = []
+
+    def _start(self, first: int, incarnation: int) -> Fork:
+        environ = {
+            "COVEY_SOCKET": str(self._socket.path),
+            "COVEY_JOB_ID": str(JOB),
+            "COVEY_RANK": str(first),
+            "COVEY_WORLD_SIZE": str(self._ranks),
+            "COVEY_EPOCH": str(GRANT),
+            "COVEY_TABLES": "1",
+            "COVEY_TOKEN": "secret",
+            "COVEY_HOST": "h1",
+            "COVEY_INCARNATION": str(incarnation),
+            "COVEY_ELASTIC": "1",
+        }
+        return self._forks.run(SCRIPT, self._script, json.dumps(environ), *self._words)
+
+    def arrange(self, ends: list[int], begins: int) -> list[int]:
+        """Another configuration: kill these processes, begin so many; returns the new ones."""
+        for first in ends:
+            self.kill(first)
+            self.ended.append(self.now.pop(first))
+        self.carried = carried_after(self.carried, ends, begins)
+        self._config += 1
+        self._socket.tell(Carries(self._config, dict(self.carried)))
+        new = [first for first in self.carried if first not in self.now]
+        for first in new:
+            self.now[first] = self._start(first, self._config << 16)
+        return new
+
+    def kill(self, first: int) -> None:
+        """Kill this process; nobody is told."""
+        with suppress(ProcessLookupError):
+            os.kill(self.now[first].pid, signal.SIGKILL)
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + WITHIN_S
+        while not is_so():
+            assert time.monotonic() < end_s, self.text()
+            time.sleep(0.005)
+
+    def have_said(self, word: str) -> bool:
+        """Whether each process has written this."""
+        return all(word in each.text() for each in self.now.values())
+
+    def digest(self) -> str:
+        """The digest with which all processes end."""
+        ended = {first: each.wait(WITHIN_S) for first, each in self.now.items()}
+        assert set(ended.values()) == {0}, (ended, self.text())
+        found = {each.text().partition("sha256=")[2].split()[0] for each in self.now.values()}
+        assert len(found) == 1, self.text()
+        return found.pop()
+
+    def text(self) -> str:
+        return "\n".join(f"process {first}: {each.text()[-2500:]}" for first, each in self.now.items())
+
+    def close(self) -> None:
+        for each in [*self.now.values(), *self.ended]:
+            each.close()
+        self._socket.close()
+        self._aggd.finish()

@@ -1,0 +1,213 @@
+"""A PyTorch training whose ranks are carried by processes that come and go: the same bits, in real processes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.core.errors import CoveyError
+from tests.covey.elastic_rig import ElasticProcesses
+from tests.covey.forks import Forks
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH
+
+pytestmark = NEEDS_TORCH
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "elastic_ddp.py"
+WORDS = ("--epochs", "2", "--width", "32", "--batch", "32", "--step-seconds", "0.002")
+RANKS = 4
+SCRIPT, STEPS = Path(__file__).with_name("torch_elastic_script.py"), 40
+Jobs = Callable[..., ElasticProcesses]
+_fixed: dict[tuple[Path, tuple[str, ...]], str] = {}
+
+
+@pytest.fixture
+def jobs(forks: Forks, tmp_path: Path) -> Iterator[Jobs]:
+    made: list[ElasticProcesses] = []
+
+    def make(processes: int, script: Path = EXAMPLE, words: tuple[str, ...] = WORDS) -> ElasticProcesses:
+        made.append(ElasticProcesses(forks, tmp_path / str(len(made)), RANKS, processes, script, *words))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def fixed(jobs: Jobs, script: Path = EXAMPLE, words: tuple[str, ...] = WORDS) -> str:
+    """The digest of a job with one process for each rank."""
+    if (script, words) not in _fixed:
+        _fixed[script, words] = jobs(RANKS, script, words).digest()
+    return _fixed[script, words]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_few_processes_learn_what_many_learn(jobs: Jobs, processes: int) -> None:
+    assert jobs(processes).digest() == fixed(jobs)
+
+
+def test_a_process_that_is_killed_leaves_the_same_bits(jobs: Jobs) -> None:
+    job = jobs(2)
+    job.until(lambda: job.have_said("epoch 0"))
+    job.arrange([1], 0)
+    assert job.digest() == fixed(jobs)
+
+
+def taken(job: ElasticProcesses) -> dict[tuple[int, int], set[tuple[int, ...]]]:
+    """For each step and rank, the samples that were taken for it, by whichever processes."""
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for each in [*job.now.values(), *job.ended]:
+        for line in each.text().rpartition("\n")[0].splitlines():
+            if line.startswith("takes "):
+                step, rank, *samples = map(int, line.split()[1:])
+                found.setdefault((step, rank), set()).add(tuple(samples))
+    return found
+
+
+def changed(jobs: Jobs, words: tuple[str, ...], go_on: Path) -> ElasticProcesses:
+    """A job in which two new processes begin and process 0 is killed; steps are long meanwhile."""
+    job = jobs(2, SCRIPT, (*words, str(go_on)))
+    job.until(lambda: "ends 1" in job.now[0].text())
+    for ends in ([], [0]):
+        (new,) = job.arrange(ends, 1)
+        job.until(lambda new=new: "goes on " in job.now[new].text())  # type: ignore[misc]
+    go_on.touch()
+    return job
+
+
+@pytest.mark.parametrize("kind", ["cpu-unlike", "cpu-place"])
+def test_all_that_is_a_ranks_own_moves_with_it(jobs: Jobs, kind: str, tmp_path: Path) -> None:
+    """The training has a GradScaler that skips steps, clipped gradients, a schedule, BatchNorm, dropout, draws of three
+    generators, parameters without a gradient in some ranks or all, a place in the data; parameters differ at first."""
+    words = kind, str(STEPS)
+    job = changed(jobs, words, tmp_path / "go on")
+    assert job.digest() == fixed(jobs, SCRIPT, words)
+    found = taken(job)
+    assert set(found) == {(step, rank) for step in range(STEPS) for rank in range(RANKS)}
+    assert all(len(each) == 1 for each in found.values()), "each rank has one set of samples, whoever computed"
+
+
+class _NoJob:
+    rank, world_size, is_elsewhere = 0, 4, False
+
+    def tell(self, text: str) -> None: ...
+
+
+def refused(model: Any, optimizer: Any = None, **more: Any) -> str:
+    import torch
+
+    import covey.torch
+
+    if optimizer is None:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    with pytest.raises((CoveyError, TypeError)) as found:
+        covey.torch.attach(model, optimizer, _NoJob(), elastic=True, **more)  # type: ignore[call-overload]
+    return str(found.value)
+
+
+def test_what_could_not_keep_the_bits_is_refused_in_words() -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    one, other = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    assert "it has several optimizers" in refused(model, [one, other])
+    assert "it has several optimizers" in refused(model, one, also=[other])
+    assert "its optimizer is a str" in refused(model, "adam")
+    assert "'1' is a SyncBatchNorm" in refused(torch.nn.Sequential(model, torch.nn.SyncBatchNorm(2)))
+    assert "has neither as_rank(rank) nor a state_dict" in refused(model, one, data=3)
+    assert "gradients of '0.weight' are sparse" in refused(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
+    wrapped: Any = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    assert "leave DistributedDataParallel out" in refused(wrapped)
+
+
+@pytest.mark.long
+def test_a_model_whose_kernels_depend_on_what_a_process_has_seen_is_refused() -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert "the model is compiled by torch.compile" in refused(torch.compile(model, backend="eager"))
+    assert "chooses kernels by the shapes" in refused(torch.compile(model, backend="eager", dynamic=True))
+    assert "neither as_rank(rank)" in refused(torch.compile(model, backend="eager", dynamic=False), data=3)
+
+
+class _Carried(int):
+    """A rank that is carried in a job of one process."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *of: object) -> None: ...
+
+    def push(self, name: str, array: Any, out: Any = None, **how: Any) -> Any:
+        if out is not None:
+            out[:] = array
+        return _Handle(array)
+
+
+class _Handle:
+    def __init__(self, array: Any) -> None:
+        self.wait = lambda: array
+
+
+class _AloneJob(_NoJob):
+    """A job with one rank, whose sums are what it pushes."""
+
+    world_size, step = 1, 0
+
+    def state(self, *of: Any, **more: Any) -> Any:
+        return self
+
+    def done(self) -> None:
+        self.step += 1
+
+    def carried(self, step: int) -> Iterator[_Carried]:
+        yield _Carried(0)
+
+    def leave(self) -> None: ...
+
+
+def test_a_loop_that_leaves_something_out_is_told_so() -> None:
+    import torch
+
+    import covey.torch
+
+    model = torch.nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job: Any = _AloneJob()
+    training = covey.torch.attach(model, optimizer, job, elastic=True)
+    steps = training.steps(2)
+    assert next(steps) == 0
+    with pytest.raises(ValueError, match=r"averaged before all ranks of this process had passed; next:"):
+        training.step()
+    with pytest.raises(ValueError, match=r"rank 0 did not compute; next: pass for each rank"):
+        for _ in training.carried():
+            pass
+    model.bias.requires_grad_(True)
+    with pytest.raises(CoveyError, match=r"'bias' has a gradient, and had requires_grad=False"):
+        for rank in training.carried():
+            with rank:
+                model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ValueError, match=r"step 0 was ended without averages; next:"):
+        next(steps)
+
+
+def test_the_optimizer_steps_with_what_ranks_gave_and_numbers_are_averaged() -> None:
+    import torch
+
+    import covey.torch
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    job: Any = _AloneJob()
+    training = covey.torch.attach(model, torch.optim.SGD(model.parameters(), 0.5), job, elastic=True)
+    before, seen = model.weight.detach().clone(), []
+    for step in training.steps(3):
+        for rank in training.carried():
+            with rank:
+                for scale in (1.0, 2.0):
+                    (model(torch.ones(1, 2)).sum() * scale).backward()
+                mean = rank.mean("step", step)
+                with pytest.raises(ValueError, match=r"next: ask after training\.step"):
+                    _ = mean.value
+        training.step()
+        seen.append(mean.value)
+    assert seen == [0.0, 1.0, 2.0] and training.next_step == 3
+    assert torch.equal(model.weight, before - 3 * 0.5 * 3.0)
