@@ -39,6 +39,7 @@ CHEAP = {"default_slabs": 4}
         ("struck_in_eviction", 1601),
         ("swarm_idle", 807),
         *(pytest.param(story, 1, marks=pytest.mark.long) for story in LONG),
+        *(pytest.param("rearranged", seed, marks=pytest.mark.long) for seed in range(2, 22)),
     ],
 )
 def test_every_directed_story_holds(story: str, seed: int) -> None:
