@@ -22,7 +22,7 @@ def test_an_older_configuration_changes_nothing() -> None:
     assert list(process.ours) == [0, 2] and not process.others_now
 
 
-def test_a_newer_configuration_says_which_ranks_have_moved_and_from_which_incarnation_on() -> None:
+def test_a_newer_configuration_says_which_ranks_have_moved() -> None:
     process = machine(2)
     moved = process.told(Carries(4, {0: (0, 1), 2: (2,)}))
     assert moved is not None and sorted(moved.ranks) == [1, 2] and moved.incarnation == 4 << 16
@@ -31,7 +31,7 @@ def test_a_newer_configuration_says_which_ranks_have_moved_and_from_which_incarn
     assert process.to_adopt([0, 2]) == [], "a configuration is put in force once"
 
 
-def test_a_rank_comes_in_the_incarnation_of_its_configuration_and_of_the_losses_of_its_process() -> None:
+def test_a_rank_comes_in_the_incarnation_of_its_configuration() -> None:
     assert machine().incarnation(4) == 4 << 16 | 5
 
 
