@@ -18,6 +18,8 @@ part of `make check`: code that changed under a mutant makes it stale, and a sta
 
 import ast
 import tomllib
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -110,7 +112,7 @@ def _no_such_test(test: str, root: Path) -> list[str]:
     file, *names = test.partition("[")[0].split("::")
     if not (root / file).is_file():
         return [f"{file} does not exist"]
-    body: list[ast.stmt] = ast.parse((root / file).read_text()).body
+    body: Sequence[ast.stmt] = _parsed((root / file).read_text())
     for name in names:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         inside = [node for node in body if isinstance(node, kinds) and node.name == name]
@@ -120,3 +122,9 @@ def _no_such_test(test: str, root: Path) -> list[str]:
             return [f"{file} has no {name}"]
         body = inside[0].body if inside else []
     return []
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Sequence[ast.stmt]:
+    """The statements of a file of tests, which many mutants name."""
+    return ast.parse(text).body

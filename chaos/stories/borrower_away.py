@@ -3,6 +3,7 @@ running without it, no lender takes anything back, and every page is where it wa
 
 import signal
 
+from chaos.actors.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories.rolling_restart import places
 from chaos.story import READ_S, ended
@@ -13,7 +14,7 @@ LEASE_S = 60.0
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    pager = rack.pager("h2", "vol1", 1 << 20, 2 * LEASE_S)
+    pager = rack.pager("h2", "vol1", 1 << 20, 2 * LEASE_S, pace=LONG_RUNS)
     rack.until(lambda: len(places(rack, "h2")) >= 2, 60.0, "slabs are lent")
     rack.run(rack.rng.uniform(1.0, 8.0))
     before, agent = places(rack, "h2"), rack.hosts["h2"].agent

@@ -4,6 +4,7 @@ volume's process died. What was asked is asked again, reads that wait too long f
 older."""
 
 from chaos import faults
+from chaos.actors.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import lenders
 from chaos.stories.closing_killed import closing
@@ -16,7 +17,7 @@ FREE_S, CLOSE_S, SURE_S = 5.0, 60.0, 30.0
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    pager = rack.pager("h3", "vol1", 1 << 20, 170.0)
+    pager = rack.pager("h3", "vol1", 1 << 20, 170.0, pace=LONG_RUNS)
     for step in (_lender_stops, _disk_stops, _lenders_stop):
         rack.until(lambda: bool(lenders(rack, "h3")), 60.0, "a slab is lent")
         rack.run(rack.rng.uniform(1.0, 4.0))

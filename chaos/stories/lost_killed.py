@@ -3,6 +3,7 @@ volume's process dies. The lender still has them: it is told that it may forget 
 before."""
 
 from chaos import faults
+from chaos.actors.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import lenders
 from chaos.story import ended
@@ -13,7 +14,7 @@ APART_S = 9.0
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    pager = rack.pager("h3", "vol1", 1 << 20, 120.0)
+    pager = rack.pager("h3", "vol1", 1 << 20, 120.0, pace=LONG_RUNS)
     rack.until(lambda: bool(lenders(rack, "h3")), 20.0, "a slab is lent")
     for _ in range(rack.rng.randint(4, 6)):
         rack.run(rack.rng.uniform(1.0, 4.0))

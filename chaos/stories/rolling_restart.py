@@ -3,6 +3,7 @@ so nothing moves, nothing is taken back, and no attempt is spent."""
 
 import signal
 
+from chaos.actors.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import train, working
 from chaos.stories.agent_killed import attempts
@@ -16,7 +17,7 @@ def play(rack: SimRack) -> None:
     rack.settle()
     job = train(rack, rounds=2000)
     rack.until(lambda: len(working(rack)) >= 1, 20.0, "ranks run")
-    pager = rack.pager("h2", "vol1", 1 << 20, 200.0)
+    pager = rack.pager("h2", "vol1", 1 << 20, 150.0, pace=LONG_RUNS)
     rack.until(lambda: len(places(rack, "h2")) >= 2, 60.0, "slabs are lent")
     rack.run(5.0)
     before, ranks, epoch = places(rack, "h2"), working(rack), grant(rack, job)

@@ -54,7 +54,7 @@ def test_the_handlers_that_nobody_is_expected_to_enter_exist_and_each_has_a_reas
 
 
 def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
-    asked = ("soak", "--handlers", "--story", "volume_killed", "--seeds", "1-2", "--cpu-seconds", "60")
+    asked = ("soak", "--handlers", "--story", "agent_killed", "--seeds", "1-2", "--cpu-seconds", "60")
     told = subprocess.run(
         [sys.executable, "-P", "-m", "chaos.main", *asked],
         cwd=Path(__file__).parents[2],

@@ -8,7 +8,6 @@ import pytest
 from chaos.planted import Mutant, known_mutants, problems, range_of, with_bug
 from chaos.story import known_stories
 
-MUTANTS = known_mutants()
 STORIES = frozenset(known_stories())
 GOOD = Mutant(
     file="gossip/types.py",
@@ -20,9 +19,10 @@ GOOD = Mutant(
 )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_planted_bug_fits_the_code_and_has_a_check(mutant: Mutant) -> None:
-    assert problems(mutant, STORIES) == []
+def test_a_planted_bug_fits_the_code_and_has_a_check() -> None:
+    """One test for all of them: a test for each of a thousand costs more than what it looks at."""
+    found = {mutant.name: problems(mutant, STORIES) for mutant in known_mutants()}
+    assert len(found) > 1000 and {name: why for name, why in found.items() if why} == {}
 
 
 def test_a_bug_replaces_the_only_place_where_its_text_stands() -> None:
