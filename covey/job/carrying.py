@@ -318,7 +318,9 @@ class CarriedRanks:
     def _join_newest(self) -> None:
         """Join as all ranks that are to be carried here."""
         newest = self._machine.newest
-        for rank in self._machine.ours if newest is not None else ():
+        if newest is None:
+            return
+        for rank in self._machine.ours:
             if rank not in self.members and rank not in self._new:
                 self._new[rank] = self._made(rank, newest.config)
 

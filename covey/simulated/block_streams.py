@@ -120,9 +120,8 @@ class BlockStreams:
 
     def is_here(self, name: str) -> bool:
         """Whether that result is here. Raises what `result` raises."""
-        return all(
-            [self._at[block.table].is_here(block_label(name, at)) for at, block in enumerate(self._blocks[name])]
-        )
+        here = [self._at[block.table].is_here(block_label(name, at)) for at, block in enumerate(self._blocks[name])]
+        return all(here)
 
     def newest(self, name: str) -> bytes:
         """The newest result of this tensor that is here."""

@@ -177,7 +177,9 @@ class CarriedStreams:
 
     def _join_newest(self) -> None:
         newest = self._machine.newest
-        for rank in self._machine.ours if newest is not None else ():
+        if newest is None:
+            return
+        for rank in self._machine.ours:
             if rank not in self.members and rank not in self._new:
                 self._new[rank] = self._made(rank, newest.config)
 
@@ -280,7 +282,8 @@ class CarriedStreams:
     def _arrived(self) -> bool:
         """Whether all rounds of all ranks are complete. Rows with each rank's own state come first, and may have to be
         pushed again."""
-        if not all([member.healing.rows_came() for member in self.members.values()]):
+        late = [member for member in self.members.values() if not member.healing.rows_came()]
+        if late:
             return False
         each = [(member, name) for member in self.members.values() for name in member.open]
         if not all(member.far.is_here(name) for member, name in each):

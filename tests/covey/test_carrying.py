@@ -371,7 +371,7 @@ def test_a_rank_that_comes_while_a_process_takes_its_state_over_answers(
     gang.kills = waits
     reached(gang, 3)
     (new,) = gang.arrange([], 1)
-    until(lambda: gang.now[new].carried is not None and gang.now[new].carried._joins)
+    until(lambda: (carried := gang.now[new].carried) is not None and carried._joins)
     gang.arrange([1], 0)
     assert 1 in gang.carried[new]
     go_on.set()

@@ -22,7 +22,7 @@ def test_an_older_configuration_changes_nothing() -> None:
     assert list(process.ours) == [0, 2] and not process.others_now
 
 
-def test_a_newer_configuration_says_which_ranks_have_moved_and_from_which_incarnation_on() -> None:
+def test_a_newer_configuration_says_which_ranks_have_moved() -> None:
     process = machine(2)
     moved = process.told(Carries(4, {0: (0, 1), 2: (2,)}))
     assert moved is not None and sorted(moved.ranks) == [1, 2] and moved.incarnation == 4 << 16
@@ -31,7 +31,7 @@ def test_a_newer_configuration_says_which_ranks_have_moved_and_from_which_incarn
     assert process.to_adopt([0, 2]) == [], "a configuration is put in force once"
 
 
-def test_a_rank_comes_in_the_incarnation_of_its_configuration_and_of_the_losses_of_its_process() -> None:
+def test_a_rank_comes_in_the_incarnation_of_its_configuration() -> None:
     assert machine().incarnation(4) == 4 << 16 | 5
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_another_process_carries_by_now_just_goes() -> None:
     assert not process.lets_go({2: 3}) and not process.others_now
 
 
-def test_what_is_a_ranks_own_is_kept_from_one_time_that_it_is_entered_to_the_next() -> None:
+def test_what_is_a_ranks_own_is_kept_until_it_is_entered_again() -> None:
     draws = iter(range(10))
     process = CarryingMachine(0, 0, lambda: next(draws))
     assert process.enter(0) is None
