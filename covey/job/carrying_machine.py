@@ -26,7 +26,7 @@ class Moved(NamedTuple):
     """The least incarnation of a process that carries one of them from now on."""
 
 
-class WaitsTogether(Protocol):
+class WaitingRank(Protocol):
     """A rank whose process waits for others, as `covey.healing.healing` has it."""
 
     def waits(self) -> None: ...
@@ -122,7 +122,7 @@ class CarryingMachine:
         return self._own() if self._own is not None and self.entered == rank else self.owns.get(rank)
 
 
-def still_needed(waits: Sequence[WaitsTogether], within_s: float = 0.0) -> bool:
+def still_needed(waits: Sequence[WaitingRank], within_s: float = 0.0) -> bool:
     """Whether a successor needs what one of these ranks holds, each looked at for at most `within_s` seconds: then all
     of them wait on, since a successor asks every rank. Otherwise none waits any more."""
     busy = [each for each in waits if not each.is_free(within_s)]

@@ -282,8 +282,8 @@ class CarriedStreams:
     def _arrived(self) -> bool:
         """Whether all rounds of all ranks are complete. Rows with each rank's own state come first, and may have to be
         pushed again."""
-        came = [member.healing.rows_came() for member in self.members.values()]
-        if not all(came):
+        late = [member for member in self.members.values() if not member.healing.rows_came()]
+        if late:
             return False
         each = [(member, name) for member in self.members.values() for name in member.open]
         if not all(member.far.is_here(name) for member, name in each):

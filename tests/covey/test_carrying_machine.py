@@ -52,7 +52,7 @@ def test_a_rank_that_another_process_carries_by_now_just_goes() -> None:
     assert not process.lets_go({2: 3}) and not process.others_now
 
 
-def test_what_is_a_ranks_own_is_kept_from_one_time_that_it_is_entered_to_the_next() -> None:
+def test_what_is_a_ranks_own_is_kept_until_it_is_entered_again() -> None:
     draws = iter(range(10))
     process = CarryingMachine(0, 0, lambda: next(draws))
     assert process.enter(0) is None

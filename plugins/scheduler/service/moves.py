@@ -61,6 +61,10 @@ class RunningMoves:
         if not 1 <= workers <= WORKERS_MAX:
             why = f"{workers} is not a number of processes"
             raise Refused(2, what, why, f"agentctl scale {job.id} {job.processes}")
+        away = sorted({place.host for place in job.start.places} - set(alive))
+        if away and workers < job.processes:
+            why = f"{', '.join(away)} is not alive, and what runs there may be lost: it would keep too few others"
+            raise Refused(75, what, why, "try again once it is back, or given up: agentctl hosts")
         before, sought = job.processes, job.healing.sought
         command = ScaleAsked(
             wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by

@@ -43,7 +43,7 @@ def lost_by_report(queue: JobTable, job: Job, command: RanksReported) -> Result 
     """A host says that it lost the processes of an elastic job, since its machine began anew before anybody missed it:
     others carry their ranks. None: this is for `job_endings.ranks_reported`."""
     place = job.place_on(command.host)
-    if not command.lost or command.asked or not job.spec.elastic or job.state != "running":
+    if not command.lost or not job.spec.elastic or job.state != "running":
         return None
     if place is None or place.since != command.since or not job.awaits(command.host):
         return None
