@@ -5,6 +5,7 @@ a test half of one. Scripts to which `covey.hooks` attaches need an interpreter 
 """
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -162,6 +163,8 @@ def main(server: socket.socket) -> None:
     torch.set_num_threads(1)
     optimizer: Any = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     optimizer.step()  # imports a second's worth of modules
+    gc.collect()
+    gc.freeze()  # what was imported is no garbage of a fork either
     serve(server)
 
 

@@ -57,7 +57,8 @@ def learnt(kind: str, rank: int, device: str, attach: Any) -> str:
         gradient_as_bucket_view=views,
     )
     attach(ddp)
-    run = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
+    compiled = kind == "compiled" and rank == 0  # what compiles takes seconds to import, and one rank shows it
+    run = torch.compile(ddp, backend="eager") if compiled else ddp
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=not views)

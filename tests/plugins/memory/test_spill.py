@@ -80,6 +80,21 @@ async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_ho
         assert (await look(again))[:3] == [13, 11, 12]
 
 
+async def test_of_a_ring_that_its_segment_cannot_take_the_oldest_records_are_brought_home() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=1)
+        await spill.written(1)
+        bench.disk.gate.clear()
+        for number in range(2, 202):
+            put(spill, number, **{f"p{number % 40}": number})
+        await asyncio.sleep(0.02)
+        bench.disk.gate.set()
+        await die(spill, writer=False)
+        found = await look(await opened(bench, 2))
+        assert 100 < max(found) < 201 and sorted(found[:40]) == list(range(max(found) - 39, max(found) + 1))
+
+
 async def test_a_writer_that_died_is_replaced_and_nothing_in_the_ring_is_lost() -> None:
     async with a_bench() as bench:
         spill = await opened(bench, 1)

@@ -264,15 +264,17 @@ class SpillWriter:
             await self._disk.write_at(mark_name(self._prefix), self._marks % 2 * ALIGNED, mark)
 
     async def bring_home(self) -> int:
-        """Bring the ring to the log when the volume's process is gone: records that were put and are not written.
-        Returns how many."""
+        """Bring the ring to the log when the volume's process is gone: records that were put and are not written, the
+        oldest first, as many as the segment takes. Returns how many."""
         count, end = self._ring.count, self._end
         if not end.segment:
             return 0
         first = end.start
         while end.start < count:
-            rows = min(count - end.start, BATCH_ROWS)
-            if end.at + batch_blocks(rows, rows, self._block) > self._stride:
+            rows, room = min(count - end.start, BATCH_ROWS), self._stride - end.at
+            while rows > 0 and batch_blocks(rows, rows, self._block) > room:
+                rows = min(rows - 1, room)
+            if rows <= 0:
                 break  # a new segment would have to be listed; what is left is at lenders
             order = AppendRecords(end, end.start + rows, 0)
             await self.append(order, self.prepare(order))
