@@ -182,6 +182,16 @@ def test_an_elastic_job_whose_state_is_not_registered_gives_nothing_back() -> No
     assert not of(rack.look(), ScaleAsked) and rack.processes(id) == 8
 
 
+def test_nothing_is_given_back_while_a_host_of_the_job_is_away() -> None:
+    rack = Stretching([4, 4, 4], {})
+    id = rack.elastic(2, 12, now=12)
+    rack.submit(2, "bob")
+    away = rack.totals.pop(H2)
+    assert not of(rack.look(), ScaleAsked) and rack.processes(id) == 12
+    rack.totals[H2] = away
+    assert of(rack.look(), ScaleAsked)
+
+
 def test_extras_are_not_given_back_for_opportunistic_jobs_or_beyond_a_quota() -> None:
     rack = Stretching([4, 4], {"bob": 1})
     id = rack.elastic(2, 8, now=8)

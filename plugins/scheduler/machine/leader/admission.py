@@ -75,7 +75,10 @@ class Admission:
         wall_s: float,
     ) -> None:
         """`run_queues`: jobs that may run."""
-        self.defragmenting, self.may_move, self.elastic = defragmenting, seen.may_move, seen.elastic
+        self.defragmenting, self.may_move = defragmenting, seen.may_move
+        self.elastic = [job for job in seen.elastic if all(place.host in capacity.totals for place in job.start.places)]
+        """Elastic jobs that may give processes back: not while one of their hosts is away, and may be lost with the
+        only processes that would be left."""
         self.shrunk: list[Job] | None = None
         """Elastic jobs that give processes back for a job that waits; None: no job waits for that."""
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
