@@ -148,6 +148,17 @@ async def test_who_asks_for_more_than_there_is_gets_some_and_is_told_why_not_mor
 
 
 @on_a_rack()
+async def test_nobody_ends_processes_while_a_host_of_the_job_is_away(rack: Rack) -> None:
+    id, at = await elastic(rack), first(rack)
+    await at.call("scale", id=id, workers=4)
+    away = next(place.host for place in rack.job(id).start.places if place.host != at.id)
+    rack.states[away] = ("suspect", 0.0)
+    said = await refused(at.call("scale", id=id, workers=2))
+    assert said.code == 75 and said.why.startswith(f"{away} is not alive") and rack.job(id).processes == 4
+    rack.states[away] = ("alive", 0.0)
+
+
+@on_a_rack()
 async def test_what_cannot_be_is_refused_in_three_lines(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
     for workers, why in ((9, "9 is out of that range"), (1, "1 is out of that range"), (0, "is not a number")):
