@@ -105,6 +105,33 @@ def test_a_rank_that_is_stuck_is_replaced_and_stacks_are_kept(living: LivingRack
     assert "most recent call first" in living.output(job, 0), "where the others were"
 
 
+def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRack, undisturbed: str) -> None:
+    job = living.submit(EXAMPLES / "elastic.py", *OPTIONS, workers=1, workers_max=4)
+    assert len(ranks(living, job)) == 1
+
+    def scaled(processes: int) -> None:
+        def has_state() -> bool:
+            code, said = living.agentctl("scale", job, str(processes))
+            assert code in (0, 75), said
+            return code == 0
+
+        wait("the state is registered, and the job is scaled", has_state)
+        wait("these processes run", lambda: len(ranks(living, job)) == processes)
+
+    scaled(4)
+    scaled(2)
+    scaled(3)
+    now = ranks(living, job)
+    os.kill(now[0], signal.SIGKILL)
+    successor(living, job, 0, now[0])
+    step = living.job(job)["step"] or 0
+    wait("it has the state", lambda: (living.job(job)["step"] or 0) > step + 3)
+    scaled(1)
+    assert digest(living, job) == undisturbed, "whoever carried which of its four ranks"
+    said = [event["event"] for event in living.agent().get("why", job).data]
+    assert (said.count("grew"), said.count("shrank"), said.count("rank replaced")) == (2, 2, 1), said
+
+
 def places(living: LivingRack, job: str) -> dict[str, list[int]]:
     return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
 

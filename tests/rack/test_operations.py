@@ -39,6 +39,7 @@ NOT_TYPED = {
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",
+    "agentctl scale j7 10": "that job has ended; tests/rack/test_healing.py scales one",
     "covey-chaos soak --story": "goes on until it is interrupted; tests/chaos plays stories",
     "covey-chaos sim --story NAME": "stands for any story",
     "agentctl submit --workers 4 --gpus 1 --follow -- python examples/digits.py": "takes long; tests/rack runs it",
