@@ -38,7 +38,7 @@ READ_S = 120.0
 """Seconds after all is healed within which every page of a volume is read back."""
 
 HOSTS = 4
-"""Hosts of a rack, unless more are asked for, or the story's module has `HOSTS`: the fewest and the most."""
+"""Hosts of a rack, unless more are asked for, or the story's module has `RACK_HOSTS`: the fewest and the most."""
 
 Story = Callable[[Any], Any]
 
@@ -97,8 +97,8 @@ def tell(
     play = known_stories()[name]
     if name in stories_of_worlds():
         return _worlds(name, seed)
-    if hosts == HOSTS and hasattr(_module(name), "HOSTS"):
-        hosts = random.Random(f"{seed}/hosts").randint(*_module(name).HOSTS)
+    if hosts == HOSTS and hasattr(_module(name), "RACK_HOSTS"):
+        hosts = random.Random(f"{seed}/hosts").randint(*_module(name).RACK_HOSTS)
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     chosen = knobs.drawn(seed) if name in knobs.STORIES else {}
     settings = knobs.joined(chosen, getattr(_module(name), "SETTINGS", None))

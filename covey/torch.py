@@ -149,14 +149,15 @@ def attach(
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
-        _ways[ddp] = "copied from each GPU: ranks may be lost" if devices_of(ddp.module) else ""
+        if devices_of(ddp.module):
+            _ways[ddp] = "copied from each GPU: ranks may be lost"
         return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors))
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
-    _ways[ddp] = buckets.add_on_gpus(ddp)
-    if _ways[ddp]:
-        found.tensors.tell(f"has its gradients {_ways[ddp]}")
+    if way_there := buckets.add_on_gpus(ddp):
+        _ways[ddp] = way_there
+        found.tensors.tell(f"has its gradients {way_there}")
     return None
 
 

@@ -27,7 +27,7 @@ from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.log.jobs import OVER
 
 SETTINGS = {"scheduler": {"heal_pause_s": 8.0, "elastic_grow_after_s": 6.0}}
-HOSTS = (3, 6)
+RACK_HOSTS = (3, 6)
 """Fewest and most hosts of the rack, of which each seed has its own number."""
 STEPS, FLOATS = (60, 120), 40
 STARTS_S = 60.0

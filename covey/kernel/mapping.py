@@ -7,8 +7,6 @@ import os
 import weakref
 from typing import Any
 
-import numpy
-
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -26,6 +24,8 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def map_shared(descriptor: int, size: int, at: int, touch: bool = True) -> memoryview:
     """`size` bytes of the file from `at` on, a multiple of the page size: writable, and unmapped once nothing refers to
     them. `touch`: all pages are there from the beginning. OSError."""
+    import numpy  # a supervisor, which maps nothing, does without it
+
     flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if touch else 0)
     address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, at)
     if address in (None, _FAILED):

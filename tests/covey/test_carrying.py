@@ -317,10 +317,10 @@ def test_any_changes_at_any_time_leave_the_same_bits(
     assert gang.end() == fixed(tmp_path, 6, steps)
 
 
-def until(true: Callable[[], object]) -> None:
+def until(true: Callable[[], object], otherwise: Callable[[], str] = lambda: "") -> None:
     end_s = time.monotonic() + WITHIN_S
     while not true():
-        assert time.monotonic() < end_s
+        assert time.monotonic() < end_s, otherwise()
         time.sleep(0.002)
 
 
@@ -337,7 +337,10 @@ def test_nobody_waits_for_a_process_that_was_ended_a_step_behind_the_others(
     reached(gang, 2)
     (new,) = gang.arrange([], 1)
     until(lambda: not gang.now[new].thread.is_alive())
-    until(lambda: all(each.healing.machine.is_ahead for first in (0, 1) for each in members_of(gang, first).values()))
+    until(
+        lambda: any(each.healing.machine.is_ahead for first in (0, 1) for each in members_of(gang, first).values()),
+        gang.told,
+    )
     gang.arrange([new], 0, kill=False)
     assert gang.end() == fixed(tmp_path, 4)
 

@@ -119,6 +119,7 @@ HELD = {
     "DirectOwner": "TensorClient", "RankConnection": "TensorClient", "VolumeLink": "RemoteMemory", "WakePipe": "Job",
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
     "QueuedWaits": "of ShareControl", "DeviceBuckets": "refuses in words (test_buckets)",
+    "_Slots": "TensorClient",
 }  # fmt: skip
 """Classes that hold a socket, a thread or shared memory, and the object by which a script reaches each."""
 

@@ -201,7 +201,7 @@ def test_the_newest_process_of_a_rank_is_heard_and_an_older_one_is_told_so(aggd:
 OPEN = say(TensorOp.OPEN, pack_declared(DECLARED), flags=WANT)
 BAD = {
     "not a frame": b"\xff" * 40,
-    "no hello first": say(TensorOp.PING),
+    "no hello first": OPEN,
     "another epoch": OPEN.replace(struct.pack("<Q", EPOCH), struct.pack("<Q", EPOCH + 1)),
     "another rank": say(TensorOp.OPEN, pack_declared(DECLARED), rank=1),
     "another job": say(TensorOp.PING, job=JobId("j9")),
