@@ -180,6 +180,9 @@ class RanksHeal(Fact, frozen=True):
     since: int
     """`Place.since` of these ranks' place."""
     may_be_lost: bool
+    have: tuple[int, ...] = ()
+    """In an elastic job: the processes here that have the job's state now; one that was lost and starts again has not,
+    until it says so."""
 
 
 class SparesReady(Fact, frozen=True):

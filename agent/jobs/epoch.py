@@ -4,6 +4,7 @@ import asyncio
 
 from agent.jobs.records import Key, StartRecord
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
+from covey.ports.processes import ProcessId
 from covey.ports.streams import ByteStream
 from plugins.base import RankLease
 from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
@@ -37,6 +38,10 @@ class Epoch:
         self.may_be_lost = False
         """Whether all ranks here may be lost, so that their supervisor suspends them when no leader confirms them; as
         last told."""
+        self.said_to_have: dict[int, ProcessId] = {}
+        """For each process of an elastic job that said that it has the job's state: who said so."""
+        self.have: tuple[int, ...] = ()
+        """Processes that have the state, as last told."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
@@ -73,7 +78,16 @@ def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list
 
 
 def heal_of(key: Key, epoch: Epoch) -> RanksHeal:
-    return RanksHeal(key[0], key[1], epoch.record.spec.since, epoch.may_be_lost)
+    return RanksHeal(key[0], key[1], epoch.record.spec.since, epoch.may_be_lost, epoch.have)
+
+
+def have_now(epoch: Epoch) -> tuple[int, ...]:
+    """The processes of an elastic job here that have its state: not those that took the place of one that said so."""
+    if not epoch.record.spec.carried or epoch.ended:
+        return ()
+    pids, codes = epoch.state.pids, epoch.state.codes
+    here = sorted(rank.rank for rank in epoch.record.spec.ranks)
+    return tuple(rank for rank in here if rank not in codes and pids.get(rank) == epoch.said_to_have.get(rank, ()))
 
 
 def run_all(epoch: Epoch, state: SupervisorState) -> bool:

@@ -16,6 +16,7 @@ from agent.jobs.epoch import (
     Epoch,
     ended_before_others,
     ended_of,
+    have_now,
     heal_of,
     is_leaving,
     lost_of,
@@ -211,7 +212,7 @@ class Following:
                         epoch.told = True
                         await self._tell_again(epoch, stream)
                     await self._heard(key, epoch, heard.state)
-                    self._tell_heals(key, epoch)
+                    self.tell_heals(key, epoch)
         except ConnectionError:
             return True
         finally:
@@ -240,13 +241,14 @@ class Following:
             for ended in ended_before_others(key, epoch, before):
                 self._tell(ended)
 
-    def _tell_heals(self, key: Key, epoch: Epoch) -> None:
-        """Tell whether the ranks may be lost, whenever that changes."""
+    def tell_heals(self, key: Key, epoch: Epoch) -> None:
+        """Tell whether the ranks may be lost, and who has the job's state, whenever that changes."""
         spec = epoch.record.spec
         ranks = [rank.rank for rank in spec.ranks] if epoch.record.changed else list(epoch.state.pids)
         now = epoch.started and not epoch.ended and may_be_lost(ranks, epoch.state)
-        if now != epoch.may_be_lost and not epoch.ended:
-            epoch.may_be_lost = now
+        have = have_now(epoch)
+        if (now, have) != (epoch.may_be_lost, epoch.have) and not epoch.ended:
+            epoch.may_be_lost, epoch.have = now, have
             self._tell(heal_of(key, epoch))
 
     def _tell_started(self, key: Key, epoch: Epoch) -> None:

@@ -257,6 +257,9 @@ class SupervisedRunner:
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
+            if (process := known.state.pids.get(rank)) is not None:
+                known.said_to_have[rank] = process
+                self._following.tell_heals((job, epoch), known)
             if begins_beside_its_siblings(known.record.spec):
                 self._let_go(known, rank)
         if known.stream is not None and known.told:
@@ -367,7 +370,7 @@ class SupervisedRunner:
         for key, epoch in sorted(self._epochs.items()):
             if epoch.started:
                 found.append(started_of(key, epoch))
-            if epoch.may_be_lost and not epoch.ended:
+            if (epoch.may_be_lost or epoch.have) and not epoch.ended:
                 found.append(heal_of(key, epoch))
             found += ended_before_others(key, epoch)
             if epoch.ended and not epoch.forgotten:

@@ -301,6 +301,8 @@ class JobHeals(msgspec.Struct, frozen=True):
     since: Count
     """`Place.since` of these ranks' place."""
     may_be_lost: bool
+    have: Annotated[tuple[Count, ...], Meta(max_length=4096)] = ()
+    """In an elastic job: the processes there that have the job's state now (`plugins.facts.RanksHeal`)."""
 
 
 class Attained(CommandBase, frozen=True, kw_only=True):

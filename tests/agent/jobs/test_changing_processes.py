@@ -34,7 +34,7 @@ from covey.ports.streams import ByteStream
 from covey.wire import checked
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease, RankSpec, RanksSpec
-from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksStarted
+from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.test_successors import Ranks, joiner, last_word, meet, play
 
@@ -387,6 +387,27 @@ async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(sh
         assert nice[5] == nice[0] + 19 == nice[1] + 19
         await runner.heals(J1, 1, 5, 7, pids[5])
         await until(lambda: os.getpriority(os.PRIO_PROCESS, pids[5]) == nice[0])
+        let_end(short)
+
+
+async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_says_so(short: str) -> None:
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+
+        def have() -> tuple[int, ...]:
+            told = host.told(RanksHeal)
+            return told[-1].have if told else ()
+
+        for rank in (0, 1):
+            await runner.heals(J1, 1, rank, 3, runner.running()[J1, 1][rank])
+        await until(lambda: have() == (0, 1))
+        lost = runner.running()[J1, 1][1]
+        os.kill(lost, signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: have() == (0,))
+        await runner.heals(J1, 1, 1, 5, runner.running()[J1, 1][1])
+        await until(lambda: have() == (0, 1))
         let_end(short)
 
 

@@ -52,7 +52,7 @@ class Elastic(Told):
     def heal(self, *hosts: HostId) -> None:
         for place in self.job.start.places:
             if not hosts or place.host in hosts:
-                said = {self.id: JobHeals(self.job.grant.epoch, place.since, True)}
+                said = {self.id: JobHeals(self.job.grant.epoch, place.since, True, place.ranks)}
                 self.say(Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said))
 
     def scale(self, workers: int, **more: Any) -> Result:
@@ -258,7 +258,7 @@ def test_several_jobs_are_arranged_together_or_none_of_them() -> None:
     told = Elastic()
     second = told.run(4, workers_max=8, base=10)
     for host in (H1, H2):
-        heals = {second: JobHeals(1, 0, True)}
+        heals = {second: JobHeals(1, 0, True, told[second].place_on(host).ranks)}  # type: ignore[union-attr]
         told.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, heals=heals))
     one = told.grown(h3=1).jobs[told.id]
     (name,) = carried_after(told[second].start.carried, (), 1).keys() - told[second].start.carried.keys()
@@ -301,6 +301,33 @@ def test_a_host_that_began_anew_before_it_was_missed_costs_no_restart() -> None:
     assert told.job.state == "running" and set(told.names) == {H1}, (
         "its supervisor had asked what was left of them to end"
     )
+
+
+def test_nobody_ends_the_only_process_that_has_the_state() -> None:
+    """The others were started again a moment ago."""
+    told = Elastic()
+    told.grow(h3=2)
+    last = told.names[H3][-1]
+    for host, have in ((H1, ()), (H2, ()), (H3, (last,))):
+        since = told.job.place_on(host).since
+        told.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, heals={told.id: JobHeals(1, since, True, have)}))
+    for workers in (5, 4):  # it ends, with its host or without
+        said = refusal(told.scale(workers))
+        assert said.code == 75 and said.why.startswith("the processes that would be left have not received the state")
+    assert told.job.processes == 6
+    have = told.job.place_on(H1).ranks
+    told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={}, heals={told.id: JobHeals(1, 0, True, have[:1])}))
+    assert told.scale(4) == Applied(told.id)
+
+
+def test_processes_that_were_there_have_the_state_while_others_come_to_each_of_their_hosts() -> None:
+    """A host is lost before any of the new ones has it."""
+    told = Elastic()
+    told.scale(8)
+    assert told.say(told.grown(h1=2, h2=2)) == Applied()
+    assert told.job.healing.may_be_lost == ()
+    assert told.lose(H1) == Applied(told.id)
+    assert (told.job.state, told.job.processes) == ("running", 4)
 
 
 def test_a_job_with_fewer_processes_than_its_gang_wants_to_grow_back() -> None:

@@ -57,7 +57,7 @@ class Stretching(Little):
     def heal(self, id: JobId) -> None:
         job = self.queue.jobs[id]
         for place in job.start.places:
-            said = {id: JobHeals(job.grant.epoch, place.since, True)}
+            said = {id: JobHeals(job.grant.epoch, place.since, True, place.ranks)}
             self.say(Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said))
 
     def grow(self, id: JobId, workers: int) -> None:

@@ -109,7 +109,7 @@ async def heal(rack: Rack, id: JobId) -> None:
     """Let all hosts of a job say that its ranks there have registered their state."""
     job = rack.job(id)
     for place in job.start.places:
-        said = {id: JobHeals(job.grant.epoch, place.since, True)}
+        said = {id: JobHeals(job.grant.epoch, place.since, True, place.ranks)}
         await rack.hosts[place.host].service.queue_log.insist(
             Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said)
         )

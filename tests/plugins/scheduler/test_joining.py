@@ -33,7 +33,7 @@ async def spread(rack: Rack) -> tuple[HostId, HostId]:
 async def heal(rack: Rack, *hosts: HostId) -> None:
     for host in hosts:
         place = rack.job("j2").place_on(host)
-        said = {JobId("j2"): JobHeals(1, place.since, True)}
+        said = {JobId("j2"): JobHeals(1, place.since, True, place.ranks)}
         told = Attained(wall_s=1.0, host=host, service_gpu_s={}, heals=said)
         await rack.hosts[host].service.queue_log.insist(told)
 

@@ -180,7 +180,9 @@ class AnyOrder(RuleBasedStateMachine):
     def heal(self, number: int, may: bool) -> None:
         job = self.queue.jobs.get(self.some(number))
         for place in job.start.places if job else ():
-            said = {self.some(number): JobHeals(job.grant.epoch if job else 0, place.since, may)}
+            said = {
+                self.some(number): JobHeals(job.grant.epoch if job else 0, place.since, may, place.ranks if may else ())
+            }
             self.say(Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said))
 
     @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS), max_size=2), stale=st.sampled_from([0, 0, 1]))

@@ -69,7 +69,7 @@ def refused_scale(job: Job, workers: int) -> NotApplied | None:
     if why := ended_in_part(job):
         return NotApplied(4, what, why, next)
     ends = _ending(job, job.processes - workers)
-    if why := lacks_state(job, _vacated(job, ends)):
+    if why := lacks_state(job, _vacated(job, ends), ends):
         return NotApplied(75, what, why, "try again once they have")
     return None
 
@@ -82,10 +82,10 @@ def ended_in_part(job: Job) -> str:
     return ""
 
 
-def lacks_state(job: Job, hosts: Collection[HostId] = ()) -> str:
+def lacks_state(job: Job, hosts: Collection[HostId] = (), ends: Collection[int] = ()) -> str:
     """Which of its processes cannot take ranks over yet, or give them to others, when there is none on `hosts` any
-    more, in words; empty: all can."""
-    if job.heals_without(hosts):
+    more and those in `ends` have ended, in words; empty: all can."""
+    if job.heals_without(hosts, ends):
         return ""
     lacking = [
         place.host for place in job.start.places if not place.since and place.host not in job.healing.may_be_lost
@@ -177,7 +177,7 @@ def wrong_arrangement(queue: JobTable, job: Job, new: Arrangement, given: dict[H
     names = carried_after(job.start.carried, ends, len(begins)).keys()
     if names != after.keys():
         return f"its processes would be {sorted(names)}, and not {sorted(after)}"
-    if wrong := lacks_state(job, _vacated(job, ends)):
+    if wrong := lacks_state(job, _vacated(job, ends), ends):
         return wrong
     return _wrong_gpus(queue, job, _new_parts(job, new.places), given)
 
@@ -248,6 +248,11 @@ def _changed(queue: JobTable, job: Job, places: Iterable[Place], lost: Collectio
         queue.hold(job, place)
     told = hosts - new.keys()
     job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host in told)
+    job.healing.have = {
+        host: tuple(process for process in have if process in is_now and is_now[process].host == host)
+        for host, have in job.healing.have.items()
+        if host in hosts
+    }
     job.start.timings = {host: timing for host, timing in job.start.timings.items() if host in told}
     job.healing.moving = {host: to for host, to in job.healing.moving.items() if host in hosts}
     if job.processes >= job.healing.wanted:

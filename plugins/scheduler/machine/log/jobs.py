@@ -177,6 +177,8 @@ class JobHealing(msgspec.Struct):
 
     may_be_lost: tuple[HostId, ...] = ()
     """Hosts that may be lost, with all the job's ranks there: others have what their successors need."""
+    have: dict[HostId, tuple[int, ...]] = {}
+    """In an elastic job: for each host, the processes that have the job's state, as it said last."""
     healed: int = 0
     """How often places were exchanged (`Place.since`)."""
     missing: tuple[HostId, ...] = ()
@@ -333,13 +335,19 @@ class Job(msgspec.Struct, kw_only=True):
         wanted = [(to, self.place_on(host)) for host, to in self.healing.moving.items() if to]
         return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
 
-    def heals_without(self, hosts: Container[HostId]) -> bool:
+    def heals_without(self, hosts: Container[HostId], ends: Container[int] = ()) -> bool:
         """Whether the rest of the gang can continue when all these hosts are lost: some rank left has what their
-        successors need, and those that took over from others, and do not have it yet, get it from there, too."""
+        successors need, and those that took over from others, and do not have it yet, get it from there, too. `ends`:
+        processes of an elastic job that are not left either."""
         may_be_lost, missing, places = self.healing.may_be_lost, self.healing.missing, self.start.places
         rest = [place.host for place in places if place.host not in hosts and place.host not in missing]
         ready = all(place.host in (*may_be_lost, *missing) or place.since for place in places)
-        have = any(host in may_be_lost for host in rest)
+        if self.spec.elastic:
+            left = (process for place in places if place.host in rest for process in place.ranks if process not in ends)
+            known = {process for processes in self.healing.have.values() for process in processes}
+            have = any(process in known for process in left)
+        else:
+            have = any(host in may_be_lost for host in rest)
         ended = self.ending.codes or (self.spec.elastic and self.healing.gone)  # who would carry the ranks?
         return self.state == "running" and not ended and self.spec.on_lost == "heal" and ready and have
 

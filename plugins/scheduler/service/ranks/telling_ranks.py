@@ -38,7 +38,7 @@ class TellingRanks:
         self.seen.pop(id, None)
 
     def may_be_lost(self, fact: RanksHeal) -> None:
-        self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
+        self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost, fact.have)
 
     def heals_news(self, only: JobId | None) -> dict[JobId, JobHeals]:
         """Whether hosts may be lost, of all jobs or of this one, as far as the log does not know it yet."""
