@@ -6,8 +6,8 @@ Four hosts (network namespaces) with real agents and four GPUs each; `examples/e
 has 16 ranks (`--workers 4..16`). Each change is one of these, as a seed chooses: `agentctl scale` to another number; a
 process is killed; two are; the power of a host fails, which is back a little later. PAUSE: the longest time between two
 steps after the change, less the median of such times before it, in ms, until the next change; the start of new
-processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that ended
-and were neither killed nor to end. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
+processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that were
+started again and had not been killed. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
 same bits. (Needs root and iproute2.)
 """
 
@@ -27,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.healing_kills import rank_of  # noqa: E402
+from bench.healing_kills import digest, rank_of  # noqa: E402
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
@@ -35,7 +35,6 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 HOSTS, GPUS = 4, 4
 LOW, HIGH = 4, 16
 KINDS = ("scale", "scale", "scale", "scale", "a process", "two processes", "a whole host")
-END_S = 900.0
 TRAIN = """
 import os, runpy, sys, time
 import covey.job.job_state
@@ -52,7 +51,6 @@ covey.job.job_state.JobState.done = noted
 sys.path[0] = os.path.dirname(script)
 runpy.run_path(script, run_name="__main__")
 """
-RESULT = re.compile(r"state sha256=(\w+)")
 
 
 class Change(NamedTuple):
@@ -76,16 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.wait_up()
         job = submit(rack, f"elastic.py --step-seconds 0.002 --steps {args.steps}", f"{LOW}..{HIGH}")
         wait(lambda: len(times(rack)) > 20, lambda: told(rack, job), 120.0)
-        changes = Changes(rack, job, random.Random(args.seed)).all(
-            args.changes, args.every, (args.only,) if args.only else KINDS
-        )
+        made = Changes(rack, job, random.Random(args.seed))
+        changes = made.all(args.changes, args.every, (args.only,) if args.only else KINDS)
         time.sleep(args.every)
         done_s, events = times(rack), shell(rack, f"agentctl why {job}")
         said = shell(rack, f"agentctl job {job} --json")
         bits = digest(rack, job)
         fixed = digest(rack, submit(rack, f"healing.py --steps {args.steps}", str(HIGH)))
     pauses = pauses_of(done_s, changes)
-    others = len(re.findall(r"rank replaced", events))
+    others = len(re.findall(r"rank replaced", events)) - made.killed
     same = bits == fixed and '"attempt": 1,' in said
     if not same:
         print(f"{bits}, and {fixed} without changes\n{events}", file=sys.stderr)
@@ -141,18 +138,11 @@ def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]
     return pauses
 
 
-def digest(rack: AgentRack, job: str) -> str:
-    first = next(host for host in rack.hosts if host.is_up)
-    waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
-    match = RESULT.search(first.shell(f"agentctl logs {job} --rank 0").stdout)
-    if waited.returncode or match is None:
-        raise SystemExit(waited.stdout + waited.stderr + told(rack, job))
-    return match[1]
-
-
 class Changes:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
+        self.killed = 0
+        """Processes that were killed and started again."""
 
     def all(self, count: int, every_s: float, kinds: Sequence[str]) -> list[Change]:
         made = []
@@ -180,6 +170,7 @@ class Changes:
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
+            self.killed += 1
         return f"{kind} of {len(pids)} killed"
 
     def _processes(self) -> list[tuple[Host, int]]:

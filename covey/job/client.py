@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.core.errors import CoveyError
 from covey.core.version import VERSION
@@ -232,26 +232,15 @@ class JobClient(OfOneProcess):
         return self._client()
 
     def _client(self) -> "TensorClient":
-        from covey.job.tensors import TensorClient
-
+        """The tensors of this process's first rank."""
         self._check_process(f"tensors of job {self.id} are not available here")
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
-            made = self._tensors = TensorClient(
-                self.id,
-                self.rank,
-                self.world_size,
-                self._owner_lost,
-                tables=self._me.tables,
-                wanted=self._table_wanted,
-                incarnation=self._me.incarnation,
-                undecided=True,
-                shared=self._tensors_shared,
-                host=self._me.host,
-                in_vain=lambda why: self._say(InVain(why[:800])),
+            made = self._tensors = self._made(
+                self.rank, self._me.incarnation, undecided=True, shared=self._tensors_shared
             )
-            made.newest_step, owners = self._clock.newest_step, self._owners.all()
+            owners = self._owners.all()
             made.gone(self._gone)
         self.heartbeats.uses(made)
         for at in owners:
@@ -260,10 +249,19 @@ class JobClient(OfOneProcess):
         return made
 
     def _carried_client(self, rank: int, incarnation: int) -> "TensorClient":
-        """The client of another rank that this process carries."""
+        """The tensors of another rank that this process carries."""
+        made = self._made(rank, incarnation, beside=self._client().owner)
+        with self._lock:
+            owners, gone = self._owners.all(), self._gone
+            self._others = [each for each in self._others if not each.is_closed] + [made]
+        made.gone(gone)
+        for at in owners:
+            made.moved(at)
+        return made
+
+    def _made(self, rank: int, incarnation: int, **more: Any) -> "TensorClient":
         from covey.job.tensors import TensorClient
 
-        first = self._client()
         made = TensorClient(
             self.id,
             rank,
@@ -274,15 +272,9 @@ class JobClient(OfOneProcess):
             incarnation=incarnation,
             host=self._me.host,
             in_vain=lambda why: self._say(InVain(why[:800])),
-            beside=first.owner,
+            **more,
         )
         made.newest_step = self._clock.newest_step
-        with self._lock:
-            owners, gone = self._owners.all(), self._gone
-            self._others = [each for each in self._others if not each.is_closed] + [made]
-        made.gone(gone)
-        for at in owners:
-            made.moved(at)
         return made
 
     def state(

@@ -15,16 +15,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from agent.jobs.rank_env import INCARNATIONS_BITS
 from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.healing.taking_over import HealingClosed
 from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, _OthersNow
+from covey.job.carrying_machine import INCARNATION_BITS
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Superseded
 from covey.wire.job import AggregatorAt, Carries
 from covey.wire.sums import Serve
+from plugins.scheduler.messages import options
 from plugins.scheduler.policy.carrying import carried_after, first_carried
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
@@ -256,6 +259,10 @@ def gangs(tmp_path: Path) -> Iterator[Callable[..., ElasticGang]]:
     for gang in made:
         with suppress(AssertionError):
             gang.close()
+
+
+def test_what_agents_and_processes_must_agree_on_is_the_same_on_both_sides() -> None:
+    assert (RANKS_MAX, INCARNATION_BITS) == (options.RANKS_MAX, INCARNATIONS_BITS)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

@@ -201,7 +201,7 @@ def test_a_successor_runs_with_the_newest_command_of_its_rank() -> None:
 
 
 def test_a_place_may_be_exchanged_for_another_one_whole() -> None:
-    """Those that come are there before the others leave: a supervisor without ranks ends."""
+    """New processes are there before others leave, since a supervisor without ranks ends."""
 
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
@@ -325,7 +325,7 @@ def short() -> Iterator[str]:
 
 @pytest.mark.parametrize("killed", ["nobody", "agent", "supervisor", "both"])
 async def test_the_processes_of_each_configuration_run_whoever_dies_before_it(short: str, killed: str) -> None:
-    """Those that stay are the same processes all the time; the others are gone with all that they started."""
+    """Processes that stay are never started again; those that left are gone with all that they started."""
     life = agent(short)
     host, runner = await life.__aenter__()
     await runner.start(place(short, 0))
