@@ -320,7 +320,7 @@ def test_nobody_ends_the_only_process_that_has_the_state() -> None:
     assert told.scale(4) == Applied(told.id)
 
 
-def test_processes_that_were_there_have_the_state_while_others_come_to_each_of_their_hosts() -> None:
+def test_processes_that_were_there_have_the_state_while_others_come() -> None:
     """A host is lost before any of the new ones has it."""
     told = Elastic()
     told.scale(8)
