@@ -431,7 +431,7 @@ def sums(ranks: Ranks, rounds: int, size: tuple[int, ...] = SHAPE, lost: Sequenc
 def test_what_ranks_of_its_host_push_is_in_memory_that_both_see(
     near: AggdThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the second round on no number passes through the connections of near ranks; a rank elsewhere sends its own."""
+    """From the second round on no number of near ranks passes through connections; a rank elsewhere sends its own."""
     pushes, ranks = Pushes(near, monkeypatch), Ranks(3)
     at = near.serve("j1", EPOCH + 1, 3)
     for rank in (0, 1):
