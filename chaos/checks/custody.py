@@ -81,6 +81,7 @@ def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None)
             return
         table = PageTable(oracle.size_bytes // size, spilling.STRIDE * listed.segment_blocks)
         await spill_load.load(frozen, volume, listed, table)
+        left = await spill_load.load_left(frozen, volume, listed)
         for page in oracle.acknowledged if pages is None else pages:
             place = table.places[page]
             if place < LOG:
@@ -90,6 +91,9 @@ def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None)
                 content = await frozen.read_at(segment_name(volume, slot), block * size, size)
             if place < LOG or log_records.checksum(table.versions[page], page, content) == table.sums[page]:
                 found[page] = version_of(oracle.volume, page, content) or 0
+        for run in () if left is None else spill_load.newer(left, table):
+            for page in range(run.first, run.first + run.pages):
+                found[page] = version_of(oracle.volume, page, bytes(run.content or b"")) or 0
 
     try:
         _now(look())

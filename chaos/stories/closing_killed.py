@@ -3,6 +3,7 @@ for long, the lender needs its memory back, and the process dies while it writes
 acknowledged page is older afterwards: a lender is asked until the disk has everything."""
 
 from chaos import faults
+from chaos.actors.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import lenders
 from chaos.story import ended
@@ -11,7 +12,7 @@ from covey.core.units import GIB
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    pager = rack.pager("h3", "vol1", 1 << 20, 140.0)
+    pager = rack.pager("h3", "vol1", 1 << 20, 140.0, pace=LONG_RUNS)
     rack.until(lambda: bool(lenders(rack, "h3")), 20.0, "a slab is lent")
     rack.run(rack.rng.uniform(1.0, 4.0))
     for _ in range(rack.rng.randint(8, 12)):

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.world.world import World
+from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.spill import Spill
+from plugins.memory.datapath.spill.spill_writer import LeftRecords
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
 from tests.quiet import quiet
@@ -80,19 +82,114 @@ async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_ho
         assert (await look(again))[:3] == [13, 11, 12]
 
 
-async def test_of_a_ring_that_its_segment_cannot_take_the_oldest_records_are_brought_home() -> None:
+async def left_behind(bench: Bench, writes: int = 201) -> None:
+    """A volume's process dies while the disk takes nothing; page n modulo 40 has word n, up to `writes`."""
+    spill = await opened(bench, 1)
+    put(spill, 1, p0=1)
+    await spill.written(1)
+    bench.disk.gate.clear()
+    for number in range(2, writes + 1):
+        put(spill, number, **{f"p{number % 40}": number})
+    await asyncio.sleep(0.02)
+    bench.disk.gate.set()
+    await die(spill, writer=False)
+
+
+async def test_all_of_a_ring_is_brought_home_that_is_longer_than_a_segment() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        again = await opened(bench, 2)
+        assert sorted((await look(again))[:40]) == list(range(162, 202))
+        assert await bench.disk.read("v/log/left") is not None
+        await again.flush()
+        assert await bench.disk.read("v/log/left") is None
+        await die(again)
+        assert sorted((await look(await opened(bench, 3)))[:40]) == list(range(162, 202))
+
+
+async def test_what_was_left_stays_until_the_log_has_it() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        bench.disk.gate.clear()
+        again = await opened(bench, 2)
+        await asyncio.sleep(0.02)  # it begins to write
+        bench.disk.gate.set()
+        await die(again)
+        assert sorted((await look(await opened(bench, 3)))[:40]) == list(range(162, 202))
+
+
+async def test_what_was_left_stays_until_a_process_has_it_in_its_ring() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        spill = Spill(bench.env, "data", "v", PAGES, PAGE, PLACES)
+        await spill.open(2)  # and it dies before it has told a writer what it writes from
+        await spill.close()
+        bench.disk.gate.clear()
+        again = await opened(bench, 3)
+        put(again, 1000, p39=1000)
+        bench.disk.gate.set()
+        await die(again, writer=False)
+        assert sorted((await look(await opened(bench, 4)))[:40]) == [*range(162, 199), *range(200, 202), 1000]
+
+
+async def test_a_ring_has_room_for_what_a_longer_one_left() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        assert sorted((await look(await opened(bench, 2, places=8)))[:40]) == list(range(162, 202))
+
+
+async def test_what_was_left_does_not_replace_what_is_newer() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        spill = await opened(bench, 2)
+        left = await bench.disk.read("v/log/left")
+        assert left is not None
+        put(spill, 300, p3=300)
+        spill.put(10, 5, 301, None)
+        await spill.flush()
+        await bench.disk.replace("v/log/left", left)  # as if it could not be deleted
+        await die(spill)
+        again = await opened(bench, 3)
+        found = await look(again)
+        assert found[2:16] == [162, 300, *range(164, 170), 0, 0, 0, 0, 0, 175]
+        assert list(again.versions(2, 2)) == [162, 300]
+
+
+async def test_zeros_that_were_left_are_taken_where_nothing_is_newer() -> None:
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p0=1)
         await spill.written(1)
         bench.disk.gate.clear()
-        for number in range(2, 202):
-            put(spill, number, **{f"p{number % 40}": number})
+        put(spill, 2, p1=2, p2=2, p3=2)
         await asyncio.sleep(0.02)
+        spill.put(0, 4, 3, None)
         bench.disk.gate.set()
         await die(spill, writer=False)
-        found = await look(await opened(bench, 2))
-        assert 100 < max(found) < 201 and sorted(found[:40]) == list(range(max(found) - 39, max(found) + 1))
+        left = await bench.disk.read("v/log/left")
+        assert left is not None
+        again = await opened(bench, 2)
+        put(again, 4, p2=4)
+        await again.flush()
+        await bench.disk.replace("v/log/left", left)
+        await die(again)
+        found = await opened(bench, 3)
+        assert (await look(found))[:4] == [0, 0, 4, 0] and list(found.versions(0, 4)) == [3, 3, 4, 3]
+
+
+@pytest.mark.parametrize(("how", "why"), [("changed", "is damaged"), ("of another log", "belongs to another log")])
+async def test_what_was_left_and_cannot_be_trusted_is_named(how: str, why: str) -> None:
+    async with a_bench() as bench:
+        await left_behind(bench, 41)
+        left = await bench.disk.read("v/log/left")
+        assert left is not None
+        if how == "changed":
+            await bench.disk.replace("v/log/left", left[:-1] + bytes([left[-1] ^ 1]))
+        else:
+            other = LeftRecords(7, PAGE, b"", b"")
+            await checked.save(bench.disk, "v/log/left", other)
+        with pytest.raises(Damaged, match=f"log/left {why}"):
+            await opened(bench, 2)
 
 
 async def test_a_writer_that_died_is_replaced_and_nothing_in_the_ring_is_lost() -> None:

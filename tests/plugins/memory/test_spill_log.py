@@ -304,7 +304,7 @@ def test_a_mark_says_what_was_packed_or_nothing(batch: int, at: int) -> None:
 
 END = spill_wire.LogEnd(1, 0, 2, 3, 4)
 SAID: list[spill_wire.SpillFrame] = [
-    spill_wire.SpillHello("1:2:3", 512, 4096, 7, 128, END),
+    spill_wire.SpillHello("1:2:3", 512, 4096, 7, END, 3),
     spill_wire.AppendRecords(END, 9, 2, True, spill_wire.LogSync((1,), 3)),
     spill_wire.CopyRecords(1, b"r" * 24, END, 2),
     spill_wire.SealSegment(1, 0, 5, 3, b"r" * 24),

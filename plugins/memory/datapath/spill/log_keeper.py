@@ -31,7 +31,7 @@ from plugins.memory.datapath.spill.spill_wire import (
     SpillDone,
     SyncLog,
 )
-from plugins.memory.datapath.spill.spill_writer import SEGMENT, list_name, segment_name
+from plugins.memory.datapath.spill.spill_writer import SEGMENT, left_name, list_name, segment_name
 from plugins.memory.datapath.spill.writer_process import WriterProcess
 from plugins.memory.machine.spill_log import (
     AppendNext,
@@ -71,7 +71,7 @@ class LogKeeper:
         length = spilling.segment_blocks(pages * page_bytes, page_bytes)
         self._listed = SegmentList(0, page_bytes, length)
         self.table = PageTable(pages, spilling.STRIDE * length)
-        self.ring = SpillRing(env.pages.make_ring(ring_bytes(places, page_bytes)), places, page_bytes)
+        self.ring = self._made_ring(places)
         self.writer = WriterProcess(env, volume, prefix)
         self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
         self._files: set[int] = set()
@@ -86,6 +86,16 @@ class LogKeeper:
         """Segment being compacted, and the rows of it that were not looked at yet; the rows before them are dead, or
         were copied."""
 
+        self.left: list[spill_load.LeftRun] = []
+        """What the earlier process put and did not write; whoever opens puts it into the ring, before `settle`: from
+        then on the writer takes what the ring has for all that is not in the log."""
+        self._left_until: int | None = None
+        """The number of records that must be durable before the file with `left` may go; None: there is no such
+        file."""
+
+    def _made_ring(self, places: int) -> SpillRing:
+        return SpillRing(self._env.pages.make_ring(ring_bytes(places, self._block)), places, self._block)
+
     # ---- life ----
 
     async def open(self, life: int) -> None:
@@ -95,8 +105,9 @@ class LogKeeper:
         names = await self._env.disk.names(f"{self._prefix}/log/")
         self._files = {int(last, 16) for name in names if SEGMENT.fullmatch(last := name.rpartition("/")[2])}
         listed = await spill_load.load_list(self._env.disk, self._prefix)
+        left = await spill_load.load_left(self._env.disk, self._prefix, listed)
         if listed is None:
-            if self._files:
+            if self._files or left is not None:
                 raise Damaged(
                     f"{self._env.disk.path(list_name(self._prefix))} is missing, which lists the parts of this "
                     "volume's log; next: restore it, or remove the volume for good (agentctl volume rm)"
@@ -109,6 +120,11 @@ class LogKeeper:
         self._listed = listed
         found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
         self.torn = found.torn
+        self.left = [] if left is None else spill_load.newer(left, self.table)
+        self._left_until = None if left is None else len(self.left)
+        if len(self.left) > self.ring.places:  # it was longer when they were put
+            self.ring.close()
+            self.ring = self._made_ring(len(self.left))
         self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
         self.log.found(found.segments)
         self.log.last_id = max([listed.last_id, *(record.id for record in listed.segments)])
@@ -141,11 +157,18 @@ class LogKeeper:
 
     async def connect(self) -> None:
         if not self.writer.is_up:
-            await self.writer.connect(self.ring, self._listed.salt, self.table.stride, self._end(self.log.batch + 1))
+            end = self._end(self.log.batch + 1)
+            await self.writer.connect(self.ring, self._listed.salt, end, self.log.written)
 
     # ---- orders ----
 
     async def do(self, due: Next) -> None:
+        await self._do(due)
+        if self._left_until is not None and self.log.synced >= self._left_until and not self.log.owed:
+            await self._env.disk.delete(left_name(self._prefix))
+            self._left_until = None
+
+    async def _do(self, due: Next) -> None:
         match due:
             case AppendNext():
                 await self._append(due)

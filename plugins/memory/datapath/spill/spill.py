@@ -73,10 +73,13 @@ class Spill:
     # ---- life ----
 
     async def open(self, life: int) -> None:
-        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot be
-        read, or no writer be started."""
+        """Own the files, and find out what they hold; what the earlier process left is in the ring afterwards. Damaged
+        says what is wrong with them. OSError: the disk cannot be read, or no writer be started."""
         await self.keeper.open(life)
-        self.table, self.log = self.keeper.table, self.keeper.log
+        self.table, self.log, self.ring = self.keeper.table, self.keeper.log, self.keeper.ring
+        for run in self.keeper.left:
+            self.put(*run)
+        self.keeper.left = []
 
     async def settle(self) -> None:
         """Before the first write, list what earlier processes left as what it is. Idempotent. OSError: try again."""

@@ -5,6 +5,7 @@ process died, is read whole: pages that no mark says are durable are checked, an
 """
 
 import errno
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +14,15 @@ from covey.ports.disk import Disk
 from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.page_table import PageTable
-from plugins.memory.datapath.spill.spill_writer import ALIGNED, list_name, mark_name, segment_name
+from plugins.memory.datapath.spill.spill_writer import (
+    ALIGNED,
+    LeftRecords,
+    left_name,
+    left_records,
+    list_name,
+    mark_name,
+    segment_name,
+)
 from plugins.memory.machine.spill_log import LogSegment
 from plugins.memory.policy import log_records
 from plugins.memory.policy.log_records import BATCH_BITS, MARK_BYTES, ROW, RecordTable, Rows
@@ -79,6 +88,43 @@ class FoundLog:
 async def load_list(disk: Disk, prefix: str) -> SegmentList | None:
     """The list of segments; None when there is none. Damaged names the file."""
     return await checked.load(disk, list_name(prefix), segment_list)
+
+
+class LeftRun(NamedTuple):
+    """A run of pages that an earlier process had put and not written."""
+
+    first: int
+    pages: int
+    version: int
+    content: memoryview | None
+    """None: they are zeros."""
+
+
+async def load_left(disk: Disk, prefix: str, listed: SegmentList | None) -> LeftRecords | None:
+    """The records that were left in the ring of the earlier process; None: there are none. Damaged names the file."""
+    name = left_name(prefix)
+    left = await checked.load(disk, name, left_records)
+    if left is not None and listed is not None and (left.salt, left.page_bytes) != (listed.salt, listed.page_bytes):
+        raise Damaged(
+            f"{disk.path(name)} belongs to another log than the one beside it; next: restore the log that it belongs "
+            "to, or remove the volume for good (agentctl volume rm)"
+        )
+    return left
+
+
+def newer(left: LeftRecords, table: PageTable) -> list[LeftRun]:
+    """The runs of these records that are newer than what the log has, in the order in which they were put."""
+    size, content, at, found = left.page_bytes, memoryview(left.pages), 0, list[LeftRun]()
+    for version, page, zeros, _, _ in np.frombuffer(left.rows, ROW).tolist():
+        if not zeros:
+            if version > table.versions[page]:
+                found.append(LeftRun(page, 1, version, content[at : at + size]))
+            at += size
+            continue
+        older = np.flatnonzero(table.all_versions[page : page + zeros] < version)
+        runs = np.split(older, np.flatnonzero(np.diff(older) != 1) + 1) if len(older) else []
+        found += [LeftRun(page + int(run[0]), len(run), version, None) for run in runs]
+    return found
 
 
 async def load(disk: Disk, prefix: str, listed: SegmentList, table: PageTable) -> FoundLog:

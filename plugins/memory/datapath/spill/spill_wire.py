@@ -50,9 +50,9 @@ class SpillHello(SpillFrame, frozen=True):
     places: Annotated[int, Meta(ge=1, le=1 << 24)]
     page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
     salt: Number
-    stride: Block
-    """Most blocks that a segment may have."""
     end: LogEnd
+    written: Number
+    """How many of the ring's records are in the log."""
 
 
 class SpillReady(SpillFrame, frozen=True):

@@ -1,8 +1,8 @@
 """The writer of a volume's spill log: a process of its own, which does what the volume's process says and decides
 nothing. Its disk may be slow, or hang; only the writer waits.
 
-When the volume's process ends without a word, what it put into the ring goes to the log all the same, as far as the
-disk takes it; then the writer ends, and the next one may have the files.
+When the volume's process ends without a word, what it put into the ring and is not in the log goes to a file of its
+own; then the writer ends, and the next one may have the files.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import numpy as np
 from covey.ports.disk import Disk
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream
+from covey.wire import checked
 from covey.wire.frames import FrameError, read_frame, write_frame
 from covey.wire.handshake import is_secret
 from plugins.base import Program
@@ -91,6 +92,25 @@ def mark_name(prefix: str) -> str:
     return f"{prefix}/log/synced"
 
 
+def left_name(prefix: str) -> str:
+    return f"{prefix}/log/left"
+
+
+class LeftRecords(msgspec.Struct, frozen=True):
+    """File `left`: records that a volume's process had put when it ended without a word, and that the log has not. It
+    is durable, and goes once the log has them, durably."""
+
+    salt: int
+    page_bytes: int
+    rows: bytes
+    """Their rows (`log_records.ROW`), in the order in which they were put."""
+    pages: bytes
+    """The content of those that have some, in their order."""
+
+
+left_records: msgspec.msgpack.Decoder[LeftRecords] = msgspec.msgpack.Decoder(LeftRecords)
+
+
 class SpillWriter:
     """The writer for one volume's process. OSError from `do`: the disk refused it."""
 
@@ -99,7 +119,9 @@ class SpillWriter:
         self._block = hello.page_bytes
         self._disk = cast(GatherDisk, env.disk)
         self._end = hello.end
-        self._marks, self._stride = 0, hello.stride
+        self._written = hello.written
+        """Number of records that are written."""
+        self._marks = 0
         self._parts: list[bytes] = []
         """Data of the next order that came in parts."""
         tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
@@ -167,6 +189,7 @@ class SpillWriter:
         await self._write(end.slot, end.at, parts)
         blocks = sum([len(part) for part in parts]) // self._block
         self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, order.stop)
+        self._written = order.stop
         return SpillDone() if order.sync is None else await self._synced(order.sync)
 
     def _batch(self, end: LogEnd, synced: int, blocks: int, rows: Rows, pages: list[memoryview]) -> list[memoryview]:
@@ -264,22 +287,16 @@ class SpillWriter:
             await self._disk.write_at(mark_name(self._prefix), self._marks % 2 * ALIGNED, mark)
 
     async def bring_home(self) -> int:
-        """Bring the ring to the log when the volume's process is gone: records that were put and are not written, the
-        oldest first, as many as the segment takes. Returns how many."""
-        count, end = self._ring.count, self._end
-        if not end.segment:
+        """When the volume's process is gone, save the records that were put and are not written in a file of their own.
+        A segment may have no room for them, and a lender may have taken its copies back already. Returns how many."""
+        start, count = self._written, self._ring.count
+        if start >= count:
             return 0
-        first = end.start
-        while end.start < count:
-            rows, room = min(count - end.start, BATCH_ROWS), self._stride - end.at
-            while rows > 0 and batch_blocks(rows, rows, self._block) > room:
-                rows = min(rows - 1, room)
-            if rows <= 0:
-                break  # a new segment would have to be listed; what is left is at lenders
-            order = AppendRecords(end, end.start + rows, 0)
-            await self.append(order, self.prepare(order))
-            end = self._end
-        return end.start - first
+        rows = self._ring.rows(start, count)
+        content = b"".join(self._ring.pages(start, rows))
+        left = LeftRecords(self._salt, self._block, rows.tobytes(), content)
+        await checked.save(self._disk, left_name(self._prefix), left)
+        return count - start
 
     def close(self) -> None:
         self._ring.close()

@@ -78,14 +78,14 @@ class WriterProcess:
                     raise ConnectionRefusedError(f"the writer of the volume's log is gone: {why}") from None
             await asyncio.sleep(LOOK_S)
 
-    async def connect(self, ring: SpillRing, salt: int, stride: int, end: LogEnd) -> None:
+    async def connect(self, ring: SpillRing, salt: int, end: LogEnd, written: int) -> None:
         """Tell the writer that was started, or another, what it writes from. WriterGone."""
         try:
             if self._owner is None:
                 await self.start()
             stream, self._owner = self._owner, None
             assert stream is not None
-            hello = SpillHello(ring.shared.name, ring.places, ring.page_bytes, salt, stride, end)
+            hello = SpillHello(ring.shared.name, ring.places, ring.page_bytes, salt, end, written)
             await write_frame(stream, hello)
             if not isinstance(await _answer(stream), SpillReady):
                 raise ConnectionAbortedError("it gave an unexpected answer")
