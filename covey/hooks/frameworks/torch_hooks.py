@@ -5,12 +5,14 @@
     DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
     DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
                     `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
+    process groups  in an elastic job (COVEY_ELASTIC) a group of all ranks is refused: it would wait for ever
 
 No hook is called per operator, and none changes what is computed. `covey.hooks.frameworks.torch_share` handles a shared
 device.
 """
 
 import functools
+import inspect
 import os
 import weakref
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from covey.core.errors import CoveyError
 from covey.hooks.frameworks.torch_cuda import StreamWaits, TorchGpu
 from covey.hooks.frameworks.torch_memory import TorchMemory
 from covey.hooks.frameworks.torch_share import end_of_stream, native_library, share_control
@@ -79,6 +82,8 @@ class Hooks:
         GradScaler.step = self._scaled(GradScaler.step)
         _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
         DistributedDataParallel.__init__ = self._made(DistributedDataParallel.__init__)
+        if os.environ.get("COVEY_ELASTIC") == "1" and torch.distributed.is_available():
+            torch.distributed.init_process_group = for_elastic(torch.distributed.init_process_group)
 
     def _guarded(self, report: Callable[..., None], *what: Any) -> None:
         try:
@@ -183,6 +188,26 @@ class Hooks:
         else:
             way = covey.torch.way(model)
             self._reporter.attach(f"gradients averaged by Covey{f', {way}' if way else ''}")
+
+
+def for_elastic(init: Callable[..., None]) -> Callable[..., None]:
+    """`init_process_group` for a process of an elastic job: CoveyError for a group of all ranks of the job, or of as
+    many as the environment says. There are more ranks than processes, so it would wait until its timeout."""
+
+    @functools.wraps(init)
+    def refused(*args: Any, **kwargs: Any) -> None:
+        size = inspect.signature(init).bind(*args, **kwargs).arguments.get("world_size", -1)
+        ranks = int(os.environ.get("WORLD_SIZE", "0"))
+        if size in (-1, ranks) and ranks > 1:
+            raise CoveyError(
+                f"no process group of {ranks} ranks can be made in this job",
+                "it is elastic (submit --workers A..B): fewer processes carry these ranks, and their number changes",
+                "leave process groups and DistributedDataParallel out: covey.torch.attach(model, optimizer, "
+                f"elastic=True); or submit with --workers {ranks}",
+            )
+        init(*args, **kwargs)
+
+    return refused
 
 
 class DdpFigures:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from covey.core.errors import CoveyError
 from plugins.facts import JobHooked, StepTimed
 from tests.covey.agents import Agent
 from tests.covey.hooks import plain_scripts
@@ -202,3 +203,24 @@ async def test_an_agent_that_refuses_costs_the_script_nothing(agent: Agent) -> N
 async def test_results_are_the_same_bits_with_hooks_and_without(agent: Agent) -> None:
     show = "print(model.weight.double().sum().item(), flush=True)"
     assert await printed(agent, HEAD + PLAIN + show, True) == await printed(agent, HEAD + PLAIN + show, False)
+
+
+@pytest.mark.parametrize(("given", "refused"), [({}, True), ({"world_size": 16}, True), ({"world_size": 1}, False)])
+def test_an_elastic_job_is_told_at_once_that_a_process_group_would_wait_for_ever(
+    given: dict[str, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from covey.hooks.frameworks.torch_hooks import for_elastic
+
+    made = list[int]()
+
+    def init_process_group(backend: str | None = None, world_size: int = -1) -> None:
+        made.append(world_size)
+
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    if refused:
+        with pytest.raises(CoveyError, match="16 ranks can be made in this job") as error:
+            for_elastic(init_process_group)("gloo", **given)
+        assert "elastic=True" in str(error.value.next) and not made
+    else:
+        for_elastic(init_process_group)("gloo", **given)
+        assert made == [1]
