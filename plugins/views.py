@@ -224,6 +224,9 @@ class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the configuration: it grows with each change of the job's places under one grant."""
     carried: dict[int, tuple[int, ...]]
     """The ranks that each process carries, its own first. A process is named by its first rank."""
+    have: tuple[int, ...] = ()
+    """The processes that have the job's state, as their hosts said last: the others begin, or take it over. When all of
+    these are lost at once, the state is lost."""
     wanted: int = 0
     """The number of processes that it is about to grow to; 0: it is not to grow."""
     wanted_by: str = ""

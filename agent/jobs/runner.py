@@ -39,9 +39,12 @@ from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
-from plugins.facts import SparesReady
+from plugins.facts import RanksStarted, SparesReady
 
 TOKEN_BYTES = 16
+HELD_S = 10.0
+"""Most seconds that a process which begins beside others of its elastic job runs on what they leave of the cores: where
+other work keeps all cores busy it would not begin at all."""
 
 
 class SupervisedRunner:
@@ -64,7 +67,7 @@ class SupervisedRunner:
         self._ports = HeldPorts(env, advertise)
         self._spares = KeptSpares(env, self._launching, tell)
         self._tell = tell
-        self._following = Following(env, self._launching, tell, lambda job, epoch: self.on_stopping(job, epoch))
+        self._following = Following(env, self._launching, self._told, lambda job, epoch: self.on_stopping(job, epoch))
         self._loading: asyncio.Future[None] | None = None
         self._known = False
         """Whether the records have been read."""
@@ -260,19 +263,34 @@ class SupervisedRunner:
             if (process := known.state.pids.get(rank)) is not None:
                 known.said_to_have[rank] = process
                 self._following.tell_heals((job, epoch), known)
-            if begins_beside_its_siblings(known.record.spec):
-                self._let_go(known, rank)
+            self.joins(job, epoch, rank)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
 
-    def _let_go(self, epoch: Epoch, rank: int) -> None:
-        """Give a process that has the job's state now its share of the cores; it began on what others left."""
-        process, processes = epoch.state.pids.get(rank), self._env.processes
-        if process is not None and isinstance(processes, LetsGo):
-            self._env.spawn(f"let rank {rank} go", self._lets_go(processes, rank, process.pid))
+    def _told(self, fact: Fact) -> None:
+        if isinstance(fact, RanksStarted):
+            for rank, pid in fact.pids.items():
+                self._let_go(self._epochs.get((fact.job, fact.epoch)), rank, pid, HELD_S)
+        self._tell(fact)
 
-    async def _lets_go(self, processes: LetsGo, rank: int, pid: int) -> None:
+    def joins(self, job: JobId, epoch: int, rank: int) -> None:
+        """Give a process that began beside others of its elastic job its share of the cores: it has imported what it
+        needs, and its siblings wait for it from now on."""
+        known = self._epochs.get((job, epoch))
+        if known is not None and (process := known.state.pids.get(rank)) is not None:
+            self._let_go(known, rank, process.pid)
+
+    def _let_go(self, epoch: Epoch | None, rank: int, pid: int, after_s: float = 0.0) -> None:
+        processes = self._env.processes
+        spec = None if epoch is None else epoch.record.spec
+        begins = spec is not None and begins_beside_its_siblings(spec) and not spec.held_back
+        if begins and isinstance(processes, LetsGo):
+            self._env.spawn(f"let rank {rank} go", self._lets_go(processes, rank, pid, after_s))
+
+    async def _lets_go(self, processes: LetsGo, rank: int, pid: int, after_s: float) -> None:
+        if after_s:
+            await asyncio.sleep(after_s)
         if not await processes.let_go(pid):
             self._env.log.warning("a rank stays throttled", rank=rank, next="LimitNICE=+0 in covey.service")
 

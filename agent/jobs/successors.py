@@ -60,14 +60,16 @@ def stand_still_unconfirmed(ranks: Collection[int], state: SupervisorState) -> b
     return bool(state.healing) and all(rank in state.healing or rank in state.codes for rank in ranks)
 
 
-def command_of(start: RankStart, incarnation: int) -> Command:
-    """The command of one process of a rank. Each process has its own files, by which it is found again."""
+def command_of(start: RankStart, incarnation: int, had_state: bool = False) -> Command:
+    """The command of one process of a rank. Each process has its own files, by which it is found again. `had_state`: it
+    replaces one that had the job's state, so in an elastic job the others wait for it."""
     if not incarnation:
         return start.command
     before = int(start.command.env.get(INCARNATION, "0"))
     env = {**start.command.env, INCARNATION: str(before + incarnation)}
     run = f"{start.command.run}.{incarnation}" if start.command.run else ""
-    return msgspec.structs.replace(start.command, env=env, run=run)
+    held_back = start.command.held_back and not (had_state and env.get("COVEY_ELASTIC") == "1")
+    return msgspec.structs.replace(start.command, env=env, run=run, held_back=held_back)
 
 
 def incarnation_of(state: SupervisorState, rank: int) -> int:

@@ -50,7 +50,7 @@ def run(context: Context) -> int:
                 rank["pid"],
                 ending(rank["code"]),
                 " ".join(rank["gpus"]),
-                *([ranks_of(carried.get(str(rank["rank"]), []))] if carried else []),
+                *([carries(job, rank["rank"])] if carried else []),
             )
             for rank in job["ranks"]
         ]
@@ -119,6 +119,13 @@ def configuration(job: dict[str, Any]) -> str:
     """`, configuration 2`: how often an elastic job that runs was arranged anew."""
     elastic = job.get("elastic") or {}
     return f", configuration {elastic['config']}" if elastic.get("processes") else ""
+
+
+def carries(job: dict[str, Any], process: int) -> str:
+    """The ranks that a process of an elastic job carries, in words."""
+    elastic = job["elastic"]
+    lacks = job["state"] == "running" and process not in elastic["have"]
+    return ranks_of(elastic["carried"].get(str(process), [])) + (", not begun yet" if lacks else "")
 
 
 def wants(job: dict[str, Any]) -> str:

@@ -48,6 +48,7 @@ ELASTIC = {
     "processes": 3,
     "config": 2,
     "carried": {"0": [0, 4, 8], "1": [1, 5, 9], "12": [12, 13]},
+    "have": [0, 1],
     "wanted": 5,
     "wanted_by": "ann",
 }
@@ -78,7 +79,7 @@ def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     assert "2..16, now 3" in run("jobs")[1]
     out = run("job", "j1")[1]
     assert "2..16, now 3" in out and "5 processes: ann" in out and "configuration 2" in out
-    assert "CARRIES" in out and "ranks 0 4 8" in out and "ranks 12-13" in out
+    assert "CARRIES" in out and "ranks 0 4 8\n" in out and "ranks 12-13, not begun yet\n" in out
 
 
 def test_a_rank_without_a_process_of_its_own_is_shown_where_it_writes(

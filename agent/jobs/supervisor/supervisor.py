@@ -348,7 +348,7 @@ class Supervisor:
             return None
         start = next(start for start in self._config.ranks if start.rank == rank)
         try:
-            process = await self._start(command_of(start, then.incarnation))
+            process = await self._start(command_of(start, then.incarnation, then.has_had_state))
         except SpareEnded:
             return await self._start_successor(rank, -SIGKILL)
         except OSError as error:

@@ -311,6 +311,7 @@ def _elastic(job: Job, runs: bool) -> ElasticView | None:
         processes=job.processes if runs else 0,
         config=job.healing.healed,
         carried=job.start.carried if runs else {},
+        have=tuple(sorted(process for each in job.healing.have.values() for process in each)) if runs else (),
         wanted=job.healing.wanted,
         wanted_by=job.healing.wanted_by,
     )

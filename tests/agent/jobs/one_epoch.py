@@ -13,6 +13,7 @@ class OneEpoch:
         self.known = known
         self.asked: Stopping | None = None
         self.healing: dict[int, int] = {}
+        self.joined: list[int] = []
 
     def token(self, job: JobId, epoch: int) -> str | None:
         return None if self.spec(job, epoch) is None else "secret"
@@ -22,6 +23,9 @@ class OneEpoch:
 
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         return self.asked
+
+    def joins(self, job: JobId, epoch: int, rank: int) -> None:
+        self.joined.append(rank)
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         if self.asked is None:

@@ -376,7 +376,10 @@ async def test_a_supervisor_hears_of_a_change_when_it_is_reached_again(short: st
         assert host.told(RanksEnded)[0].codes == {0: 0}
 
 
-async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(short: str) -> None:
+@pytest.mark.parametrize("until_it", ["joins", "has the state", "began long ago"])
+async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(
+    short: str, until_it: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with agent(short) as (_, runner):
         await runner.start(place(short, 0))
         await until(lambda: holds(short, runner, 0))
@@ -385,7 +388,13 @@ async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(sh
         pids = runner.running()[J1, 1]
         nice = {rank: os.getpriority(os.PRIO_PROCESS, pid) for rank, pid in pids.items()}
         assert nice[5] == nice[0] + 19 == nice[1] + 19
-        await runner.heals(J1, 1, 5, 7, pids[5])
+        if until_it == "joins":
+            runner.joins(J1, 1, 5)
+        elif until_it == "has the state":
+            await runner.heals(J1, 1, 5, 7, pids[5])
+        else:
+            monkeypatch.setattr("agent.jobs.runner.HELD_S", 0.01)
+            runner._told(RanksStarted(J1, 1, dict(pids)))
         await until(lambda: os.getpriority(os.PRIO_PROCESS, pids[5]) == nice[0])
         let_end(short)
 

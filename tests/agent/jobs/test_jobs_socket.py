@@ -518,6 +518,7 @@ async def test_a_process_of_an_elastic_job_hears_what_it_carries_and_whenever_th
         assert isinstance(answer, Joined) and answer.world_size == 4
         assert not answer.tensor_memory, "the processes here change, and those of before have their memory"
         assert await read_frame(stream, decoder) == Carries(5, {0: (0, 2), 1: (1, 3)})
+        assert found.runner.joined == [1]
         await until(lambda: found.socket.peers(J1))
         found.runner.known = msgspec.structs.replace(
             ELASTIC, config=6, ranks=(RankSpec(1, 0, ()),), carried={1: (1, 3, 0)}

@@ -53,6 +53,14 @@ def test_each_process_of_a_rank_has_its_number_and_files_of_its_own() -> None:
     assert (then.env, then.run) == ({"RANK": "1", "COVEY_INCARNATION": "2"}, "/1.1.2")
 
 
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_successor_for_which_others_wait_is_not_held_back(elastic: bool) -> None:
+    env = {"COVEY_ELASTIC": "1"} if elastic else {}
+    start = RankStart(1, msgspec.structs.replace(START.command, env=env, held_back=True))
+    assert command_of(start, 1, had_state=True).held_back is not elastic
+    assert command_of(start, 1).held_back
+
+
 def test_who_did_not_say_that_it_may_be_lost_has_no_successor() -> None:
     assert after_loss(None, -9) is None
 

@@ -97,6 +97,9 @@ class OnePidRunner:
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         return None
 
+    def joins(self, job: JobId, epoch: int, rank: int) -> None:
+        pass
+
     def is_ending(self, job: JobId, epoch: int) -> bool:
         return (job, epoch) in self.ending
 
