@@ -153,6 +153,8 @@ class JobStart(msgspec.Struct):
     """Median step time of the slowest host, seconds."""
     timings: dict[HostId, StepTiming] = {}
     """How long the job's steps take, by host."""
+    owners: tuple[HostId, ...] = ()
+    """In an elastic job: the host that is to own each table; empty: nobody said."""
 
 
 class JobEnding(msgspec.Struct):

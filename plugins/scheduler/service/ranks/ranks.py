@@ -295,8 +295,9 @@ class LocalRanks:
 
     def _tell_placed(self, job: Job) -> None:
         self.told_since[job.id] = job.healing.healed
-        of, more = (job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size), job.spec.remote_memory
-        self.host.publish(JobPlaced(*of, job.start.places, job.start.tables, more))
+        of = job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size, job.start.places, job.start.tables
+        how = job.healing.healed, dict(job.start.carried), job.start.owners
+        self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how))
 
     def tell_again(self) -> None:
         """Tell the plugins again, after a restart of the agent: those that start anew may have forgotten what was
