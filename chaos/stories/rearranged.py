@@ -1,6 +1,6 @@
 """Elastic jobs of AddVector (`chaos.actors.adder`) on a rack that has no rest: people scale them up and down, drain
 hosts and use them again, change quotas, and submit guaranteed jobs for which extras are given back; plugins wish other
-processes, shares of ranks and owners of tables (`chaos.actors.wisher`); hosts fail, are cut off or stopped, their
+processes, shares of ranks and owners of tables (`chaos.wisher`); hosts fail, are cut off or stopped, their
 agents too, the leader's above all; processes, those that own tables, and supervisors are killed. Mostly a second change
 comes while the first is under way.
 
@@ -18,13 +18,13 @@ import numpy as np
 
 from chaos import faults
 from chaos.actors.adder import DELTA
-from chaos.actors.wisher import Wisher
 from chaos.checks.ranks_seen import ranks_of
 from chaos.faults import Kill, Pause
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known, state
 from chaos.stories.cut_off import troubles
 from chaos.story import ended
+from chaos.wisher import Wisher
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import job_of, number_of

@@ -29,7 +29,7 @@ NOBODY = HostId("")
 
 
 class Shared(Elastic):
-    """An elastic job of 16 ranks and 8 tables: two processes on each of h1 and h2."""
+    """An elastic job of 16 ranks and 4 tables: two processes on each of h1 and h2."""
 
     def arrange(self, shares: dict[HostId, int], owners: Any = None, **more: Any) -> Any:
         return self.say(self.wish(shares, owners, **more))
@@ -46,8 +46,8 @@ class Shared(Elastic):
 
 
 def owners(*hosts: HostId) -> tuple[HostId, ...]:
-    """Owners of 8 tables: these hosts in turn."""
-    return tuple(hosts[table % len(hosts)] for table in range(8))
+    """Owners of 4 tables: these hosts in turn."""
+    return tuple(hosts[table % len(hosts)] for table in range(4))
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_owners_are_remembered_whether_or_not_the_job_has_processes_there() -> N
     told = Shared()
     assert told.arrange({}, owners(H1, H4)) == Applied()
     assert (told.job.start.owners, told.job.start.owners_since) == (owners(H1, H4), 1)
-    said = "4 processes as before; tables 0 2 4 6 on h1, 1 3 5 7 on h4"
+    said = "4 processes as before; tables 0 2 on h1, 1 3 on h4"
     assert told.job.reason == f"the tuner, h1 computes faster: {said}"
     assert told.arrange({H1: 11, H2: 5}) == Applied()
     assert (told.job.start.owners, told.job.start.owners_since) == (owners(H1, H4), 1), "nobody said others"
@@ -196,7 +196,7 @@ def test_owners_are_remembered_whether_or_not_the_job_has_processes_there() -> N
 def test_as_many_owners_as_tables_and_no_drained_ones() -> None:
     told = Shared()
     said = refusal(told.arrange({}, (H1, H2)))
-    assert said.why == f"{told.id}: the owners of 2 tables are said, and it has 8"
+    assert said.why == f"{told.id}: the owners of 2 tables are said, and it has 4"
     told.say(HostDrained(wall_s=1.0, host=H4))
     assert "a table is to be on h4: h4 is drained" in refusal(told.arrange({}, owners(H1, H4))).why
 
@@ -256,7 +256,7 @@ def test_another_start_begins_without_owners_and_shares() -> None:
 
 def test_an_elastic_job_has_tables_by_its_ranks_wherever_it_starts() -> None:
     told = Shared()
-    assert told.job.start.tables == 8
+    assert told.job.start.tables == 4
     small = told.run(1, workers_max=3, base=20)
     assert told[small].start.tables == 3
     fixed = told.run(4, base=30)
