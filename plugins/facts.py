@@ -96,6 +96,50 @@ class JobPlaced(Fact, frozen=True):
     has now."""
     remote_memory: int = 0
     """The most remote memory that its volumes may have, all hosts together, bytes; 0: not limited."""
+    config: int = 0
+    """The number of the job's configuration (`JobHealing.healed`): a proposal for another one names it."""
+    carried: dict[int, tuple[int, ...]] = {}
+    """In an elastic job: the ranks that each process carries, by its first rank; `places` name processes then."""
+    owners: tuple[HostId, ...] = ()
+    """The host that is to own each table, in the order of tables; empty: nobody said, and each table goes to the host
+    of its number, as does one whose owner has an empty name."""
+    owners_since: int = 0
+    """The number of the configuration that said so: each that says it again ends what people wished meanwhile."""
+
+
+class WantedArrangement(msgspec.Struct, frozen=True):
+    """How somebody on this host wants an elastic job to be arranged."""
+
+    epoch: int
+    replaces: int
+    """The number of the configuration that it replaces (`JobPlaced.config`)."""
+    processes: dict[HostId, int] = {}
+    """Host -> how many processes of the job it has; a host that is not named has none. Empty: all stay as they are."""
+    shares: dict[HostId, int] = {}
+    """Host -> how many of the job's ranks its processes carry together. Empty: all processes carry equally many."""
+    owners: tuple[HostId, ...] | None = None
+    """The host that is to own each table; it needs no process of the job. Empty: as nobody said, as is an empty name
+    for one table; None: as it is."""
+
+
+class ArrangementsWanted(Fact, frozen=True):
+    """A plugin on this host wants these elastic jobs to be arranged anew, all of them or none."""
+
+    ask: str
+    """Name of this wish, which its answer repeats."""
+    jobs: dict[JobId, WantedArrangement]
+    by: str
+    """Who wants it, for people: `the tuner`."""
+    why: str
+    """Why, for people: what is predicted to come of it."""
+
+
+class ArrangementsAnswered(Fact, frozen=True):
+    """Scheduler: the wish of this name is in force in the log, or why it is not."""
+
+    ask: str
+    refused: str = ""
+    """Why nothing was arranged anew; empty: it was."""
 
 
 class JobUnplaced(Fact, frozen=True):

@@ -177,6 +177,11 @@ class Arrangement(msgspec.Struct, frozen=True):
     places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=4096)]
     """All places of the job. `Place.ranks` names processes: those that stay are where they were, with the same GPUs;
     new ones have the names that `plugins.scheduler.policy.carrying` gives them."""
+    shares: Annotated[dict[HostId, Annotated[int, Meta(ge=1, le=4096)]], Meta(max_length=4096)] = {}
+    """Host -> how many of the job's ranks its processes carry together; empty: all processes carry equally many."""
+    owners: Annotated[tuple[HostId, ...], Meta(max_length=16)] | None = None
+    """The host that is to own each table, in the order of tables; empty: nobody says, as an empty name does for one
+    table; None: as before."""
 
 
 class Arranged(CommandBase, frozen=True, kw_only=True):

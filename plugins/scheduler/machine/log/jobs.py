@@ -140,7 +140,8 @@ class JobStart(msgspec.Struct):
     places: tuple[Place, ...] = ()
     tables: int = 0
     """The number of tables of this start's tensors (`covey.tensors.numbers.blocks`): fixed when its places were first
-    found, whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
+    found, whatever becomes of these later, since every rank cuts its tensors by it, and of an elastic job by the number
+    of its ranks; 0: it has not started."""
     carried: dict[int, tuple[int, ...]] = {}
     """In an elastic job: for each process, named by its first rank, the ranks that it carries
     (`plugins.scheduler.policy.carrying`). `Place.ranks` names processes then."""
@@ -153,6 +154,10 @@ class JobStart(msgspec.Struct):
     """Median step time of the slowest host, seconds."""
     timings: dict[HostId, StepTiming] = {}
     """How long the job's steps take, by host."""
+    owners: tuple[HostId, ...] = ()
+    """In an elastic job: the host that is to own each table; empty: nobody said, as is an empty name for one table."""
+    owners_since: int = 0
+    """The number of the configuration that said so (`JobHealing.healed`)."""
 
 
 class JobEnding(msgspec.Struct):
@@ -179,6 +184,9 @@ class JobHealing(msgspec.Struct):
     """Hosts that may be lost, with all the job's ranks there: others have what their successors need."""
     have: dict[HostId, tuple[int, ...]] = {}
     """In an elastic job: for each host, the processes that have the job's state, as it said last."""
+    awaited: tuple[int, ...] = ()
+    """In an elastic job: processes that did not have its state yet when others ended: nobody else may carry their ranks
+    meanwhile, and then all wait for them."""
     healed: int = 0
     """How often places were exchanged (`Place.since`)."""
     missing: tuple[HostId, ...] = ()
@@ -191,8 +199,8 @@ class JobHealing(msgspec.Struct):
     sought: int = 0
     """How often new places for some of the job's ranks were to be found."""
     at_most: int = 0
-    """The number of processes that a person asked for last, over which the leader lets the job not grow; 0: nobody has
-    asked."""
+    """The number of processes that a person asked for last, or a plugin (the tuner), over which the leader lets the job
+    not grow; 0: nobody has asked."""
     wanted: int = 0
     """The number of processes that an elastic job is to grow to; 0: it is not to grow."""
     wanted_by: str = ""
