@@ -3,7 +3,7 @@ of unequal hosts against all assignments, with its time."""
 
 from collections.abc import Callable
 
-from plugins.tuner.machine import BATCHES_MIN
+from plugins.tuner.machine.disjoint import BATCHES_MIN
 from sim.report import Progress, Report
 from sim.tuner import tuner
 

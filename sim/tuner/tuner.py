@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.core.ids import HostId
-from plugins.tuner.machine import BATCHES_MIN
+from plugins.tuner.machine.disjoint import BATCHES_MIN
 from plugins.tuner.policy import search
 from plugins.tuner.policy.cost import HostCosts, Load
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong

@@ -19,9 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy.blocks import moves, whole
 from plugins.tuner.policy.search import Split
+from plugins.tuner.policy.steps import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
 
 Change = Add | Delete | Switch
 

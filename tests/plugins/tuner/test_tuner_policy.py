@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import blocks, cost, plan, search
 from plugins.tuner.policy.cost import HostCosts, Load
+from plugins.tuner.policy.steps import Add, Delete, Move, Role, Start, Step, Stop, Switch
 
 LOAD = Load(samples=2e6, model_bytes=284e6, batch=1e4)
 rates = st.floats(1e7, 2e9)
