@@ -299,6 +299,7 @@ class SchedulerService(PluginService):
             "resume": self._resume,
             "move": self._move,
             "scale": self._scale,
+            "tune": self._tune,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -439,6 +440,10 @@ class SchedulerService(PluginService):
 
     async def _scale(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.scale(await self._seek(given), given)
+        return await self._job(given)
+
+    async def _tune(self, given: Mapping[str, Any]) -> JobView:
+        await self.moves.tune(await self._seek(given), given)
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:

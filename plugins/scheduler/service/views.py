@@ -313,6 +313,7 @@ def _elastic(job: Job, runs: bool) -> ElasticView | None:
         carried=job.start.carried if runs else {},
         wanted=job.healing.wanted,
         wanted_by=job.healing.wanted_by,
+        tuned_by=job.healing.tuned[0],
     )
 
 

@@ -54,7 +54,7 @@ WRONG = 0.10
 WRONG_MAX = 3
 """Number of wrong predictions in a row after which the job is left alone."""
 BY = "the tuner"
-JUDGED_S_MIN = 1e-6
+JUDGED_S_MIN, JUDGED_KEPT = 1e-6, 16
 
 
 class HostNow(msgspec.Struct, frozen=True):
@@ -228,6 +228,18 @@ class Tuner:
             return f"the bytes per second that the card of {_named(cards)} carries are not known"
         return ""
 
+    @property
+    def doing(self) -> str:
+        """What the tuner does now, in words."""
+        if self.left_alone:
+            return f"leaves the job alone: its last {WRONG_MAX} predictions were wrong"
+        if self.wish is not None and not self.wish.granted:
+            return "waits until the log has the change that it asked for"
+        lacks = self.lacks()
+        if self.wish is not None:
+            return f"looks whether steps take {short(self.wish.predicted_s)}{f': {lacks}' if lacks else ''}"
+        return f"measures: {lacks}" if lacks else "keeps the job as it is, and measures"
+
     def _timed_enough(self, host: HostId) -> bool:
         return self.steps.get(host, 0) >= STEPS_MIN and self.reports.get(host, 0) > REPORTS_MIN
 
@@ -351,7 +363,7 @@ class Tuner:
             return []
         judged = Judged(self.wish.before_s, self.wish.predicted_s, max(JUDGED_S_MIN, self.step.mean))
         self.wish = None
-        self.judged.append(judged)
+        self.judged = [*self.judged, judged][-JUDGED_KEPT:]
         self.wrong = self.wrong + 1 if judged.is_wrong else 0
         off = 100 * (judged.predicted_s / judged.measured_s - 1)
         said = (
