@@ -301,7 +301,7 @@ class LocalRanks:
     def _tell_placed(self, job: Job) -> None:
         self.told_since[job.id] = job.healing.healed
         of = job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size, job.start.places, job.start.tables
-        how = job.healing.healed, dict(job.start.carried), job.start.owners
+        how = job.healing.healed, dict(job.start.carried), job.start.owners, job.start.owners_since
         self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how))
         if job.spec.elastic:
             self._tell_tuned(job)
