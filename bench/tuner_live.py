@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.elastic_changes import TRAIN, shell, times, told  # noqa: E402
-from bench.healing_kills import digest  # noqa: E402
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.cpu_quota import CpuQuota  # noqa: E402
@@ -38,7 +37,7 @@ BEFORE_S = 10.0
 def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--rate", default="100mbit", help="of a host's card in each direction, as tc says it")
-    parser.add_argument("--quota", type=float, default=0.3, help="processors for the processes of the slow host")
+    parser.add_argument("--quota", type=float, default=0.1, help="processors for the processes of the slow host")
     parser.add_argument("--ranks", type=int, default=12)
     parser.add_argument("--width", type=int, default=8192, help="features of an image: the size of the model")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long the job is watched once it is tuned")
@@ -68,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(events, file=sys.stderr)
     print_head("when | STEP, ms | TX, MB a step")
     for name, row in (("before", before), ("after", after)):
-        print(f"| {name} | {1000 * row['step_s']:.1f} | {' '.join(f'{each / 1e6:.2f}' for each in row['sent_bytes'])} |")
+        print(
+            f"| {name} | {1000 * row['step_s']:.1f} | {' '.join(f'{each / 1e6:.2f}' for each in row['sent_bytes'])} |"
+        )
     keep({"before": before, "after": after, "view": view}, args.json)
     return 0
 

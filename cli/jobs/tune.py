@@ -15,7 +15,7 @@ from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found, person
-from cli.table import table
+from cli.table import Paint, table
 from covey.core.units import format_seconds, format_size
 
 TITLES = ("HOST", "ROLE", "PROCESSES", "RANKS", "TABLES", "BEST", "PASS", "CARD")
@@ -43,7 +43,7 @@ def run(context: Context) -> int:
         not_found(context, error, job)
     if context.json:
         return context.say_json(answer.whole)
-    for line in told(answer.data):
+    for line in told(answer.data, context.paint):
         context.say(line)
     context.say(f"next: agentctl why {job} (what it changes, predicted and measured), agentctl tune {job} off")
     return 0
@@ -73,7 +73,7 @@ def _seen(context: Context, job: str) -> Any:
         time.sleep(LOOK_S)
 
 
-def told(view: Mapping[str, Any]) -> Sequence[str]:
+def told(view: Mapping[str, Any], paint: Paint) -> Sequence[str]:
     """The lines for people."""
     rows = [
         (
@@ -90,7 +90,7 @@ def told(view: Mapping[str, Any]) -> Sequence[str]:
     ]
     step = f"a step takes {_seconds(view['step_s'])}, with the best division {_seconds(view['best_step_s'])}"
     size = format_size(view["model_bytes"]) if view["model_bytes"] else "a size that is not known"
-    lines = [table(TITLES, rows, TITLES[2:]), f"{step}; each rank pushes {size} in a step"]
+    lines = [table(TITLES, rows, TITLES[2:5], paint), f"{step}; each rank pushes {size} in a step"]
     lines += [
         f"changed: predicted {_seconds(one['predicted_s'])} a step, measured {_seconds(one['measured_s'])}, "
         f"before {_seconds(one['before_s'])}"

@@ -33,7 +33,7 @@ class HostTimed(Message, frozen=True):
     communicate_s: Seconds = 0.0
     """Seconds of a step in which the process that waited least waited for tensors."""
     card_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
-    """The most that its card carried in one direction within a quarter of a second; 0: not known."""
+    """The most that its card carried in one direction within a twentieth of a second; 0: not known."""
 
 
 class TunedHere(Message, frozen=True):

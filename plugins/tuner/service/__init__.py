@@ -34,8 +34,9 @@ from plugins.tuner.service.measured import CardWindow, HostMeasures
 from plugins.tuner.service.view import tuned_view
 from plugins.views import TunedJobView
 
-LOOK_S = 0.25
-"""Seconds between two looks at the card while a tuned job uses this host."""
+LOOK_S = 0.05
+"""Seconds between two looks at the card while a tuned job uses this host: a burst that is shorter makes the card seem
+slower, so windows are short; a token bucket in front of it makes it seem faster, so they are not shorter still."""
 TOLD_S = 5.0
 """Seconds after which a report is not sent again: the next one has newer figures."""
 ASK_S = 2.0
@@ -244,10 +245,9 @@ class TunerService(PluginService):
 
 def owners_of_job(placed: JobPlaced) -> Sequence[HostId]:
     """The host of each table: as the log says, else the host of its number among those of the job."""
-    if placed.owners:
-        return placed.owners
     hosts = list(dict.fromkeys(place.host for place in placed.places))
-    return [hosts[table % len(hosts)] for table in range(placed.tables)] if hosts else []
+    named = [*placed.owners, *[HostId("")] * (placed.tables - len(placed.owners))]
+    return [host or hosts[table % len(hosts)] for table, host in enumerate(named)] if hosts else []
 
 
 def job_now(placed: JobPlaced, processes_min: int) -> JobNow:
