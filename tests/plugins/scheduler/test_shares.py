@@ -143,6 +143,17 @@ def test_arrangements_without_shares_say_nothing_of_ranks() -> None:
     assert told.job.reason == "a person: from 4 to 6 processes: 2 more on h3"
 
 
+def test_the_leader_lets_a_job_not_grow_over_what_a_plugin_asked_for() -> None:
+    told = Shared()
+    told.grow(h3=2)
+    assert told.job.healing.at_most == 0, "its coordinator found room, as the leader wanted"
+    left = told.job.start.places[:2]
+    assert told.arrange({}, places=left) == Applied()
+    assert (told.job.processes, told.job.healing.at_most) == (4, 4)
+    told.arrange({H1: 11, H2: 5})
+    assert told.job.healing.at_most == 4
+
+
 # ---- owners ----------------------------------------------------------------------------------------------------------
 
 

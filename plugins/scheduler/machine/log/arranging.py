@@ -149,6 +149,8 @@ def arranged(queue: JobTable, command: Arranged) -> Result:
         by = _said_by(command.by, command.why) if command.by else job.healing.wanted_by or _said_by("", command.why)
         before = job.processes
         said = _changed(queue, job, new.places, shares=new.shares)
+        if command.by and job.processes != before:
+            job.healing.at_most = job.processes
         if new.owners is not None:
             owners = _owners_said(job, new.owners)
             said = f"{said}; {owners}" if owners else said

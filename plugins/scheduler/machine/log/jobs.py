@@ -196,8 +196,8 @@ class JobHealing(msgspec.Struct):
     sought: int = 0
     """How often new places for some of the job's ranks were to be found."""
     at_most: int = 0
-    """The number of processes that a person asked for last, over which the leader lets the job not grow; 0: nobody has
-    asked."""
+    """The number of processes that a person asked for last, or a plugin (the tuner), over which the leader lets the job
+    not grow; 0: nobody has asked."""
     wanted: int = 0
     """The number of processes that an elastic job is to grow to; 0: it is not to grow."""
     wanted_by: str = ""
