@@ -37,8 +37,12 @@ class Figure(msgspec.Struct, frozen=True):
 
     def differs(self, other: float) -> bool:
         """Does it differ from this value by more than chance?"""
-        error = math.sqrt(self.variance * WEIGHT / (2 - WEIGHT))
-        return abs(self.mean - other) > max(DEVIATION_MIN * other, ERRORS_MIN * error)
+        return abs(self.mean - other) > max(DEVIATION_MIN * other, ERRORS_MIN * self.error)
+
+    @property
+    def error(self) -> float:
+        """One standard error of the average."""
+        return math.sqrt(self.variance * WEIGHT / (2 - WEIGHT))
 
 
 def measure(figures: dict[Key, Figure], key: Key, measured: float) -> None:

@@ -39,10 +39,15 @@ from plugins.tuner.policy.division import (
 )
 from plugins.tuner.policy.plan import GAIN_MIN, is_worth_it
 
-STEPS_MIN = 8
+STEPS_MIN = 16
 """Steps of every host before a decision. The paper waits for "a set" of mini-batches (§3.4.1) and names no number."""
-REPORTS_MIN = 3
+REPORTS_MIN = 5
 """Reports of every host before a decision: a report is the mean of the steps of some seconds."""
+ERRORS_OF_STEP = 3.0
+"""Standard errors of the measured step that a change must save, too."""
+KNOWN_S = 600.0
+"""Seconds for which the measured step of a division counts more than what would be predicted for it: a tuner that goes
+by predictions alone comes back to divisions that it has tried."""
 REST_S = 10.0
 """Least seconds between two decisions about one job."""
 RETRY_S = 30.0
@@ -54,7 +59,7 @@ WRONG = 0.10
 WRONG_MAX = 3
 """Number of wrong predictions in a row after which the job is left alone."""
 BY = "the tuner"
-JUDGED_S_MIN, JUDGED_KEPT = 1e-6, 16
+JUDGED_S_MIN, JUDGED_KEPT, KNOWN_MAX = 1e-6, 16, 32
 
 
 class HostNow(msgspec.Struct, frozen=True):
@@ -149,6 +154,14 @@ class Judged(msgspec.Struct, frozen=True):
         return abs(self.predicted_s - self.measured_s) > WRONG * self.measured_s
 
 
+class Known(msgspec.Struct, frozen=True):
+    """A division that the job had, and what its steps took."""
+
+    division: Division
+    step_s: float
+    until_s: float
+
+
 class Tuner:
     """The tuner of one job. `boot`: what makes names of wishes unique among agents' lives."""
 
@@ -170,6 +183,8 @@ class Tuner:
         self.wrong = 0
         """Number of predictions in a row that were wrong."""
         self.left_alone = False
+        self.known: list[Known] = []
+        """Divisions that were measured among these hosts."""
         self._wishes = 0
         self._not_before_s = 0.0
         self._said: dict[str, str] = {}
@@ -247,8 +262,11 @@ class Tuner:
         anew = event.epoch != self.now.epoch
         if event == self.now or (event.epoch, event.config) < (self.now.epoch, self.now.config):
             return []
+        others = {*event.hosts, *event.owners} != self.hosts() or anew
         self.now = event
         self._forget_steps()
+        if others:
+            self.known = []
         for figures in (self.passes, self.cards, self.waits):
             for gone in [host for host in figures if host not in self.hosts()]:
                 del figures[gone]
@@ -315,14 +333,21 @@ class Tuner:
         if lacks:
             return self._say_once("tuner lacks", lacks) if "steps" not in lacks else []
         self._not_before_s = now_s + REST_S
-        return self._decide(self.step.mean, now_s)
+        return self._decide(self.step, now_s)
 
-    def _decide(self, measured_s: float, now_s: float) -> Sequence[TunerAction]:
-        job, paces, present = self.divided(), self.paces(), self.division()
+    def _decide(self, step: Figure, now_s: float) -> Sequence[TunerAction]:
+        job, paces, present, measured_s = self.divided(), self.paces(), self.division(), step.mean
         wanted = best_division(job, paces, present, self.now.processes_min)
         predicted_s = predicted(measured_s, step_s(job, paces, present), step_s(job, paces, wanted))
+        self._remember(present, measured_s, now_s)
+        for known in self.known:
+            if known.division == wanted:
+                predicted_s = known.step_s
+        for known in self.known:
+            if known.step_s < predicted_s:
+                wanted, predicted_s = known.division, known.step_s
         self.best = wanted, predicted_s
-        if wanted == present or not is_worth_it(measured_s, predicted_s, self.gain_min):
+        if wanted == present or not self._is_worth_it(step, predicted_s):
             best = "no division is better" if wanted == present else f"the best would take {short(predicted_s)}"
             return self._say_once("tuner keeps", f"{short(measured_s)} a step; {best}", told(present))
         self._wishes += 1
@@ -330,6 +355,15 @@ class Tuner:
         self.wish = Wish(ask, self.now.config + 1, now_s, wanted, measured_s, predicted_s)
         why = f"{told(wanted)}: {short(predicted_s)} a step predicted, {short(measured_s)} measured before"
         return [Publish(ArrangementsWanted(ask, {self.job: self._arrangement(wanted)}, BY, why))]
+
+    def _is_worth_it(self, step: Figure, predicted_s: float) -> bool:
+        return is_worth_it(step.mean, predicted_s, self.gain_min) and step.mean - predicted_s > (
+            ERRORS_OF_STEP * step.error
+        )
+
+    def _remember(self, division: Division, measured_s: float, now_s: float) -> None:
+        others = [each for each in self.known if each.until_s > now_s and each.division != division]
+        self.known = [*others, Known(division, measured_s, now_s + KNOWN_S)][-KNOWN_MAX:]
 
     def _arrangement(self, wanted: Division) -> WantedArrangement:
         shares = {host: part.ranks for host, part in wanted.items() if part.ranks}

@@ -179,6 +179,27 @@ def test_a_wish_that_nobody_answers_counts_as_refused() -> None:
     assert notes(rack.tell(TimePassed()), "tuner refused") and rack.tuner.wish is None
 
 
+def test_a_division_that_was_tried_and_took_longer_is_not_tried_again_for_a_while() -> None:
+    """Whatever the model promises of it: what was measured counts."""
+    rack = Rack(slow_third(), 12, 3)
+    first = rack.until_wish()
+    rack.grant(first)
+    rack.overhead_s = 0.5
+    back = rack.until_wish()
+    assert back.jobs[JOB].shares == dict.fromkeys(H[:3], 4), "the division before was better"
+    rack.grant(back)
+    rack.overhead_s = 0.002
+    assert not any(asked.jobs[JOB].shares == first.jobs[JOB].shares for asked in wishes(rack.reports(60)))
+
+
+def test_a_gain_within_what_chance_explains_is_not_worth_a_change() -> None:
+    rack = Rack(slow_third(), 12, 3)
+    done: list[TunerAction] = []
+    for at in range(60):
+        done += rack.report(times=3.0 if at % 2 else 0.5)
+    assert not wishes(done)
+
+
 def test_an_answer_to_another_wish_changes_nothing() -> None:
     rack = Rack(slow_third(), 12, 3)
     rack.until_wish()
@@ -193,8 +214,8 @@ def test_three_wrong_predictions_in_a_row_and_the_job_is_left_alone() -> None:
         rack.grant(asked)
         done = rack.reports(REPORTS_MIN + 1, times=2.0)
         assert notes(done, "tuned") and rack.tuner.wrong == time + 1
-        fast, slow = (H[2], H[0]) if time % 2 == 0 else (H[0], H[2])
-        rack.real[fast], rack.real[slow] = (HostPace(at, s, 10.0 * MB, 1) for at, s in ((fast, 0.01), (slow, 0.04)))
+        slow = H[time]
+        rack.real = {at: HostPace(at, 0.04 if at == slow else 0.01, 10.0 * MB, 1) for at in H[:3]}
     assert "left alone" in notes(done, "tuner gives up")[0] and "agentctl tune j1" in notes(done, "tuner gives up")[0]
     assert not wishes(rack.reports(100)) and rack.tuner.doing.startswith("leaves the job alone")
 
