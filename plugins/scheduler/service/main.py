@@ -308,6 +308,7 @@ class SchedulerService(PluginService):
             "resume": self._resume,
             "move": self._move,
             "scale": self._scale,
+            "arrange": self._arrange,
             "tune": self._tune,
             "logs": self._logs,
             "quotas": self._quotas,
@@ -450,6 +451,9 @@ class SchedulerService(PluginService):
     async def _scale(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.scale(await self._seek(given), given)
         return await self._job(given)
+
+    async def _arrange(self, given: Mapping[str, Any]) -> JobView:
+        await self.arrangements.arrange(await self._seek(given), given)
 
     async def _tune(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.tune(await self._seek(given), given)
