@@ -29,7 +29,8 @@ from plugins.tuner.machine.disjoint import (
 )
 from plugins.tuner.policy.blocks import whole
 from plugins.tuner.policy.cost import Load
-from plugins.tuner.policy.plan import GAIN_MIN, Configuration
+from plugins.tuner.policy.gain import GAIN_MIN
+from plugins.tuner.policy.plan import Configuration
 from plugins.tuner.policy.steps import Add, Delete, Move, Recover, Role, Start, Stop, Switch
 from sim.kernel import Kernel
 from sim.report import Progress

@@ -34,7 +34,8 @@ from covey.core.ids import HostId, JobId
 from plugins.tuner.machine.figures import Figure, measure
 from plugins.tuner.policy import plan as planning
 from plugins.tuner.policy.cost import HostCosts, Load, epoch_of_shares
-from plugins.tuner.policy.plan import GAIN_MIN, Configuration, Plan
+from plugins.tuner.policy.gain import GAIN_MIN, is_worth_it
+from plugins.tuner.policy.plan import Configuration, Plan
 from plugins.tuner.policy.search import best
 from plugins.tuner.policy.steps import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
 
@@ -239,7 +240,7 @@ class DisjointTuner:
         wanted = planning.target(split, self.data_blocks, self.model_blocks)
         now_s, then_s = self.epoch_s(hosts), self._epoch_s(hosts, wanted)
         is_sound, leaving = self._is_sound(), self._leaving()
-        if is_sound and not planning.is_worth_it(now_s, then_s, self.gain_min):
+        if is_sound and not is_worth_it(now_s, then_s, self.gain_min):
             return [self._note("Kept", f"{_short(now_s)} an epoch; the best would be {_short(then_s)}")]
         because = f"was {_short(now_s)}" if is_sound else "a role or its blocks are missing"
         if leaving:

@@ -37,7 +37,7 @@ from plugins.tuner.policy.division import (
     owners_of,
     step_s,
 )
-from plugins.tuner.policy.plan import GAIN_MIN, is_worth_it
+from plugins.tuner.policy.gain import GAIN_MIN, is_worth_it
 
 STEPS_MIN = 16
 """Steps of every host before a decision. The paper waits for "a set" of mini-batches (§3.4.1) and names no number."""
