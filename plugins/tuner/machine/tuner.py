@@ -48,6 +48,8 @@ ERRORS_OF_STEP = 3.0
 KNOWN_S = 600.0
 """Seconds for which the measured step of a division counts more than what would be predicted for it: a tuner that goes
 by predictions alone comes back to divisions that it has tried."""
+ALIKE = 0.25
+"""Share by which a host's figures may change while what was measured of a division counts."""
 REST_S = 10.0
 """Least seconds between two decisions about one job."""
 RETRY_S = 30.0
@@ -160,6 +162,20 @@ class Known(msgspec.Struct, frozen=True):
     division: Division
     step_s: float
     until_s: float
+    paces: Sequence[HostPace]
+    """The hosts as they were seen then."""
+
+    def holds(self, paces: Sequence[HostPace], now_s: float) -> bool:
+        """Whether it says what its division would take now: hosts are much as they were, and it is not long ago."""
+        return (
+            self.until_s > now_s
+            and [each.host for each in self.paces] == [each.host for each in paces]
+            and all(
+                abs(now.pass_s - then.pass_s) <= ALIKE * then.pass_s
+                and abs(now.card_bytes_per_s - then.card_bytes_per_s) <= ALIKE * then.card_bytes_per_s
+                for now, then in zip(paces, self.paces, strict=True)
+            )
+        )
 
 
 class Tuner:
@@ -303,8 +319,8 @@ class Tuner:
         return []
 
     def paces(self) -> list[HostPace]:
-        """The hosts as the model sees them. A host that computes nothing is like the median of the others; a card is
-        no slower than what a step needed of it while its processes waited. KeyError when one lacks a figure."""
+        """The hosts as the model sees them. A host that computes nothing is like the median of the others; a card that
+        seems much slower than what a step needed of it while its processes waited is as fast as that. KeyError when one lacks a figure."""
         passes, cards = told_apart(self.passes, REPORTS_MIN), told_apart(self.cards, REPORTS_MIN)
         middle = sorted(passes.values())[len(passes) // 2]
         job, division = self.divided(), self.division()
@@ -314,7 +330,8 @@ class Tuner:
             carried = card_bytes(job, division[host]) / waits.mean if waits is not None else 0.0
             may_end = not self.now.has_gpus and host != self.now.ends_never
             pass_s = passes.get(host, middle)
-            found.append(HostPace(host, pass_s, max(cards[host], carried), processes, may_end))
+            card = carried if carried > (1 + ALIKE) * cards[host] else cards[host]
+            found.append(HostPace(host, pass_s, card, processes, may_end))
         return [each for each in found if each.processes or not self.now.has_gpus or division[each.host].tables]
 
     def divided(self) -> DividedJob:
@@ -339,7 +356,7 @@ class Tuner:
         job, paces, present, measured_s = self.divided(), self.paces(), self.division(), step.mean
         wanted = best_division(job, paces, present, self.now.processes_min)
         predicted_s = predicted(measured_s, step_s(job, paces, present), step_s(job, paces, wanted))
-        self._remember(present, measured_s, now_s)
+        self._remember(present, measured_s, now_s, paces)
         for known in self.known:
             if known.division == wanted:
                 predicted_s = known.step_s
@@ -361,9 +378,9 @@ class Tuner:
             ERRORS_OF_STEP * step.error
         )
 
-    def _remember(self, division: Division, measured_s: float, now_s: float) -> None:
-        others = [each for each in self.known if each.until_s > now_s and each.division != division]
-        self.known = [*others, Known(division, measured_s, now_s + KNOWN_S)][-KNOWN_MAX:]
+    def _remember(self, division: Division, measured_s: float, now_s: float, paces: Sequence[HostPace]) -> None:
+        others = [each for each in self.known if each.holds(paces, now_s) and each.division != division]
+        self.known = [*others, Known(division, measured_s, now_s + KNOWN_S, paces)][-KNOWN_MAX:]
 
     def _arrangement(self, wanted: Division) -> WantedArrangement:
         shares = {host: part.ranks for host, part in wanted.items() if part.ranks}

@@ -4,11 +4,11 @@ The paper's hosts are workers or servers (`cost.py`, `search.py`). A host of Cov
 is fixed, so a step has as many passes as ever, whoever computes them. Two things decide how long it takes:
 
     computing   the host that is last: seconds of one pass, times the ranks that one of its processes carries
-    traffic     the card that is last: what its ranks push to tables elsewhere and get back, and what ranks elsewhere
-                push to its tables and get back, in bytes, over what the card carries
+    traffic     the card that is last: first it carries what its ranks push to tables elsewhere and, in the other
+                direction, what ranks elsewhere push to its tables; then the results, which go the other way round
 
-        bytes of one direction = (n (U - t) + t (V - n)) M / U     n of V ranks, t of U tables, M bytes in all tables
-        step = longest computing + longest traffic
+        pushed = n (U - t) M / U, taken = t (V - n) M / U     n of V ranks, t of U tables, M bytes in all tables
+        step = longest computing + longest of 2 max(pushed, taken) / card
 
 Ranks and tables that meet on one host use no card. A sum is there once the last rank has pushed, and no rank goes on
 before the last result is here, therefore the longest of both add up. Ranks and tables are whole, and there are at most
@@ -83,15 +83,15 @@ def computing_s(pace: HostPace, ranks: int) -> float:
 
 
 def card_bytes(job: DividedJob, part: HostPart) -> float:
-    """Bytes that a host's card carries in a step, in each direction: what it pushes comes back, what it gets it
-    answers."""
-    away = part.ranks * (job.tables - part.tables) + part.tables * (job.ranks - part.ranks)
-    return away * job.model_bytes / job.tables
+    """Bytes that a host's card carries in its busier direction while ranks push, and again, in the other direction,
+    while results come."""
+    most = max(part.ranks * (job.tables - part.tables), part.tables * (job.ranks - part.ranks))
+    return most * job.model_bytes / job.tables
 
 
 def card_s(job: DividedJob, pace: HostPace, part: HostPart) -> float:
-    """Seconds that a host's card needs for a step."""
-    return card_bytes(job, part) / pace.card_bytes_per_s
+    """Seconds that a host's card needs for a step: for pushes, and then for results."""
+    return 2 * card_bytes(job, part) / pace.card_bytes_per_s
 
 
 def step_s(job: DividedJob, paces: Sequence[HostPace], division: Division) -> float:

@@ -55,10 +55,10 @@ def test_equal_hosts_are_both_and_carry_equally_much() -> None:
     assert set(found.values()) == {HostPart(3, 1)} and found[H[0]].role == "both"
 
 
-def test_where_the_network_is_all_that_counts_ranks_gather_beside_the_tables() -> None:
-    """A rank beside all tables uses no card, and cards are what is slow here."""
-    found = best_division(DividedJob(12, 4, MB), alike(4), {})
-    assert found[H[0]].tables == 4 or max(part.ranks for part in found.values()) == 9
+def test_where_one_card_is_slow_its_host_has_few_ranks_and_no_table() -> None:
+    """A rank beside all tables uses no card, so ranks gather where the tables are."""
+    hosts = [*alike(2, card=100 * MB), HostPace(H[2], 0.01, MB, 1)]
+    assert best_division(DividedJob(12, 4, MB), hosts, {})[H[2]] == HostPart(1, 0)
 
 
 def test_a_slow_host_carries_fewer_ranks() -> None:
@@ -70,7 +70,7 @@ def test_a_slow_host_carries_fewer_ranks() -> None:
 def test_a_host_with_a_slow_processor_only_serves_where_it_may() -> None:
     """Its process ends then; where it holds a GPU, or the job needs so many processes, it keeps one rank."""
     slow = HostPace(H[3], 10.0, 100 * MB, 1, may_end=True)
-    job, hosts = DividedJob(12, 6, MB / 10), [*alike(3), slow]
+    job, hosts = DividedJob(12, 1, MB / 10), [*alike(3), slow]
     assert best_division(job, hosts, {})[H[3]].role == "server"
     assert best_division(job, hosts, {}, processes_min=4)[H[3]].ranks == 1
     kept = [*alike(3), HostPace(H[3], 10.0, 100 * MB, 1)]
@@ -95,7 +95,8 @@ def test_what_meets_on_one_host_uses_no_card() -> None:
     assert card_bytes(job, HostPart(8, 2)) == 0
     assert card_bytes(job, HostPart(8, 0)) == 8 * 4 * MB
     assert card_bytes(job, HostPart(0, 2)) == 8 * 4 * MB
-    assert card_bytes(job, HostPart(2, 1)) == (2 * 2 * MB) + (6 * 2 * MB)
+    assert card_bytes(job, HostPart(2, 1)) == 6 * 2 * MB
+    assert card_bytes(job, HostPart(6, 1)) == 6 * 2 * MB
 
 
 def test_a_table_whose_host_keeps_as_many_stays() -> None:
