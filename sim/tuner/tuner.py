@@ -6,11 +6,11 @@
 The cluster is CSV, one host a line:
     host,compute_s_per_sample,nic_bytes_per_s[,kind][,role][,joins_s][,leaves_s][,lost_s][,slows_s,slows_times]
 
-Agents run the tuner of the last table of the paper's tables: elastic jobs, whose hosts may be workers, servers, or both
-(`sim/tuner/arranged.py`). All else is as the paper has it, hosts being one or the other: the tuner waits for mini-batches of every worker, decides, and its plan is executed
-step by step, moves and all (`sim/tuner/cluster.py` says what hosts do meanwhile, which differs from the tuner's
-model of them). It is compared with what the job would have been without it, and with every fixed number of
-workers.
+Agents run the tuner of the last table: elastic jobs, whose hosts may be workers, servers, or both
+(`sim/tuner/arranged.py`). All else is as the paper has it, where a host is one or the other: the tuner waits for
+mini-batches of every worker, decides, and its plan is executed step by step, moves and all (`sim/tuner/cluster.py` says
+what hosts do meanwhile, which differs from the tuner's model of them). It is compared with what the job would have been
+without it, and with every fixed number of workers.
 """
 
 import argparse
