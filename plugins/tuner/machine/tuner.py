@@ -320,7 +320,8 @@ class Tuner:
 
     def paces(self) -> list[HostPace]:
         """The hosts as the model sees them. A host that computes nothing is like the median of the others; a card that
-        seems much slower than what a step needed of it while its processes waited is as fast as that. KeyError when one lacks a figure."""
+        seems much slower than what a step needed of it while its processes waited is as fast as that. KeyError when
+        one lacks a figure."""
         passes, cards = told_apart(self.passes, REPORTS_MIN), told_apart(self.cards, REPORTS_MIN)
         middle = sorted(passes.values())[len(passes) // 2]
         job, division = self.divided(), self.division()
