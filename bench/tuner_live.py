@@ -106,7 +106,7 @@ def show(rack: AgentRack, job: str) -> dict[str, Any]:
     """Tune the job, and what its tuner knows; empty: it does not say."""
     said = rack.hosts[0].shell(f"agentctl tune {job} --json")
     view: dict[str, Any] = json.loads(said.stdout)["data"] if said.returncode == 0 else {}
-    print(f"  {view.get('doing', said.stderr.strip())}", file=sys.stderr, flush=True)
+    print(f"  step {len(times(rack))}: {view.get('doing', said.stderr.strip())}", file=sys.stderr, flush=True)
     return view
 
 

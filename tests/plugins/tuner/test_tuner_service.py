@@ -1,4 +1,4 @@
-"""The tuner's service: each host measures and tells the coordinator, which decides; who that is follows from the log."""
+"""The service of the tuner: each host measures and tells the coordinator, which decides; who that is says the log."""
 
 import asyncio
 import random
