@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.jobs.launching import begins_beside_its_siblings
 from covey.core.ids import HostId
+from plugins.base import RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -19,6 +21,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.carrying import carried_by_shares, first_carried, is_equal, shares_of
+from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_queue import refusal
 
@@ -26,7 +29,7 @@ NOBODY = HostId("")
 
 
 class Shared(Elastic):
-    """An elastic job of 16 ranks and 8 tables: two processes on each of h1 and h2."""
+    """An elastic job of 16 ranks and 4 tables: two processes on each of h1 and h2."""
 
     def arrange(self, shares: dict[HostId, int], owners: Any = None, **more: Any) -> Any:
         return self.say(self.wish(shares, owners, **more))
@@ -43,8 +46,8 @@ class Shared(Elastic):
 
 
 def owners(*hosts: HostId) -> tuple[HostId, ...]:
-    """Owners of 8 tables: these hosts in turn."""
-    return tuple(hosts[table % len(hosts)] for table in range(8))
+    """Owners of 4 tables: these hosts in turn."""
+    return tuple(hosts[table % len(hosts)] for table in range(4))
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------
@@ -154,6 +157,26 @@ def test_the_leader_lets_a_job_not_grow_over_what_a_plugin_asked_for() -> None:
     assert told.job.healing.at_most == 4
 
 
+def test_processes_for_which_others_wait_begin_with_their_share_of_the_cores() -> None:
+    """Nobody else carries the ranks of the process that ended."""
+    told = Shared()
+    told.grow(h3=1)
+    assert told.job.healing.awaited == () and not spec_on(told, H3).awaited
+    first, second = told.job.start.places[:2]
+    ends = Place(H2, second.ranks[:1], second.gpus[:1])
+    where = {process: place.host for place in told.job.start.places for process in place.ranks}
+    carried, names = carried_by_shares(told.job.start.carried, second.ranks[1:], [H4], where, {})
+    places = (first, ends, told.job.start.places[2], Place(H4, tuple(names), ("h4.0",), 2))
+    assert told.arrange({}, places=places) == Applied()
+    assert told.job.healing.awaited == tuple(names) and told.job.start.carried == carried
+    assert spec_on(told, H4).awaited and not begins_beside_its_siblings(spec_on(told, H4))
+    assert not spec_on(told, H3).awaited and begins_beside_its_siblings(spec_on(told, H3))
+
+
+def spec_on(told: Shared, host: HostId) -> RanksSpec:
+    return ranks_spec(told.job, told.job.place_on(host), {})
+
+
 # ---- owners ----------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +184,7 @@ def test_owners_are_remembered_whether_or_not_the_job_has_processes_there() -> N
     told = Shared()
     assert told.arrange({}, owners(H1, H4)) == Applied()
     assert (told.job.start.owners, told.job.start.owners_since) == (owners(H1, H4), 1)
-    said = "4 processes as before; tables 0 2 4 6 on h1, 1 3 5 7 on h4"
+    said = "4 processes as before; tables 0 2 on h1, 1 3 on h4"
     assert told.job.reason == f"the tuner, h1 computes faster: {said}"
     assert told.arrange({H1: 11, H2: 5}) == Applied()
     assert (told.job.start.owners, told.job.start.owners_since) == (owners(H1, H4), 1), "nobody said others"
@@ -173,7 +196,7 @@ def test_owners_are_remembered_whether_or_not_the_job_has_processes_there() -> N
 def test_as_many_owners_as_tables_and_no_drained_ones() -> None:
     told = Shared()
     said = refusal(told.arrange({}, (H1, H2)))
-    assert said.why == f"{told.id}: the owners of 2 tables are said, and it has 8"
+    assert said.why == f"{told.id}: the owners of 2 tables are said, and it has 4"
     told.say(HostDrained(wall_s=1.0, host=H4))
     assert "a table is to be on h4: h4 is drained" in refusal(told.arrange({}, owners(H1, H4))).why
 
@@ -233,7 +256,7 @@ def test_another_start_begins_without_owners_and_shares() -> None:
 
 def test_an_elastic_job_has_tables_by_its_ranks_wherever_it_starts() -> None:
     told = Shared()
-    assert told.job.start.tables == 8
+    assert told.job.start.tables == 4
     small = told.run(1, workers_max=3, base=20)
     assert told[small].start.tables == 3
     fixed = told.run(4, base=30)

@@ -114,7 +114,7 @@ def test_of_a_host_those_that_came_last_end_and_never_the_one_that_carries_rank_
         (lambda job: {"processes": {H1: 2, H2: 2, H3: -1}}, "-1 is not a number of processes"),
         (lambda job: {"shares": {H1: 11, H2: 4}}, "the shares of the hosts are 15 ranks together"),
         (lambda job: {"shares": {H1: 11, H3: 5}}, "h3 is to carry 5 ranks and has no process of the job"),
-        (lambda job: {"owners": (H1,)}, "the owners of 1 tables are said, and it has 8"),
+        (lambda job: {"owners": (H1,)}, "the owners of 1 tables are said, and it has 4"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words_before_any_host_is_asked(
@@ -137,7 +137,7 @@ def test_ranks_without_state_are_not_given_to_others_and_their_tables_move() -> 
     it.told.job.healing.may_be_lost = ()
     with pytest.raises(WishRefused, match="have not registered their state"):
         it.plan(shares={H1: 11, H2: 5})
-    assert it.plan(owners=(H1,) * 8).wanted.owners == (H1,) * 8
+    assert it.plan(owners=(H1,) * 4).wanted.owners == (H1,) * 4
 
 
 # ---- asking hosts ----------------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ def test_ranks_without_state_are_not_given_to_others_and_their_tables_move() -> 
 
 def test_where_nothing_begins_the_log_is_asked_at_once() -> None:
     it = Wished()
-    (command,) = proposed(it.seen(it.plan(shares={H1: 11, H2: 5}, owners=(H3,) * 8)))
+    (command,) = proposed(it.seen(it.plan(shares={H1: 11, H2: 5}, owners=(H3,) * 4)))
     assert it.told.say(command) == Applied()
-    assert it.told.job.reason == ("the tuner, faster: ranks by host are h1 11, h2 5; tables 0 1 2 3 4 5 6 7 on h3")
+    assert it.told.job.reason == ("the tuner, faster: ranks by host are h1 11, h2 5; tables 0 1 2 3 on h3")
     assert it.feed(WishProposed("w1", Applied())) == [AnswerWish("w1")] and not it.wishes.wishes
 
 
@@ -207,10 +207,10 @@ def test_of_two_wishes_for_one_job_the_second_is_refused_and_those_for_others_go
     other = it.told.run(4, workers_max=8, base=10)
     it.told[other].healing.may_be_lost, it.told[other].healing.have = (H1, H2), {H1: (0,)}
     (ask,) = asks(it.seen(it.plan(processes={H1: 2, H2: 2, H3: 1}))).values()
-    both = it.plan(owners=(H1,) * 8), it.plan(it.told[other], owners=(H1,) * 8)
+    both = it.plan(owners=(H1,) * 4), it.plan(it.told[other], owners=(H1,) * 4)
     (answer,) = answers(it.seen(*both, ask="w2"))
     assert answer == AnswerWish("w2", "j1 is being arranged anew already, by the tuner")
-    assert proposed(it.seen(it.plan(it.told[other], owners=(H1,) * 8), ask="w3"))
+    assert proposed(it.seen(it.plan(it.told[other], owners=(H1,) * 4), ask="w3"))
     assert it.seen(ask="w1") == [], "said twice"
     assert proposed(it.yes(H3, ask))
 
@@ -281,11 +281,11 @@ async def test_a_wish_at_any_host_begins_and_ends_processes_there_and_nowhere_el
     (home,), hosts = has, list(rack.hosts)
     other = next(host for host in hosts if host != home)
     for on in hosts:
-        wanted = wish(rack.job(id), processes={home: 2, other: 1}, shares={home: 2, other: 6}, owners=(other,) * 8)
+        wanted = wish(rack.job(id), processes={home: 2, other: 1}, shares={home: 2, other: 6}, owners=(other,) * 4)
         assert await wished(rack, on, {id: wanted}, f"{on}.grow") == ""
         assert counts(rack, id) == {home: 2, other: 1} and not held(rack)
         await heal(rack, id)
-        await until(functools.partial(owned, rack.hosts[on].told, (other,) * 8))
+        await until(functools.partial(owned, rack.hosts[on].told, (other,) * 4))
         assert await wished(rack, on, {id: wish(rack.job(id), processes={home: 2})}, f"{on}.shrink") == ""
         assert counts(rack, id) == {home: 2}
         await until(lambda: not rack.job(id).healing.leaving)
@@ -310,7 +310,7 @@ async def test_a_wish_that_is_refused_says_why_and_holds_nothing(rack: Rack) -> 
                 f"{id}: {free[0]} has no room: {room}",
             ),
             ({id: wish(job, processes={home: 2, nowhere: 1})}, f"{id}: h9 is not known as a host"),
-            ({id: wish(job, owners=(nowhere,) * 8)}, f"{id}: h9 is not known as a host"),
+            ({id: wish(job, owners=(nowhere,) * 4)}, f"{id}: h9 is not known as a host"),
             ({id: wish(job, replaces=7)}, f"{id}: its configuration is 0 by now, and not 7"),
             (
                 {plain.id: wish(rack.job(plain.id))},
@@ -325,7 +325,7 @@ async def test_a_wish_that_is_refused_says_why_and_holds_nothing(rack: Rack) -> 
         assert said.startswith(why), said
     assert counts(rack, id) == {home: 2} and rack.job(id).healing.healed == 0 and not held(rack)
     rack.lead(None)
-    assert await wished(rack, at.id, {id: wish(job, owners=(home,) * 8)}, "no leader")
+    assert await wished(rack, at.id, {id: wish(job, owners=(home,) * 4)}, "no leader")
     rack.lead(str(at.id))
 
 
@@ -382,9 +382,9 @@ async def test_owners_of_a_drained_host_are_forgotten_and_all_hosts_hear_of_it(r
     id, at = await elastic(rack), first(rack)
     (home,) = counts(rack, id)
     other = next(host for host in rack.hosts if host != home)
-    assert await wished(rack, at.id, {id: wish(rack.job(id), owners=(other, home) * 4)}) == ""
+    assert await wished(rack, at.id, {id: wish(rack.job(id), owners=(other, home) * 2)}) == ""
     await at.service.queue_log.insist(HostDrained(wall_s=1.0, host=other))
-    await until(functools.partial(owned, at.told, (HostId(""), home) * 4))
+    await until(functools.partial(owned, at.told, (HostId(""), home) * 2))
 
 
 @on_a_rack(settings=QUIET)
@@ -413,8 +413,8 @@ async def test_people_say_the_same_of_one_job_and_are_told_what_came_of_it(rack:
     assert view.elastic.shares == {home: 2, other: 6} and not view.elastic.equal and view.elastic.config == 1
     assert view.reason == f"ann: from 2 to 3 processes: 1 more on {other}; ranks by host are {home} 2, {other} 6"
     await heal(rack, id)
-    view = await at.call("arrange", id=id, owners=[other] * 8, why="it has the faster card")
-    assert view.elastic.owners == (other,) * 8 and view.elastic.tables == 8
+    view = await at.call("arrange", id=id, owners=[other] * 4, why="it has the faster card")
+    assert view.elastic.owners == (other,) * 4 and view.elastic.tables == 4
     assert view.reason.startswith("a person, it has the faster card: ")
     said = await refused(at.call("arrange", id=id, shares={home: 9}))
     assert (said.code, said.what, said.next) == (4, f"{id} was not arranged anew", f"agentctl job {id}")
