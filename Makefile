@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-tuner-live heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -104,6 +104,9 @@ heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times
 
 bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 8 minutes, as root)
 	@$(BIN)/python bench/elastic_changes.py $(ARGS)
+
+bench-tuner-live: $(READY) ## the tuner on three real hosts, one of them slow: a step before and after, the same bits (some 3 minutes, as root)
+	@$(BIN)/python bench/tuner_live.py $(ARGS)
 
 heal-size: $(READY) ## a rank with the state of GPT-2 small and Adam is killed, links of 10 Gbit/s: how long until its successor has it (half a minute, 16 GB)
 	@$(BIN)/python bench/healing_size.py $(ARGS)

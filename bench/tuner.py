@@ -1,11 +1,12 @@
-"""The tuner's tables: Cruise's four applications on equal hosts, hosts of two kinds, hosts that change, and the search
-of unequal hosts against all assignments, with its time."""
+"""The tuner's tables: Cruise's four applications on equal hosts, hosts of two kinds, hosts that change, the search of
+unequal hosts against all assignments, with its time, and the tuner of agents on hosts that may be both."""
 
 from collections.abc import Callable
 
-from plugins.tuner.machine import BATCHES_MIN
+from plugins.tuner.machine.disjoint import BATCHES_MIN
 from sim.report import Progress, Report
 from sim.tuner import tuner
+from sim.tuner.arranged import arranged_hosts
 
 NOISE = 0.1
 
@@ -26,9 +27,14 @@ def unequal(progress: Progress) -> Report:
     return tuner.unequal_hosts(tuner.SEED, 200, progress)
 
 
+def both(progress: Progress) -> Report:
+    return arranged_hosts(NOISE, tuner.SEED, progress)
+
+
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "tuner": applications,
     "tuner-mixed": mixed,
     "tuner-changing": changing,
     "tuner-unequal": unequal,
+    "tuner-both": both,
 }

@@ -54,6 +54,10 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "snapshot_entries": (16, 1 << 20),
         "keep_entries": (0, 1 << 20),
     },
+    "tuner": {
+        "gain": (0.01, 1.0),
+        "report_s": (1.0, 60.0),
+    },
     "memory": {
         "slab": ("16 KiB", "256 KiB"),
         "": ({"page": "8 KiB", "spill_queue": "2 MiB"},),

@@ -41,6 +41,7 @@ NOUNS = {
     "cancel": (ACT, "end a job"),
     "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),
     "scale": (ACT, "give an elastic job more or fewer processes: agentctl scale j1 8"),
+    "tune": (ACT, "divide an elastic job's ranks and sums among its hosts by measuring: agentctl tune j1"),
     "wait": (ACT, "wait for a job and return its exit code"),
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
     "voters": (ACT, "show or change which hosts vote on the log"),
@@ -49,7 +50,20 @@ NOUNS = {
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
     "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
-    "jobs": ("cancel", "interference", "job", "jobs", "logs", "move", "quota", "scale", "submit", "tensors", "wait"),
+    "jobs": (
+        "cancel",
+        "interference",
+        "job",
+        "jobs",
+        "logs",
+        "move",
+        "quota",
+        "scale",
+        "submit",
+        "tensors",
+        "tune",
+        "wait",
+    ),
     "memory": ("memory", "slabs"),
 }
 VERBS = {

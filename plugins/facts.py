@@ -142,6 +142,19 @@ class ArrangementsAnswered(Fact, frozen=True):
     """Why nothing was arranged anew; empty: it was."""
 
 
+class TunerAsked(Fact, frozen=True):
+    """The log says whether this elastic job, which runs, is tuned (`agentctl tune`). Told on every host, after its
+    `JobPlaced`, also after a restart."""
+
+    job: JobId
+    epoch: int
+    asked: int
+    """The index of the log at which somebody switched the tuner on; 0: it is off. Whoever asks again moves it: the
+    tuner begins anew."""
+    processes_min: int
+    """The fewest processes that the job may have."""
+
+
 class JobUnplaced(Fact, frozen=True):
     """The gang of this epoch is over: ended, cancelled, or taken back to be placed again. Told on every host."""
 

@@ -7,6 +7,7 @@ from plugins.base import Plugin
 from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 from plugins.sharing.plugin import PLUGIN as SHARING
+from plugins.tuner.plugin import PLUGIN as TUNER
 
-PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR, SHARING)
+PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR, SHARING, TUNER)
 """All plugins, in the order in which an agent starts them and tells them facts."""

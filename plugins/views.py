@@ -240,6 +240,56 @@ class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
     owners: tuple[HostId, ...] = ()
     """The host that somebody wants to own each table, in the order of tables; empty: nobody said, as is an empty name
     for one table. Who owns each now: `agentctl tensors`."""
+    tuned_by: str = ""
+    """Who switched the tuner on (`agentctl tune`); empty: it is off."""
+
+
+class TunedHostView(msgspec.Struct, frozen=True, kw_only=True):
+    """One host of a tuned job, as its tuner sees it; None: not measured yet."""
+
+    host: HostId
+    role: str
+    """`worker`: it has ranks; `server`: it owns tables; `both`; or `none`."""
+    processes: int
+    ranks: int
+    tables: int
+    best_ranks: int | None = None
+    """The ranks that it would have in the best division known."""
+    best_tables: int | None = None
+    pass_s: float | None = None
+    """Seconds that one of its processes computes for one rank in a step."""
+    card_bytes_per_s: float | None = None
+    """Bytes per second that its card carries in one direction."""
+
+
+class PredictionView(msgspec.Struct, frozen=True):
+    """A change that the tuner made, in seconds of a step."""
+
+    before_s: float
+    predicted_s: float
+    measured_s: float
+
+
+class TunedJobView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tuner of one job measured and decided: the answer of `agentctl tune JOB`."""
+
+    job: JobId
+    coordinator: HostId
+    """The host whose agent runs the tuner."""
+    asked: int
+    """The index of the log at which somebody switched it on."""
+    doing: str
+    """What it does now, and what it lacks, in words."""
+    config: int
+    hosts: list[TunedHostView]
+    model_bytes: int
+    """Bytes that a rank pushes in a step; 0: not known."""
+    step_s: float | None = None
+    """Seconds of a step, measured in the present configuration."""
+    best_step_s: float | None = None
+    """Seconds of a step predicted for the best division."""
+    predictions: list[PredictionView] = []
+    """The newest changes, oldest first."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,10 @@ from agent.ports.memory import lock as memory_lock
 from agent.ports.memory import stalls as memory_stalls
 from agent.ports.memory import swap_seen
 from agent.ports.memory.host_memory import memory_now
+from agent.ports.network.card import card_now
 from agent.ports.processors import cores_now
 from covey.ports.devices import Gpu
-from covey.ports.probes import MemoryNow
+from covey.ports.probes import CardNow, MemoryNow
 
 MEMORY_S = 0.1
 """Seconds for which a reading of /proc and the cgroups is good."""
@@ -38,6 +39,9 @@ class RealProbes:
         if self._memory is None or now_s - self._memory[0] > MEMORY_S:
             self._memory = now_s, memory_now()
         return self._memory[1]
+
+    def card(self, address: str) -> CardNow | None:
+        return card_now(address)
 
     def cores(self) -> int:
         return cores_now()

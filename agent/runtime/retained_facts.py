@@ -15,6 +15,7 @@ from plugins.facts import (
     SpareChanged,
     TensorsAssigned,
     TensorsSeen,
+    TunerAsked,
 )
 
 
@@ -25,6 +26,7 @@ class RetainedFacts:
         self._placed: dict[JobId, JobPlaced] = {}
         self._tensors: dict[JobId, TensorsSeen] = {}
         self._assigned: dict[JobId, TensorsAssigned] = {}
+        self._tuned: dict[JobId, TunerAsked] = {}
         self._spare: SpareChanged | None = None
 
     def on_fact(self, fact: Fact) -> None:
@@ -35,10 +37,13 @@ class RetainedFacts:
                 self._placed.pop(fact.job, None)
                 self._tensors.pop(fact.job, None)
                 self._assigned.pop(fact.job, None)
+                self._tuned.pop(fact.job, None)
             case TensorsSeen() if fact.job in self._placed:
                 self._tensors[fact.job] = fact
             case TensorsAssigned() if fact.job in self._placed:
                 self._assigned[fact.job] = fact
+            case TunerAsked() if fact.job in self._placed:
+                self._tuned[fact.job] = fact
             case SpareChanged():
                 self._spare = fact
             case _:
@@ -47,7 +52,8 @@ class RetainedFacts:
     def facts(self) -> Sequence[Fact]:
         """The facts in an order in which they may have come about: a job is placed before its tensors are seen."""
         spare = [] if self._spare is None else [self._spare]
-        return [*self._placed.values(), *self._tensors.values(), *self._assigned.values(), *spare]
+        jobs = *self._placed.values(), *self._tuned.values(), *self._tensors.values(), *self._assigned.values()
+        return [*jobs, *spare]
 
 
 def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from agent.ports.devices.sim import CAN, SimDevices
 from covey.core.units import GIB
 from covey.ports.devices import Device, Gpu
-from covey.ports.probes import MemoryNow
+from covey.ports.probes import CardNow, MemoryNow
 
 WALL_START_S = 1_800_000_000.0
 """Seconds since 1970 at which every simulated story begins."""
@@ -97,6 +97,8 @@ class SimProbes:
         """Devices of the host: stories set what processes use there, and strike them with faults."""
         self.total_bytes = memory_bytes
         self.used_bytes = 4 * GIB
+        self.card_bytes = 0
+        """Bytes that its card has carried in each direction, as a story says."""
         self.filled_bytes = 0
         """Bytes taken by `fill`."""
         self._stalls: Callable[[], object] = lambda: None
@@ -109,6 +111,9 @@ class SimProbes:
 
     def forget_gpu(self, uuid: str) -> str:
         return self.devices.forget(uuid)
+
+    def card(self, address: str) -> CardNow:
+        return CardNow("sim0", self.card_bytes, self.card_bytes)
 
     def cores(self) -> int:
         return 1

@@ -17,6 +17,14 @@ class MemoryNow(msgspec.Struct, frozen=True):
     """Percent of the last 10 s in which some task waited for memory (PSI); 0 where the kernel has no PSI."""
 
 
+class CardNow(msgspec.Struct, frozen=True):
+    """What one network interface has carried since it came up."""
+
+    name: str
+    received_bytes: int
+    sent_bytes: int
+
+
 class Probes(Protocol):
     @property
     def devices(self) -> Devices:
@@ -33,6 +41,9 @@ class Probes(Protocol):
         words; empty: nothing was remembered."""
 
     def memory(self) -> MemoryNow: ...
+    def card(self, address: str) -> CardNow | None:
+        """The counters of the interface with this IP address; None: they cannot be read."""
+
     def cores(self) -> int:
         """Number of processors that this process may use."""
 

@@ -1,118 +1,60 @@
-"""Messages of one job's hosts about its configuration: measurements, and the steps of a plan (Cruise §3.3).
+"""Messages between the hosts of a tuned job: what each measured, and what the tuner knows (Cruise §3.3).
 
-The coordinator of a job decides. Workers report their mini-batches to it, servers their network; it sends each host the
-steps that are due there, and a host reports when one is done. A step is named by the plan's number and its index in
-the plan, so a repeated order or answer is recognised.
+The job's coordinator decides; every host of the job tells it every few seconds what its processes and its card took.
+What is to change goes through the scheduler's log (`plugins.facts.ArrangementsWanted`), and needs no messages here.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from covey.core.events import Message
-from covey.core.ids import ID_PATTERN, HostId
-
-Role = Literal["worker", "server"]
-Kind = Literal["data", "model"]
-"""Kind of blocks: training data is held by workers and never changes; the model is held by servers and does."""
+from covey.core.ids import ID_PATTERN
+from plugins.views import TunedJobView
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53))]
 
 
-class Add(msgspec.Struct, frozen=True, tag=True):
-    """Start an executor on a host that joins."""
-
-    host: HostId
-    role: Role
-
-
-class Delete(msgspec.Struct, frozen=True, tag=True):
-    """End the executor of a host that leaves; it owns nothing any more."""
-
-    host: HostId
-    role: Role
-
-
-class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Change the role of a host: its executor stays, nothing is set up or cleared away."""
-
-    host: HostId
-    before: Role
-    after: Role
-
-
-class Move(msgspec.Struct, frozen=True, tag=True):
-    """Hand blocks to another host: ownership first, then the content, block by block (Cruise §3.3.2)."""
-
-    kind: Kind
-    source: HostId
-    target: HostId
-    blocks: tuple[int, ...]
-    """Ids of the blocks, ascending."""
-
-
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Finish the present mini-batch, flush the pushes, and compute no more: its data is about to leave."""
-
-    host: HostId
-
-
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Begin to compute: the data is here."""
-
-    host: HostId
-
-
-class Recover(msgspec.Struct, frozen=True, tag=True):
-    """Hold these blocks, which a lost host owned or was to get: read training data again from where it came from, take
-    the newest version of the model that any host or checkpoint has."""
-
-    kind: Kind
-    host: HostId
-    blocks: tuple[int, ...]
-    """Ids of the blocks, ascending."""
-
-
-Operation = Add | Delete | Switch | Move
-"""The four operations of the paper's Table 3.2."""
-Step = Operation | Stop | Start | Recover
-"""Step of a plan, as hosts perform it."""
-
-
-class BatchTimed(Message, frozen=True):
-    """Worker -> coordinator: one mini-batch was computed."""
+class HostTimed(Message, frozen=True):
+    """Host -> coordinator: what its processes of the job and its card did in the last seconds."""
 
     job: Name
-    samples: Annotated[int, Meta(ge=1, le=(1 << 53))]
-    compute_s: Seconds
+    epoch: Count
+    config: Count
+    """The number of the configuration in which all of this was measured."""
+    steps: Count
+    """Steps that each of its processes did; 0: it has none, or they did none."""
+    step_s: Seconds = 0.0
+    pass_s: Seconds = 0.0
+    """Seconds that its slowest process computed for one of its ranks in a step."""
+    communicate_s: Seconds = 0.0
+    """Seconds of a step in which the process that waited least waited for tensors."""
+    card_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+    """The most that its card carried in one direction within a twentieth of a second; 0: not known."""
 
 
-class NicMeasured(Message, frozen=True):
-    """Worker or server -> coordinator: bytes per second that its network carries."""
-
-    job: Name
-    bytes_per_s: Annotated[float, Meta(gt=0, le=1e15)]
-
-
-class PlanStep(Message, frozen=True):
-    """Coordinator -> host: do this step of this plan now."""
-
-    job: Name
-    plan: Count
-    at: Count
-    step: Step
-
-
-class Did(Message, frozen=True):
-    """Host -> coordinator: the step is done, or why not."""
+class TunedHere(Message, frozen=True):
+    """Question to the coordinator: what does the tuner of this job know?"""
 
     job: Name
-    plan: Count
-    at: Count
-    failure: Annotated[str, Meta(max_length=300)] = ""
 
 
-Messages = BatchTimed | NicMeasured | PlanStep | Did
+class TunedNow(Message, frozen=True):
+    """Answer: this; None: no tuner of the job runs here."""
+
+    view: TunedJobView | None
+
+
+Any = HostTimed | TunedHere | TunedNow
+
+
+class TunerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[tuner]` in agent.toml. No job is tuned before somebody asks for it (`agentctl tune JOB`)."""
+
+    gain: Annotated[float, Meta(ge=0.01, le=1)] = 0.05
+    """Share of a step that a change must save (Cruise §3.3.1: 5 %)."""
+    report_s: Annotated[float, Meta(ge=1, le=60)] = 2.0
+    """Seconds between two reports of a host to the coordinator of a tuned job; ours."""

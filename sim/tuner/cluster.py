@@ -15,22 +15,23 @@ from functools import partial
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
-from plugins.tuner.machine import (
+from plugins.tuner.machine.disjoint import (
     BATCHES_MIN,
     Available,
     BatchReported,
+    DisjointTuner,
     HostLost,
     HostsChanged,
     NicReported,
     Perform,
     StepDone,
-    Tuner,
     TunerEvent,
 )
-from plugins.tuner.messages import Add, Delete, Move, Recover, Role, Start, Stop, Switch
 from plugins.tuner.policy.blocks import whole
 from plugins.tuner.policy.cost import Load
-from plugins.tuner.policy.plan import GAIN_MIN, Configuration
+from plugins.tuner.policy.gain import GAIN_MIN
+from plugins.tuner.policy.plan import Configuration
+from plugins.tuner.policy.steps import Add, Delete, Move, Recover, Role, Start, Stop, Switch
 from sim.kernel import Kernel
 from sim.report import Progress
 
@@ -136,7 +137,7 @@ class Cluster:
         self.job, self.noise, self.rng, self.tunes = job, noise, rng, tunes
         self.machines = {machine.host: machine for machine in machines}
         self.here = {machine.host for machine in machines if machine.joins_s <= 0}
-        self.tuner = Tuner(JobId("job"), job.load, start, self._available(), batches_min, gain_min)
+        self.tuner = DisjointTuner(JobId("job"), job.load, start, self._available(), batches_min, gain_min)
         self.kernel: Kernel[float, Callable[[], None]] = Kernel(0.0)
         self.began_s = 0.0
         self.changed_s: float | None = None

@@ -6,10 +6,11 @@
 The cluster is CSV, one host a line:
     host,compute_s_per_sample,nic_bytes_per_s[,kind][,role][,joins_s][,leaves_s][,lost_s][,slows_s,slows_times]
 
-The tuner is the one of `plugins/tuner`: it waits for mini-batches of every worker, decides, and its plan is executed
-step by step, moves and all (`sim/tuner/cluster.py` says what hosts do meanwhile, which differs from the tuner's
-model of them). It is compared with what the job would have been without it, and with every fixed number of
-workers.
+Agents run the tuner of the last table: elastic jobs, whose hosts may be workers, servers, or both
+(`sim/tuner/arranged.py`). All else is as the paper has it, where a host is one or the other: the tuner waits for
+mini-batches of every worker, decides, and its plan is executed step by step, moves and all (`sim/tuner/cluster.py` says
+what hosts do meanwhile, which differs from the tuner's model of them). It is compared with what the job would have been
+without it, and with every fixed number of workers.
 """
 
 import argparse
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.core.ids import HostId
-from plugins.tuner.machine import BATCHES_MIN
+from plugins.tuner.machine.disjoint import BATCHES_MIN
 from plugins.tuner.policy import search
 from plugins.tuner.policy.cost import HostCosts, Load
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
+from sim.tuner.arranged import arranged_hosts
 from sim.tuner.cluster import Cluster, Job, Machine, Outcome, start_of
 from sim.tuner.file import read_cluster
 
@@ -99,6 +101,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         equal_hosts(options.hosts, options.noise, options.batches, options.epochs, options.seed, progress),
         mixed_hosts(options.noise, options.batches, options.epochs, options.seed, progress),
         changing_hosts(options.noise, options.batches, options.seed, progress),
+        arranged_hosts(options.noise, options.seed, progress),
     ]
     data = {key: value for part in parts for key, value in part.data.items()}
     tables = [table for part in parts for table in part.tables]

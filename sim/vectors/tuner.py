@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Add, Delete, Move, Recover, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import cost, plan, search
 from plugins.tuner.policy.cost import HostCosts, Load
+from plugins.tuner.policy.steps import Add, Delete, Move, Recover, Role, Start, Step, Stop, Switch
 from sim.vectors.types import Handler, answers, beside, differs, each, measured, whole_number
 
 WITHIN = 1e-6

@@ -112,3 +112,72 @@ def test_a_rank_without_a_process_of_its_own_is_shown_where_it_writes(
     ]
     code, _, err = run("logs", "j1", "--rank", "16")
     assert code == 2 and "ranks 0 to 15" in err
+
+
+TUNED = {
+    "job": "j1",
+    "coordinator": "gpu1",
+    "asked": 9,
+    "doing": "keeps the job as it is, and measures",
+    "config": 2,
+    "hosts": [
+        {
+            "host": "gpu1",
+            "role": "both",
+            "processes": 1,
+            "ranks": 4,
+            "tables": 2,
+            "best_ranks": 5,
+            "best_tables": 2,
+            "pass_s": 0.0205,
+            "card_bytes_per_s": 11.5e6,
+        },
+        {
+            "host": "gpu2",
+            "role": "server",
+            "processes": 0,
+            "ranks": 0,
+            "tables": 1,
+            "best_ranks": None,
+            "best_tables": None,
+            "pass_s": None,
+            "card_bytes_per_s": None,
+        },
+    ],
+    "model_bytes": 330_000,
+    "step_s": 0.437,
+    "best_step_s": 0.279,
+    "predictions": [{"before_s": 0.435, "predicted_s": 0.279, "measured_s": 0.258}],
+}
+
+
+def test_tune_switches_the_tuner_on_and_shows_what_it_measured(
+    run: Run, agent: FakeAgent, view: dict[str, Any]
+) -> None:
+    agent.replies |= {"POST /v1/jobs/j1/tune": view, "GET /v1/jobs/j1/tuner": TUNED}
+    code, out, _ = run("tune", "j1")
+    posted = [body for path, body in agent.asked if path == "POST /v1/jobs/j1/tune"]
+    assert code == 0 and [body["on"] for body in posted] == [True] and posted[0]["by"]
+    assert "5 ranks, 2 tables" in out and "20.5 ms" in out and "-" in out
+    assert "a step takes 437.0 ms, with the best division 279.0 ms" in out
+    assert "predicted 279.0 ms a step, measured 258.0 ms, before 435.0 ms" in out
+
+
+def test_tune_of_a_tuned_job_only_shows_unless_it_was_left_alone(
+    run: Run, agent: FakeAgent, view: dict[str, Any]
+) -> None:
+    tuned = view | {"elastic": ELASTIC | {"tuned_by": "ann"}}
+    agent.replies |= {"GET /v1/jobs/j1": tuned, "GET /v1/jobs/j1/tuner": TUNED, "POST /v1/jobs/j1/tune": tuned}
+    assert run("tune", "j1")[0] == 0
+    assert not [path for path, _ in agent.asked if path.startswith("POST")]
+    agent.replies["GET /v1/jobs/j1/tuner"] = TUNED | {
+        "doing": "leaves the job alone: its last 3 predictions were wrong"
+    }
+    assert run("tune", "j1")[0] == 0
+    assert [path for path, _ in agent.asked if path.startswith("POST")] == ["POST /v1/jobs/j1/tune"]
+
+
+def test_tune_off_says_that_the_division_stays(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
+    agent.replies["POST /v1/jobs/j1/tune"] = view
+    code, out, _ = run("tune", "j1", "off")
+    assert code == 0 and agent.asked[-1][1]["on"] is False and "its division stays as it is" in out

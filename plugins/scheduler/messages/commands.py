@@ -168,6 +168,16 @@ class ScaleAsked(CommandBase, frozen=True, kw_only=True):
     why: Text = ""
 
 
+class TuneAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: measure this elastic job from now on, and divide its ranks and tables among its hosts anew where steps
+    are shorter then; or (`on` false) leave it as it is."""
+
+    job: JobId
+    epoch: Epoch
+    on: bool
+    by: Text = ""
+
+
 class Arrangement(msgspec.Struct, frozen=True):
     """Where the processes of one elastic job are from now on."""
 
@@ -325,7 +335,7 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Changes in whether the host and its ranks may be lost, by job."""
 
 
-AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked
+AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked
 AboutRanks = RanksReported | RanksDone
 AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept

@@ -309,6 +309,7 @@ class SchedulerService(PluginService):
             "move": self._move,
             "scale": self._scale,
             "arrange": self._arrange,
+            "tune": self._tune,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -453,6 +454,9 @@ class SchedulerService(PluginService):
 
     async def _arrange(self, given: Mapping[str, Any]) -> JobView:
         await self.arrangements.arrange(await self._seek(given), given)
+
+    async def _tune(self, given: Mapping[str, Any]) -> JobView:
+        await self.moves.tune(await self._seek(given), given)
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:

@@ -11,7 +11,7 @@ from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.messages.commands import PlacesLost, ScaleAsked
+from plugins.scheduler.messages.commands import PlacesLost, ScaleAsked, TuneAsked
 from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import QueueLog
 
@@ -79,6 +79,23 @@ class RunningMoves:
             raise Refused(75, f"{job.id} has not grown to {workers} processes", why, f"agentctl why {job.id}")
         if job.processes <= before:
             raise Refused(4, what, job.reason, "agentctl hosts: see where GPUs are free")
+
+    async def tune(self, job: Job, given: Mapping[str, Any]) -> None:
+        """Switch the tuner of an elastic job on or off, and return once the log has it. `given`: `on`. Refused says why
+        it stays as it is."""
+        on, by, what = given.get("on") is not False, str(given.get("by", ""))[:BY_MAX], f"{job.id} is not tuned"
+        if not job.spec.elastic:
+            why = f"it was submitted with {job.spec.workers} workers, and not with a range of them"
+            raise Refused(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        if job.state != "running":
+            next = f"agentctl job {job.id}" if job.over else f"try again once it runs: agentctl job {job.id}"
+            raise Refused(4, what, f"{job.id} is {job.state}", next)
+        before = job.healing.tuned
+        if not on and not before[1]:
+            return
+        command = TuneAsked(wall_s=0.0, job=job.id, epoch=job.grant.epoch, on=on, by=by)
+        await self.log.change(command, f"tune {job.id}")
+        await self.log.until(lambda: job.healing.tuned != before, MOVED_S)
 
     def _leaves(self, job: Job, what: str) -> HostId:
         """The host that is named, or that has this rank."""

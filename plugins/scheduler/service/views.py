@@ -319,6 +319,7 @@ def _elastic(job: Job, runs: bool) -> ElasticView | None:
         equal=not runs or is_equal(job.start.carried),
         tables=job.start.tables if runs else 0,
         owners=job.start.owners if runs else (),
+        tuned_by=job.healing.tuned[0],
     )
 
 

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Kind, Move
+from plugins.tuner.policy.steps import Kind, Move
 
 Owned = Mapping[HostId, Sequence[int]]
 """Host -> blocks of one kind that it owns."""

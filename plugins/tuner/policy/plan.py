@@ -19,14 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy.blocks import moves, whole
 from plugins.tuner.policy.search import Split
+from plugins.tuner.policy.steps import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
 
 Change = Add | Delete | Switch
-
-GAIN_MIN = 0.05
-"""Share of the epoch that a change must save; with less the tuner would swing to and fro (Cruise §3.3.1: 5 %)."""
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -50,11 +47,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     steps: tuple[Step, ...]
     edges: tuple[tuple[int, int], ...]
-
-
-def is_worth_it(now_s: float, then_s: float, gain_min: float = GAIN_MIN) -> bool:
-    """Does a change from epochs of `now_s` to `then_s` seconds save enough? (Cruise §3.3.1)"""
-    return now_s - then_s >= gain_min * now_s
 
 
 def target(split: Split, data_blocks: int, model_blocks: int) -> Target:

@@ -62,6 +62,22 @@ def equal_split_continuous(load: Load, sample_s: float, nic_bytes_per_s: float, 
     return n * r / (1 + r) if r >= 1 else n / 2
 
 
+def equal_both(load: Load, sample_s: float, nic_bytes_per_s: float, n: int) -> float:
+    """Seconds of an epoch of `n` equal hosts that all work and serve, by the costs of equation 3.5: the n-th of the
+    model that a host serves to itself crosses no network. The paper, whose hosts do one or the other, does not have
+    this."""
+    wait = load.model_bytes / nic_bytes_per_s * (n - 1) / n / load.batch
+    return load.samples / n * (sample_s + wait)
+
+
+def equal_split_of_fixed_batch(n: float, ranks: float, pass_s: float, network_s: float) -> float:
+    """Workers out of `n` equal hosts that work or serve, if hosts could be cut and a step has `ranks` passes however
+    many workers there are: n / (1 + sqrt(n/ranks k/c)), where that is more than half of them. `pass_s`: c, seconds of
+    one pass; `network_s`: k, seconds in which a card carries the model. Equation 3.5 counts ceil(d/B) rounds of an
+    epoch instead, which get fewer with more workers: its global batch grows with them."""
+    return n / (1 + math.sqrt(n / ranks * network_s / pass_s))
+
+
 def best(
     load: Load,
     hosts: Sequence[HostCosts],

@@ -8,7 +8,7 @@ from chaos.world.clock import SimLoopStalls
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.devices import Gpu
-from covey.ports.probes import MemoryNow
+from covey.ports.probes import CardNow, MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 
@@ -71,6 +71,9 @@ class FakeProbes:
 
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         return "not watched"
+
+    def card(self, address: str) -> CardNow | None:
+        return None
 
     def cores(self) -> int:
         return 1

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
-from plugins.tuner.machine import (
+from plugins.tuner.machine.disjoint import (
     Available,
     BatchReported,
+    DisjointTuner,
     Figure,
     HostLost,
     HostsChanged,
@@ -19,28 +20,27 @@ from plugins.tuner.machine import (
     Perform,
     StepDone,
     StepFailed,
-    Tuner,
     TunerAction,
 )
-from plugins.tuner.messages import Add, Move, Recover, Start
 from plugins.tuner.policy.cost import Load
 from plugins.tuner.policy.plan import Configuration
+from plugins.tuner.policy.steps import Add, Move, Recover, Start
 
 H = [HostId(f"h{n}") for n in range(8)]
 FAST = Available("fast", 1.25e8)
 SLOW = Available("slow", 1.25e8)
 
 
-def tuner(workers: int = 2, hosts: int = 6) -> Tuner:
+def tuner(workers: int = 2, hosts: int = 6) -> DisjointTuner:
     now = Configuration(
         {host: "worker" if n < workers else "server" for n, host in enumerate(H[:hosts])},
         {H[n]: tuple(range(n * 6, n * 6 + 6)) for n in range(workers)},
         {H[n]: (n,) for n in range(workers, hosts)},
     )
-    return Tuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:hosts], FAST), batches_min=3)
+    return DisjointTuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:hosts], FAST), batches_min=3)
 
 
-def timed(of: Tuner, times: int, sample_s: float = 2e-3) -> list[TunerAction]:
+def timed(of: DisjointTuner, times: int, sample_s: float = 2e-3) -> list[TunerAction]:
     actions: list[TunerAction] = []
     for _ in range(times):
         for host in sorted(host for host, role in of.roles.items() if role == "worker"):
@@ -49,7 +49,7 @@ def timed(of: Tuner, times: int, sample_s: float = 2e-3) -> list[TunerAction]:
     return actions
 
 
-def finish(of: Tuner, actions: list[TunerAction], rng: random.Random) -> None:
+def finish(of: DisjointTuner, actions: list[TunerAction], rng: random.Random) -> None:
     orders = [each for each in actions if isinstance(each, Perform)]
     while orders:
         order = orders.pop(rng.randrange(len(orders)))
@@ -260,7 +260,7 @@ def test_of_equal_hosts_those_keep_their_role_that_have_it() -> None:
         {H[n]: tuple(range(n * 6 - 24, n * 6 - 18)) for n in (4, 5)},
         {H[n]: (n,) for n in range(4)},
     )
-    of = Tuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:6], FAST), batches_min=3)
+    of = DisjointTuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:6], FAST), batches_min=3)
     finish(of, timed(of, 3), random.Random(1))
     assert sorted(of.roles.values()) == ["server", *["worker"] * 5]
     assert of.roles[H[4]] == of.roles[H[5]] == "worker"
@@ -358,7 +358,7 @@ def test_when_all_are_lost_the_blocks_wait_for_the_next_hosts() -> None:
 
 def test_data_without_an_owner_waits_for_the_next_hosts_also_when_no_model_is_lost() -> None:
     now = Configuration({H[0]: "worker"}, {H[0]: (0, 1)}, {})
-    of = Tuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, {H[0]: FAST}, batches_min=3)
+    of = DisjointTuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, {H[0]: FAST}, batches_min=3)
     of.handle(HostLost(H[0]), 0.0)
     assert of.orphans == {"data": (0, 1), "model": ()}
     finish(of, list(of.handle(HostsChanged(dict.fromkeys(H[2:4], FAST)), 0.0)), random.Random(1))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId
-from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
-from plugins.tuner.policy import blocks, cost, plan, search
+from plugins.tuner.policy import blocks, cost, gain, plan, search
 from plugins.tuner.policy.cost import HostCosts, Load
+from plugins.tuner.policy.steps import Add, Delete, Move, Role, Start, Step, Stop, Switch
 
 LOAD = Load(samples=2e6, model_bytes=284e6, batch=1e4)
 rates = st.floats(1e7, 2e9)
@@ -274,8 +274,8 @@ def test_a_switch_needs_no_new_executor() -> None:
 
 def test_a_gain_below_five_percent_is_not_worth_a_change() -> None:
     """Reference: §3.3.1, optimization trigger policy."""
-    assert not plan.is_worth_it(100.0, 95.1)
-    assert plan.is_worth_it(100.0, 95.0)
+    assert not gain.is_worth_it(100.0, 95.1)
+    assert gain.is_worth_it(100.0, 95.0)
 
 
 def test_a_move_of_a_block_that_is_not_owned_is_refused() -> None:

@@ -25,7 +25,15 @@ from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import barred_place, wrong_gpus
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, NotApplied, Result, ScaleAsked
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Arranged,
+    Arrangement,
+    NotApplied,
+    Result,
+    ScaleAsked,
+    TuneAsked,
+)
 from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.carrying import (
     Carried,
@@ -72,6 +80,19 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
         ends = _ending(job, now - command.workers)
         forget_owners(job, _vacated(job, ends))
         queue.say(job, "shrank", f"{by}: {_changed(queue, job, without(job.start.places, ends, _each(job)))}")
+    return Applied(job.id)
+
+
+def tune_asked(queue: JobTable, job: Job, command: TuneAsked) -> Result:
+    if not job.spec.elastic:
+        what, why = f"{job.id} is not tuned", f"it was submitted with {job.spec.workers} workers, and not with a range"
+        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+    by = command.by or "somebody"
+    if not command.on and not job.healing.tuned[1]:
+        return Applied(job.id)
+    job.healing.tuned = (by, queue.index) if command.on else ("", 0)
+    queue.touch(job)
+    queue.note(job.id, "tuner on" if command.on else "tuner off", f"asked by {by}")
     return Applied(job.id)
 
 

@@ -207,6 +207,9 @@ class JobHealing(msgspec.Struct):
     """Who wants that, and why, in words."""
     gone: dict[int, GoneRank] = {}
     """Ranks that ended with 0, while others run: those would wait for them in vain (`covey.tensors.owner.leaving`)."""
+    tuned: tuple[str, int] = ("", 0)
+    """Who switched the tuner on for an elastic job, and the index of the log then; ("", 0): it is off. Another grant
+    keeps it."""
     losses: tuple[int, int] = (0, 0)
     """The newest step that was known when the job last lost a host, and how many hosts it has lost since that step."""
 

@@ -49,6 +49,7 @@ from plugins.scheduler.messages.commands import (
     Submitted,
     TakenBack,
     TimeLimitReached,
+    TuneAsked,
     Upgraded,
 )
 from plugins.scheduler.policy import explain
@@ -62,6 +63,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     MoveAsked: ("running",),
     Replaced: ("running",),
     ScaleAsked: ("running",),
+    TuneAsked: ("running",),
     RanksReported: ("running", "stopping"),
     RanksDone: ("running",),
     TimeLimitReached: ("running",),
@@ -139,6 +141,8 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
             return replacing_jobs.replaced(queue, job, command)
         case ScaleAsked():
             return arranging.scale_asked(queue, job, command)
+        case TuneAsked():
+            return arranging.tune_asked(queue, job, command)
         case RanksReported():
             by_others = replacing_jobs.lost_by_report(queue, job, command)
             return by_others or job_endings.ranks_reported(queue, job, command)

@@ -244,7 +244,7 @@ def left(job: Job, host: HostId) -> None:
 
 def began_anew(job: Job) -> None:
     """Forget all healing: there is another grant, or none."""
-    job.healing = JobHealing()
+    job.healing = JobHealing(tuned=job.healing.tuned)
 
 
 def waits_for(job: Job, place: Place) -> HostId | None:

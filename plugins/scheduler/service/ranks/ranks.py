@@ -19,7 +19,7 @@ from covey.core.events import Heard, Send
 from covey.core.ids import HostId, JobId
 from covey.wire.checked import Damaged
 from plugins.base import Host
-from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded
+from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded, TunerAsked
 from plugins.scheduler.machine.host.parts import Hold
 from plugins.scheduler.machine.host.reservations import (
     Action,
@@ -82,6 +82,8 @@ class LocalRanks:
         self.told: dict[JobId, int] = {}
         self.told_since: dict[JobId, int] = {}
         """`JobHealing.healed` when the job's places were last told; 0: not known."""
+        self.told_tuned: dict[JobId, int] = {}
+        """`JobHealing.tuned` when it was last told."""
         self.asked: dict[tuple[JobId, int], None] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
         """The ends of ranks here that are not in the log yet."""
@@ -293,12 +295,15 @@ class LocalRanks:
         if before == placed:
             if job is not None and placed is not None and self.told_since.get(id, 0) != job.healing.healed:
                 self._tell_placed(job)  # some of its ranks go on on another host
+            elif job is not None and placed is not None and self.told_tuned.get(id, 0) != job.healing.tuned[1]:
+                self._tell_tuned(job)
             return
         if before is not None:
             ended = job is None or job.ending.exit_code is not None
             self.host.publish(JobUnplaced(id, before, ended))
             del self.told[id]
             self.told_since.pop(id, None)
+            self.told_tuned.pop(id, None)
         if job is not None and placed is not None:
             self.told[id] = placed
             self._tell_placed(job)
@@ -309,6 +314,12 @@ class LocalRanks:
         of = job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size, job.start.places, job.start.tables
         how = job.healing.healed, dict(job.start.carried), job.start.owners, job.start.owners_since
         self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how))
+        if job.spec.elastic:
+            self._tell_tuned(job)
+
+    def _tell_tuned(self, job: Job) -> None:
+        self.told_tuned[job.id] = job.healing.tuned[1]
+        self.host.publish(TunerAsked(job.id, job.grant.epoch, job.healing.tuned[1], job.spec.workers))
 
     def tell_again(self) -> None:
         """Tell the plugins again, after a restart of the agent: those that start anew may have forgotten what was

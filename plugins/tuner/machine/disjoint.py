@@ -1,4 +1,6 @@
-"""The tuner of one job, at its coordinator: measures, decides, and walks a plan to its end (Cruise §3.3.1).
+"""The tuner as the paper has it: hosts work or serve, a plan moves blocks between them (Cruise §3.3.1).
+
+`covey-sim tuner` runs it on modelled hosts, for the tables of the paper. Live jobs have `machine/tuner.py`.
 
     measuring --- every worker has timed k mini-batches ---> deciding --- not worth 5 % ---> measuring, anew
         ^                                                        |
@@ -21,7 +23,6 @@ way between other hosts are waited for, the rest of the plan is dropped, and whe
 it need not gain 5 % if a host is without the blocks of its role. When no host is left the blocks wait for the next one.
 """
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import assert_never
@@ -30,46 +31,18 @@ import msgspec
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
-from plugins.tuner.messages import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
+from plugins.tuner.machine.figures import Figure, measure
 from plugins.tuner.policy import plan as planning
 from plugins.tuner.policy.cost import HostCosts, Load, epoch_of_shares
-from plugins.tuner.policy.plan import GAIN_MIN, Configuration, Plan
+from plugins.tuner.policy.gain import GAIN_MIN, is_worth_it
+from plugins.tuner.policy.plan import Configuration, Plan
 from plugins.tuner.policy.search import best
+from plugins.tuner.policy.steps import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
 
 BATCHES_MIN = 8
 """k: mini-batches of every worker before a decision. The paper waits for "a set" of them (§3.4.1) and names no
 number."""
 KINDS: tuple[Kind, ...] = ("data", "model")
-WEIGHT = 0.2
-"""Weight of the newest measurement in the moving averages (§3.3.1)."""
-
-
-DEVIATION_MIN = 0.05
-"""Fraction of the median of its kind: a host that differs by less is like its kind. A change must save this fraction
-too."""
-ERRORS_MIN = 6.0
-"""Standard errors of its moving average by which a host must differ, too. The error itself is known from some ten
-measurements only, so this is less certain than its value suggests: with 4 a job of 32 hosts moved once in 250 decisions
-by chance."""
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """A moving average, and how far single measurements are from it."""
-
-    mean: float
-    variance: float = 0.0
-    count: int = 1
-
-    def with_measured(self, measured: float) -> "Figure":
-        """The average with one more measurement; weights fall by `WEIGHT` with each newer one (§3.3.1)."""
-        away = measured - self.mean
-        variance = (1 - WEIGHT) * (self.variance + WEIGHT * away * away)
-        return Figure(self.mean + WEIGHT * away, variance, self.count + 1)
-
-    def differs(self, other: float) -> bool:
-        """Does it differ from this value by more than chance?"""
-        error = math.sqrt(self.variance * WEIGHT / (2 - WEIGHT))
-        return abs(self.mean - other) > max(DEVIATION_MIN * other, ERRORS_MIN * error)
 
 
 class Available(msgspec.Struct, frozen=True):
@@ -137,7 +110,7 @@ class Perform(msgspec.Struct, frozen=True):
 TunerAction = Perform | LogEvent
 
 
-class Tuner:
+class DisjointTuner:
     """The tuner of one job. `now`: which host has which role and owns which blocks."""
 
     def __init__(
@@ -176,7 +149,7 @@ class Tuner:
             case BatchReported():
                 return self._timed(event)
             case NicReported():
-                _measure(self.nic, event.host, event.bytes_per_s)
+                measure(self.nic, event.host, event.bytes_per_s)
                 return []
             case HostsChanged():
                 self.available = dict(event.hosts)
@@ -212,7 +185,7 @@ class Tuner:
     def _timed(self, event: BatchReported) -> Sequence[TunerAction]:
         if event.host not in self.roles or event.samples <= 0 or event.compute_s <= 0:
             return []
-        _measure(self.sample_s, event.host, event.compute_s / event.samples)
+        measure(self.sample_s, event.host, event.compute_s / event.samples)
         if self.plan is not None or self.roles[event.host] != "worker":
             return []
         self.batches[event.host] = self.batches.get(event.host, 0) + 1
@@ -267,7 +240,7 @@ class Tuner:
         wanted = planning.target(split, self.data_blocks, self.model_blocks)
         now_s, then_s = self.epoch_s(hosts), self._epoch_s(hosts, wanted)
         is_sound, leaving = self._is_sound(), self._leaving()
-        if is_sound and not planning.is_worth_it(now_s, then_s, self.gain_min):
+        if is_sound and not is_worth_it(now_s, then_s, self.gain_min):
             return [self._note("Kept", f"{_short(now_s)} an epoch; the best would be {_short(then_s)}")]
         because = f"was {_short(now_s)}" if is_sound else "a role or its blocks are missing"
         if leaving:
@@ -430,11 +403,6 @@ def _is_deleted(host: HostId, steps: Sequence[Step]) -> bool:
 
 def _concerns(step: Step, host: HostId) -> bool:
     return host in (step.source, step.target) if isinstance(step, Move) else step.host == host
-
-
-def _measure(figures: dict[HostId, Figure], host: HostId, measured: float) -> None:
-    old = figures.get(host)
-    figures[host] = Figure(measured) if old is None else old.with_measured(measured)
 
 
 def _short(seconds: float) -> str:

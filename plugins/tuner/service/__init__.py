@@ -1,0 +1,265 @@
+"""The tuner at work: every host of a tuned job measures, and the job's coordinator decides.
+
+The log says which jobs are tuned (`TunerAsked`), so that survives restarts of agents and another coordinator, which is
+the host of the job's lowest process that is alive: the one that also decides about its sums. It begins to measure then
+from nothing.
+
+    StepTimed, bytes of the card --every few seconds--> HostTimed --> the coordinator's machine
+    the machine --> ArrangementsWanted --> the scheduler's log --> ArrangementsAnswered, JobPlaced
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from covey.core.errors import Refused
+from covey.core.events import Fact, Send
+from covey.core.ids import HostId, JobId
+from plugins import facts
+from plugins.base import Command, Host, PluginService
+from plugins.facts import JobPlaced, Place, TunerAsked
+from plugins.tuner import messages
+from plugins.tuner.machine.tuner import (
+    HostMeasured,
+    HostNow,
+    JobNow,
+    TensorsNow,
+    TimePassed,
+    Tuner,
+    TunerEvent,
+    WishAnswered,
+)
+from plugins.tuner.messages import HostTimed, TunedHere, TunedNow
+from plugins.tuner.service.measured import CardWindow, HostMeasures
+from plugins.tuner.service.view import tuned_view
+from plugins.views import TunedJobView
+
+LOOK_S = 0.05
+"""Seconds between two looks at the card while a tuned job uses this host: a burst that is shorter makes the card seem
+slower, so windows are short; a token bucket in front of it makes it seem faster, so they are not shorter still."""
+TOLD_S = 5.0
+"""Seconds after which a report is not sent again: the next one has newer figures."""
+ASK_S = 2.0
+
+
+class TunerService(PluginService):
+    name: ClassVar[str] = "tuner"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.settings = host.settings(messages.TunerSettings)
+        self.tuners: dict[JobId, Tuner] = {}
+        """The tuners of jobs whose coordinator is here."""
+        self._placed: dict[JobId, JobPlaced] = {}
+        """Elastic jobs that run."""
+        self._asked: dict[JobId, TunerAsked] = {}
+        self._begun: dict[JobId, int] = {}
+        """`TunerAsked.asked` of each tuner."""
+        self._tensors: dict[JobId, tuple[int, set[int], int]] = {}
+        """Job -> epoch, tables that its ranks use, bytes of all."""
+        self._measures: dict[JobId, HostMeasures] = {}
+        """Tuned jobs that use this host."""
+        self._gone: set[HostId] = set()
+        self._card = CardWindow()
+        self._looks = False
+        self._reported_s = 0.0
+
+    # ---- facts ----
+
+    def on_fact(self, fact: Fact) -> None:
+        match fact:
+            case JobPlaced() if fact.carried:
+                self._placed[fact.job] = fact
+                self._settle(fact.job)
+            case TunerAsked():
+                self._asked[fact.job] = fact
+                self._settle(fact.job)
+            case facts.JobUnplaced():
+                for known in (self._placed, self._asked, self._tensors):
+                    known.pop(fact.job, None)
+                self._settle(fact.job)
+            case facts.StepTimed():
+                measures, here = self._measures.get(fact.job), self._here(fact.job)
+                if measures is not None and here is not None:
+                    measures.timed(fact, here)
+            case facts.TableUsed():
+                self._tensors_of(fact.job, fact.epoch)[1].add(fact.table)
+            case facts.TensorsSeen():
+                epoch, used, _ = self._tensors_of(fact.job, fact.epoch)
+                self._tensors[fact.job] = epoch, used, fact.total_bytes
+            case facts.ArrangementsAnswered():
+                for job in sorted(self.tuners):
+                    self._feed(job, WishAnswered(fact.ask, fact.refused))
+            case facts.HostGone():
+                self._gone.add(fact.host)
+                self._settle_all()
+            case facts.HostSeen():
+                self._gone.discard(fact.host)
+                self._settle_all()
+            case facts.SecondPassed():
+                self._second_passed(fact.now_s)
+            case _:
+                pass
+
+    def _tensors_of(self, job: JobId, epoch: int) -> tuple[int, set[int], int]:
+        found = self._tensors.get(job)
+        if found is None or found[0] < epoch:
+            found = self._tensors[job] = (epoch, set(), 0)
+        return found
+
+    def _settle_all(self) -> None:
+        for job in sorted({*self._placed, *self.tuners}):
+            self._settle(job)
+
+    def _settle(self, job: JobId) -> None:
+        """Measure here, and run the tuner here, if that is what the log and the hosts that are alive say."""
+        placed, asked = self._placed.get(job), self._asked.get(job)
+        if placed is None or asked is None or not asked.asked or asked.epoch != placed.epoch:
+            self._measures.pop(job, None)
+            self.tuners.pop(job, None)
+            return
+        if self._uses(placed):
+            measures = self._measures.get(job)
+            if measures is None:
+                self._measures[job] = HostMeasures(placed)
+            elif measures.placed != placed:
+                measures.place(placed)
+            self._look_at_card()
+        else:
+            self._measures.pop(job, None)
+        if self._coordinator(placed) != self.host.id:
+            self.tuners.pop(job, None)
+            return
+        now = job_now(placed, asked.processes_min)
+        if job not in self.tuners or self._begun.get(job) != asked.asked:
+            self.tuners[job] = Tuner(job, now, f"{self.host.id}.{self.host.boot}.{asked.asked}.", self.settings.gain)
+            self._begun[job] = asked.asked
+        self._feed(job, now)
+
+    def _uses(self, placed: JobPlaced) -> bool:
+        return self.host.id in (*owners_of_job(placed), *(place.host for place in placed.places))
+
+    def _coordinator(self, placed: JobPlaced) -> HostId | None:
+        alive = [place for place in placed.places if place.host not in self._gone]
+        return min(alive, key=lambda place: min(place.ranks)).host if alive else None
+
+    def _here(self, job: JobId) -> Place | None:
+        placed = self._placed.get(job)
+        places = placed.places if placed is not None else ()
+        return next((place for place in places if place.host == self.host.id), None)
+
+    # ---- measuring ----
+
+    def _look_at_card(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self.env.spawn("tuner looks at the card", self._looking())
+
+    async def _looking(self) -> None:
+        try:
+            while self._measures:
+                self._card.look(self.env.probes.card(self.host.advertise), self.env.clock.now_s())
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._looks = False
+
+    def _second_passed(self, now_s: float) -> None:
+        if now_s - self._reported_s < self.settings.report_s:
+            return
+        self._reported_s = now_s
+        carried = self._card.taken() if self._measures else 0.0
+        for job, measures in sorted(self._measures.items()):
+            report, to = measures.report(self._here(job), carried), self._coordinator(measures.placed)
+            if to == self.host.id:
+                self._heard(to, report)
+            elif to is not None:
+                self.perform(Send(to, report, TOLD_S), lambda back: None)
+        for job in sorted(self.tuners):
+            self._feed(job, TimePassed())
+
+    # ---- messages ----
+
+    async def on_message(self, sender: HostId, message: Any) -> None:
+        if isinstance(message, HostTimed):
+            self._heard(sender, message)
+
+    def _heard(self, sender: HostId, report: HostTimed) -> None:
+        job = JobId(report.job)
+        if job not in self.tuners:
+            return
+        tensors = self._tensors.get(job)
+        placed = self._placed[job]
+        if tensors is not None and tensors[0] == placed.epoch:
+            self._feed(job, TensorsNow(tensors[2], tuple(sorted(each for each in tensors[1] if each < placed.tables))))
+        times = report.step_s, report.pass_s, report.communicate_s
+        self._feed(
+            job, HostMeasured(sender, report.epoch, report.config, report.steps, *times, report.card_bytes_per_s)
+        )
+
+    def _feed(self, job: JobId, event: TunerEvent) -> None:
+        for action in self.tuners[job].handle(event, self.env.clock.now_s()):
+            self.perform(action, lambda back: None)
+
+    async def answer(self, sender: HostId, question: Any) -> TunedNow:
+        if isinstance(question, TunedHere):
+            return TunedNow(self.view(JobId(question.job)))
+        what = f"{self.name} does not answer {type(question).__name__}"
+        raise Refused(2, what, "this agent does not know the question", "upgrade the older host")
+
+    # ---- what people ask ----
+
+    def view(self, job: JobId) -> TunedJobView | None:
+        """What the tuner of this job knows; None: it does not run here."""
+        tuner = self.tuners.get(job)
+        return tuned_view(tuner, self.host.id, self._begun[job]) if tuner is not None else None
+
+    def commands(self) -> Mapping[str, Command]:
+        return {"show": self._show}
+
+    async def _show(self, given: Mapping[str, Any]) -> TunedJobView:
+        """What the tuner of a job knows, from the job's coordinator."""
+        job = JobId(str(given.get("id", ""))[:80])
+        placed, asked = self._placed.get(job), self._asked.get(job)
+        what = f"there are no figures of the tuner for {job}"
+        if placed is None or asked is None:
+            why = "no elastic job of that name runs, as far as this host knows"
+            raise Refused(3, what, why, f"agentctl job {job}")
+        if not asked.asked:
+            raise Refused(4, what, "the tuner is off", f"agentctl tune {job}")
+        at = self._coordinator(placed)
+        found = self.view(job) if at == self.host.id else await self._asked_of(at, job) if at is not None else None
+        if found is None:
+            raise Refused(75, what, f"its coordinator {at} has not begun, or does not answer", "try again")
+        return found
+
+    async def _asked_of(self, at: HostId, job: JobId) -> TunedJobView | None:
+        try:
+            answer = await self.host.ask(self.name, at, TunedHere(job), ASK_S)
+        except (TimeoutError, Refused):
+            return None
+        return answer.view if isinstance(answer, TunedNow) else None
+
+    def status(self) -> Mapping[str, str]:
+        return {f"tuner of {job}": tuner.doing for job, tuner in sorted(self.tuners.items())}
+
+
+def owners_of_job(placed: JobPlaced) -> Sequence[HostId]:
+    """The host of each table: as the log says, else the host of its number among those of the job."""
+    hosts = list(dict.fromkeys(place.host for place in placed.places))
+    named = [*placed.owners, *[HostId("")] * (placed.tables - len(placed.owners))]
+    return [host or hosts[table % len(hosts)] for table, host in enumerate(named)] if hosts else []
+
+
+def job_now(placed: JobPlaced, processes_min: int) -> JobNow:
+    """The job's arrangement as its tuner needs it."""
+    hosts = {
+        place.host: HostNow(len(place.ranks), sum(len(placed.carried.get(process, ())) for process in place.ranks))
+        for place in placed.places
+    }
+    first = next(
+        (place.host for place in placed.places if any(0 in placed.carried.get(each, ()) for each in place.ranks)),
+        placed.places[0].host,
+    )
+    has_gpus = any(place.gpus for place in placed.places)
+    owners = tuple(owners_of_job(placed))
+    return JobNow(placed.epoch, placed.config, hosts, owners, first, has_gpus, processes_min)
