@@ -139,9 +139,9 @@ def test_a_job_without_gpus_may_share_hosts_in_turns() -> None:
 
 
 def test_a_job_with_gpus_takes_no_turns_and_is_told_what_to_set() -> None:
-    for given in ({}, {"gpus_per_worker": 2}):
+    for gpus in ({}, {"gpus_per_worker": 2}):
         with pytest.raises(SpecError) as caught:
-            JobSpec.parse({"argv": ["a"], "share_host": "auto", **given})
+            JobSpec.parse({"argv": ["a"], "share_host": "auto", **gpus})
         assert caught.value.field == "share_host" and "not given in turns" in caught.value.why
         assert "--gpus 0" in caught.value.next
 
