@@ -1,5 +1,6 @@
 """The service of the plugin `interleave`: it hands facts to its parts."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from covey.core.events import Fact
@@ -23,3 +24,6 @@ class InterleaveService(PluginService):
 
     def on_fact(self, fact: Fact) -> None:
         self.turns.on_fact(fact)
+
+    def status(self) -> Mapping[str, str]:
+        return self.turns.status()
