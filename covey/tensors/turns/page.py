@@ -17,10 +17,10 @@ that: one that writes nonsense here costs others time, and nothing else.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from covey.kernel.pages import PAGE_BYTES
 from covey.tensors.turns import rules
 from covey.tensors.turns.rules import CLAIMS, FREE, HOLDS, WAITS, Claim, Need
 
-PAGE_BYTES = 4096
 MAGIC = int.from_bytes(b"COVEYtrn", "little")
 SLOT_WORDS = 16
 SLOTS_MAX = PAGE_BYTES // (8 * SLOT_WORDS) - 1
@@ -167,9 +167,13 @@ class Taker:
         self._fence()
         while True:
             yield 0
-            lane_now = rules.may_enter(need, self.page.claims(need, self._now_ns()), self.job)
+            claims = self.page.claims(need, self._now_ns())
+            lane_now = rules.may_enter(need, claims, self.job)
             if lane_now is None:
                 yield NAP_NS
+                continue
+            if rules.keeps(self._claim(lane_now), claims) is False:  # one that steps back lets the other one go on
+                yield SPIN_NS
                 continue
             self._put(need, STATE, CLAIMS | lane_now << 2)
             self._fence()
@@ -241,9 +245,10 @@ class Taker:
         return any(claim.state == WAITS and claim.job != self.job for claim in self.page.claims(need, self._now_ns()))
 
     def _keeps(self, need: Need, lane: int) -> bool | None:
-        claims = self.page.claims(need, self._now_ns())
-        mine = Claim(self.job, 0, 0, CLAIMS, lane, self.slot)
-        return rules.keeps(mine, claims)
+        return rules.keeps(self._claim(lane), self.page.claims(need, self._now_ns()))
+
+    def _claim(self, lane: int) -> Claim:
+        return Claim(self.job, 0, 0, CLAIMS, lane, self.slot)
 
     def _get(self, need: Need, word: int) -> int:
         return self.page.get(self.slot, AT[need] + word)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.core.units import format_seconds
+from covey.kernel.pages import PAGE_BYTES
 from covey.ports.pages import SharedPage
-from covey.tensors.turns.page import LOST, PAGE_BYTES, PLACE, SLOTS_MAX, WAITED, TurnsPage
+from covey.tensors.turns.page import LOST, PLACE, SLOTS_MAX, WAITED, TurnsPage
 from covey.tensors.turns.rules import HOLDS, WAITS, Claim, Need
 from covey.wire.job import TurnsHere
 from plugins.base import Host, JobPeer, RanksSpec
