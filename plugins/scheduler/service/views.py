@@ -300,6 +300,7 @@ def job_view(
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
         elastic=_elastic(job, bool(shown)),
+        share_host=job.spec.share_host,
     )
 
 
