@@ -18,6 +18,8 @@ from covey.core.ids import JobId
 from covey.job.tensors import TensorClient
 from covey.kernel import memfd
 from covey.kernel.pages import PAGE_BYTES
+from covey.tensors.turns import holder as turns_holder
+from covey.tensors.turns import page as turns_page
 from covey.tensors.turns.holder import IDLE_S, ProcessTurns
 from covey.tensors.turns.page import BEAT_NS, LEASE_NS, LOST, NAP_NS, TurnsPage
 from covey.tensors.turns.rules import HOLDS, Need
@@ -241,9 +243,11 @@ class Shared:
             client.turns.close()
 
 
-def test_four_jobs_on_two_hosts_in_unlike_order_all_go_on(aggd: AggdThread) -> None:
+def test_four_jobs_on_two_hosts_in_unlike_order_all_go_on(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """COMM is sending only: if a turn were held while others are waited for, each host's senders would wait for ranks
-    that wait for the network of the other host, for ever."""
+    that wait for the network of the other host, for ever. No lease ends here that would hide it."""
+    monkeypatch.setattr(turns_page, "LEASE_NS", 600_000_000_000)
+    monkeypatch.setattr(turns_holder, "IDLE_S", 600.0)
     shared = Shared(aggd)
     threads = [threading.Thread(target=shared.run, args=at, daemon=True) for at in shared.clients]
     for thread in threads:
@@ -253,7 +257,6 @@ def test_four_jobs_on_two_hosts_in_unlike_order_all_go_on(aggd: AggdThread) -> N
         thread.join(max(0.0, began_s + 45.0 - time.monotonic()))
     stuck = sum(thread.is_alive() for thread in threads)
     spent = [client.turns.spent() for client in shared.clients.values()]
-    lost = sum(page.turns.get(slot, LOST) for page in shared.hosts for slot in range(4))
     for client in shared.clients.values():
         client.close()
         client.turns.close()
@@ -261,5 +264,4 @@ def test_four_jobs_on_two_hosts_in_unlike_order_all_go_on(aggd: AggdThread) -> N
         os.close(page.descriptor)
     assert not shared.failed, shared.failed[0]
     assert not stuck, f"{stuck} of 8 ranks wait for ever"
-    assert not lost, "no turn had to be taken away"
     assert all(each.sending_s > 0 for each in spent) and any(each.waited_s > 0 for each in spent)
