@@ -265,6 +265,28 @@ def test_a_process_that_was_stopped_while_it_took_a_turn_does_not_take_it_from_a
     assert first.take("comp")
 
 
+def test_one_that_steps_back_lets_the_other_one_have_the_lane() -> None:
+    """Both claim in step: the one with the lower slot, and one that is first in the order and came a moment later."""
+    host = SharedHost([1, 0, 2])
+    first, second, third = host.processes
+    assert third.take("comp") and not first.take("comp")
+    third.step("comp")
+    while host.page.get(0, AT["comp"] + STATE) & 3 != CLAIMS:
+        first.step("comp")
+    claims = False
+    for _ in range(50):
+        for _ in range(12):  # until it has claimed anew
+            before, _ = claims, second.step("comp")
+            claims = host.page.get(1, AT["comp"] + STATE) & 3 == CLAIMS
+            if claims and not before:
+                break
+        first.step("comp")
+        host.check()
+        if "comp" in first.has:
+            break
+    assert "comp" in first.has, "each steps back for the other one for ever"
+
+
 def test_the_network_is_free_for_others_when_its_holder_sends_nothing() -> None:
     host = SharedHost([0, 1, 2])
     first, second, third = host.processes
