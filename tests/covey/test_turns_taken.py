@@ -87,16 +87,22 @@ def holder(page: Page, need: Need, does: str) -> "subprocess.Popen[bytes]":
     return process
 
 
+def comes_to(mine: ProcessTurns, within_s: float) -> bool:
+    """Whether this process may compute within so many seconds."""
+    waiting = threading.Thread(target=mine.computes, daemon=True)
+    waiting.start()
+    waiting.join(within_s)
+    return not waiting.is_alive()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_turn_of_a_killed_or_stopped_process_is_free_within_two_seconds(page: Page, number: signal.Signals) -> None:
     assert FREE_S <= 2.0
     process, mine = holder(page, "comp", "work"), page.process(1)
     assert page.holders("comp") == [0]
     process.send_signal(number)
-    began_s = time.monotonic()
-    mine.computes()
+    assert comes_to(mine, FREE_S + 2.0), "two seconds are for a machine that is busy"
     assert page.holders("comp") == [1]
-    assert time.monotonic() - began_s < FREE_S + 1.0, "a second for a machine that is busy"
     process.kill()
     process.wait()
     mine.close()
@@ -104,9 +110,7 @@ def test_a_turn_of_a_killed_or_stopped_process_is_free_within_two_seconds(page: 
 
 def test_a_script_that_hangs_with_the_processors_loses_them_and_is_counted(page: Page) -> None:
     process, mine = holder(page, "comp", "rest"), page.process(1)
-    began_s = time.monotonic()
-    mine.computes()
-    assert time.monotonic() - began_s < IDLE_S + 3 * BEAT_NS / 1e9 + 1.0
+    assert comes_to(mine, IDLE_S + 3 * BEAT_NS / 1e9 + 2.0)
     assert process.poll() is None and page.turns.get(0, LOST) == 1
     process.kill()
     process.wait()
