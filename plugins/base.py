@@ -147,6 +147,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The number of starts of the job, this one included."""
     grace_s: float = 60.0
     """Seconds between SIGTERM and SIGKILL."""
+    share_host: str = ""
+    """The group of jobs with which these ranks take turns on this host (`JobSpec.share_host`); empty: none."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
@@ -348,6 +350,9 @@ class JobPeer(Protocol):
 
     def send(self, frame: Frame) -> None:
         """Send a frame. It never waits: a peer that is too far behind with reading is cut off."""
+
+    def hand(self, frame: Frame, page: SharedPage) -> None:
+        """Send a frame with the descriptor of a page, which stays open here until it is sent."""
 
 
 class Host(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from covey.core.ids import HostId
+from covey.tensors.turns.rules import LAPS
 from plugins.interleave.machine.groups import (
     OURS,
     REVIEW_S,
@@ -18,7 +19,6 @@ from plugins.interleave.machine.groups import (
     SetGroup,
     SubtaskReported,
 )
-from plugins.interleave.machine.turns import LAPS
 from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
 from sim.groups.memory import Load, collecting, hosts_least, resident
 from sim.groups.workload import Job
