@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from covey.core.ids import HostId
-from plugins.interleave.machine.groups import (
-    OURS,
-    REVIEW_S,
-    GroupRules,
+from plugins.interleave.machine.turns import LAPS
+from plugins.interleave.policy.rules import OURS, REVIEW_S, GroupRules
+from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
+from sim.groups.memory import Load, collecting, hosts_least, resident
+from sim.groups.one_mind import (
     Groups,
     GroupsAction,
     JobEnded,
@@ -18,9 +19,6 @@ from plugins.interleave.machine.groups import (
     SetGroup,
     SubtaskReported,
 )
-from plugins.interleave.machine.turns import LAPS
-from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
-from sim.groups.memory import Load, collecting, hosts_least, resident
 from sim.groups.workload import Job
 from sim.kernel import Kernel
 

@@ -18,9 +18,11 @@ EQUAL = 1e-12
 """Difference in score below which scores are equal, and fewer jobs are preferred."""
 
 
-def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
-    """(score, groups) over all subsets of jobs, all their partitions and all ways to give them all hosts. A set of jobs
-    is a whole number, job j its bit 1 << j."""
+def exhaustive(
+    jobs: Sequence[JobProfile], hosts: int, weights: Weights, jobs_min: int = 0
+) -> tuple[float, tuple[Group, ...]]:
+    """(score, groups) over all subsets of at least `jobs_min` jobs, all their partitions and all ways to give them all
+    hosts. A set of jobs is a whole number, job j its bit 1 << j."""
     worth = _worth(jobs, hosts, weights)
     best = np.full_like(worth, -np.inf)
     best[0, 0] = 0.0
@@ -29,6 +31,9 @@ def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tupl
         for given in range(1, hosts + 1):
             reached = (worth[first, given, None] + best[others, : hosts + 1 - given]).max(axis=0)
             np.maximum(best[members, given:], reached, out=best[members, given:])
+    for members in range(len(worth)):
+        if members.bit_count() < jobs_min:
+            best[members, hosts] = -np.inf  # no set that is looked at below has all hosts
     top = float(best[:, hosts].max())
     members = min(np.flatnonzero(best[:, hosts] >= top - EQUAL).tolist(), key=lambda each: (each.bit_count(), each))
     return max(0.0, top) / hosts, _groups(jobs, hosts, members, worth, best)

@@ -117,6 +117,24 @@ def repaired(
     return best
 
 
+def rearranged(groups: Sequence[Group], broken: int, hosts: int, weights: Weights) -> Change | None:
+    """As `repaired`, where no job waits and every job has to run: group `broken` and the smallest others, as few as are
+    worth it, arranged anew. Hosts in no group are given to them. None when nothing is worth it."""
+    now = score_of(groups, hosts, weights)
+    idle = hosts - sum(group.hosts for group in groups)
+    others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
+    best: Change | None = None
+    for count in range(len(others) + 1):
+        taken = (broken, *others[:count])
+        jobs = [job for at in taken for job in groups[at].jobs]
+        given = sum(groups[at].hosts for at in taken) + idle
+        found = schedule(jobs, given, weights, jobs_min=len(jobs), starts_max=STARTS)
+        score = score_of(_with(groups, taken, found.groups), hosts, weights)
+        if best is None or score >= best.score * (1 + WORTH):
+            best = Change(taken, found.groups, score)
+    return best if best is not None and best.score >= now * (1 + WORTH) else None
+
+
 def _with(groups: Sequence[Group], replaced: Sequence[int], by: Sequence[Group]) -> list[Group]:
     gone = set(replaced)
     return [*(group for at, group in enumerate(groups) if at not in gone), *by]
