@@ -147,6 +147,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The number of starts of the job, this one included."""
     grace_s: float = 60.0
     """Seconds between SIGTERM and SIGKILL."""
+    share_host: str = ""
+    """The group of jobs with which these ranks take turns on this host (`JobSpec.share_host`); empty: none."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False

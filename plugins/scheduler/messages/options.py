@@ -81,6 +81,8 @@ class Option(NamedTuple):
 
 
 NO_LIMIT = ", or nothing for no limit"
+AUTO = "auto"
+"""The group of all jobs, of any tenant, that leave it to Covey with whom they share hosts in turns."""
 NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 
 OPTIONS: tuple[Option, ...] = (
@@ -116,6 +118,12 @@ OPTIONS: tuple[Option, ...] = (
         "remote_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is no limit", flag="--remote-memory",
         metavar="SIZE", help="the most memory of other hosts that the volumes of its ranks may take together, such as "
         "8GiB (default: limited only by its tenant's budget)",
+    ),
+    Option(
+        "share_host", "text", words=f"{AUTO} or the name of a group: {NAMED}; or nothing", flag="--share-host",
+        metavar="GROUP|auto", help="take turns with the tenant's jobs of the same group that run on the same hosts: "
+        "one computes while another sends; auto: with all jobs that say auto; its workers go to hosts where those jobs "
+        "are (only jobs with --gpus 0; default: it takes no turns)",
     ),
     Option(
         "hooks", "switch", flag="--no-hooks",

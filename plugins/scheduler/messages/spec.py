@@ -99,6 +99,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     has less does not take the job."""
     remote_memory: Annotated[int, within("remote_memory")] = 0
     """The most memory of other hosts that the job's volumes may have, all its hosts together, bytes; 0: not limited."""
+    share_host: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9.-]{0,62})?$", max_length=63)] = ""
+    """The group of jobs with which this one takes turns on hosts that they share (`plugins/interleave`): `auto`, a name
+    of its tenant's, or empty: it takes no turns."""
     bind_gpus: bool = False
     """Whether each rank sees its own GPUs only; otherwise all that the job has on its host
     (`agent/jobs/rank_env.py`)."""
@@ -171,6 +174,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
             )
             raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
         _check_range(checked)
+        _check_turns(checked)
         checked.setdefault("name", name_of(checked["argv"]))
         return msgspec.convert(checked, cls)
 
@@ -195,6 +199,19 @@ def _check_range(checked: dict[str, Any]) -> None:
         why = "processes that remain carry the ranks of a lost one at once, so none waits to replace it"
         raise SpecError("spares", what, why, "leave spares out, or give one number of workers")
     checked["workers_max"] = most
+
+
+def _check_turns(checked: dict[str, Any]) -> None:
+    """Check that a job which takes turns has no GPUs: a GPU is held by one job, or shared in other ways."""
+    group = checked.get("share_host")
+    if not group or checked.get("gpus_per_worker", 1) == 0:
+        return
+    why = (
+        f"its {checked.get('gpus_per_worker', 1)} GPUs for each worker are not given in turns, and jobs take turns at "
+        "processors and network only"
+    )
+    next = "set gpus_per_worker = 0 (--gpus 0), or leave share_host out"
+    raise SpecError("share_host", f"this job cannot share hosts in turns with group {group}", why, next)
 
 
 def _checked(name: str, value: Any, type: Any, expected: str) -> Any:

@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {
     "class": "auto",
     "workers": 4,
     "workers_max": 0,
+    "share_host": "",
     "gpus_per_worker": 2,
     "argv": ["python", "digits.py"],
     "cwd": "/coordinator/alice",
@@ -130,6 +131,26 @@ def test_what_does_not_go_with_a_range_is_refused_in_words(
         JobSpec.parse({**ELASTIC, **given})
     assert (caught.value.field, caught.value.what) == (field, what)
     assert why in caught.value.why and caught.value.next
+
+
+def test_a_job_without_gpus_may_share_hosts_in_turns() -> None:
+    for group in ("auto", "night", ""):
+        assert JobSpec.parse({"argv": ["a"], "gpus_per_worker": 0, "share_host": group}).share_host == group
+
+
+def test_a_job_with_gpus_takes_no_turns_and_is_told_what_to_set() -> None:
+    for gpus in ({}, {"gpus_per_worker": 2}):
+        with pytest.raises(SpecError) as caught:
+            JobSpec.parse({"argv": ["a"], "share_host": "auto", **gpus})
+        assert caught.value.field == "share_host" and "not given in turns" in caught.value.why
+        assert "--gpus 0" in caught.value.next
+
+
+@pytest.mark.parametrize("group", ["Auto", "a b", "-x", "x" * 64, 1, ["auto"]])
+def test_a_group_that_is_no_name_is_refused(group: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({"argv": ["a"], "gpus_per_worker": 0, "share_host": group})
+    assert caught.value.why == f"expected {EXPECTED['share_host']}"
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:

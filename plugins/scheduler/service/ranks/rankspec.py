@@ -36,6 +36,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         master_port=job.start.master_port,
         attempt=job.tally.attempt,
         grace_s=job.spec.grace_s,
+        share_host=job.spec.share_host,
         bind_gpus=job.spec.bind_gpus or _on_instances(job),
         hooks=job.spec.hooks,
         since=place.since,
