@@ -103,6 +103,10 @@ class JobPlaced(Fact, frozen=True):
     owners: tuple[HostId, ...] = ()
     """The host that is to own each table, in the order of tables; empty: nobody said, and each table goes to the host
     of its number."""
+    share_host: str = ""
+    """The group of jobs with which it takes turns on hosts that they share; empty: it takes no turns."""
+    workers: int = 0
+    """The fewest processes of an elastic job; 0: it is not elastic."""
 
 
 class WantedArrangement(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@ there, as its profile, to those who may have to decide about the pool.
 
     host of some ranks --StepsMeasured--> the job's coordinator --ProfilesTold--> coordinators of jobs of the same pool,
                                                                                   and the lowest live host of the pool
-    any host (agentctl groups) --AskPool--> the lowest live host of the pool, which answers with a PoolKnown
 
 Nothing here changes anything: who wants another arrangement asks the log for it (`plugins.facts.ArrangementsWanted`).
 All of it is sent again and again, so a lost message is none.
@@ -15,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core.events import Message
-from covey.core.ids import ID_PATTERN, JobId
+from covey.core.ids import ID_PATTERN
 
 Need = Literal["comp", "comm"]
 """Resource that a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
@@ -68,18 +67,4 @@ class ProfilesTold(Message, frozen=True):
     profiles: Annotated[tuple[ProfileTold, ...], Meta(max_length=JOBS_MAX)]
 
 
-class AskPool(Message, frozen=True):
-    """Question of any host: what do you know of this pool?"""
-
-    pool: Name
-
-
-class PoolKnown(Message, frozen=True):
-    """The answer of the host that arranges the pool."""
-
-    profiles: tuple[ProfileTold, ...]
-    words: Annotated[str, Meta(max_length=2000)] = ""
-    """What would be arranged anew, or why nothing is, in words."""
-
-
-Messages = StepsMeasured | ProfilesTold | AskPool | PoolKnown
+Messages = StepsMeasured | ProfilesTold

@@ -11,22 +11,21 @@ A wish is a proposal: the log takes it whole or not at all, and only from the co
 propose at once, or one that knows too little, cost a refusal and a second look, never a host in two groups.
 
 The paper may let jobs wait; here every job that the log placed runs, so every job is in a group. Left as they are, with
-their hosts: groups with a job that is not profiled yet (nothing is decided about the unknown), groups with a job that
-has a host that does not answer, and jobs that are not elastic: an elastic job may leave or join their group.
+their hosts: groups with a job that is not profiled yet (nothing is decided about the unknown), that is not elastic, or that
+has a host which does not answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from covey.core.ids import HostId, JobId
 from plugins.interleave.policy import regroup
 from plugins.interleave.policy.groups import PlacedGroup, PlacedJob, arranger_of, groups_of, processes_on, proposer_of
-from plugins.interleave.policy.hosts import capped, given_hosts
+from plugins.interleave.policy.hosts import best_groups, given_hosts
 from plugins.interleave.policy.model import Group, JobProfile, iteration_s, score_of
 from plugins.interleave.policy.order import Waiting, weighted
 from plugins.interleave.policy.rules import REVIEW_WORTH, WEIGHTS
-from plugins.interleave.policy.schedule import schedule
 
 WHOLE_JOBS_MAX = 64
 """Jobs of a pool up to which all of them are arranged anew: more than take turns on the hosts of one rack."""
@@ -109,6 +108,10 @@ class _Known:
         """The group for the policies, on as many hosts as its computing has in effect."""
         return Group(tuple(self.profiles[job] for job in group.jobs), effective_hosts(group, self.jobs, self.profiles))
 
+    def best(self, profiles: Sequence[JobProfile], hosts: int) -> tuple[Group, ...]:
+        """The best grouping of these jobs on so many hosts."""
+        return best_groups(profiles, self.jobs, hosts, WEIGHTS)
+
     def free(self, groups: Sequence[PlacedGroup]) -> list[HostId]:
         return sorted({host for group in groups for host in group.hosts} | set(self.view.idle))
 
@@ -174,31 +177,24 @@ def _fixed(known: _Known, job: JobId) -> str:
 
 
 def _arrival(known: _Known, home: PlacedGroup, job: JobId) -> Decision:
-    """Put the job into the group that it raises most, if that is another one and worth it."""
-    placed, profile = known.jobs[job], known.profiles[job]
+    """Put the job into the group that it raises most, if that is another one and worth it. Hosts may change places
+    between the two groups, since each job keeps the host of its rank 0."""
+    profile = known.profiles[job]
+    if home not in known.open:
+        return Decision(None, f"{job} came, and {home.name} has a job that cannot be moved")
+    most = known.jobs[job].most
+    others = [group for group in known.open if group != home and len(group.hosts) <= most]
     alone = home.jobs == (job,)
-    places = [group for group in known.known if group != home or not alone]
-    fits = [group for group in places if group == home or _fits(placed, group)]
-    rest = [_without(known.group(group), job) for group in fits]
-    others = [known.group(group) for group in known.known if group not in fits and group != home]
-    hosts = len(known.free(known.known))
-    now = score_of([known.group(group) for group in known.known], hosts, WEIGHTS)
-    change = regroup.arrival([*rest, *others], profile, hosts, WEIGHTS) if rest else None
-    at = change.replaces[0] if change is not None else -1
-    if change is None or at >= len(rest) or fits[at] == home:
-        return Decision(None, f"{job} stays with {_named(home, job)}: no other group would be busier with it")
-    if change.score < now * (1 + regroup.WORTH):
-        return Decision(None, f"{job} stays with {_named(home, job)}: {_too_little(now, change.score, regroup.WORTH)}")
-    to = fits[at]
-    new = {job: NewHosts(placed.epoch, placed.config, processes_on(placed, to.hosts))}
-    predicted = _predicted(known, [(tuple(sorted({*to.jobs, job})), len(to.hosts))])
-    why = f"{job} joins {_named(to, None)}: score {now:.3f} to {change.score:.3f}, {_iterations(predicted)}"
-    return Decision(Wish(new, why, predicted, idle=False), why)
-
-
-def _fits(job: PlacedJob, group: PlacedGroup) -> bool:
-    """Whether the job can be on all hosts of this group, as one that goes on."""
-    return len(group.hosts) <= job.most and bool(job.keeps & set(group.hosts))
+    places = others if alone else [home, *others]
+    rest = [_without(known.group(group), job) for group in places]
+    change = regroup.arrival(rest, profile, len(known.free(known.open)), WEIGHTS) if rest else None
+    if change is None or places[change.replaces[0]] == home:
+        return Decision(None, f"{job} came and stays where it is: no other group would be busier with it")
+    to = places[change.replaces[0]]
+    given = len(to.hosts) + (len(home.hosts) if alone else 0)
+    joined = Group((*known.group(to).jobs, profile), min(given, *(known.jobs[each].most for each in (*to.jobs, job))))
+    left = [] if alone else [Group(_without(known.group(home), job).jobs, len(home.hosts))]
+    return _replaced(known, [home, to], [joined, *left], regroup.WORTH, f"{job} came")
 
 
 def _without(group: Group, job: JobId) -> Group:
@@ -218,7 +214,7 @@ def _broken(known: _Known, group: PlacedGroup) -> Decision | None:
         return Decision(None, f"{why}, and {group.name} has a job that cannot be moved")
     groups = [known.group(each) for each in known.open]
     free = known.free(known.open)
-    change = regroup.rearranged(groups, known.open.index(group), len(free), WEIGHTS)
+    change = regroup.rearranged(groups, known.open.index(group), len(free), WEIGHTS, known.best)
     if change is None:
         return Decision(None, f"{why}, and no other grouping is {regroup.WORTH:.0%} better")
     old = [known.open[at] for at in change.replaces]
@@ -235,28 +231,23 @@ def _whole(known: _Known, worth: float) -> Decision:
     if len(jobs) > WHOLE_JOBS_MAX:
         return Decision(None, f"{len(jobs)} jobs are too many to be arranged anew at once")
     hosts = len(known.free(known.open))
-    found = schedule(jobs, hosts, WEIGHTS, jobs_min=len(jobs))
     why = "a review of all groups" if worth == REVIEW_WORTH else "a job came or went"
-    return _replaced(known, known.open, found.groups, worth, why)
+    return _replaced(known, known.open, known.best(jobs, hosts), worth, why)
 
 
-def _replaced(
-    known: _Known, old: Sequence[PlacedGroup], new: Sequence[Group], worth: float, because: str
-) -> Decision:
+def _replaced(known: _Known, old: Sequence[PlacedGroup], new: Sequence[Group], worth: float, because: str) -> Decision:
     """Replace these groups of hosts by those, if they can be had and are worth it; idle hosts are taken too."""
-    most = {job: known.jobs[job].most for group in old for job in group.jobs}
-    new = capped(new, most)
-    free = known.free(old)
-    now = score_of([known.group(group) for group in old], len(free), WEIGHTS)
-    score = score_of(new, len(free), WEIGHTS)
+    free, hosts = known.free(old), len(known.free(known.open))
+    now = score_of([known.group(group) for group in known.open], hosts, WEIGHTS)
+    score = score_of([*(known.group(group) for group in known.open if group not in old), *new], hosts, WEIGHTS)
     if score < now * (1 + worth):
         return Decision(None, f"{because}: {_too_little(now, score, worth)}")
-    hosts = given_hosts(new, known.jobs, free)
-    if isinstance(hosts, str):
-        return Decision(None, f"{because}: a grouping with score {score:.3f} instead of {now:.3f} cannot be: {hosts}")
+    places = given_hosts(new, known.jobs, free)
+    if isinstance(places, str):
+        return Decision(None, f"{because}: a grouping with score {score:.3f} instead of {now:.3f} cannot be: {places}")
     jobs: dict[JobId, NewHosts] = {}
     changed: list[tuple[tuple[JobId, ...], int]] = []
-    for group, given in zip(new, hosts, strict=True):
+    for group, given in zip(new, places, strict=True):
         members = tuple(job.job for job in group.jobs)
         moved = [job for job in members if known.jobs[job].hosts != set(given)]
         for job in moved:
@@ -293,12 +284,3 @@ def _iterations(predicted: Mapping[JobId, float]) -> str:
 
 def _too_little(now: float, after: float, worth: float) -> str:
     return f"the best grouping found has score {after:.3f}, now it is {now:.3f}: less than {worth:.0%} better"
-
-
-def _named(group: PlacedGroup, but: JobId | None) -> str:
-    others = [job for job in group.jobs if job != but]
-    return ", ".join(others) if others else "hosts of its own"
-
-
-Decide = Callable[[PoolView], Decision]
-"""A decision about a pool, for machines and simulators that are given one."""

@@ -1,6 +1,7 @@
 """Who shares hosts with whom, as the replicated log has it (Harmony §4.3.2).
 
-A *pool* is a name that jobs give when they are submitted (`--share-host NAME`). A *group* is the jobs of one pool that
+A *pool* is all jobs that may share hosts with one another: those of one tenant that were submitted with one name
+(`--share-host NAME`), or those of all tenants that say `auto`. A *group* is the jobs of one pool that
 the log has on the same hosts: two jobs are in one group when they have a host in common, or a chain of such jobs joins
 them. So a host is in one group of a pool, whatever anybody decides, and nobody keeps a second record.
 
@@ -8,16 +9,21 @@ Every host of the rack has the log and computes the same groups from it, the sam
 coordinators: whoever is to decide knows it, and so do the others.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
+from plugins.interleave.policy.turn_order import numbered
 
 AUTO = "auto"
-"""The pool of jobs that name none of their own."""
+"""The pool of jobs, of any tenant, that leave it to Covey with whom they share hosts."""
+
+
+def pool_of(tenant: str, share_host: str) -> str:
+    """The pool of a job: `auto`, or `TENANT/NAME`; empty: it shares no hosts."""
+    return share_host if share_host in ("", AUTO) else f"{tenant}/{share_host}"
 
 
 class PlacedJob(msgspec.Struct, frozen=True):
@@ -63,11 +69,6 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     hosts: tuple[HostId, ...]
 
 
-def numbered(job: JobId) -> tuple[int, str]:
-    """Sort key of a job: by its number, `j9` before `j10`."""
-    return len(job), job
-
-
 def groups_of(jobs: Iterable[PlacedJob]) -> tuple[PlacedGroup, ...]:
     """The groups of these jobs, by pool and lowest job."""
     found: list[tuple[str, list[PlacedJob], set[HostId]]] = []
@@ -85,19 +86,6 @@ def groups_of(jobs: Iterable[PlacedJob]) -> tuple[PlacedGroup, ...]:
         ids = tuple(sorted((job.job for job in members), key=numbered))
         groups.append(PlacedGroup(f"{pool}/{ids[0]}", pool, ids, tuple(sorted(hosts))))
     return tuple(sorted(groups, key=lambda group: (group.pool, numbered(group.jobs[0]))))
-
-
-def turn_order(jobs: Collection[JobId], left: Mapping[JobId, float]) -> tuple[JobId, ...]:
-    """The jobs in the order of their turns: the one with the least left first, unknown ones last, then by number.
-
-    `left` is what each job has left, in seconds alone, as far as it is known. Hosts measure it at different moments, so
-    it counts by powers of two: two hosts then nearly always have the same order."""
-
-    def place(job: JobId) -> tuple[float, tuple[int, str]]:
-        known = left.get(job)
-        return math.inf if known is None else math.floor(math.log2(max(known, 1e-3))), numbered(job)
-
-    return tuple(sorted(jobs, key=place))
 
 
 def coordinator_of(job: PlacedJob, live: Collection[HostId]) -> HostId | None:
