@@ -381,6 +381,7 @@ class Pools:
         if fact.refused:
             return self._refused(pool, fact.refused, now_s)
         wish, pool.asked, pool.refusals = pool.asked.wish, None, 0
+        pool.words = f"in force: {wish.why}"
         pool.changed_s = now_s
         pool.went, pool.came = {}, {job: at_s for job, at_s in pool.came.items() if job not in self.profiles}
         for job, each_s in wish.predicted.items():

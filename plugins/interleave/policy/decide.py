@@ -10,9 +10,9 @@ Nobody knows everything, and nobody has to. Which host proposes follows from the
 A wish is a proposal: the log takes it whole or not at all, and only from the configurations that it names. So two that
 propose at once, or one that knows too little, cost a refusal and a second look, never a host in two groups.
 
-The paper may let jobs wait; here every job that the log placed runs, so every job is in a group. Left as they are, with
-their hosts: groups with a job that is not profiled yet (nothing is decided about the unknown), that is not elastic, or that
-has a host which does not answer.
+The paper may let jobs wait; here every job that the log placed runs, so every job is in a group. A group stays as it
+is, with its hosts, while one of its jobs is not profiled yet (nothing is decided about the unknown), is not elastic, or
+has a host that does not answer.
 """
 
 from collections.abc import Mapping, Sequence
