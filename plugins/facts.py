@@ -102,7 +102,9 @@ class JobPlaced(Fact, frozen=True):
     """In an elastic job: the ranks that each process carries, by its first rank; `places` name processes then."""
     owners: tuple[HostId, ...] = ()
     """The host that is to own each table, in the order of tables; empty: nobody said, and each table goes to the host
-    of its number."""
+    of its number, as does one whose owner has an empty name."""
+    owners_since: int = 0
+    """The number of the configuration that said so: each that says it again ends what people wished meanwhile."""
     share_host: str = ""
     """The group of jobs with which it takes turns on hosts that they share; empty: it takes no turns."""
     workers: int = 0
@@ -120,7 +122,8 @@ class WantedArrangement(msgspec.Struct, frozen=True):
     shares: dict[HostId, int] = {}
     """Host -> how many of the job's ranks its processes carry together. Empty: all processes carry equally many."""
     owners: tuple[HostId, ...] | None = None
-    """The host that is to own each table; it needs no process of the job. Empty: as nobody said; None: as it is."""
+    """The host that is to own each table; it needs no process of the job. Empty: as nobody said, as is an empty name
+    for one table; None: as it is."""
 
 
 class ArrangementsWanted(Fact, frozen=True):

@@ -228,6 +228,15 @@ class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
     """The number of processes that it is about to grow to; 0: it is not to grow."""
     wanted_by: str = ""
     """Who wants that, and why."""
+    shares: dict[HostId, int] = {}
+    """How many of the job's ranks the processes of each host carry together."""
+    equal: bool = True
+    """Whether all processes carry equally many ranks, give or take one; False: somebody said other shares."""
+    tables: int = 0
+    """The number of tables of its tensors; 0: it does not run."""
+    owners: tuple[HostId, ...] = ()
+    """The host that somebody wants to own each table, in the order of tables; empty: nobody said, as is an empty name
+    for one table. Who owns each now: `agentctl tensors`."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,8 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
         ("wants", wants(job)),
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
+        ("shares", shares(job)),
+        ("tables", owners(job)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
         ("waits", job.get("waits")),
@@ -119,6 +121,25 @@ def configuration(job: dict[str, Any]) -> str:
     """`, configuration 2`: how often an elastic job that runs was arranged anew."""
     elastic = job.get("elastic") or {}
     return f", configuration {elastic['config']}" if elastic.get("processes") else ""
+
+
+def shares(job: dict[str, Any]) -> str:
+    """How many ranks the processes of each host of an elastic job carry: `gpu1: 11  gpu2: 5 of 16 ranks`."""
+    elastic = job.get("elastic") or {}
+    each = [f"{host}: {count}" for host, count in elastic.get("shares", {}).items()]
+    if not each:
+        return ""
+    said = "" if elastic["equal"] else ", as somebody said"
+    return f"{'  '.join(each)} of {elastic['workers_max']} ranks{said}"
+
+
+def owners(job: dict[str, Any]) -> str:
+    """The hosts that somebody wants to own tables of an elastic job: `0 2 on gpu1, 1 on gpu4, 3 anywhere`."""
+    hosts = (job.get("elastic") or {}).get("owners") or ()
+    tables: dict[str, list[str]] = {}
+    for number, host in enumerate(hosts):
+        tables.setdefault(f"on {host}" if host else "anywhere", []).append(str(number))
+    return ", ".join(f"{' '.join(each)} {where}" for where, each in sorted(tables.items(), key=lambda row: row[1]))
 
 
 def wants(job: dict[str, Any]) -> str:

@@ -81,6 +81,25 @@ def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     assert "CARRIES" in out and "ranks 0 4 8" in out and "ranks 12-13" in out
 
 
+def test_job_shows_shares_and_the_hosts_that_are_to_own_tables(
+    run: Run, agent: FakeAgent, view: dict[str, Any]
+) -> None:
+    assert not {"shares", "tables"} & {line.split()[0] for line in run("job", "j1")[1].splitlines() if line}
+    said: dict[str, Any] = {
+        "shares": {"h1": 11, "h2": 5},
+        "equal": False,
+        "tables": 4,
+        "owners": ["h1", "h4", "h1", ""],
+    }
+    view["elastic"] = ELASTIC | said
+    out = [" ".join(line.split()) for line in run("job", "j1")[1].splitlines()]
+    assert "shares h1: 11 h2: 5 of 16 ranks, as somebody said" in out
+    assert "tables 0 2 on h1, 1 on h4, 3 anywhere" in out
+    view["elastic"] = ELASTIC | said | {"equal": True, "owners": []}
+    out = [" ".join(line.split()) for line in run("job", "j1")[1].splitlines()]
+    assert "shares h1: 11 h2: 5 of 16 ranks" in out and not any(line.startswith("tables") for line in out)
+
+
 def test_a_rank_without_a_process_of_its_own_is_shown_where_it_writes(
     run: Run, agent: FakeAgent, view: dict[str, Any]
 ) -> None:

@@ -9,9 +9,10 @@ table n is offered to the n-th host first, so that no network card carries more 
     tensor "b", 4 KB               | Block 0: table 0 |
 
 Which Block is in which table follows from name, size and the number of tables alone, so all ranks agree without
-messages. That number is fixed when the job starts, by the hosts that it has then: the log keeps it (`tables` of a job),
-and a rank's successor gets the same number, on however many hosts the ranks are by then. Each table has its own owner:
-it moves, is lost and is recovered alone. Table 0 exists from the start, another table once a rank has a Block for it.
+messages. That number is fixed when the job starts, by the hosts that it has then (of an elastic job by its ranks): the
+log keeps it (`tables` of a job), and a rank's successor gets the same number, on however many hosts the ranks are by
+then. Each table has its own owner: it moves, is lost and is recovered alone. Table 0 exists from the start, another
+table once a rank has a Block for it.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from covey.core.ids import ID_PATTERN, JobId
 
 TABLES_MAX = 16
 """Most tables of one job."""
+ELASTIC_TABLES = 8
+"""Most tables of an elastic job."""
 TABLE_PATTERN = ID_PATTERN.removesuffix(r"\Z") + r"(/([1-9]|1[0-5]))?\Z"
 """Pattern of the names that `table_id` makes."""
 
@@ -48,6 +51,11 @@ class Block(NamedTuple):
 def tables_of(hosts: int) -> int:
     """Number of tables of a job that starts on so many hosts."""
     return max(1, min(hosts, TABLES_MAX))
+
+
+def tables_of_ranks(ranks: int) -> int:
+    """Number of tables of an elastic job of so many ranks: on however many hosts it starts, it may go on on more."""
+    return max(1, min(ranks, ELASTIC_TABLES))
 
 
 def table_id(job: JobId, table: int) -> JobId:

@@ -22,6 +22,9 @@ class GangPlaced(msgspec.Struct, frozen=True):
     cards among them."""
     direct: bool = False
     """A rank of the job is to own it where one can, best one on the preferred host."""
+    said_since: int = 0
+    """The configuration of the job that said the preferred host, for which people's earlier wishes are over; 0: nobody
+    said one."""
 
 
 class Unplaced(msgspec.Struct, frozen=True):

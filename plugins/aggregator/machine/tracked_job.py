@@ -276,6 +276,13 @@ class TrackedJob:
             assert self.assigned.epoch <= self.epoch and self.is_of_run(self.assigned.epoch)
 
     @property
+    def server(self) -> HostId | None:
+        """The host that the job is to stay on though none of its ranks is there; None: it has some, or may be
+        anywhere."""
+        home = stays_on(self.placed)
+        return None if home in {place.host for place in self.placed.places} else home
+
+    @property
     def home(self) -> HostId | None:
         """The host that the job is to stay on; None: it may be anywhere."""
         return self._wished or stays_on(self.placed)
@@ -287,7 +294,8 @@ class TrackedJob:
     def assigned_at(self, now_s: float) -> None:
         """A host accepted the job."""
         assigned = self.assigned
-        if assigned is not None and assigned.owner == self.home and assigned.direct >= self.placed.direct:
+        direct = self.placed.direct and self.home != self.server
+        if assigned is not None and assigned.owner == self.home and assigned.direct >= direct:
             self._home_pause_s = HOME_S[0]
         self._home_s = now_s + self._home_pause_s
 
@@ -295,13 +303,14 @@ class TrackedJob:
         """A search that offers the job now to the host that it is to stay on, since another sums it, or the host's
         `aggd` although one of its ranks may; a host that declines is asked less and less often."""
         home, direct, is_there = self.home, self.placed.direct, assigned.owner == self.home
-        if is_there and (assigned.direct or not direct or self._wished is not None):
+        as_aggd = self._wished is not None or (home is not None and home == self.server)
+        if is_there and (assigned.direct or not direct or as_aggd):
             return None
         if home is None or home in gone or now_s < self._home_s:
             return None
         self._home_pause_s = min(2 * self._home_pause_s, HOME_S[1])
         self._home_s = now_s + self._home_pause_s
-        or_aggd = self._wished is not None or not (is_there or assigned.direct)
+        or_aggd = as_aggd or not (is_there or assigned.direct)
         return self.move_search(assigned, home, or_aggd)
 
     def move_search(self, assigned: Assigned, to: HostId, or_aggd: bool = True) -> MoveSearch:
@@ -310,9 +319,15 @@ class TrackedJob:
         return MoveSearch(assigned=assigned, promised=known, wanted=to, quiet=False, direct=direct, or_aggd=or_aggd)
 
     def restay(self, placed: GangPlaced) -> None:
-        """Take over where the job is to stay, which is now known, if the gang is still the same."""
-        if placed.grant == self.placed.grant:
-            self.placed = placed
+        """Take over where the job is to stay, which is now known, if the gang is still the same. A host that somebody
+        says now for it comes before the one that a person wished, and is asked at once."""
+        if placed.grant != self.placed.grant:
+            return
+        before, self.placed = self.placed, placed
+        if placed.said_since > before.said_since:
+            self.wish(None)
+        if placed.said_since != before.said_since:
+            self._home_s, self._home_pause_s = 0.0, HOME_S[0]
 
     # ---- transitions ----
 

@@ -113,11 +113,12 @@ class JobTables:
         return msgspec.structs.replace(fact, job=job, largest_bytes=largest, total_bytes=max(largest, total))
 
     def _gang(self, fact: JobPlaced, table: int) -> GangPlaced:
-        """The gang of one table. Each table prefers another host of the job, so that no card carries more than its
-        share."""
+        """The gang of one table. Where nobody said which host is to own it, each table prefers another host of the
+        job, so that no card carries more than its share."""
         hosts = list(dict.fromkeys(place.host for place in fact.places))
-        prefers = hosts[table % len(hosts)] if hosts else None
+        said = fact.owners[table] if table < len(fact.owners) else None
+        prefers = said or (hosts[table % len(hosts)] if hosts else None)
         direct = self._is_direct(fact)
-        stays = direct or table > 0 or bool(self._open[fact.job] - {0})
+        stays = bool(said) or direct or table > 0 or bool(self._open[fact.job] - {0})
         what = table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, stays
-        return GangPlaced(*what, direct)
+        return GangPlaced(*what, direct, fact.owners_since if said else 0)

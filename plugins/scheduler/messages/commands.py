@@ -180,7 +180,8 @@ class Arrangement(msgspec.Struct, frozen=True):
     shares: Annotated[dict[HostId, Annotated[int, Meta(ge=1, le=4096)]], Meta(max_length=4096)] = {}
     """Host -> how many of the job's ranks its processes carry together; empty: all processes carry equally many."""
     owners: Annotated[tuple[HostId, ...], Meta(max_length=16)] | None = None
-    """The host that is to own each table, in the order of tables; empty: nobody says; None: as before."""
+    """The host that is to own each table, in the order of tables; empty: nobody says, as an empty name does for one
+    table; None: as before."""
 
 
 class Arranged(CommandBase, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ class Reserve(Message, frozen=True):
 
     job: Job
     epoch: Epoch
-    attempt: Count
+    attempt: Epoch
     workers: Annotated[int, Meta(ge=1, le=4096)]
     gpus_per_worker: Annotated[int, Meta(ge=0, le=64)]
     master: bool
@@ -59,7 +59,7 @@ class Reserved(Message, frozen=True):
 
     job: Job
     epoch: Epoch
-    attempt: Count
+    attempt: Epoch
     gpus: Annotated[tuple[Uuid, ...], Meta(max_length=4096)]
     address: Id
     port: Annotated[int, Meta(ge=0, le=65535)]
@@ -70,7 +70,7 @@ class NotReserved(Message, frozen=True):
 
     job: Job
     epoch: Epoch
-    attempt: Count
+    attempt: Epoch
     free: Count
     reason: Text
     beside: bool = False
@@ -82,7 +82,7 @@ class Release(Message, frozen=True):
 
     job: Job
     epoch: Epoch
-    attempt: Count
+    attempt: Epoch
 
 
 ToHost = Reserve | Release

@@ -46,6 +46,15 @@ def processes(count: int) -> str:
     return f"{count} process" if count == 1 else f"{count} processes"
 
 
+def owners(hosts: Sequence[HostId]) -> str:
+    """The hosts that are to own tables, in words: `tables 0 2 on h1, 1 on h2`; an empty name says none."""
+    tables: dict[HostId, list[str]] = {}
+    for table, host in enumerate(hosts):
+        if host:
+            tables.setdefault(host, []).append(str(table))
+    return "tables " + ", ".join(f"{' '.join(each)} on {host}" for host, each in sorted(tables.items()))
+
+
 def workers(spec: JobSpec) -> str:
     """The number of a job's workers, or the range of an elastic one: `4`, `4..16`."""
     return f"{spec.workers}..{spec.workers_max}" if spec.elastic else str(spec.workers)

@@ -13,6 +13,7 @@ from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
+    ArrangementsWanted,
     DrainedNow,
     GpusMeasured,
     HeartbeatHeard,
@@ -63,6 +64,7 @@ from plugins.scheduler.messages.wire import (
 from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, metrics, views
+from plugins.scheduler.service.arrangements import Arrangements
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.gpus_here import OwnGpus
@@ -108,6 +110,9 @@ class SchedulerService(PluginService):
             host, self.queue, self.queue_log, self.settings, self.envs, self._standing, self.perform
         )
         self.gangs = self.coordinated_gangs.gangs
+        self.arrangements = Arrangements(
+            host, self.queue, self.queue_log, self.settings, self.coordinated_gangs.free_for, self.perform
+        )
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
@@ -217,6 +222,8 @@ class SchedulerService(PluginService):
             self.ranks.told_by.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):
             self.ranks.told_by.assigned(fact)
+        elif isinstance(fact, ArrangementsWanted):
+            self.arrangements.wanted(fact)
         elif isinstance(fact, GpusMeasured):
             self.gossip.heard(fact)
             self.ranks.measured(fact)
@@ -239,6 +246,8 @@ class SchedulerService(PluginService):
             self._publish()
         elif isinstance(message, KeepEnv):
             await self.envs.keep(sender, message)
+        elif isinstance(message, ToGang) and self.arrangements.wishes.knows(message):
+            self.arrangements.feed(Heard(sender, message))
         elif isinstance(message, ToGang):
             self.coordinated_gangs.feed(Heard(sender, message))
         else:

@@ -20,6 +20,7 @@ from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.log.replacing import why_not
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
+from plugins.scheduler.policy.carrying import is_equal, shares_of
 from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.eligible import GangShape, open_to, shape_of
 from plugins.scheduler.policy.hang import unseen
@@ -313,6 +314,10 @@ def _elastic(job: Job, runs: bool) -> ElasticView | None:
         carried=job.start.carried if runs else {},
         wanted=job.healing.wanted,
         wanted_by=job.healing.wanted_by,
+        shares=shares_of(job.start.carried, job.start.places) if runs else {},
+        equal=not runs or is_equal(job.start.carried),
+        tables=job.start.tables if runs else 0,
+        owners=job.start.owners if runs else (),
     )
 
 

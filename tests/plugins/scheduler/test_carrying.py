@@ -3,8 +3,14 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plugins.scheduler.policy.carrying import Carried, carried_after, first_carried
+from covey.core.ids import HostId
+from plugins.facts import Place
+from plugins.scheduler.policy.carrying import Carried, carried_after, carried_by_shares, first_carried, shares_of
+
+A, B, C = HostId("a"), HostId("b"), HostId("c")
 
 
 def whole(carried: Carried, ranks: int, processes: int) -> None:
@@ -52,3 +58,66 @@ def test_a_change_moves_no_more_ranks_than_sizes_need() -> None:
 def test_no_process_and_too_many_are_refused(ends: tuple[int, ...], begins: int) -> None:
     with pytest.raises(ValueError, match="processes cannot carry 4 ranks"):
         carried_after(first_carried(4, 2), ends, begins)
+
+
+# ---- shares of hosts -------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_a_host_is_divided_equally_over_its_processes() -> None:
+    after, names = carried_by_shares(first_carried(8, 2), (), [B], {0: A, 1: A}, {A: 5, B: 3})
+    assert after == {0: (0, 2, 4), 1: (1, 3), 5: (5, 6, 7)} and names == [5]
+
+
+def test_shares_that_nobody_said_are_equal() -> None:
+    before = first_carried(8, 2)
+    after, names = carried_by_shares(before, (), [B], {0: A, 1: A}, {})
+    assert after == carried_after(before, (), 1) and names == [6]
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ({A: 5, B: 4}, "the shares of the hosts are 9 ranks together, and the job has 8"),
+        ({A: 1, B: 7}, "a is to carry 1 rank with 2 processes, and each carries at least one"),
+        ({A: 5, B: 2, C: 1}, "c is to carry 1 rank and has no process of the job"),
+        ({A: 8}, "b has processes of the job and no share of its ranks"),
+        ({A: 8, B: 0}, "b is to carry 0 ranks with 1 processes, and each carries at least one"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused_in_words(shares: dict[HostId, int], why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        carried_by_shares(first_carried(8, 2), (), [B], {0: A, 1: A}, shares)
+
+
+@given(st.randoms(use_true_random=False))
+def test_any_shares_are_carried_and_no_more_ranks_move_than_they_need(draw: random.Random) -> None:
+    """Each rank is carried once; a process keeps its first rank, and as many of its ranks as it is to have; those of a
+    host carry its share, equally many each."""
+    hosts, ranks = [HostId(f"h{at}") for at in range(draw.randint(1, 5))], draw.randint(1, 40)
+    carried = first_carried(ranks, draw.randint(1, ranks))
+    where = {process: draw.choice(hosts) for process in carried}
+    for _ in range(6):
+        ends = draw.sample(sorted(carried), draw.randint(0, len(carried) - 1))
+        begins = sorted(draw.choice(hosts) for _ in range(draw.randint(0, ranks - len(carried) + len(ends))))
+        counts: dict[HostId, int] = {}
+        for host in [*(where[process] for process in carried if process not in ends), *begins]:
+            counts[host] = counts.get(host, 0) + 1
+        shares = dict(counts)
+        for _ in range(ranks - sum(counts.values())):
+            shares[draw.choice(sorted(counts))] += 1
+        after, names = carried_by_shares(carried, ends, begins, where, shares)
+        assert sorted(rank for each in after.values() for rank in each) == list(range(ranks))
+        assert all(each[0] == process for process, each in after.items())
+        assert set(after) == (set(carried) - set(ends)) | set(names) and len(names) == len(begins)
+        for process in set(carried) - set(ends):
+            size = len(after[process])
+            assert set(carried[process][:size]) <= set(after[process]), "a process gives away what it may keep"
+        where = {process: where[process] for process in carried if process not in ends} | dict(
+            zip(names, begins, strict=True)
+        )
+        for host, share in shares.items():
+            sizes = [len(after[process]) for process in after if where[process] == host]
+            assert sum(sizes) == share and max(sizes) - min(sizes) <= 1
+        places = [Place(host, tuple(p for p in after if where[p] == host), ()) for host in shares]
+        assert shares_of(after, places) == shares
+        carried = after

@@ -36,7 +36,7 @@ from plugins.scheduler.messages.commands import (
     TimeLimitReached,
 )
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.carrying import carried_after, ending, without
+from plugins.scheduler.policy.carrying import carried_after, ending, shares_of, without
 
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 TENANTS = ("alice", "bob")
@@ -175,6 +175,29 @@ class AnyOrder(RuleBasedStateMachine):
             places[host] = Place(host, (*old.ranks, name), (*old.gpus, f"g{gpu}.{n}"), config + 1)
         new = Arrangement(job.grant.epoch, config, tuple(places.values()))
         self.say(Arranged(wall_s=1.0, jobs={job.id: new}))
+
+    @rule(
+        number=st.integers(0, 5),
+        cuts=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+        owners=st.none() | st.lists(st.sampled_from((*HOSTS, HostId(""))), min_size=6, max_size=6),
+        stale=st.sampled_from([0, 0, 0, 1]),
+    )
+    def share_out(self, number: int, cuts: list[int], owners: list[HostId] | None, stale: int) -> None:
+        """Processes stay as they are, and carry other ranks, or tables are to be elsewhere."""
+        running = [job for job in self.queue.jobs.values() if job.state == "running" and job.spec.elastic]
+        if not running:
+            return
+        job = running[number % len(running)]
+        shares = {place.host: len(place.ranks) for place in job.start.places}
+        for at, host in enumerate(list(shares)[:3]):
+            shares[host] += cuts[at] if at else 0
+        first = next(iter(shares))
+        shares[first] += max(0, job.spec.world_size - sum(shares.values()))
+        said = None if owners is None else tuple(owners[: job.start.tables])
+        new = Arrangement(job.grant.epoch, max(0, job.healing.healed - stale), job.start.places, shares, said)
+        result = self.say(Arranged(wall_s=1.0, jobs={job.id: new}))
+        if isinstance(result, Applied):
+            assert shares_of(job.start.carried, job.start.places) == shares
 
     @rule(number=st.integers(1, 6), may=st.sampled_from([True, True, True, False]))
     def heal(self, number: int, may: bool) -> None:

@@ -44,8 +44,9 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
 """Seconds to wait before the 2nd, 3rd, ... attempt."""
-ATTEMPTS = 1000
-"""The attempts of one search are numbered below this; those of the next search for the same grant are higher by it."""
+ATTEMPTS = 1 << 42
+"""The attempts of one search are numbered below this; those of the next search for the same grant are higher by it. In
+the upper half are those of wishes (`machine/gang/wishes.py`), numbered by milliseconds."""
 Placement = Placed | PlaceFailed | Replaced | Arranged
 """What a coordinator proposes to the log."""
 REFUSALS_KEPT_S = 10.0
@@ -490,7 +491,7 @@ class Gangs:
         the queue."""
         actions = self._release(search)
         search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
-        if search.tries >= min(self.settings.place_attempts, ATTEMPTS - 1):
+        if search.tries >= min(self.settings.place_attempts, ATTEMPTS // 2 - 1):
             search.proposed = PlaceFailed(wall_s=0.0, job=search.job, epoch=search.epoch, reason=why[:1000])
             return [*actions, ProposePlacement(search.proposed)]
         wait_s = RETRY_S[min(search.tries, len(RETRY_S)) - 1]

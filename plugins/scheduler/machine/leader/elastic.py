@@ -164,7 +164,7 @@ def with_freed(free: Mapping[HostId, int], shrinks: Shrinks) -> Gpus:
 
 
 def _most(job: Job) -> int:
-    """The most processes to which the job grows by itself: no more than a person asked for."""
+    """The most processes to which the job grows by itself: no more than a person or a plugin asked for."""
     return job.healing.at_most or job.spec.workers_max
 
 

@@ -7,11 +7,17 @@ A change ends processes, begins processes, or both, in one entry of the log: whi
 from that (`policy/carrying.py`). Each change is a new configuration, `JobHealing.healed`, and a command that proposes
 places names the one that it replaces: of two at once one is refused, and looks again.
 
+An arrangement may also say which *share* of the ranks the processes of each host carry, and which host is to own each
+table; then processes may stay as they are. Shares hold for one configuration: after the next change that says none all
+processes carry equally many ranks again. Owners hold until somebody says others, also where the job has no process
+(a host that only sums); nobody is said any more for the tables of a host that is lost, drained, or whose last process
+of the job was given back, and those of processes that move go along. Another start begins without both.
+
 A host that has no process of the job any more is in `JobHealing.leaving` until it has reported that; a host where some
 are left ends the others by itself, and gives nobody their GPUs before it has.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from covey.core.ids import HostId, JobId
@@ -20,12 +26,23 @@ from plugins.scheduler.machine.log.answers import barred_place, wrong_gpus
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, NotApplied, Result, ScaleAsked
-from plugins.scheduler.policy import explain
-from plugins.scheduler.policy.carrying import carried_after, ending, without
+from plugins.scheduler.policy import eligible, explain
+from plugins.scheduler.policy.carrying import (
+    Carried,
+    carried_by_shares,
+    ending,
+    is_equal,
+    shares_of,
+    without,
+)
 
 LEADER = "the leader"
 """Who asked, where it is not a person (`ScaleAsked.by`)."""
 NOBODY = "none: whoever proposed it looks again"
+NOBODY_SAID = HostId("")
+"""The owner of a table for which nobody said one (`JobStart.owners`)."""
+EQUAL: Mapping[HostId, int] = {}
+"""Shares where all processes carry equally many ranks."""
 
 
 class ProcessPlace(NamedTuple):
@@ -53,6 +70,7 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
         queue.note(job.id, "to grow", f"{by}: from {now} to {explain.processes(command.workers)}")
     elif command.workers < now:
         ends = _ending(job, now - command.workers)
+        forget_owners(job, _vacated(job, ends))
         queue.say(job, "shrank", f"{by}: {_changed(queue, job, without(job.start.places, ends, _each(job)))}")
     return Applied(job.id)
 
@@ -109,7 +127,12 @@ def arranged(queue: JobTable, command: Arranged) -> Result:
         job = queue.jobs[id]
         by = _said_by(command.by, command.why) if command.by else job.healing.wanted_by or _said_by("", command.why)
         before = job.processes
-        said = _changed(queue, job, new.places)
+        said = _changed(queue, job, new.places, shares=new.shares)
+        if command.by and job.processes != before:
+            job.healing.at_most = job.processes
+        if new.owners is not None:
+            owners = _owners_said(job, new.owners)
+            said = f"{said}; {owners}" if owners else said
         event = "grew" if job.processes > before else "shrank" if job.processes < before else "arranged anew"
         queue.say(job, event, f"{by}: {said}")
     return Applied()
@@ -131,6 +154,7 @@ def lost(queue: JobTable, job: Job, hosts: Collection[HostId]) -> str:
     if not hosts:
         return ""
     said = _changed(queue, job, [place for place in job.start.places if place.host not in hosts], hosts)
+    forget_owners(job, hosts)
     if job.processes < job.spec.workers and not job.healing.wanted:
         job.healing.wanted, job.healing.wanted_by = job.spec.workers, f"{', '.join(sorted(hosts))} was lost"
         said = f"{said}; {job.grant.coordinator} looks for {job.spec.workers - job.processes} more"
@@ -151,7 +175,53 @@ def vacate(queue: JobTable, job: Job) -> str:
     left = [place for place in job.start.places if place.host not in hosts]
     if not hosts or sum(len(place.ranks) for place in left) < job.spec.workers:
         return ""
-    return "" if ended_in_part(job) or lacks_state(job, hosts) else _changed(queue, job, left)
+    if ended_in_part(job) or lacks_state(job, hosts):
+        return ""
+    forget_owners(job, hosts)
+    return _changed(queue, job, left)
+
+
+# ---- the owners of tables ----
+
+
+def forget_owners(job: Job, hosts: Collection[HostId]) -> None:
+    """Let nobody be said for the tables that are to be on these hosts."""
+    owners = tuple(NOBODY_SAID if host in hosts else host for host in job.start.owners)
+    job.start.owners = owners if any(owners) else ()
+
+
+def owners_move(job: Job, hosts: Mapping[HostId, HostId]) -> None:
+    """Let the tables that are to be on a host, which the job's processes leave, be where these go. `hosts`: from where
+    to where."""
+    job.start.owners = tuple(hosts.get(host, host) for host in job.start.owners)
+
+
+def owners_lost(queue: JobTable, host: HostId) -> None:
+    """Let nobody be said for tables that are to be on this host, which is drained."""
+    for job in queue.live():
+        if host in job.start.owners:
+            forget_owners(job, [host])
+            job.healing.healed += 1
+            job.healing.sought += job.seeks  # what was looked for before belongs to the earlier configuration
+            queue.touch(job)
+            queue.note(job.id, "owners forgotten", f"{host} is drained: its tables there are where each is by itself")
+
+
+def _owners_said(job: Job, owners: tuple[HostId, ...]) -> str:
+    """Note the owners that somebody said, and return what changed, in words."""
+    before, job.start.owners = job.start.owners, owners if any(owners) else ()
+    job.start.owners_since = job.healing.healed
+    if before == job.start.owners:
+        return ""
+    return explain.owners(job.start.owners) if job.start.owners else "each table is where it is by itself"
+
+
+def _wrong_owners(queue: JobTable, job: Job, owners: Sequence[HostId]) -> str:
+    """Why these hosts cannot own the job's tables, for all that the log knows, in words; empty: they can."""
+    if owners and len(owners) != job.start.tables:
+        return f"the owners of {len(owners)} tables are said, and it has {job.start.tables}"
+    bars = eligible.bars(job.spec, queue.drained)
+    return next((f"a table is to be on {host}: {bars[host]}" for host in owners if host in bars), "")
 
 
 # ---- what may be ----
@@ -167,16 +237,22 @@ def wrong_arrangement(queue: JobTable, job: Job, new: Arrangement, given: dict[H
     if wrong := ended_in_part(job) or _wrong_places(job, new.places):
         return wrong
     before, after = _where(job, job.start.places), _where(job, new.places)
-    ends, begins = before.keys() - after.keys(), after.keys() - before.keys()
-    if not ends and not begins:
-        return "its processes stay as they are"
+    ends = before.keys() - after.keys()
     if ends & set(job.carriers([0])):
         return "the process that carries rank 0 ends only with its host"
     if len(after) > job.spec.workers_max or (len(after) < job.spec.workers and len(after) < len(before)):
         return f"it has {explain.workers(job.spec)} processes, and would have {len(after)}"
-    names = carried_after(job.start.carried, ends, len(begins)).keys()
-    if names != after.keys():
-        return f"its processes would be {sorted(names)}, and not {sorted(after)}"
+    if wrong := _wrong_owners(queue, job, new.owners or ()):
+        return wrong
+    try:
+        carried = _carried(job, new.places, new.shares)
+    except ValueError as error:
+        return str(error)
+    if wrong := _wrong_names(job, new, carried):
+        return wrong
+    if carried == job.start.carried:
+        stay = new.owners is None or (new.owners if any(new.owners) else ()) == job.start.owners
+        return "its processes stay as they are, what they carry, and who owns its tables" if stay else ""
     if wrong := lacks_state(job, _vacated(job, ends), ends):
         return wrong
     return _wrong_gpus(queue, job, _new_parts(job, new.places), given)
@@ -208,6 +284,16 @@ def _wrong_places(job: Job, places: Sequence[Place]) -> str:
     return ""
 
 
+def _wrong_names(job: Job, new: Arrangement, carried: Carried) -> str:
+    """Why these are not the names of the job's processes, in words; empty when they are."""
+    names = {process for place in new.places for process in place.ranks}
+    if carried.keys() != names:
+        return f"its processes would be {sorted(carried)}, and not {sorted(names)}"
+    if new.shares and (found := shares_of(carried, new.places)) != new.shares:
+        return f"its processes would carry {found} ranks by host, and not {new.shares}: they are in other places"
+    return ""
+
+
 def _wrong_gpus(queue: JobTable, job: Job, parts: Sequence[Place], given: dict[HostId, dict[str, JobId]]) -> str:
     holders = {place.host: queue.holders.get(place.host, {}) | given.get(place.host, {}) for place in parts}
     wrong = barred_place(job.spec, parts, queue.drained)
@@ -221,19 +307,31 @@ def _was_arranged(job: Job | None, new: Arrangement) -> bool:
     """Whether the arrangement was applied before."""
     if job is None or not job.placed or job.grant.epoch != new.epoch:
         return False
-    return job.healing.healed == new.replaces + 1 and job.start.places == new.places
+    if job.healing.healed != new.replaces + 1 or job.start.places != new.places:
+        return False
+    found = shares_of(job.start.carried, job.start.places)
+    as_said = found == new.shares if new.shares else is_equal(job.start.carried)
+    return as_said and (new.owners is None or (new.owners if any(new.owners) else ()) == job.start.owners)
 
 
 # ---- the change ----
 
 
-def _changed(queue: JobTable, job: Job, places: Iterable[Place], lost: Collection[HostId] = ()) -> str:
-    """Give the job these places, and say in words what that changes. On `lost` hosts nothing of it runs any more."""
+def _changed(
+    queue: JobTable,
+    job: Job,
+    places: Iterable[Place],
+    lost: Collection[HostId] = (),
+    shares: Mapping[HostId, int] = EQUAL,
+) -> str:
+    """Give the job these places, and say in words what that changes. On `lost` hosts nothing of it runs any more.
+    `shares`: how many ranks the processes of each host carry."""
     before, places = job.start.places, tuple(places)
+    carried, shared = job.start.carried, shares_of(job.start.carried, job.start.places)
     new = {part.host: len(part.ranks) for part in _new_parts(job, places)}
     was, is_now = _where(job, before), _where(job, places)
     ends = was.keys() - is_now.keys()
-    job.start.carried = carried_after(job.start.carried, ends, len(is_now.keys() - was.keys()))
+    job.start.carried = _carried(job, places, shares)
     job.start.places = places
     job.healing.healed += 1
     hosts = {place.host for place in places}
@@ -265,7 +363,24 @@ def _changed(queue: JobTable, job: Job, places: Iterable[Place], lost: Collectio
         gone[was[process].host] = gone.get(was[process].host, 0) + 1
     said = [f"{count} more on {host}" for host, count in sorted(new.items())]
     said += [f"{count} less on {host}" for host, count in sorted(gone.items())]
-    return f"from {len(was)} to {explain.processes(len(is_now))}: {', '.join(said)}"
+    now = shares_of(job.start.carried, places)
+    if shares or not is_equal(carried):
+        by_host = ", ".join(f"{host} {share}" for host, share in now.items())
+        ranks = f"ranks by host are {by_host}" if now != shared else ""
+    else:
+        ranks = ""
+    if not said:
+        return ranks or f"{explain.processes(len(is_now))} as before"
+    changed = f"from {len(was)} to {explain.processes(len(is_now))}: {', '.join(said)}"
+    return f"{changed}; {ranks}" if ranks else changed
+
+
+def _carried(job: Job, places: Sequence[Place], shares: Mapping[HostId, int]) -> dict[int, tuple[int, ...]]:
+    """What each process carries in these places. ValueError when these shares cannot be."""
+    where = {process: place.host for place in job.start.places for process in place.ranks}
+    now = {process for place in places for process in place.ranks}
+    begins = sorted(place.host for place in places for process in place.ranks if process not in where)
+    return carried_by_shares(job.start.carried, where.keys() - now, begins, where, shares)[0]
 
 
 def _each(job: Job) -> int:

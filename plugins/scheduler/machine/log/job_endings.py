@@ -186,7 +186,7 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
         job.tally.hosts_lost += 1
         again(queue, job, "host lost", f"{', '.join(job.healing.missing)} was lost, and no rank is left")
     start, ending = job.start, job.ending
-    as_it_began = tables_of(len(start.places)) == start.tables and not (job.spec.elastic and job.healing.healed)
+    as_it_began = not job.healing.healed if job.spec.elastic else tables_of(len(start.places)) == start.tables
     if start.step_s is not None and as_it_began:  # else it stepped on more hosts, or with more processes, too
         queue.models.saw_steps(job.spec, len(start.places), start.step_s)
     codes = [code for reported in ending.codes.values() for code in reported.values()]

@@ -2,7 +2,7 @@
 demoted, upgraded, or keeps GPUs while it waits for more."""
 
 from covey.core.ids import JobId
-from covey.tensors.numbers.blocks import tables_of
+from covey.tensors.numbers.blocks import tables_of, tables_of_ranks
 from plugins.scheduler.machine.log import answers
 from plugins.scheduler.machine.log.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.log.job_endings import enter
@@ -82,7 +82,8 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     wrong = wrong or answers.wrong_places(job, command, queue.jobs, queue.holders)
     if wrong:
         return NotApplied(4, f"{job.id} was not placed", wrong, "none: its coordinator tries again")
-    spec, tables = job.spec, tables_of(len(command.places))
+    spec = job.spec
+    tables = tables_of_ranks(spec.world_size) if spec.elastic else tables_of(len(command.places))
     carried = first_carried(spec.world_size, spec.workers) if spec.elastic else {}
     job.start = JobStart(command.places, tables, carried, command.master_addr, command.master_port)
     job.grant.index = queue.index

@@ -330,6 +330,10 @@ class JobTable:
                 f"{job.id} was placed, and nobody knows how many tables it has"
             )
             self._check_carried(job)
+            owners = {host for host in job.start.owners if host}
+            assert len(job.start.owners) in (0, job.start.tables), f"{job.id} has {len(job.start.owners)} owners"
+            assert not owners or job.spec.elastic, f"{job.id} is not elastic, and its tables are to be on {owners}"
+            assert job.over or not owners & self.drained.keys(), f"tables of {job.id} are to be on a drained host"
             for place in job.awaited:
                 for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"

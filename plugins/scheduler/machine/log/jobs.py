@@ -140,7 +140,8 @@ class JobStart(msgspec.Struct):
     places: tuple[Place, ...] = ()
     tables: int = 0
     """The number of tables of this start's tensors (`covey.tensors.numbers.blocks`): fixed when its places were first
-    found, whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
+    found, whatever becomes of these later, since every rank cuts its tensors by it, and of an elastic job by the number
+    of its ranks; 0: it has not started."""
     carried: dict[int, tuple[int, ...]] = {}
     """In an elastic job: for each process, named by its first rank, the ranks that it carries
     (`plugins.scheduler.policy.carrying`). `Place.ranks` names processes then."""
@@ -154,7 +155,9 @@ class JobStart(msgspec.Struct):
     timings: dict[HostId, StepTiming] = {}
     """How long the job's steps take, by host."""
     owners: tuple[HostId, ...] = ()
-    """In an elastic job: the host that is to own each table; empty: nobody said."""
+    """In an elastic job: the host that is to own each table; empty: nobody said, as is an empty name for one table."""
+    owners_since: int = 0
+    """The number of the configuration that said so (`JobHealing.healed`)."""
 
 
 class JobEnding(msgspec.Struct):
@@ -193,8 +196,8 @@ class JobHealing(msgspec.Struct):
     sought: int = 0
     """How often new places for some of the job's ranks were to be found."""
     at_most: int = 0
-    """The number of processes that a person asked for last, over which the leader lets the job not grow; 0: nobody has
-    asked."""
+    """The number of processes that a person asked for last, or a plugin (the tuner), over which the leader lets the job
+    not grow; 0: nobody has asked."""
     wanted: int = 0
     """The number of processes that an elastic job is to grow to; 0: it is not to grow."""
     wanted_by: str = ""

@@ -185,6 +185,8 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
             4, f"{host} was not drained", why, "agentctl hosts resume HOST, for hosts that are in use again"
         )
     queue.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
+    if now is not None:
+        arranging.owners_lost(queue, host)
     what = ("host resumed", f"{by}: ranks may start there again") if now is None else ("host drained", _drained(now))
     queue.notes.append(LogEvent(f"host/{host}", *what, f"log/{queue.index}"))
     return Applied()

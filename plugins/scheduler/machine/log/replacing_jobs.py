@@ -86,6 +86,7 @@ def replaced(queue: JobTable, job: Job, command: Replaced) -> Result:
     if wrong:
         return NotApplied(4, f"{job.id} was not placed again", wrong, "none: its coordinator tries again")
     said = replacing.replace(job, command)
+    arranging.owners_move(job, {host: place.host for host, place in command.places.items()})
     for place in command.places.values():
         queue.hold(job, place)
     queue.say(job, "replaced", f"{said}; the other ranks stay where they are")

@@ -220,6 +220,8 @@ class LocalRanks:
             waits = not job.spec.elastic and place is not None and waits_for(job, place) is not None
             if place is not None and (id, job.grant.epoch) not in self.ends and not waits:
                 await self._run(job, place)
+            elif place is None:
+                self._end_unstarted(job)
         elif job is None or not job.placed:
             await self._unfence(id)
 
@@ -232,7 +234,8 @@ class LocalRanks:
             sought = mine and job is not None and job.seeks and not hold.started
             here = here or sought
             elsewhere = mine and not here and job is not None and job.placed and job.place_on(self.host.id) is None
-            over = elsewhere or self.queue.over(id, hold.epoch)
+            wished = job is not None and job.spec.elastic and not hold.started  # nobody knows but who asked: its lease
+            over = (elsewhere and not wished) or self.queue.over(id, hold.epoch)
             guaranteed = mine and job is not None and job.counts
             await self.dispatch(
                 GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed, joins=hold.joins)
@@ -257,6 +260,14 @@ class LocalRanks:
             elif state == "running" and not behind and job is not None and self._are_replaced(job):
                 await self._note_asked(id, epoch)
                 await self.host.runner.stop(id, epoch, 0.0, f"they move to another host, away from {self.host.id}")
+
+    def _end_unstarted(self, job: Job) -> None:
+        """Report the end of ranks that were to leave this host before they had started here: nobody else will."""
+        left, epoch = job.left_on(self.host.id), job.grant.epoch
+        if left is None or self.host.runner.knows(job.id, epoch) or (job.id, epoch) in self.ends:
+            return
+        codes, why = dict.fromkeys(left.ranks, -SIGTERM), "they were to leave before they had started here"
+        self.ended(RanksEnded(job.id, epoch, codes, why, since=left.since))
 
     def _are_replaced(self, job: Job) -> bool:
         """Whether the job's ranks here continue elsewhere, or are to: nothing that they could save is needed."""
@@ -296,7 +307,7 @@ class LocalRanks:
     def _tell_placed(self, job: Job) -> None:
         self.told_since[job.id] = job.healing.healed
         of = job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size, job.start.places, job.start.tables
-        how = job.healing.healed, dict(job.start.carried), job.start.owners
+        how = job.healing.healed, dict(job.start.carried), job.start.owners, job.start.owners_since
         shares = job.spec.share_host, job.spec.workers if job.spec.elastic else 0
         self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how, *shares))
 

@@ -1,0 +1,135 @@
+"""What plugins on this host want of elastic jobs: `ArrangementsWanted` comes in, and what became of it goes out.
+
+A wish is refused in words where this host's copy of the log, or gossip, says that it cannot be; then hosts where
+processes are to begin are asked (`machine/gang/wishes.py`), and the log decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from covey.core.errors import NoLeader, OutcomeUnknown
+from covey.core.events import Send, SetTimer
+from covey.core.ids import HostId, JobId
+from plugins.base import Host
+from plugins.facts import ArrangementsAnswered, ArrangementsWanted, WantedArrangement
+from plugins.scheduler.machine.gang.wishes import (
+    JOBS_MAX,
+    AnswerWish,
+    Event,
+    PlannedJob,
+    ProposeWish,
+    Wishes,
+    WishLate,
+    WishProposed,
+    WishRefused,
+    WishSeen,
+    planned,
+)
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import Applied, Result
+from plugins.scheduler.messages.wire import APART_MAX
+from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service.log import RETRY_S, QueueLog
+
+TRIES = 3
+"""The number of times that an arrangement is proposed while nobody says what became of it."""
+SHOWN_S = 2.0
+"""Seconds for which what is in force is waited for in this host's own copy of the log."""
+
+Perform = Callable[[Send | SetTimer[WishLate], Callable[[Event], None]], None]
+
+
+class Arrangements:
+    """Wishes of plugins on this host. `free_for`: GPUs of each host that a job may have, as
+    `CoordinatedGangs.free_for`; `perform`: sends and sets timers."""
+
+    def __init__(
+        self,
+        host: Host,
+        queue: JobTable,
+        queue_log: QueueLog,
+        settings: SchedulerSettings,
+        free_for: Callable[[Job], Mapping[HostId, int]],
+        perform: Perform,
+    ) -> None:
+        self.host, self.queue, self.queue_log = host, queue, queue_log
+        self.wishes = Wishes(settings)
+        self._free_for, self._perform = free_for, perform
+        self._number = 0
+
+    def wanted(self, fact: ArrangementsWanted) -> None:
+        try:
+            jobs = self._planned(fact)
+        except WishRefused as refused:
+            self._answer(AnswerWish(fact.ask, str(refused)))
+            return
+        self.feed(WishSeen(fact.ask, jobs, fact.by, fact.why))
+
+    def _planned(self, fact: ArrangementsWanted) -> tuple[PlannedJob, ...]:
+        """What the wish means for each of its jobs. WishRefused."""
+        if not 1 <= len(fact.jobs) <= JOBS_MAX:
+            raise WishRefused(f"{len(fact.jobs)} jobs are to be arranged at once, and the log takes 1 to {JOBS_MAX}")
+        if self.queue_log.behind:
+            raise WishRefused(f"the copy of the log on {self.host.id} is not current")
+        self._number = max(self._number + 1, int(1000 * self.queue_log.rack_clock.now_s()))
+        return tuple(self._planned_job(id, wanted) for id, wanted in sorted(fact.jobs.items()))
+
+    def _planned_job(self, id: JobId, wanted: WantedArrangement) -> PlannedJob:
+        job = self.queue.jobs.get(id)
+        if job is None:
+            raise WishRefused(f"{id}: there is no such job")
+        try:
+            found = planned(job, wanted, self._number)
+            self._refuse_hosts(job, found)
+        except WishRefused as refused:
+            raise WishRefused(f"{id}: {refused}") from refused
+        apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
+        return found.counted(not job.counts, apart_from)
+
+    def _refuse_hosts(self, job: Job, plan: PlannedJob) -> None:
+        """WishRefused where gossip does not know a host as alive, or knows no room there."""
+        states = {view.host: view.state for view in self.host.hosts()}
+        for host in sorted({*plan.names, *(owner for owner in plan.wanted.owners or () if owner)}):
+            if states.get(host) != "alive":
+                raise WishRefused(f"{host} is {states.get(host) or 'not known as a host'}")
+        free = self._free_for(job) if plan.names else {}
+        for host, names in sorted(plan.names.items()):
+            needed = len(names) * job.spec.gpus_per_worker
+            if host not in free or free[host] < needed:
+                raise WishRefused(f"{host} has no room: {needed} GPUs are needed and {free.get(host, 0)} are free")
+
+    def feed(self, event: Event) -> None:
+        for action in self.wishes.handle(event, self.host.env.clock.now_s()):
+            match action:
+                case ProposeWish():
+                    self.host.env.spawn(f"propose {action.ask}", self._propose(action))
+                case AnswerWish():
+                    self._answer(action)
+                case Send() | SetTimer():
+                    self._perform(action, self.feed)
+
+    def _answer(self, answer: AnswerWish) -> None:
+        self.host.publish(ArrangementsAnswered(answer.ask, answer.refused))
+
+    async def _propose(self, action: ProposeWish) -> None:
+        result = await self._proposed(action)
+        if isinstance(result, Applied):
+            await self.queue_log.until(lambda: self._shows(action), SHOWN_S)
+        self.feed(WishProposed(action.ask, result))
+
+    async def _proposed(self, action: ProposeWish) -> Result | str:
+        """What the log answered, or why it did not."""
+        for _ in range(TRIES):
+            try:
+                return await self.queue_log.propose(action.command)
+            except NoLeader as error:
+                return str(error) or "no leader is known"
+            except OutcomeUnknown:
+                await asyncio.sleep(RETRY_S)
+        return "the leader did not confirm it in time; it may still come into force"
+
+    def _shows(self, action: ProposeWish) -> bool:
+        """Whether this host's copy of the log has what was proposed."""
+        jobs = ((self.queue.jobs.get(id), new) for id, new in action.command.jobs.items())
+        return all(job is None or job.healing.healed > new.replaces for job, new in jobs)
