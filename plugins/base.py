@@ -349,6 +349,9 @@ class JobPeer(Protocol):
     def send(self, frame: Frame) -> None:
         """Send a frame. It never waits: a peer that is too far behind with reading is cut off."""
 
+    def hand(self, frame: Frame, page: SharedPage) -> None:
+        """Send a frame with the descriptor of a page, which stays open here until it is sent."""
+
 
 class Host(Protocol):
     """What a plugin may ask of its agent."""

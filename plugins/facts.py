@@ -366,6 +366,10 @@ class StepTimed(Fact, frozen=True):
     """The most device memory that this rank used, bytes; 0: not known."""
     boundary: str = "script"
     """What a mini-batch is here (`covey.wire.job.Stepped`)."""
+    sending_s: float = 0.0
+    """Seconds in which the process sent under a turn (COMM); 0 in a job that takes no turns."""
+    turns_s: float = 0.0
+    """Seconds of `step_s` in which the script waited for turns of other jobs; not in `communicate_s`."""
 
 
 class JobHooked(Fact, frozen=True):

@@ -376,6 +376,7 @@ class CarriedRanks:
             with suppress(_OthersNow):
                 if not self._late():
                     return
+                self._lead.client.turns.computed()
                 with self._waiting():
                     pause_s = FIRST_ASK_S
                     while late := self._late():
@@ -398,12 +399,16 @@ class CarriedRanks:
         """Wait until all that was pushed has come back, to every rank that is carried here; ranks that another process
         carries by now go. _OthersNow when others are to be carried here; TimeoutError after `end_s`, monotonic
         seconds."""
+        turns = self._lead.client.turns
+        turns.computed()
         with self._lead.client.calls.timed(), self._waiting():
             while True:
                 self._let_go()
                 with suppress(Superseded):
                     self._arrived(list(self.members.values()), end_s)
-                    return
+                    break
+        if end_s is None:
+            turns.computes()
 
     def _let_go(self) -> None:
         """Drop the ranks that another process carries by now. Superseded when the first rank is one of them; _OthersNow

@@ -33,6 +33,7 @@ from covey.job.table_owners import TableOwners
 from covey.kernel import at_exit
 from covey.kernel.this_process import OfOneProcess
 from covey.kernel.wake_pipe import WakePipe
+from covey.tensors.turns.holder import ProcessTurns
 from covey.wire.frames import FrameError, pack, whole
 from covey.wire.job import (
     GRACE_KEPT,
@@ -55,6 +56,7 @@ from covey.wire.job import (
     SumsOrder,
     TensorMemoryHere,
     TensorsShared,
+    TurnsHere,
     decoder,
     other_protocol,
 )
@@ -119,6 +121,8 @@ class JobClient(OfOneProcess):
         """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
         self.heartbeats = Heartbeats()
+        self._turns = ProcessTurns()
+        self.heartbeats.waits_for_turn = lambda: self._turns.waits
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
         self._joined = False
@@ -190,7 +194,8 @@ class JobClient(OfOneProcess):
                 return
             if not self._joined:
                 self._steps.clear()
-            stepped = self._clock.stepped(told, 0.0 if self._tensors is None else self._tensors.communicate_s)
+            talked_s = 0.0 if self._tensors is None else self._tensors.communicate_s
+            stepped = self._clock.stepped(told, talked_s, self._turns.spent())
             self._steps.append(pack(stepped))
         self.heartbeats.sign(stepped.step if self._by_hand else None)
         self._wakes.wake()
@@ -272,6 +277,7 @@ class JobClient(OfOneProcess):
             incarnation=incarnation,
             host=self._me.host,
             in_vain=lambda why: self._say(InVain(why[:800])),
+            turns=self._turns,
             **more,
         )
         made.newest_step = self._clock.newest_step
@@ -382,6 +388,7 @@ class JobClient(OfOneProcess):
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
+        self._turns.close()
         if self._carried is not None:
             self._carried.close()
         if tensors is not None and tensors.close():
@@ -538,6 +545,8 @@ class JobClient(OfOneProcess):
             self._ranks_gone(frame)
         elif isinstance(frame, Carries):
             self._carry(frame)
+        elif isinstance(frame, TurnsHere):
+            self._take_turns(frame.slot)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:
@@ -596,6 +605,13 @@ class JobClient(OfOneProcess):
             self._carries, carried = frame, self._carried
         if carried is not None:
             carried.told(frame)
+
+    def _take_turns(self, slot: int) -> None:
+        """Take turns with other jobs of this host from now on."""
+        try:
+            self._turns.page_came(self._pages.writable(), slot, os.getpid())
+        except ValueError as error:
+            raise FrameError(f"turns cannot be taken: {error}") from error
 
     def _sums(self, frame: SumsOrder) -> Now:
         """Obey an order to this rank as an owner of tables. One that cannot be obeyed leaves it the owner of no table,

@@ -72,6 +72,8 @@ class Heartbeats:
         """Seconds between two heartbeats, as the agent wants it; 0: none."""
         self.seen: Callable[[], tuple[int | None, float]] | None = None
         """Returns the newest step that `covey.hooks` saw, and when it last saw a sign of life."""
+        self.waits_for_turn: Callable[[], bool] = lambda: False
+        """Whether the script waits for its turn beside other jobs, which nobody is to blame for."""
         self._tensors: TimedTensors | None = None
         self._now_s, self._sign_s, self._said_s = now_s, now_s(), 0.0
         self._step: int | None = None
@@ -123,7 +125,7 @@ class Heartbeats:
         if self._tensors is not None:
             calls = self._tensors.calls
             sign_s, waits_s, rounds = max(sign_s, calls.last_s), calls.waits_s(now_s), calls.rounds
-        if self._at_work or not (self._tensors is None or self._tensors.reaches()):
+        if self._at_work or self.waits_for_turn() or not (self._tensors is None or self._tensors.reaches()):
             self._excused_s = now_s
         sign_s, waits_s = max(sign_s, self._excused_s), min(waits_s, now_s - self._excused_s)
         begun = step is not None or rounds > 0

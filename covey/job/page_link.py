@@ -66,6 +66,10 @@ class PageLink:
             raise FrameError("the agent named a page and sent no descriptor")
         return self._descriptors.popleft()
 
+    def writable(self) -> mmap.mmap:
+        """The page that came with a frame, to write. FrameError when there is none, or it is no such page."""
+        return self._take(True)
+
     def _take(self, writable: bool) -> mmap.mmap:
         descriptor = self.take()
         try:

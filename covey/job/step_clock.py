@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from covey.tensors.turns.spent import NO_TURNS, TurnsSpent
 from covey.wire.job import Stepped
 
 
@@ -26,20 +27,34 @@ class StepClock:
 
     def __init__(self) -> None:
         self._step, self._stepped_at_s, self._communicated_s = 0, time.monotonic(), 0.0
+        self._turns = NO_TURNS
 
     def newest_step(self) -> int | None:
         """The number of the newest step; None when there was none."""
         return self._step - 1 if self._step else None
 
-    def stepped(self, told: ToldStep, communicated_s: float) -> Stepped:
-        """The frame for a step that ends now. `communicated_s`: seconds inside `tensors` so far, all steps together."""
+    def stepped(self, told: ToldStep, communicated_s: float, turns: TurnsSpent = NO_TURNS) -> Stepped:
+        """The frame for a step that ends now. `communicated_s`: seconds inside `tensors` so far, all steps together;
+        `turns`: seconds in turns so far."""
         now_s = time.monotonic()
         number = self._step if told.step is None else int(told.step)
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
         talked_s = communicated_s - self._communicated_s if told.communicate_s is None else float(told.communicate_s)
-        left_s = max(0.0, took_s - talked_s - told.input_s)
+        sent_s, turned_s = turns.sending_s - self._turns.sending_s, turns.waited_s - self._turns.waited_s
+        left_s = max(0.0, took_s - talked_s - told.input_s - turned_s)
         computed_s = left_s if told.compute_s is None else float(told.compute_s)
         self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
+        self._turns = turns
         shown = {name: float(value) for name, value in told.metrics.items()}
-        sizes = float(told.input_s), int(told.memory_bytes)
-        return Stepped(number, took_s, computed_s, talked_s, shown, *sizes, told.boundary)
+        return Stepped(
+            number,
+            took_s,
+            computed_s,
+            talked_s,
+            shown,
+            input_s=float(told.input_s),
+            sending_s=sent_s,
+            turns_s=turned_s,
+            memory_bytes=int(told.memory_bytes),
+            boundary=told.boundary,
+        )

@@ -58,6 +58,7 @@ from covey.tensors.owner.leaving import LEAVE, GoneRanks, in_vain
 from covey.tensors.rdma.rdma_here import RdmaHere
 from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMemory
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
+from covey.tensors.turns.holder import ProcessTurns
 from covey.verbs.pyverbs_port import PyVerbs
 from covey.wire.job import AggregatorAt, GoneRank
 
@@ -94,15 +95,19 @@ class TensorClient(OfOneProcess):
         in_vain: Callable[[str], None] = lambda why: None,
         beside: DirectOwner | None = None,
         verbs: Verbs | None = None,
+        turns: ProcessTurns | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
         `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
         `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
         `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
         this rank waits for one that has left. `host`: this rank's host. `beside`: the owner of another rank in this
-        process (`covey.job.carrying`). `verbs`: its RDMA; None: what it has."""
+        process (`covey.job.carrying`). `verbs`: its RDMA; None: what it has. `turns`: those of this
+        process, beside other jobs."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
+        self.turns = ProcessTurns() if turns is None else turns
+        """The turns of this process, which takes none unless its job shares its host."""
         self.newest_step: Callable[[], int | None] = lambda: None
         """Returns the newest step that the script did, for other ranks once this one has left."""
         self._gone, self._say_in_vain = GoneRanks(host), in_vain
@@ -137,6 +142,7 @@ class TensorClient(OfOneProcess):
             part_bytes=part_bytes,
             local=lambda at: (beside or self.owner).local(at, rank, incarnation),
             rdma=self._rdma,
+            turns=self.turns,
         )
 
     # ---- from the script ----
@@ -177,12 +183,17 @@ class TensorClient(OfOneProcess):
         self._check_process(f"model {name!r} was not declared")
         if self._healing is not None:
             raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
+        if self.turns.on:
+            self.turns.computed()
         with self.calls.timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
             try:
-                return self._wait(name).view(given.dtype)
+                result = self._wait(name).view(given.dtype)
             finally:
                 self._ended(name)
+        if self.turns.on:
+            self.turns.computes()
+        return result
 
     def push(
         self,
@@ -273,14 +284,19 @@ class TensorClient(OfOneProcess):
 
     def finish(self, name: str, out: Array | None) -> Array:
         """Wait for the end of the round that is under way, and return its result; for the handle of the round."""
+        if self.turns.on:
+            self.turns.computed()
         with self.calls.timed():
             result = self._wait(name, out=out)
         self._ended(name)
+        if self.turns.on:
+            self.turns.computes()
         return result
 
     def in_background(self) -> None:
         """From now on the script computes while this thread waits here: its time is not counted in `communicate_s`."""
         self.calls.in_background()
+        self.turns.in_background()
 
     @property
     def communicate_s(self) -> float:
@@ -301,6 +317,7 @@ class TensorClient(OfOneProcess):
         has ended without it. Ranks that wait for another tensor are told that this rank pushes none any more. A second
         call is harmless: `with covey.join()` makes it too."""
         self._check_process("the job was not left")
+        self.turns.computed()
         with self.calls.timed(waits=False):
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
@@ -458,6 +475,8 @@ class TensorClient(OfOneProcess):
     def _push(self, name: str, given: GivenRound, out: Array | None, blocks: bool) -> TensorHandle:
         if out is not None:
             check_out(name, out, given.array)
+        if blocks and self.turns.on:
+            self.turns.computed()
         with self.calls.timed():
             self._begin(name, given, blocks)
         return TensorHandle(self, name, given.array, out)

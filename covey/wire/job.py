@@ -141,6 +141,10 @@ class Stepped(Frame, frozen=True):
     """Metrics shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
     input_s: float = 0.0
     """Seconds of `step_s` spent waiting for input."""
+    sending_s: float = 0.0
+    """Seconds in which the process sent under a turn (COMM); 0 in a job that takes no turns."""
+    turns_s: float = 0.0
+    """Seconds of `step_s` in which the script waited for turns of other jobs; not in `communicate_s`."""
     memory_bytes: int = 0
     """Highest use of device memory in bytes; for a process without a device, its resident memory; 0: not known."""
     boundary: str = "script"
@@ -250,6 +254,14 @@ class Carries(Frame, frozen=True):
     carried: dict[int, tuple[int, ...]]
 
 
+class TurnsHere(Frame, frozen=True):
+    """Agent -> rank of a job that shares its host in turns, with a descriptor: the page on which turns are taken
+    (`covey.tensors.turns.page`). It replaces an earlier one."""
+
+    slot: int
+    """The process's place on the page."""
+
+
 class InVain(Frame, frozen=True):
     """Rank -> agent: this rank waits for a rank that has left, and ends that wait with an error. Becomes the fact
     `RankWaitsInVain`."""
@@ -337,7 +349,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksHaveLeft | InVain | Carries
+    | RanksHaveLeft | InVain | Carries | TurnsHere
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -40,7 +40,9 @@ class StepsMeasured(Message, frozen=True):
     comp_s: Seconds
     """Seconds in which the job computes here."""
     comm_s: Seconds
-    """Seconds in which it communicates."""
+    """Seconds in which it communicates, or waits for others."""
+    sent_s: Seconds
+    """Seconds in which it sends, in turns (COMM); 0 where it takes no turns."""
     step_s: Seconds
     """Seconds from one mini-batch to the next, waits included."""
 

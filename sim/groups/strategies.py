@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from covey.core.ids import HostId
-from plugins.interleave.machine.turns import LAPS
+from covey.tensors.turns.rules import LAPS
 from plugins.interleave.policy.rules import OURS, REVIEW_S, GroupRules
 from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
 from sim.groups.memory import Load, collecting, hosts_least, resident

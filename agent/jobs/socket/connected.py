@@ -39,6 +39,10 @@ class ConnectedProcess:
         """Send a frame. It never waits; a process too far behind is cut off."""
         self._put(pack(frame))
 
+    def hand(self, frame: Frame, page: SharedPage) -> None:
+        """Send a frame with the descriptor of a page."""
+        self.put(frame, (page,))
+
     def put(self, frame: Frame, pages: tuple[SharedPage, ...]) -> None:
         """Send a frame with the descriptors of pages."""
         self._put(pack(frame), pages)

@@ -58,6 +58,7 @@ from covey.wire.job import (
     TableWanted,
     TensorMemoryHere,
     TensorsShared,
+    TurnsHere,
     VolumeWanted,
     decoder,
     heartbeat_s,
@@ -87,7 +88,18 @@ HOOKED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
-FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft, SumsOrder, Carries)
+FROM_AGENTS = (
+    Join,
+    Joined,
+    Stopping,
+    PagesHere,
+    TensorMemoryHere,
+    NeighbourFlag,
+    RanksHaveLeft,
+    SumsOrder,
+    Carries,
+    TurnsHere,
+)
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
 FRAMES_AT_ONCE = 32
 """The number of frames in a row after which the loop gets its turn, however many more are waiting."""
@@ -354,7 +366,7 @@ class JobSocket:
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """Handle a step. FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN)
         is left out, and so is a step of another process than the one that counts for its rank."""
-        times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s)
+        times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s, frame.sending_s, frame.turns_s)
         counts = (frame.step, frame.memory_bytes)
         good = all(0 <= count <= STEP_MAX for count in counts) and all(0 <= time <= SECONDS_MAX for time in times)
         if peer.job is None or not good:
@@ -372,7 +384,9 @@ class JobSocket:
         self.counters["steps"] += 1
         self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
         of = (*rank, frame.step, *times[:3], metrics)
-        self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, plain(frame.boundary, BOUNDARY_MAX)))
+        boundary = plain(frame.boundary, BOUNDARY_MAX)
+        turns = frame.sending_s, frame.turns_s
+        self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, boundary, *turns))
 
     def _heartbeat(self, peer: ConnectedProcess, frame: Heartbeat) -> None:
         good = all(0 <= time <= SECONDS_MAX for time in (frame.quiet_s, frame.waits_s))

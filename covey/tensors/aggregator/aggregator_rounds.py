@@ -10,6 +10,7 @@ and then to that at once. While the script computes, the thread answers an aggre
 A round copies a tensor once at the rank: from the receive buffer to where the script wants it.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -46,6 +47,7 @@ from covey.tensors.numbers.tensor_wire import (
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.rdma.rdma_here import RdmaHere, packed_words, words
 from covey.tensors.rdma.tensor_pair import PairLost, pack_there, unpack_there
+from covey.tensors.turns.holder import ProcessTurns
 from covey.wire.handshake import NONCE_BYTES
 from covey.wire.job import AggregatorAt
 
@@ -81,12 +83,13 @@ class AggregatorRounds:
         heard: Callable[[], None] = lambda: None,
         local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
         rdma: RdmaHere | None = None,
+        turns: ProcessTurns | None = None,
     ) -> None:
         """From the link thread, `lost(epoch, why)` is called each time the address of that epoch cannot be used,
         `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: the sending
         thread that all tables share. `local` connects to an owner in this process; None: it is another one. `rdma`:
-        used to reach owners on other hosts, where the agent lets it; None: never."""
-        self._local, self._rdma = local, rdma
+        used to reach owners on other hosts, where the agent lets it; None: never. `turns`: those of this process."""
+        self._local, self._rdma, self._turns = local, rdma, turns
         self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
         """Guards the fields below, and the rounds; notified when any of them changes."""
@@ -131,11 +134,19 @@ class AggregatorRounds:
         added. `blocks`: this thread waits for the result at once. `rate`: learning rate. ValueError when a round is
         under way."""
         size = sum(each.nbytes for each in sums)
+        awaited = blocks and size > SMALL_BYTES
         if blocks and (self._poster is None or size <= AWAITED_BYTES):
             size = 0
         elif self._poster is not None:
             size = max(size, SMALL_BYTES + 1)  # several connections: this thread would wait for a slow one
-        self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+        with self._turns.sending() if self._turns is not None and awaited and self.is_far else contextlib.nullcontext():
+            self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether what this thread pushes goes to another host, under a turn."""
+        link = self._link
+        return self._turns is not None and self._turns.on and link is not None and not link.near
 
     def push_soon(self, label: str, data: Array) -> None:
         """Push as `push` does, for one rank, but send the frames only with the next ones on this connection."""
@@ -388,7 +399,7 @@ class AggregatorRounds:
     def _connected(self, at: AggregatorAt) -> TensorLink:
         if self._rdma is not None and at.rdma and not at.near:
             self._rdma.warm()
-        return TensorLink(at.address, self._poster, at.near)
+        return TensorLink(at.address, self._poster, at.near, self._turns)
 
     def _introduce(self, link: TensorLink, at: AggregatorAt) -> None:
         """Prove who this is to an owner in another process, which proves that too."""

@@ -11,6 +11,7 @@ Blocks are sent one after the other. Each rank begins with the table after its o
 one owner first: TCP would divide its network card unfairly, and each sum waits for the slowest.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 
 from covey.core.ids import JobId
-from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds, Waits
+from covey.tensors.aggregator.aggregator_rounds import SMALL_BYTES, AggregatorRounds, Waits
 from covey.tensors.aggregator.link import Poster, RankSideLink
 from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds
 from covey.tensors.aggregator.rounds import Rounds, Tell, ToldByRank
@@ -30,6 +31,7 @@ from covey.tensors.numbers.sum_order import Order
 from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, block_label, key_of
 from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.rdma.rdma_here import RdmaHere
+from covey.tensors.turns.holder import ProcessTurns
 from covey.wire.job import AggregatorAt
 
 
@@ -66,12 +68,13 @@ class BlockRounds:
         part_bytes: int = PART_BYTES,
         local: Callable[[AggregatorAt], RankSideLink | None] = lambda at: None,
         rdma: RdmaHere | None = None,
+        turns: ProcessTurns | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
         `heard` when a result may be there, and `wanted(table)` when the owner of a table is needed for the first time.
-        `local` connects to an owner in this process; `rdma` is used for those on other hosts, where the agent lets
-        it."""
-        self._local, self._rdma = local, rdma
+        `local` connects to an owner in this process; `rdma` is used for those on other hosts, where the agent lets it.
+        `turns`: those of this process."""
+        self._local, self._rdma, self._turns = local, rdma, turns
         self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
@@ -125,9 +128,12 @@ class BlockRounds:
         """Begin a round. `blocks`: this thread waits for the result at once. `rate`: learning rate. ValueError when a
         round is under way."""
         flat, cut = data.reshape(-1), self.known[name]
-        for at in self.in_turn(cut, range(len(cut.blocks))):
-            block = cut.blocks[at]
-            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
+        sends = blocks and data.nbytes > SMALL_BYTES and any(self._at[block.table].is_far for block in cut.blocks)
+        with self._turns.sending() if sends and self._turns is not None else contextlib.nullcontext():
+            for at in self.in_turn(cut, range(len(cut.blocks))):
+                block = cut.blocks[at]
+                here = flat[block.first : block.end]
+                self._at[block.table].push(block_label(name, at), here, blocks=blocks, rate=rate)
         self.say_held()
 
     def push_soon(self, name: str, data: Array) -> None:
@@ -273,7 +279,7 @@ class BlockRounds:
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
             of.incarnation = self._incarnation
             lost = partial(self._table_lost, table)
-            ways = self._poster, self._heard, self._local, self._rdma
+            ways = self._poster, self._heard, self._local, self._rdma, self._turns
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, *ways)
             rounds.rounds.order = self._order
             rounds.told = self._told_by_ranks

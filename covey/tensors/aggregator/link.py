@@ -14,6 +14,7 @@ from typing import Protocol
 from covey.core.units import format_seconds
 from covey.tensors.numbers.tensor_wire import Frame, Header, Payload, is_lasting, is_placed, op_of
 from covey.tensors.rdma.tensor_pair import TensorPair, rides
+from covey.tensors.turns.holder import ProcessTurns
 from covey.wire.bulk import widen
 from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
@@ -29,6 +30,11 @@ SMALL_BYTES = 4096
 """Largest payload in bytes that is copied, to be sent together with the frames before and after it."""
 READ_BYTES = 16 << 10
 """Bytes that are read at a time when less is wanted."""
+TURN_BYTES = 128 << 10
+"""Most bytes of what is sent under a turn that the kernel keeps before they are on their way: a turn is over when they
+are."""
+_NOTSENT_LOWAT = 25
+"""TCP_NOTSENT_LOWAT, which Python does not name."""
 _DESCRIPTORS_MAX = 4
 """Most descriptors that come with one message: an aggregator sends one."""
 
@@ -86,7 +92,7 @@ class Poster:
     def _send(self) -> None:
         while (posted := self._posted.get()) is not None:
             link, frames = posted
-            link.send(frames)
+            link.send_posted(frames)
             link.posted_sent()
 
 
@@ -118,9 +124,12 @@ class TensorLink:
 
     pair: TensorPair | None = None
 
-    def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
+    def __init__(
+        self, address: str, poster: Poster | None = None, near: str = "", turns: ProcessTurns | None = None
+    ) -> None:
         """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: one for
-        several connections, which then take turns; without it the link has its own."""
+        several connections, which then take turns; without it the link has its own. `turns`: those of this process, for
+        what is sent to other hosts; None: it takes none."""
         self.lock = threading.RLock()
         found = _near(near)
         self.near = found is not None
@@ -129,6 +138,9 @@ class TensorLink:
         self._descriptors: deque[int] = deque()
         """Descriptors that have come, and nobody has taken."""
         self.sock = _far(address) if found is None else found
+        self._turns = None if self.near else turns
+        self._paced = False
+        """Whether the kernel keeps no more of what is sent than `TURN_BYTES`."""
         for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self.sock.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", int(DEAD_S), 0))
         self.sock.settimeout(None)
@@ -168,7 +180,23 @@ class TensorLink:
                 self.lock.release()
         with self._counting:
             self._waiting += 1
+        if self._turns is not None and self._turns.on:
+            self._turns.announce()
         self._poster.post(self, frames)
+
+    def send_posted(self, frames: Iterable[Frame]) -> None:
+        """Send what was posted, to another host under a turn."""
+        if self._turns is None or not self._turns.on:
+            self.send(frames)
+            return
+        with self._turns.sending(coming=1):
+            self.send(frames)
+
+    def _pace(self) -> None:
+        """From now on sending to another host takes as long as it takes the network."""
+        self._paced = True
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, TURN_BYTES)
 
     def posted_sent(self) -> None:
         """Called by the poster when one post was sent, or never will be."""
@@ -176,10 +204,14 @@ class TensorLink:
             self._waiting -= 1
 
     def send_locked(self, frames: Iterable[Frame]) -> None:
-        whole = False
+        whole, turns = False, self._turns if self._turns is not None and self._turns.on else None
+        if turns is not None and not self._paced:
+            self._pace()
         try:
             small = bytearray()
             for head, payload in frames:
+                if turns is not None:
+                    turns.progress()
                 if self.pair is not None and rides(op_of(head), len(payload)):
                     self._send_small(small)
                     self.pair.send(head, payload)

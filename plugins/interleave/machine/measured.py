@@ -1,8 +1,8 @@
 """What a host measures of jobs that share it, and the profiles that coordinators make of it (Harmony §4.3.2).
 
 Each host averages what its processes of a job tell of their mini-batches and sends that to the job's coordinator. A
-profile needs all hosts of one configuration: the computing of a mini-batch is the sum over hosts, its communication
-that of the host that waits least for others. Until a new configuration is measured, the profile of the one before
+profile needs all hosts of one configuration: the computing of a mini-batch is the sum over hosts, its communication the
+longest sending (COMM), or, of jobs that take no turns, that of the host that waits least for others. Until a new configuration is measured, the profile of the one before
 stands: the computing of a job, in host-seconds, does not depend on how many hosts do it.
 """
 
@@ -27,10 +27,11 @@ new."""
 class _Average(msgspec.Struct):
     comp_s: float = 0.0
     comm_s: float = 0.0
+    sent_s: float = 0.0
     step_s: float = 0.0
     seen: int = 0
 
-    def add(self, comp_s: float, comm_s: float, step_s: float) -> None:
+    def add(self, comp_s: float, comm_s: float, sent_s: float, step_s: float) -> None:
         self.seen += 1
         count = self.seen - SKIPPED
         if count < 1:
@@ -38,6 +39,7 @@ class _Average(msgspec.Struct):
         share = max(WEIGHT, 1 / count)
         self.comp_s += share * (comp_s - self.comp_s)
         self.comm_s += share * (comm_s - self.comm_s)
+        self.sent_s += share * (sent_s - self.sent_s)
         self.step_s += share * (step_s - self.step_s)
 
     @property
@@ -55,7 +57,7 @@ class StepsHere:
 
     def stepped(self, fact: StepTimed) -> None:
         """Count one mini-batch of a process here."""
-        took = fact.compute_s, fact.communicate_s, fact.step_s
+        took = fact.compute_s, fact.communicate_s, fact.sending_s, fact.step_s
         if not all(0 <= each <= 1e9 for each in took):
             return
         self.step = max(self.step, fact.step)
@@ -67,9 +69,17 @@ class StepsHere:
         known = [each for each in self._processes.values() if each.timings]
         if not known:
             return None
-        times = max(each.comp_s for each in known), min(each.comm_s for each in known), max(e.step_s for e in known)
-        timings = min(each.timings for each in known)
-        return StepsMeasured(self.job, self.epoch, self.config, self.step, timings, *times)
+        return StepsMeasured(
+            job=self.job,
+            epoch=self.epoch,
+            config=self.config,
+            step=self.step,
+            timings=min(each.timings for each in known),
+            comp_s=max(each.comp_s for each in known),
+            comm_s=min(each.comm_s for each in known),
+            sent_s=max(each.sent_s for each in known),
+            step_s=max(each.step_s for each in known),
+        )
 
 
 def profile_of(job: PlacedJob, measured: Sequence[tuple[HostId, StepsMeasured]]) -> ProfileTold | None:
@@ -90,6 +100,6 @@ def profile_of(job: PlacedJob, measured: Sequence[tuple[HostId, StepsMeasured]])
         step=max(each.step for each in told),
         timings=min(each.timings for each in told),
         work_s=sum(each.comp_s for each in told),
-        net_s=min(each.comm_s for each in told),
+        net_s=max(each.sent_s for each in told) or min(each.comm_s for each in told),
         step_s=max(each.step_s for each in told),
     )

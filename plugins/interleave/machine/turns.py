@@ -7,7 +7,8 @@ so a second one is *secondary* and yields to the first. When the primary is done
                        \\--> running (COMM, secondary) -> primary ---> finished
 
 Among those that wait, the plan's order decides: the first job of a group runs as if it were alone, the others fill
-what it leaves, and it ends soonest. A job that `LAPS` others went before is next, so none waits for ever. All hosts of
+what it leaves, and it ends soonest. A job that `LAPS` others went before is next, so none waits for ever: ranks go by
+the same rule (`covey/tensors/turns/rules.py`), on a page that all of a host see. All hosts of
 a group run the same order, whatever order the requests of one moment arrive in.
 """
 
@@ -17,10 +18,8 @@ from typing import Literal, assert_never
 import msgspec
 
 from covey.core.ids import JobId
+from covey.tensors.turns.rules import LAPS, urgency
 from plugins.interleave.messages import Need
-
-LAPS = 4
-"""Turns of others in its lane after which a job is next. Ours: with 1, jobs take turns one by one as in the paper."""
 
 Lane = Literal["comp", "primary", "secondary"]
 
@@ -97,10 +96,8 @@ class Turns:
         self.holds = {lane: holder for lane, holder in self.holds.items() if holder != job}
 
     def _place(self, job: JobId) -> tuple[int, int]:
-        """Sort key of a waiting job, least first: jobs that were passed over too often, most often first; then the
-        plan's order."""
-        passed = self.passed[job]
-        return -passed if passed >= self.laps else 0, self.order[job]
+        """Sort key of a waiting job, least first (`covey.tensors.turns.rules`)."""
+        return urgency(self.order[job], self.passed[job], self.laps)
 
     def _reorder(self, jobs: Sequence[JobId]) -> None:
         for job in [job for job in self.order if job not in set(jobs)]:

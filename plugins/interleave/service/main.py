@@ -34,3 +34,6 @@ class InterleaveService(PluginService):
 
     def commands(self) -> Mapping[str, Command]:
         return {"interleave.groups": self.groups.rows}
+
+    def status(self) -> Mapping[str, str]:
+        return self.turns.status()

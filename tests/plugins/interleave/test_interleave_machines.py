@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
+from covey.tensors.turns.rules import LAPS
 from plugins.interleave.machine.timed import JobTimings
-from plugins.interleave.machine.turns import LAPS, Finished, OrderChanged, Run, TurnAsked, Turns
+from plugins.interleave.machine.turns import Finished, OrderChanged, Run, TurnAsked, Turns
 from plugins.interleave.policy import model
 from plugins.interleave.policy.model import Group, JobProfile
 from plugins.interleave.policy.rules import LEAN, OURS, PRINTED, GroupRules

@@ -185,20 +185,23 @@ def test_a_job_is_profiled_once_each_of_its_hosts_measured_enough_in_this_config
     rack.submit(J1, [H1, H2], *CPU)
     rack.run(2)
     machine = rack.machines[H1]
-    one = StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN, 2.0, 0.4, 3.0)
+    one = StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN, 2.0, 0.4, 0.0, 3.0)
     machine.handle(Heard(H1, one), rack.now_s)
     machine._own_profile(J1, rack.now_s)
     assert J1 not in machine.profiles, "nothing of h2 yet"
-    machine.handle(Heard(H2, StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN - 1, 2.0, 0.5, 3.0)), rack.now_s)
+    machine.handle(Heard(H2, StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN - 1, 2.0, 0.5, 0.0, 3.0)), rack.now_s)
     machine._own_profile(J1, rack.now_s)
     assert J1 not in machine.profiles, "too few"
-    machine.handle(Heard(H2, StepsMeasured(J1, 1, 1, 9, TIMINGS_MIN, 2.0, 0.5, 3.0)), rack.now_s)
+    machine.handle(Heard(H2, StepsMeasured(J1, 1, 1, 9, TIMINGS_MIN, 2.0, 0.5, 0.0, 3.0)), rack.now_s)
     machine._own_profile(J1, rack.now_s)
     assert J1 not in machine.profiles, "of another configuration"
-    machine.handle(Heard(H2, StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN, 2.0, 0.5, 3.0)), rack.now_s)
+    machine.handle(Heard(H2, StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN, 2.0, 0.5, 0.0, 3.0)), rack.now_s)
     machine._own_profile(J1, rack.now_s)
     told = machine.profiles[J1].told
     assert (told.work_s, told.net_s) == (4.0, 0.4), "computing of all hosts; communication where nobody is waited for"
+    machine.handle(Heard(H2, StepsMeasured(J1, 1, 0, 10, TIMINGS_MIN, 2.0, 0.5, 0.3, 3.0)), rack.now_s)
+    machine._own_profile(J1, rack.now_s)
+    assert machine.profiles[J1].told.net_s == 0.3, "in turns it is known who sends, and for how long"
 
 
 def test_the_first_mini_batch_after_a_change_does_not_count() -> None:

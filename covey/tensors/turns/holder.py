@@ -1,0 +1,237 @@
+"""The turns of one process, taken and given in memory that it shares with the other jobs of its host.
+
+    script computes   COMP     given when the script waits for a sum, taken before it gets the result
+    frames are sent   COMM     taken for pushes to other hosts of more than 64 KiB, given when the last one is sent
+
+COMM is sending only. Nobody waits for other ranks with a turn: results are received, sums are added and sent, and
+owners answer without one, so whoever has the network comes to an end by itself. A process of a job that does not share
+its host has `on` False, and does nothing here.
+"""
+
+import contextlib
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from covey.tensors.turns.page import BEAT_NS, BELL, KEY, PID, PROGRESS, SPIN_NS, WAITED, Taker, TurnsPage
+from covey.tensors.turns.rules import Need
+from covey.tensors.turns.spent import TurnsSpent
+
+if TYPE_CHECKING:
+    from covey.kernel.futex import SharedWord
+
+IDLE_S = 1.0
+"""Seconds after which a script that has the processors and does not use them loses its turn: it hangs, sleeps, or waits
+for something that is no sum."""
+IDLE_SHARE = 0.02
+"""Share of one processor below which a script does not use them."""
+HELD_MAX_S = 300.0
+"""Seconds after which a script that still computes loses its turn to another job that waits."""
+
+
+ORDERS = platform.machine() == "x86_64"
+"""Whether taking a lock orders all that is read and written around it, as a call of futex(2) does on any machine."""
+_order = threading.Lock()
+
+
+def _fence() -> None:
+    """What was written before it is seen by other processes before anything is read after it."""
+    with _order:
+        pass
+
+
+class ProcessTurns:
+    """The turns of this process. Methods may be called from any thread."""
+
+    def __init__(
+        self, now_ns: Callable[[], int] = time.monotonic_ns, worked_s: Callable[[], float] = time.process_time
+    ) -> None:
+        """`worked_s`: seconds of processor time of this process."""
+        self.on = False
+        """Whether this process takes turns: the one thing that others look at."""
+        self.lost = 0
+        """Turns that this process held too long."""
+        self._now_ns, self._worked_s = now_ns, worked_s
+        self._taker: Taker | None = None
+        self._bells: dict[int, SharedWord] = {}
+        self._lock = threading.Lock()
+        """Guards the fields below."""
+        self._comm = threading.Lock()
+        """Held by the thread that takes or gives the network."""
+        self._sending = self._coming = 0
+        """Threads that send, and posts that are yet to be sent, under one turn."""
+        self._sent_s = self._waited_s = 0.0
+        self._by_threads = False
+        """Whether other threads than the script's wait for sums, so that nobody knows when the script computes."""
+        self._waits = 0
+        self._closed = threading.Event()
+        self._beats: threading.Thread | None = None
+
+    # ---- from the agent ----
+
+    def page_came(self, page: Any, slot: int, pid: int) -> None:
+        """From now on turns are taken on this page. ValueError when the agent has not prepared it for this slot."""
+        turns = TurnsPage(page)
+        if not turns.valid or not 0 <= slot < turns.slots or not turns.get(slot, KEY):
+            raise ValueError("the page of turns has no such slot")
+        self._drop()
+        with self._lock:
+            self._bells = {}
+            taker = Taker(turns, slot, self._now_ns, _fence if ORDERS else self._bell(turns, slot).wake)
+            turns.put(slot, PID, pid)
+            taker.alive()
+            self._taker, self.on = taker, not self._closed.is_set()
+            if self._beats is None:
+                self._beats = threading.Thread(target=self._beat, name="covey-turns", daemon=True)
+                self._beats.start()
+
+    def close(self) -> None:
+        """Give what is held, and take nothing any more. A second call is harmless."""
+        self.on = False
+        self._closed.set()
+        self._drop()
+
+    # ---- COMP: from the script's thread ----
+
+    def computed(self) -> None:
+        """The script waits for other ranks from now on: others may compute."""
+        taker = self._taker
+        if taker is not None and not self._by_threads:
+            self._ring(taker, taker.give("comp"))
+
+    def computes(self) -> None:
+        """The script has what it waited for. Returns once it is its turn to compute."""
+        taker = self._taker
+        if taker is not None and not self._by_threads and self.on:
+            self._take(taker, "comp")
+
+    def in_background(self) -> None:
+        """Threads of a framework wait for sums while the script computes: this process takes no turns to compute."""
+        self._by_threads = True
+        taker = self._taker
+        if taker is not None:
+            self._ring(taker, taker.give("comp"))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a thread waits for a turn now."""
+        return self._waits > 0
+
+    # ---- COMM: from whoever sends ----
+
+    @contextlib.contextmanager
+    def sending(self, coming: int = 0) -> Iterator[None]:
+        """Send inside, under the turn of this process. `coming`: as many posts were announced, and are sent here."""
+        taker = self._taker
+        if taker is None:
+            yield
+            return
+        with self._comm:
+            self._coming = max(0, self._coming - coming)
+            if not self._sending and not taker.holds("comm"):
+                self._take(taker, "comm")
+            self._sending += 1
+        began_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            with self._comm:
+                self._sending -= 1
+                with self._lock:
+                    self._sent_s += (self._now_ns() - began_ns) / 1e9
+                if not self._sending and not self._coming:
+                    self._ring(taker, taker.give("comm"))
+
+    def announce(self) -> None:
+        """A post will be sent under the turn that this process has now, or takes next."""
+        with self._lock:
+            self._coming += 1
+
+    def progress(self) -> None:
+        """A frame was sent: a turn with which nothing is sent does not last."""
+        taker = self._taker
+        if taker is not None and taker.holds("comm"):
+            taker.page.put(taker.slot, PROGRESS, self._now_ns())
+
+    # ---- figures ----
+
+    def spent(self) -> TurnsSpent:
+        with self._lock:
+            return TurnsSpent(self._sent_s, self._waited_s)
+
+    # ---- inside ----
+
+    def _bell(self, page: TurnsPage, slot: int) -> "SharedWord":
+        found = self._bells.get(slot)
+        if found is None:
+            from covey.kernel.futex import SharedWord  # imports numpy, which a script that pushes has
+
+            found = self._bells[slot] = SharedWord(page.page, page.offset(slot, BELL))
+        return found
+
+    def _take(self, taker: Taker, need: Need) -> None:
+        """Take a turn; returns without it when this process is closed, or has another page by now."""
+        began_ns, rung = self._now_ns(), None
+        bell: SharedWord | None = None
+        for nap_ns in taker.take(need):
+            if not nap_ns:
+                rung = None if bell is None else bell.value
+                continue
+            if self._closed.is_set() or self._taker is not taker:
+                self._ring(taker, taker.give(need))
+                return
+            bell = self._bell(taker.page, taker.slot)
+            self._waits += 1
+            if nap_ns <= SPIN_NS:
+                time.sleep(nap_ns / 1e9)
+            elif rung is not None:
+                bell.sleep(rung, nap_ns)
+            self._waits -= 1
+        if bell is None:
+            return
+        if need == "comm":
+            self._ring(taker, taker.next_slots(need))
+        waited_ns = self._now_ns() - began_ns
+        with self._lock:
+            self._waited_s += waited_ns / 1e9
+        taker.page.put(taker.slot, WAITED, taker.page.get(taker.slot, WAITED) + waited_ns)
+
+    def _ring(self, taker: Taker, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot != taker.slot:
+                taker.page.put(slot, BELL, self._now_ns() ^ taker.slot)
+                self._bell(taker.page, slot).wake()
+
+    def _drop(self) -> None:
+        """Give everything on the present page."""
+        taker, self._taker = self._taker, None
+        if taker is not None:
+            for need in ("comp", "comm"):
+                self._ring(taker, taker.give(need))
+
+    # ---- the thread that shows that this process lives ----
+
+    def _beat(self) -> None:
+        idle_since_ns, worked_s = self._now_ns(), self._worked_s()
+        while not self._closed.wait(BEAT_NS / 1e9):
+            taker = self._taker
+            if taker is None:
+                continue
+            if not taker.alive():
+                self.lost += 1
+            now_ns, now_worked_s = self._now_ns(), self._worked_s()
+            if now_worked_s - worked_s > IDLE_SHARE * BEAT_NS / 1e9:
+                idle_since_ns = now_ns
+            worked_s = now_worked_s
+            self._look(taker, now_ns, idle_since_ns)
+
+    def _look(self, taker: Taker, now_ns: int, idle_since_ns: int) -> None:
+        """Give up what is held for no use, or for too long."""
+        since_ns = taker.since_ns("comp")
+        held_s = (now_ns - since_ns) / 1e9
+        idle = now_ns - max(since_ns, idle_since_ns) > IDLE_S * 1e9
+        if taker.holds("comp") and (idle or (held_s > HELD_MAX_S and taker.others_wait("comp"))):
+            self.lost += 1
+            self._ring(taker, taker.lose("comp"))
