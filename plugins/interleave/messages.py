@@ -2,7 +2,7 @@
 there, as its profile, to those who may have to decide about the pool.
 
     host of some ranks --StepsMeasured--> the job's coordinator --ProfilesTold--> coordinators of jobs of the same pool,
-                                                                                  and the lowest live host of the pool
+                                                             the lowest live host of the pool, hosts of the same group
 
 Nothing here changes anything: who wants another arrangement asks the log for it (`plugins.facts.ArrangementsWanted`).
 All of it is sent again and again, so a lost message is none.

@@ -2,8 +2,9 @@
 
 Each host averages what its processes of a job tell of their mini-batches and sends that to the job's coordinator. A
 profile needs all hosts of one configuration: the computing of a mini-batch is the sum over hosts, its communication the
-longest sending (COMM), or, of jobs that take no turns, that of the host that waits least for others. Until a new configuration is measured, the profile of the one before
-stands: the computing of a job, in host-seconds, does not depend on how many hosts do it.
+longest sending (COMM), or, of jobs that take no turns, that of the host that waits least for others. Until a new
+configuration is measured, the profile of the one before stands: the computing of a job, in host-seconds, does not
+depend on how many hosts do it.
 """
 
 from collections.abc import Sequence

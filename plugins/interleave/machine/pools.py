@@ -28,7 +28,7 @@ from plugins.facts import (
 from plugins.interleave.machine.measured import TIMINGS_MIN, StepsHere, profile_of
 from plugins.interleave.messages import JOBS_MAX, ProfilesTold, ProfileTold, StepsMeasured
 from plugins.interleave.policy.decide import Decision, EndedJob, PoolView, Wish, decide
-from plugins.interleave.policy.groups import PlacedJob, arranger_of, coordinator_of, pool_of
+from plugins.interleave.policy.groups import PlacedJob, arranger_of, coordinator_of, groups_of, pool_of
 from plugins.interleave.policy.model import JobProfile
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, left_of
 from plugins.interleave.policy.regroup import WORTH
@@ -273,10 +273,13 @@ class Pools:
             members = [job for job in self.jobs.values() if job.pool == name]
             mine = sorted((j.job for j in members if coordinator_of(j, self.live) == self.me), key=numbered)
             told = [heard.told for job in mine if (heard := self._own_profile(job, now_s)) is not None]
-            to = {coordinator_of(job, self.live) for job in members} | {arranger_of(members, self.live)}
-            for host in sorted(to - {None, self.me}, key=str):
-                parts = [told[at : at + JOBS_MAX] for at in range(0, len(told), JOBS_MAX)]
-                actions += [Send(HostId(str(host)), ProfilesTold(tuple(part)), TELL_S) for part in parts]
+            to: set[HostId | None] = {coordinator_of(job, self.live) for job in members}
+            to |= {arranger_of(members, self.live)}
+            for group in groups_of(members):  # the order of turns goes by profiles
+                to |= set(group.hosts) if set(mine) & set(group.jobs) else set()
+            parts = [ProfilesTold(tuple(told[at : at + JOBS_MAX])) for at in range(0, len(told), JOBS_MAX)]
+            hosts = sorted(host for host in to if host is not None and host != self.me)
+            actions += [Send(host, part, TELL_S) for host in hosts for part in parts]
         return actions
 
     def _own_profile(self, job: JobId, now_s: float) -> _Heard | None:

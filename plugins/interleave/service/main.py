@@ -19,8 +19,8 @@ class InterleaveService(PluginService):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.settings = host.settings(InterleaveSettings)
-        self.turns = HostTurns(host, self.settings)
         self.groups = HostGroups(host, self.settings, self.perform)
+        self.turns = HostTurns(host, self.settings, self.groups.left_s)
 
     async def start(self) -> None:
         self.turns.start()
@@ -33,7 +33,7 @@ class InterleaveService(PluginService):
         self.groups.heard(sender, message)
 
     def commands(self) -> Mapping[str, Command]:
-        return {"interleave.groups": self.groups.rows}
+        return {"groups": self.groups.rows}
 
     def status(self) -> Mapping[str, str]:
         return self.turns.status()
