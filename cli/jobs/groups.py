@@ -63,7 +63,7 @@ def shown(group: Mapping[str, Any]) -> list[tuple[object, ...]]:
             step_time(job["net_s"]) if job["profiled"] else None,
             None if job["left_s"] is None else step_time(job["left_s"]),
         )
-        lines.append((*(head if not lines else ("",) * len(head)), *mine))
+        lines.append((*(head if not lines else (head[0], None, None, None, None)), *mine))
     return lines
 
 

@@ -193,7 +193,7 @@ def test_a_job_that_came_joins_the_group_whose_gaps_it_fills() -> None:
 def test_only_who_is_to_decide_wants_anything() -> None:
     jobs = [placed(J1, 1, 2), placed(J2, 1, 2)]
     profiles = [waiting(J1, *CPU), waiting(J2, *CPU)]
-    went = (EndedJob(J3, frozenset(HOSTS[2:4])),)
+    went = (EndedJob(J3, frozenset(HOSTS[1:4])),)
     of = {"idle": tuple(HOSTS[2:4]), "went": went, "whole": 0.05}
     wishes = [decide(view(me, jobs, profiles, **of)).wish for me in (1, 2, 3)]
     assert wishes[0] is not None
