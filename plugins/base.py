@@ -167,6 +167,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     carried: dict[int, tuple[int, ...]] = {}
     """In an elastic job, whose `ranks` are processes named by their first rank: the ranks that each process of the job
     carries, on whichever host; empty in any other job."""
+    awaited: bool = False
+    """In an elastic job: whether the others may wait for processes that begin here (`JobHealing.awaited`)."""
     spares: int = 0
     """The number of processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True

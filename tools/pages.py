@@ -91,6 +91,8 @@ ROUTES = {
     "POST /v1/jobs/{id}/cancel": "end a job",
     "POST /v1/jobs/{id}/move": "move a job's ranks from one host to another",
     "POST /v1/jobs/{id}/scale": "give an elastic job more or fewer processes",
+    "POST /v1/jobs/{id}/arrange": "say where the processes of an elastic job are, how many of its ranks each host "
+    "carries, and which host owns each table of its tensors",
     "POST /v1/gpus/{id}/forget": "forget a GPU that was taken out or reset",
     "POST /v1/hosts/{id}/give-up": "say that a lost host will not come back",
     "POST /v1/hosts/{id}/drain": "have everything leave a host",

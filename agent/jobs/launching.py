@@ -13,8 +13,8 @@ from plugins.base import RankLease, RankSpec, RanksSpec
 
 def begins_beside_its_siblings(spec: RanksSpec) -> bool:
     """Whether these are processes of an elastic job that came while it ran: until they have its state others do their
-    work, and share the cores with what they import."""
-    return bool(spec.carried) and spec.since > 0
+    work, and share the cores with what they import. Not where the others wait for them."""
+    return bool(spec.carried) and spec.since > 0 and not spec.awaited
 
 
 class Launching:

@@ -1,12 +1,14 @@
 """Elastic jobs of AddVector (`chaos.actors.adder`) on a rack that has no rest: people scale them up and down, drain
-hosts and use them again, change quotas, and submit guaranteed jobs for which extras are given back; hosts fail, are cut
-off or stopped, their agents too, the leader's above all; processes, those that own tables, and supervisors are killed.
-Mostly a second change comes while the first is under way.
+hosts and use them again, change quotas, and submit guaranteed jobs for which extras are given back; plugins wish other
+processes, shares of ranks and owners of tables (`chaos.actors.wisher`); hosts fail, are cut off or stopped, their
+agents too, the leader's above all; processes, those that own tables, and supervisors are killed. Mostly a second change
+comes while the first is under way.
 
-At every moment each rank is carried by one process of the log, a GPU belongs to one gang, extras count against no
-quota (`chaos.checks.elastic`). No job is started twice, since others always have what its successors need, unless
-processes are given back while a host is away that nobody has missed yet; and in the end every element is DELTA x steps
-x ranks, with the draws of each rank and step counted once.
+While nothing else happens, tables go where somebody said, to a host without processes, too; of two wishes for one
+configuration one is refused. At every moment each rank is carried by one process of the log, a GPU belongs to one gang,
+extras count against no quota (`chaos.checks.elastic`). No job is started twice, since others always have what its
+successors need, unless processes are given back while a host is away that nobody has missed yet; and in the end every
+element is DELTA x steps x ranks, with the draws of each rank and step counted once.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ import numpy as np
 
 from chaos import faults
 from chaos.actors.adder import DELTA
+from chaos.actors.wisher import Wisher
 from chaos.checks.ranks_seen import ranks_of
 from chaos.faults import Kill, Pause
 from chaos.rackworld import SimRack
@@ -24,6 +27,8 @@ from chaos.stories.cut_off import troubles
 from chaos.story import ended
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.blocks import job_of, number_of
+from plugins.facts import WantedArrangement
 from plugins.scheduler.machine.log.jobs import OVER
 
 SETTINGS = {"scheduler": {"heal_pause_s": 8.0, "elastic_grow_after_s": 6.0}}
@@ -36,8 +41,13 @@ CALM_S = 150.0
 BACK_S = (3.0, 60.0)
 """Least and most seconds for which a host has no power."""
 SILENT_S = 7.0
+OWNED_S = 60.0
+"""Seconds within which tables are where somebody said, while nothing else happens."""
 TROUBLES = ("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped")
-CHANGES: Sequence[str] = ("scale", "scale", "scale", "drain", "resume", "guaranteed", "quota")
+CHANGES: Sequence[str] = (
+    *("scale", "scale", "scale", "drain", "resume", "guaranteed", "quota"),
+    *("wish", "wish", "wish", "two wishes", "wish for all"),
+)
 HARMS: Sequence[str] = ("process", "process", "two", "supervisor", "agent", "leader", "silent", "power", "away")
 
 
@@ -49,6 +59,8 @@ def play(rack: SimRack) -> None:
         lambda: all(calm(rack, job) for job in jobs), STARTS_S + 60.0 * (len(jobs) - 1), "all processes have begun"
     )
     storm = Storm(rack, jobs)
+    if rng.random() < 0.5:
+        owned(rack, storm.wisher, jobs[0])
     for _ in range(rng.randint(2, 7)):
         rack.run(rng.uniform(0.0, 5.0))
         live = [job for job in jobs if state(rack, job) not in OVER]
@@ -61,6 +73,7 @@ def play(rack: SimRack) -> None:
         if rng.random() < 0.7:
             rack.until(lambda: all(calm(rack, job) for job in jobs), CALM_S, "all processes run and have the state")
     storm.over()
+    storm.wisher.check()
     ended(rack, {**dict.fromkeys(jobs, ("done",)), **dict.fromkeys(storm.others, OVER)}, 400.0)
     for job in jobs:
         check_end(rack, job, steps, storm.at_risk)
@@ -100,6 +113,27 @@ def calm(rack: SimRack, job: JobId) -> bool:
     return now.state == "running" and not now.healing.missing and placed == set(with_state(rack, job))
 
 
+def owned(rack: SimRack, wisher: Wisher, job: JobId) -> None:
+    """Let somebody say which host is to own each table, and wait until they all are there."""
+    now = known(rack, job)
+    wanted = WantedArrangement(now.grant.epoch, now.healing.healed, owners=wisher.owners(now))
+    ask = wisher.ask(rack.rng.choice(rack.alive()), {job: wanted})
+    rack.until(lambda: ask in wisher.answers, OWNED_S, f"{ask} is answered")
+    assert not wisher.answers[ask], wisher.answers[ask]
+    rack.until(lambda: as_said(rack, job), OWNED_S, f"the tables of {job} are on {wanted.owners}")
+
+
+def as_said(rack: SimRack, job: JobId) -> bool:
+    """Whether each table of the job is summed by the host that somebody said, as its ranks' agents know it."""
+    owners, found = known(rack, job).start.owners, dict[int, tuple[int, HostId]]()
+    for name in rack.alive():
+        aggregator = rack.plugin(name, "aggregator")
+        for table, at in aggregator.directory.known.items() if aggregator is not None else ():
+            if job_of(table) == job:
+                found[number_of(table)] = max(found.get(number_of(table), (0, HostId(""))), (at.epoch, at.owner))
+    return all(owners[table] in ("", owner) for table, (_, owner) in found.items()) if owners else True
+
+
 def with_state(rack: SimRack, job: JobId) -> list[tuple[str, int]]:
     """Host and name of the job's processes that run and have the state."""
     begun = rack.adders.begun
@@ -120,6 +154,7 @@ class Storm:
 
     def __init__(self, rack: SimRack, jobs: Sequence[JobId]) -> None:
         self.rack, self.rng, self.jobs = rack, rack.rng, jobs
+        self.wisher = Wisher(rack)
         self.others: list[JobId] = []
         """Jobs that do not belong to the elastic ones."""
         self.at_risk = False
@@ -133,6 +168,9 @@ class Storm:
             "resume": self._resume,
             "guaranteed": self._guaranteed,
             "quota": self._quota,
+            "wish": lambda job: self._wish([job]),
+            "two wishes": lambda job: self._wish([job], [job]),
+            "wish for all": lambda job: self._wish(self.jobs),
             "agent": lambda job: self._strike(Kill("agent", self._host(job), self.rng.uniform(0.1, 6.0))),
             "leader": self._leader,
             "supervisor": self._supervisor,
@@ -161,6 +199,12 @@ class Storm:
     def _scale(self, job: JobId) -> None:
         spec = known(self.rack, job).spec
         self._ask("scheduler.scale", {"id": job, "workers": self.rng.randint(spec.workers, spec.workers_max)})
+
+    def _wish(self, *wishes: Sequence[JobId]) -> None:
+        """Let plugins wish these jobs to be arranged anew, all at once."""
+        for jobs in wishes:
+            self.wisher.one(jobs)
+        self.wisher.check()
 
     def _drain(self, job: JobId) -> None:
         self._ask("scheduler.drain", {"id": self._host(job)})

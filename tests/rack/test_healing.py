@@ -132,6 +132,46 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     assert (said.count("grew"), said.count("shrank"), said.count("rank replaced")) == (2, 2, 1), said
 
 
+def owners(living: LivingRack, job: str) -> dict[str, str]:
+    """Who sums each table of the job now: table -> host."""
+    rows = living.agent().get("tensors").data
+    return {row["job"]: row["host"] for row in rows if row["job"].partition("/")[0] == job}
+
+
+def test_shares_and_owners_of_an_elastic_job_change_while_it_runs(living: LivingRack, undisturbed: str) -> None:
+    """Also where none of its processes is: such a host only sums."""
+    job = living.submit(EXAMPLES / "elastic.py", *OPTIONS, workers=2, workers_max=4)
+    ranks(living, job)
+    (home,) = places(living, job)
+    worker, server = [host.name for host in living.hosts if host.name != home][:2]
+
+    def arranged(**wanted: Any) -> dict[str, Any]:
+        def has_state() -> Any:
+            with suppress(AgentctlError):
+                return living.agent().post("jobs", job, "arrange", body=wanted).data
+
+        found: dict[str, Any] = wait("it is arranged so", has_state)
+        return found
+
+    tables = living.job(job)["elastic"]["tables"]
+    assert tables == 4 and set(owners(living, job).values()) <= {home}
+    now = arranged(processes={home: 1, worker: 1}, shares={home: 1, worker: 3}, owners=[worker] * tables)
+    assert now["elastic"]["shares"] == {home: 1, worker: 3} and not now["elastic"]["equal"]
+    wait("both run", lambda: {each["host"] for each in living.job(job)["ranks"] if each["pid"]} == {home, worker})
+    wait("its new process owns all tables", lambda: set(owners(living, job).values()) == {worker})
+    arranged(shares={home: 3, worker: 1}, owners=[server, home, server, worker])
+    wait("a host without processes owns tables", lambda: server in owners(living, job).values())
+    wait("the others are where they are to be", lambda: _as_said(living, job, [server, home, server, worker]))
+    with pytest.raises(AgentctlError, match="the shares of the hosts are 5 ranks together"):
+        living.agent().post("jobs", job, "arrange", body={"shares": {home: 3, worker: 2}})
+    assert digest(living, job) == undisturbed, "whoever carried which of its ranks, and wherever they were added"
+
+
+def _as_said(living: LivingRack, job: str, hosts: list[str]) -> bool:
+    found = owners(living, job)
+    return bool(found) and all(host == hosts[int(table.partition("/")[2] or 0)] for table, host in found.items())
+
+
 def places(living: LivingRack, job: str) -> dict[str, list[int]]:
     return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
 

@@ -1,13 +1,17 @@
 """What plugins on this host want of elastic jobs: `ArrangementsWanted` comes in, and what became of it goes out.
 
-A wish is refused in words where this host's copy of the log, or gossip, says that it cannot be; then hosts where
-processes are to begin are asked (`machine/gang/wishes.py`), and the log decides.
+People may say the same of one job (`POST /v1/jobs/ID/arrange`). A wish is refused in words where this host's copy of
+the log, or gossip, says that it cannot be; then hosts where processes are to begin are asked
+(`machine/gang/wishes.py`), and the log decides.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from covey.core.errors import NoLeader, OutcomeUnknown
+import msgspec
+
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.events import Send, SetTimer
 from covey.core.ids import HostId, JobId
 from plugins.base import Host
@@ -37,6 +41,9 @@ TRIES = 3
 SHOWN_S = 2.0
 """Seconds for which what is in force is waited for in this host's own copy of the log."""
 
+BY_MAX, WHY_MAX = 100, 500
+"""The most characters of who asked, and of why."""
+
 Perform = Callable[[Send | SetTimer[WishLate], Callable[[Event], None]], None]
 
 
@@ -57,6 +64,8 @@ class Arrangements:
         self.wishes = Wishes(settings)
         self._free_for, self._perform = free_for, perform
         self._number = 0
+        self._asked: dict[str, asyncio.Future[str]] = {}
+        """What people asked for that is under way, by the name of the wish."""
 
     def wanted(self, fact: ArrangementsWanted) -> None:
         try:
@@ -65,6 +74,27 @@ class Arrangements:
             self._answer(AnswerWish(fact.ask, str(refused)))
             return
         self.feed(WishSeen(fact.ask, jobs, fact.by, fact.why))
+
+    async def arrange(self, job: Job, given: Mapping[str, Any]) -> None:
+        """Arrange an elastic job as a person says, and return once that is in force. `given`: `processes`, `shares`,
+        `owners` as in `WantedArrangement`, each of which may be missing. Refused says why it stays as it is."""
+        what, by = f"{job.id} was not arranged anew", str(given.get("by", ""))[:BY_MAX] or "a person"
+        said = {name: given[name] for name in ("processes", "shares", "owners") if given.get(name) is not None}
+        try:
+            wanted = msgspec.convert(
+                {"epoch": job.grant.epoch, "replaces": job.healing.healed, **said}, WantedArrangement
+            )
+        except msgspec.ValidationError as error:
+            next = (
+                'processes and shares are numbers by host, owners a list of hosts: {"shares": {"gpu1": 11, "gpu2": 5}}'
+            )
+            raise Refused(2, what, str(error), next) from error
+        self._number += 1
+        ask = f"{self.host.id}.{self._number}"
+        answer = self._asked[ask] = asyncio.get_running_loop().create_future()
+        self.wanted(ArrangementsWanted(ask, {job.id: wanted}, by, str(given.get("why", ""))[:WHY_MAX]))
+        if refused := await answer:
+            raise Refused(4, what, refused, f"agentctl job {job.id}")
 
     def _planned(self, fact: ArrangementsWanted) -> tuple[PlannedJob, ...]:
         """What the wish means for each of its jobs. WishRefused."""
@@ -110,6 +140,10 @@ class Arrangements:
                     self._perform(action, self.feed)
 
     def _answer(self, answer: AnswerWish) -> None:
+        if (asked := self._asked.pop(answer.ask, None)) is not None:
+            if not asked.done():  # whoever asked may be gone
+                asked.set_result(answer.refused)
+            return
         self.host.publish(ArrangementsAnswered(answer.ask, answer.refused))
 
     async def _propose(self, action: ProposeWish) -> None:

@@ -308,6 +308,7 @@ class SchedulerService(PluginService):
             "resume": self._resume,
             "move": self._move,
             "scale": self._scale,
+            "arrange": self._arrange,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -448,6 +449,10 @@ class SchedulerService(PluginService):
 
     async def _scale(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.scale(await self._seek(given), given)
+        return await self._job(given)
+
+    async def _arrange(self, given: Mapping[str, Any]) -> JobView:
+        await self.arrangements.arrange(await self._seek(given), given)
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:

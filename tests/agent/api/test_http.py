@@ -93,6 +93,7 @@ class FakeApi:
                 "memory.give_up": {},
                 "scheduler.move": {},
                 "scheduler.scale": {},
+                "scheduler.arrange": {},
                 "memory.export": {},
             }.items()
         }
@@ -195,6 +196,7 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
         ("POST", "/v1/jobs/j1/move", {"what": "2", "id": "j9"}, "scheduler.move", {"what": "2", "id": "j1"}),
         ("POST", "/v1/jobs/j1/scale", {"workers": 7}, "scheduler.scale", {"workers": 7, "id": "j1"}),
+        ("POST", "/v1/jobs/j1/arrange", {"owners": []}, "scheduler.arrange", {"owners": [], "id": "j1"}),
         (
             "POST",
             "/v1/volumes/demo/export",

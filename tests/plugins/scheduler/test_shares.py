@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.jobs.launching import begins_beside_its_siblings
 from covey.core.ids import HostId
+from plugins.base import RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -19,6 +21,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.carrying import carried_by_shares, first_carried, is_equal, shares_of
+from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_queue import refusal
 
@@ -152,6 +155,26 @@ def test_the_leader_lets_a_job_not_grow_over_what_a_plugin_asked_for() -> None:
     assert (told.job.processes, told.job.healing.at_most) == (4, 4)
     told.arrange({H1: 11, H2: 5})
     assert told.job.healing.at_most == 4
+
+
+def test_processes_for_which_others_wait_begin_with_their_share_of_the_cores() -> None:
+    """Nobody else carries the ranks of the process that ended."""
+    told = Shared()
+    told.grow(h3=1)
+    assert told.job.healing.awaited == () and not spec_on(told, H3).awaited
+    first, second = told.job.start.places[:2]
+    ends = Place(H2, second.ranks[:1], second.gpus[:1])
+    where = {process: place.host for place in told.job.start.places for process in place.ranks}
+    carried, names = carried_by_shares(told.job.start.carried, second.ranks[1:], [H4], where, {})
+    places = (first, ends, told.job.start.places[2], Place(H4, tuple(names), ("h4.0",), 2))
+    assert told.arrange({}, places=places) == Applied()
+    assert told.job.healing.awaited == tuple(names) and told.job.start.carried == carried
+    assert spec_on(told, H4).awaited and not begins_beside_its_siblings(spec_on(told, H4))
+    assert not spec_on(told, H3).awaited and begins_beside_its_siblings(spec_on(told, H3))
+
+
+def spec_on(told: Shared, host: HostId) -> RanksSpec:
+    return ranks_spec(told.job, told.job.place_on(host), {})
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------

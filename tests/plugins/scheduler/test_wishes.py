@@ -28,7 +28,7 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import Applied, Arranged, HostDrained, NotApplied
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until
+from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_growing import elastic, first, heal
 
@@ -401,3 +401,22 @@ async def test_processes_that_leave_before_they_started_are_reported_by_their_ho
         await until(lambda: not rack.job(id).healing.leaving, 20.0)
         assert not held(rack) and len(rack.hosts[other].service.ranks.reservations.free()) == 2
         await heal(rack, id)
+
+
+@on_a_rack(settings=QUIET)
+async def test_people_say_the_same_of_one_job_and_are_told_what_came_of_it(rack: Rack) -> None:
+    id, at = await elastic(rack), first(rack)
+    (home,) = counts(rack, id)
+    other = next(host for host in rack.hosts if host != home)
+    given: dict[str, Any] = {"processes": {home: 2, other: 1}, "shares": {home: 2, other: 6}, "by": "ann"}
+    view = await at.call("arrange", id=id, **given)
+    assert view.elastic.shares == {home: 2, other: 6} and not view.elastic.equal and view.elastic.config == 1
+    assert view.reason == f"ann: from 2 to 3 processes: 1 more on {other}; ranks by host are {home} 2, {other} 6"
+    await heal(rack, id)
+    view = await at.call("arrange", id=id, owners=[other] * 8, why="it has the faster card")
+    assert view.elastic.owners == (other,) * 8 and view.elastic.tables == 8
+    assert view.reason.startswith("a person, it has the faster card: ")
+    said = await refused(at.call("arrange", id=id, shares={home: 9}))
+    assert (said.code, said.what, said.next) == (4, f"{id} was not arranged anew", f"agentctl job {id}")
+    said = await refused(at.call("arrange", id=id, shares={home: "many"}))
+    assert said.code == 2 and "numbers by host" in said.next

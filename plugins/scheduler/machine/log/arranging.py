@@ -332,6 +332,9 @@ def _changed(
     was, is_now = _where(job, before), _where(job, places)
     ends = was.keys() - is_now.keys()
     job.start.carried = _carried(job, places, shares)
+    have = {process for processes in job.healing.have.values() for process in processes}
+    awaited = (is_now.keys() - have if ends else set()) | set(job.healing.awaited)
+    job.healing.awaited = tuple(sorted(awaited & is_now.keys()))
     job.start.places = places
     job.healing.healed += 1
     hosts = {place.host for place in places}

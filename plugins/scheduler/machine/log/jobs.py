@@ -184,6 +184,9 @@ class JobHealing(msgspec.Struct):
     """Hosts that may be lost, with all the job's ranks there: others have what their successors need."""
     have: dict[HostId, tuple[int, ...]] = {}
     """In an elastic job: for each host, the processes that have the job's state, as it said last."""
+    awaited: tuple[int, ...] = ()
+    """In an elastic job: processes that did not have its state yet when others ended: nobody else may carry their ranks
+    meanwhile, and then all wait for them."""
     healed: int = 0
     """How often places were exchanged (`Place.since`)."""
     missing: tuple[HostId, ...] = ()
