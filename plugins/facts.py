@@ -347,6 +347,10 @@ class StepTiming(msgspec.Struct, frozen=True):
     boundary: Annotated[str, Meta(max_length=32)] = "script"
     """What a mini-batch is: one that the `script` itself reports, or one that `covey.hooks` sees (`optimizer`, `data
     loader`)."""
+    sending_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Seconds in which a process sent under a turn; 0 in a job that takes no turns."""
+    turns_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Seconds of `step_s` spent waiting for turns of other jobs."""
 
 
 class StepTimed(Fact, frozen=True):

@@ -289,6 +289,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts of the job that were asked what its ranks do, and have not answered in time."""
     elastic: ElasticView | None = None
     """How an elastic job is arranged now; None: the number of its processes does not change."""
+    share_host: str = ""
+    """The group of jobs with which it takes turns on hosts that they share; empty: it takes none."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -94,6 +94,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
         ("shares GPUs", with_whom(job)),
+        ("shares hosts", in_turns(job)),
         ("GPUs reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
@@ -140,6 +141,17 @@ def owners(job: dict[str, Any]) -> str:
     for number, host in enumerate(hosts):
         tables.setdefault(f"on {host}" if host else "anywhere", []).append(str(number))
     return ", ".join(f"{' '.join(each)} {where}" for where, each in sorted(tables.items(), key=lambda row: row[1]))
+
+
+def in_turns(job: dict[str, Any]) -> str:
+    """With whom the job takes turns on its hosts: `in turns with group night; sends for 12 % of a step`."""
+    group, timing = job.get("share_host"), job["seen"]["timing"] or {}
+    if not group:
+        return ""
+    whom = "jobs that say auto" if group == "auto" else f"group {group} of tenant {job['tenant']}"
+    sends_s, step_s = timing.get("sending_s", 0.0), timing.get("step_s", 0.0)
+    share = f"; sends for {round(100 * sends_s / step_s)} % of a step" if sends_s and step_s else ""
+    return f"in turns with {whom}{share}"
 
 
 def wants(job: dict[str, Any]) -> str:

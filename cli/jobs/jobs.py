@@ -67,7 +67,7 @@ def workers_of(job: dict[str, Any]) -> str:
 
 
 def timed(job: dict[str, Any]) -> tuple[str, str, str]:
-    """A step's duration, what of it is waiting (input, ranks, device), and the memory of the largest rank."""
+    """A step's duration, what of it is waiting (input, ranks, turns, device), and the memory of the largest rank."""
     timing = job["seen"]["timing"]
     if timing is None:
         return "", "", ""
@@ -81,10 +81,11 @@ def step_time(seconds: float) -> str:
 
 
 def waits(timing: dict[str, Any], device_s: float) -> str:
-    """`input 40 %, ranks 12 %`: shares of a step under one percent are left out. `device_s`: of the newest step, known
-    of scripts whose jitted calls are counted."""
+    """`input 40 %, ranks 12 %, turns 5 %`: shares of a step under one percent are left out. `device_s`: of the newest
+    step, known of scripts whose jitted calls are counted."""
     waited_s = min(device_s, timing["step_s"])
-    shares = (("input", timing["input_s"]), ("ranks", timing["communicate_s"]), ("device", waited_s))
+    ranks_s, turns_s = timing["communicate_s"], timing.get("turns_s", 0.0)
+    shares = (("input", timing["input_s"]), ("ranks", ranks_s), ("turns", turns_s), ("device", waited_s))
     found = [(word, round(100 * spent_s / timing["step_s"])) for word, spent_s in shares if timing["step_s"] > 0]
     return ", ".join(f"{word} {share} %" for word, share in found if share)
 

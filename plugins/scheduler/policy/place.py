@@ -18,6 +18,7 @@ submitter asked for:
 from collections.abc import Container, Mapping, Sequence
 
 from covey.core.ids import HostId
+from plugins.scheduler.messages.options import AUTO
 from plugins.scheduler.messages.spec import Pack
 
 
@@ -109,6 +110,17 @@ def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | Non
         chosen[at] = tightest(able, key=lambda host: left[host])
         del left[chosen[at]]
     return [chosen[at] for at in range(len(needs))]
+
+
+def in_company(
+    ranks_now: Mapping[HostId, int], group: str, company: Container[HostId], workers: int, pack: Pack
+) -> Mapping[HostId, int]:
+    """The hosts that a job without GPUs may have which takes turns with the jobs of a group, with the ranks of each:
+    those where jobs of its group are (`company`). Jobs that say `auto` also have hosts without ranks. All hosts when
+    there is none of these, or too few for workers that lie apart."""
+    ours = {host: ranks for host, ranks in ranks_now.items() if host in company or (group == AUTO and not ranks)}
+    few = not ours or (pack == "apart" and len(ours) < workers)
+    return ranks_now if not group or few else ours
 
 
 def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:

@@ -114,7 +114,9 @@ class CoordinatedGangs:
             job, limit = self.queue.jobs.get(event.job), packlimit(self.queue, self.settings)
             free = self._free_now(job, limit, now_s)
             ranks = views.ranks_of(self.queue)
-            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
+            company = views.company_of(self.queue, job)
+            seen = gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit, company)
+            self.gangs.handle(seen, now_s)
         for action in self.gangs.handle(event, now_s):
             match action:
                 case gang.ProposePlacement():

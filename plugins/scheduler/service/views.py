@@ -18,6 +18,7 @@ from plugins.scheduler.machine.log.beside import beside
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.log.replacing import why_not
+from plugins.scheduler.messages.options import AUTO
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.carrying import is_equal, shares_of
@@ -301,6 +302,7 @@ def job_view(
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
         elastic=_elastic(job, bool(shown)),
+        share_host=job.spec.share_host,
     )
 
 
@@ -501,6 +503,17 @@ def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None
         return free
     allowed = standing.gpu_capacity.free_for(job)
     return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}
+
+
+def company_of(queue: JobTable, job: Job | None) -> frozenset[HostId]:
+    """Hosts where jobs run with which this one takes turns (`JobSpec.share_host`)."""
+    group = "" if job is None else job.spec.share_host
+    if job is None or not group:
+        return frozenset()
+    others = (other for other in queue.live() if other.placed and other.id != job.id)
+    same = (other for other in others if other.spec.share_host == group)
+    ours = (other for other in same if group == AUTO or other.spec.tenant == job.spec.tenant)
+    return frozenset(place.host for other in ours for place in other.start.places)
 
 
 def ranks_of(queue: JobTable) -> dict[HostId, int]:

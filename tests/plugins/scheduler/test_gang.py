@@ -272,3 +272,28 @@ def test_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased
     if J1 in coordinator.gangs.searches:
         note(coordinator.dispatch(GrantOver(J1, 1, placed=False)))
         assert kept == set(), "a host keeps GPUs for a gang that nobody places"
+
+
+def test_a_job_that_takes_turns_goes_where_its_group_is() -> None:
+    """Reference: Harmony §4.3.1: jobs of a group share all its hosts."""
+    rack = Coordinator({H1: 0, H2: 0, H3: 0})
+    for group, busy, where in (
+        ("night", {H1: 0, H2: 5, H3: 5}, {H2: 1, H3: 1}),
+        ("auto", {H1: 0, H2: 5, H3: 5}, {H1: 2}),
+        ("auto", {H1: 3, H2: 5, H3: 5}, {H2: 1, H3: 1}),
+        ("", {H1: 0, H2: 5, H3: 5}, {H1: 2}),
+    ):
+        rack.gangs = Gangs(SchedulerSettings())
+        company = frozenset((H2, H3)) if group else frozenset()
+        rack.gangs.handle(RackSeen(rack.free, busy, company=company), 0.0)
+        spec = JobSpec.parse({"argv": ["x"], "workers": 2, "gpus_per_worker": 0, "share_host": group})
+        found = asks(list(rack.gangs.handle(GrantSeen(J1, 1, spec), 0.0)))
+        assert {host: ask.workers for host, ask in found.items()} == where, (group, busy)
+
+
+def test_workers_that_lie_apart_leave_the_hosts_of_their_group_where_those_are_too_few() -> None:
+    rack = Coordinator()
+    rack.gangs.handle(RackSeen({H1: 0, H2: 0}, {H1: 0, H2: 5}, company=frozenset((H2,))), 0.0)
+    more = {"workers": 2, "gpus_per_worker": 0, "share_host": "night", "pack": "apart"}
+    found = asks(list(rack.gangs.handle(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], **more})), 0.0)))
+    assert sorted(found) == [H1, H2]

@@ -39,7 +39,7 @@ from plugins.scheduler.messages.commands import (
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
 from plugins.scheduler.policy.carrying import Carried, carried_after
-from plugins.scheduler.policy.place import grow, place, spread, stand_in
+from plugins.scheduler.policy.place import grow, in_company, place, spread, stand_in
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
@@ -111,6 +111,8 @@ class RackSeen(msgspec.Struct, frozen=True):
     ranks: dict[HostId, int]
     packlimit: float | None = None
     """The packing limit fitted from history; None: the one that was set."""
+    company: frozenset[HostId] = frozenset()
+    """Hosts where jobs run with which the job that is looked at next takes turns."""
 
 
 class KeptForAnother(msgspec.Struct, frozen=True):
@@ -203,6 +205,7 @@ class Gangs:
         self.searches: dict[JobId, HostSearch] = {}
         self.free: dict[HostId, int] = {}
         self.ranks: dict[HostId, int] = {}
+        self.company: frozenset[HostId] = frozenset()
         self.packlimit = settings.packlimit
         self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
         """Refusals: (host, whether parts were asked for) -> (free GPUs by the host's own word, until when that
@@ -211,7 +214,7 @@ class Gangs:
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
             case RackSeen():
-                self.free, self.ranks = dict(event.free), dict(event.ranks)
+                self.free, self.ranks, self.company = dict(event.free), dict(event.ranks), event.company
                 self.packlimit = self.settings.packlimit if event.packlimit is None else event.packlimit
                 return ()
             case GrantSeen():
@@ -416,7 +419,8 @@ class Gangs:
         if search.sought is not None:
             return self._stand_ins(search, search.sought, now_s)
         if not spec.gpus_per_worker:
-            return spread(self.ranks, spec.workers, spec.pack)
+            hosts = in_company(self.ranks, spec.share_host, self.company, spec.workers, spec.pack)
+            return spread(hosts, spec.workers, spec.pack)
         free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
 
@@ -426,7 +430,7 @@ class Gangs:
         free = self._known_free(search, now_s) if each else self.ranks
         may = {host: count for host, count in free.items() if host in has or host not in sought.avoid}
         if not each:
-            return spread(may, sought.begins)
+            return spread(in_company(may, search.spec.share_host, self.company, 1, "any"), sought.begins)
         return grow({host: count // each for host, count in may.items()}, sought.begins, has)
 
     def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:

@@ -22,6 +22,8 @@ class _Timed(msgspec.Struct, frozen=True):
     step_s: float
     input_s: float
     communicate_s: float
+    sending_s: float
+    turns_s: float
 
 
 class GrantSteps:
@@ -46,7 +48,8 @@ class GrantSteps:
         if fact.memory_bytes:
             self.memory_bytes[fact.rank] = fact.memory_bytes
         if fact.step_s > 0:
-            self._timed.append(_Timed(fact.step_s, fact.input_s, fact.communicate_s))
+            timed = fact.step_s, fact.input_s, fact.communicate_s, fact.sending_s, fact.turns_s
+            self._timed.append(_Timed(*timed))
 
     def step_s(self) -> float | None:
         """The median step time in seconds; None while there are too few."""
@@ -62,6 +65,8 @@ class GrantSteps:
             communicate_s=round(median(timed.communicate_s for timed in self._timed), 6),
             memory_bytes=max(self.memory_bytes.values(), default=0),
             boundary=self.boundary,
+            sending_s=round(median(timed.sending_s for timed in self._timed), 6),
+            turns_s=round(median(timed.turns_s for timed in self._timed), 6),
         )
 
 
