@@ -28,7 +28,11 @@ KNOWN = {
     "age_s": 0.0,
 }
 UNKNOWN = {
-    **{**KNOWN, "group": "lab/night/j3", "pool": "lab/night", "hosts": ["gpu3"], "decided": "j3 is not profiled yet"},
+    **KNOWN,
+    "group": "lab/night/j3",
+    "pool": "lab/night",
+    "hosts": ["gpu3"],
+    "decided": "j3 is not profiled yet",
     "jobs": [job("j3", profiled=False, left_s=None, step_s=0.0)],
     **dict.fromkeys(("predicted_s", "cpu", "net", "cpu_measured", "net_measured")),
 }

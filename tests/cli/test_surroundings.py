@@ -20,8 +20,8 @@ Job = Callable[..., dict[str, Any]]
 answers = rack_answers.answers
 LOOKS = (
     "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volume ls", "volume show demo", "memory", "tensors",
-    "leader", "status", "quota", "voters", "interference", "groups", "version", "--help", "submit --help", "nonsense", "job j9",
-    "doctor", "wait j1", "logs j1", "submit -- true",
+    "leader", "status", "quota", "voters", "interference", "groups", "version", "--help", "submit --help", "nonsense",
+    "job j9", "doctor", "wait j1", "logs j1", "submit -- true",
 )  # fmt: skip
 ODD = "größe=数 😀 \udce9"
 
