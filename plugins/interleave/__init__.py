@@ -1,5 +1,4 @@
 """Interleaving: many jobs on one set of hosts, one computing while another uses the network.
-Not live: it has no service, so no agent loads it; `covey-sim groups` runs its machine on modelled hosts.
 
 Paper: Harmony, in Woo-Yeon Lee, chapter 4, Seoul National University 2020. A job that is trained over the network
 leaves its processors idle while it communicates and its network idle while it computes. Two jobs put together at
@@ -20,7 +19,9 @@ Words. *group*: jobs that share a set of hosts, and the hosts. *iteration* of a 
 input data; *spilled* blocks are on disk and are reloaded while others are processed.
 
     messages   about jobs, groups and turns                       policy   model, grouping, regrouping, spilling
-    machine    groups: which jobs run where; turns: which subtask runs now on one host
+    machine    groups: which jobs run where; turns: which subtask runs now on one host, for the simulator
+    service    turns: the pages on which ranks take turns
 
-This plugin has no service: it decides, and nothing on a live host asks it yet.
+On a live host, jobs that share it on purpose (`agentctl submit --share-host`) take turns by the rules of
+`covey/tensors/turns`; `service/turns.py` gives their processes the page for that, and writes the order.
 """
