@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from covey.core.ids import JobId
-from plugins.interleave.machine.groups import PRINTED
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import JobProfile, Weights, iteration_s
+from plugins.interleave.policy.rules import PRINTED
 from plugins.interleave.policy.schedule import schedule
 from sim.groups import groups
 from sim.groups import memory as group_memory

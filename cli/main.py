@@ -25,6 +25,7 @@ LOOK, ACT = "look", "act"
 NOUNS = {
     "hosts": (LOOK, "list hosts, their state, and what each can spare; drain one"),
     "gpus": (LOOK, "list all GPUs and who holds each (--watch: how jobs share them)"),
+    "groups": (LOOK, "show which jobs share hosts in turns, and how busy they keep them"),
     "interference": (LOOK, "show how much jobs that share a GPU slow the guaranteed one"),
     "jobs": (LOOK, "list jobs, and why each is in its state (-a: ended ones too)"),
     "job": (LOOK, "show one job: hosts, ranks, steps"),
@@ -51,18 +52,8 @@ NOUNS = {
 FOLDERS = {
     "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
     "jobs": (
-        "cancel",
-        "interference",
-        "job",
-        "jobs",
-        "logs",
-        "move",
-        "quota",
-        "scale",
-        "submit",
-        "tensors",
-        "tune",
-        "wait",
+        *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
+        *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
     "memory": ("memory", "slabs"),
 }

@@ -105,6 +105,10 @@ class JobPlaced(Fact, frozen=True):
     of its number, as does one whose owner has an empty name."""
     owners_since: int = 0
     """The number of the configuration that said so: each that says it again ends what people wished meanwhile."""
+    share_host: str = ""
+    """The group of jobs with which it takes turns on hosts that they share; empty: it takes no turns."""
+    workers: int = 0
+    """The fewest processes of an elastic job; 0: it is not elastic."""
 
 
 class WantedArrangement(msgspec.Struct, frozen=True):

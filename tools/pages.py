@@ -72,6 +72,7 @@ ROUTES = {
     "GET /v1/status": "the answering agent, its plugins, its notes",
     "GET /v1/gpus": "every GPU of the rack, and who holds it",
     "GET /v1/interference": "what jobs on one GPU cost the guaranteed one",
+    "GET /v1/groups": "jobs that share hosts in turns, group by group",
     "GET /v1/shared_gpus": "every GPU that jobs share, and what each may do there",
     "GET /v1/slabs": "which slab of which volume lies where",
     "GET /v1/tensors": "which aggregator sums the tensors of which job",

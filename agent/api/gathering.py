@@ -31,6 +31,7 @@ LISTS = {
     "tensors": "agent.rack_tensors",
     "shared_gpus": "agent.rack_shared_gpus",
     "interference": "agent.rack_interference",
+    "groups": "agent.rack_groups",
     "voters": "agent.voters",
 }
 """Path under /v1 -> command of each list to which every host adds: `?timeout_s=` says how long it waits for hosts, and

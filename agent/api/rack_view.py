@@ -23,6 +23,7 @@ from plugins.views import (
     AggregatorJobView,
     EventLine,
     GpuRow,
+    GroupView,
     HostRow,
     InterferenceView,
     LeaderView,
@@ -103,6 +104,7 @@ READS: Mapping[str, type[msgspec.Struct]] = {
     "aggregator.tensors": AggregatorJobView,
     "sharing.gpus": SharedGpuView,
     "sharing.interference": InterferenceView,
+    "interleave.groups": GroupView,
 }
 """The reads that one agent may ask of another: command -> kind of its rows."""
 
@@ -135,6 +137,7 @@ class RackView:
             "agent.rack_tensors": self._rack("aggregator.tensors"),
             "agent.rack_shared_gpus": self._rack("sharing.gpus"),
             "agent.rack_interference": self._rack("sharing.interference"),
+            "agent.rack_groups": self._rack("interleave.groups"),
         }
 
     # ---- from gossip and the log ----

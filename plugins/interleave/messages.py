@@ -1,49 +1,72 @@
-"""Messages about groups (Harmony §4.3): profiles go to the coordinator of a group, plans come from it, turns are
-local.
+"""Messages about jobs that share hosts (Harmony §4.3): what hosts measured of a job goes to its coordinator, and from
+there, as its profile, to those who may have to decide about the pool.
 
-A plan names the epoch of each group that it replaces; a host takes it only when it is still in that epoch, so of two
-plans made at the same time one fails and its maker looks again.
+    host of some ranks --StepsMeasured--> the job's coordinator --ProfilesTold--> coordinators of jobs of the same pool,
+                                                             the lowest live host of the pool, hosts of the same group
+
+Nothing here changes anything: who wants another arrangement asks the log for it (`plugins.facts.ArrangementsWanted`).
+All of it is sent again and again, so a lost message is none.
 """
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from covey.core.events import Message
-from covey.core.ids import ID_PATTERN, HostId, JobId
+from covey.core.ids import ID_PATTERN
 
 Need = Literal["comp", "comm"]
 """Resource that a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53))]
+JOBS_MAX = 64
+"""Profiles in one message."""
 
 
-class SubtaskTimed(Message, frozen=True):
-    """A host ran one subtask of a job while the group had `hosts` hosts."""
+class StepsMeasured(Message, frozen=True):
+    """Host -> the job's coordinator: how long the parts of a mini-batch take here, as moving averages."""
 
     job: Name
-    need: Need
-    took_s: Seconds
-    hosts: Annotated[int, Meta(ge=1, le=1 << 20)]
+    epoch: Count
+    config: Count
+    """The configuration in which it was measured (`plugins.facts.JobPlaced.config`)."""
+    step: Count
+    """The newest mini-batch that a process here finished."""
+    timings: Count
+    """Mini-batches that were measured in this configuration."""
+    comp_s: Seconds
+    """Seconds in which the job computes here."""
+    comm_s: Seconds
+    """Seconds in which it communicates, or waits for others."""
+    sent_s: Seconds
+    """Seconds in which it sends, in turns (COMM); 0 where it takes no turns."""
+    step_s: Seconds
+    """Seconds from one mini-batch to the next, waits included."""
 
 
-class ProposeGroup(Message, frozen=True):
-    """Coordinator -> hosts: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
+class ProfileTold(msgspec.Struct, frozen=True):
+    """One job, as its coordinator knows it. Of two the one of the later epoch and step is newer."""
 
-    group: Epoch
-    replaces: Epoch
-    jobs: Annotated[tuple[JobId, ...], Meta(max_length=4096)]
-    """Jobs in the order in which their subtasks take turns, the same on every host."""
-    hosts: Annotated[tuple[HostId, ...], Meta(max_length=1 << 16)]
+    job: Name
+    epoch: Count
+    config: Count
+    step: Count
+    timings: Count
+    work_s: Seconds
+    """Host-seconds of computing in one mini-batch (`policy/model.JobProfile`)."""
+    net_s: Seconds
+    """Seconds of communication in one mini-batch."""
+    step_s: Seconds
+    """Seconds from one mini-batch to the next, as measured."""
 
 
-class GroupAnswered(Message, frozen=True):
-    """Host -> coordinator: the plan is taken, or why it is not."""
+class ProfilesTold(Message, frozen=True):
+    """A coordinator -> those who may have to decide about the pool."""
 
-    group: Epoch
-    refused: Annotated[str, Meta(max_length=300)] = ""
+    profiles: Annotated[tuple[ProfileTold, ...], Meta(max_length=JOBS_MAX)]
 
 
-Messages = SubtaskTimed | ProposeGroup | GroupAnswered
+Messages = StepsMeasured | ProfilesTold

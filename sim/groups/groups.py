@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import msgspec
 
 from covey.core.ids import JobId
-from plugins.interleave.machine.groups import OURS, PRINTED, WEIGHTS
 from plugins.interleave.policy.model import JobProfile, Weights
+from plugins.interleave.policy.rules import OURS, PRINTED, WEIGHTS
 from plugins.interleave.policy.schedule import Grouping, schedule
 from sim.files import text_of
 from sim.groups.cluster import Outcome

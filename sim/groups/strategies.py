@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from covey.core.ids import HostId
 from covey.tensors.turns.rules import LAPS
-from plugins.interleave.machine.groups import (
-    OURS,
-    REVIEW_S,
-    GroupRules,
+from plugins.interleave.policy.rules import OURS, REVIEW_S, GroupRules
+from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
+from sim.groups.memory import Load, collecting, hosts_least, resident
+from sim.groups.one_mind import (
     Groups,
     GroupsAction,
     JobEnded,
@@ -19,8 +19,6 @@ from plugins.interleave.machine.groups import (
     SetGroup,
     SubtaskReported,
 )
-from sim.groups.cluster import Cluster, Event, Outcome, Rules, Shared, Work
-from sim.groups.memory import Load, collecting, hosts_least, resident
 from sim.groups.workload import Job
 from sim.kernel import Kernel
 

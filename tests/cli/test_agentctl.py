@@ -355,6 +355,7 @@ EVERY_LIST = [
     "why j1",
     "voters",
     "interference",
+    "groups",
 ]
 
 
@@ -363,6 +364,7 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
     run: Run, agent: FakeAgent, words: str
 ) -> None:
     agent.replies |= {"GET /v1/voters": {"voters": [], "rows": [], "under_way": ""}, "GET /v1/interference": []}
+    agent.replies["GET /v1/groups"] = []
     assert (run(*words.split())[0], run(*words.split())[2]) == (0, "")
     agent.unanswered = SILENT
     code, out, err = run(*words.split())

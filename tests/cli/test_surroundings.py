@@ -20,8 +20,8 @@ Job = Callable[..., dict[str, Any]]
 answers = rack_answers.answers
 LOOKS = (
     "hosts", "gpus", "jobs -a", "job j1", "why j1", "slabs", "volume ls", "volume show demo", "memory", "tensors",
-    "leader", "status", "quota", "voters", "interference", "version", "--help", "submit --help", "nonsense", "job j9",
-    "doctor", "wait j1", "logs j1", "submit -- true",
+    "leader", "status", "quota", "voters", "interference", "groups", "version", "--help", "submit --help", "nonsense",
+    "job j9", "doctor", "wait j1", "logs j1", "submit -- true",
 )  # fmt: skip
 ODD = "größe=数 😀 \udce9"
 
@@ -38,6 +38,7 @@ def odd(agent: FakeAgent, job: Job, answers: None) -> FakeAgent:
         "GET /v1/jobs/j1/logs": lambda _: log | {"data": ""},
         "GET /v1/why/j1": [rack_answers.STORY | {"reason": ODD}],
         "GET /v1/interference": [],
+        "GET /v1/groups": [],
         "GET /v1/voters": {"rows": [], "under_way": "", "voters": []},
     }
     return agent

@@ -34,7 +34,7 @@ def test_agents_are_followed_to_what_their_plugins_do() -> None:
     graph = reached.graph_of(reached.packages())
     by_agents = reached.reached(graph, reached.AGENT)
     assert {"plugins.memory.machine.borrowing.borrower", "plugins.memory.datapath.lending.slabd"} <= by_agents
-    assert "plugins.interleave.policy.model" in reached.reached(graph, reached.TOOLS) - by_agents
+    assert "plugins.interleave.machine.turns" in reached.reached(graph, reached.TOOLS) - by_agents
 
 
 def test_an_import_within_a_function_reaches_and_one_for_types_does_not(graph: grimp.ImportGraph) -> None:

@@ -18,10 +18,21 @@ EQUAL = 1e-12
 """Difference in score below which scores are equal, and fewer jobs are preferred."""
 
 
-def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
-    """(score, groups) over all subsets of jobs, all their partitions and all ways to give them all hosts. A set of jobs
-    is a whole number, job j its bit 1 << j."""
-    worth = _worth(jobs, hosts, weights)
+def exhaustive(
+    jobs: Sequence[JobProfile], hosts: int, weights: Weights, jobs_min: int = 0
+) -> tuple[float, tuple[Group, ...]]:
+    """(score, groups) over all subsets of at least `jobs_min` jobs, all their partitions and all ways to give them all
+    hosts. A set of jobs is a whole number, job j its bit 1 << j."""
+    worth = worth_of(jobs, hosts, weights)
+    score, sets = best_sets(worth, hosts, jobs_min)
+    return score, tuple(
+        Group(tuple(job for bit, job in enumerate(jobs) if members >> bit & 1), given) for members, given in sets
+    )
+
+
+def best_sets(worth: Floats, hosts: int, jobs_min: int = 0) -> tuple[float, tuple[tuple[int, int], ...]]:
+    """(score, sets with their hosts) that are worth most together, with at least `jobs_min` jobs: `worth` as of
+    `worth_of`."""
     best = np.full_like(worth, -np.inf)
     best[0, 0] = 0.0
     for members in range(1, len(worth)):
@@ -29,12 +40,15 @@ def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tupl
         for given in range(1, hosts + 1):
             reached = (worth[first, given, None] + best[others, : hosts + 1 - given]).max(axis=0)
             np.maximum(best[members, given:], reached, out=best[members, given:])
+    for members in range(len(worth)):
+        if members.bit_count() < jobs_min:
+            best[members, hosts] = -np.inf  # no set that is looked at below has all hosts
     top = float(best[:, hosts].max())
     members = min(np.flatnonzero(best[:, hosts] >= top - EQUAL).tolist(), key=lambda each: (each.bit_count(), each))
-    return max(0.0, top) / hosts, _groups(jobs, hosts, members, worth, best)
+    return max(0.0, top) / hosts, _sets(hosts, members, worth, best)
 
 
-def _worth(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> Floats:
+def worth_of(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> Floats:
     """Hosts times score of every set of jobs as one group. Shape (2^jobs, hosts + 1); -inf without hosts."""
     given = np.arange(1, hosts + 1)
     work, net, bonus = np.zeros(1), np.zeros(1), np.zeros(1)
@@ -61,15 +75,14 @@ def _splits(members: int) -> tuple[Ints, Ints]:
     return members ^ left, left
 
 
-def _groups(jobs: Sequence[JobProfile], hosts: int, members: int, worth: Floats, best: Floats) -> tuple[Group, ...]:
-    """The groups that make up the best of this set on all hosts."""
-    found: list[Group] = []
+def _sets(hosts: int, members: int, worth: Floats, best: Floats) -> tuple[tuple[int, int], ...]:
+    """The groups that make up the best of this set on all hosts: their jobs, and the number of their hosts."""
+    found: list[tuple[int, int]] = []
     while members:
         first, others = _splits(members)
         given = np.arange(1, hosts + 1)
         reached = worth[first][:, given] + best[others][:, hosts - given]
         at, more = divmod(int(reached.argmax()), hosts)
-        group = int(first[at])
-        found.append(Group(tuple(job for bit, job in enumerate(jobs) if group >> bit & 1), more + 1))
+        found.append((int(first[at]), more + 1))
         members, hosts = int(others[at]), hosts - more - 1
     return tuple(found)

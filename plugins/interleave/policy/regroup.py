@@ -8,7 +8,7 @@ A change of groups pauses jobs and moves models, so it must be worth 5 %, and it
                    unless one with more is 5 % better
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import msgspec
@@ -115,6 +115,30 @@ def repaired(
     if best is None or best.score < now * (1 + WORTH):
         return None
     return best
+
+
+def rearranged(
+    groups: Sequence[Group],
+    broken: int,
+    hosts: int,
+    weights: Weights,
+    best_of: Callable[[Sequence[JobProfile], int], Sequence[Group]],
+) -> Change | None:
+    """As `repaired`, where no job waits and every job has to run: group `broken` and the smallest others, as few as are
+    worth it, arranged anew by `best_of`. Hosts in no group are given to them. None when nothing is worth it."""
+    now = score_of(groups, hosts, weights)
+    idle = hosts - sum(group.hosts for group in groups)
+    others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
+    best: Change | None = None
+    for count in range(len(others) + 1):
+        taken = (broken, *others[:count])
+        jobs = [job for at in taken for job in groups[at].jobs]
+        given = sum(groups[at].hosts for at in taken) + idle
+        found = tuple(best_of(jobs, given))
+        score = score_of(_with(groups, taken, found), hosts, weights)
+        if best is None or score >= best.score * (1 + WORTH):
+            best = Change(taken, found, score)
+    return best if best is not None and best.score >= now * (1 + WORTH) else None
 
 
 def _with(groups: Sequence[Group], replaced: Sequence[int], by: Sequence[Group]) -> list[Group]:

@@ -78,8 +78,8 @@ def schedule(
     if not jobs or hosts < 1:
         return grouping((), hosts, weights)
     is_few = len(jobs) <= EXACT_JOBS and 3 ** len(jobs) * hosts**2 <= EXACT_STEPS
-    if is_few and jobs_min <= 1 and group_max is None and starts_max != 0:
-        return grouping(exhaustive(jobs, hosts, weights)[1], hosts, weights)
+    if is_few and group_max is None and starts_max != 0:
+        return grouping(exhaustive(jobs, hosts, weights, jobs_min)[1], hosts, weights)
     work = np.array([job.work_s for job in jobs])
     net = np.array([job.net_s for job in jobs])
     found: list[_Found] = []

@@ -6,7 +6,7 @@ ranks go on taking turns on the page that they have, and join the page of the ne
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from covey.core.events import Fact
 from covey.core.ids import JobId
@@ -61,7 +61,7 @@ class TurnsGroup:
         self.turns.assign(slot, self.keys[job], len(self.keys))
         self.peers[peer] = slot
         self.lost[slot] = 0
-        self.order()
+        self.order({})
         return slot
 
     def remove(self, peer: JobPeer) -> None:
@@ -70,9 +70,9 @@ class TurnsGroup:
         jobs = {peer.job for peer in self.peers}
         self.keys = {job: key for job, key in self.keys.items() if job in jobs}
 
-    def order(self) -> None:
-        """Write the order of turns."""
-        places = {job: place for place, job in enumerate(turn_order(self.keys))}
+    def order(self, left_s: Mapping[JobId, float]) -> None:
+        """Write the order of turns. `left_s`: what each job has left, in seconds, as far as it is known."""
+        places = {job: place for place, job in enumerate(turn_order(self.keys, left_s))}
         for peer, slot in self.peers.items():
             if peer.job is not None:
                 self.turns.put(slot, PLACE, places[peer.job])
@@ -90,8 +90,8 @@ class TurnsGroup:
 class HostTurns:
     """The pages of turns of this host."""
 
-    def __init__(self, host: Host, settings: InterleaveSettings) -> None:
-        self._host, self._settings = host, settings
+    def __init__(self, host: Host, settings: InterleaveSettings, left_s: Callable[[], Mapping[JobId, float]]) -> None:
+        self._host, self._settings, self._left_s = host, settings, left_s
         self.groups: dict[str, TurnsGroup] = {}
 
     def start(self) -> None:
@@ -153,7 +153,7 @@ class HostTurns:
         """Free what is left over, and name turns that last long or were lost."""
         self._sweep()
         for group in self.groups.values():
-            group.order()
+            group.order(self._left_s())
             for need in DOES:
                 self._name_long(group, need)
             self._name_lost(group)

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
 from covey.tensors.turns.rules import LAPS
-from plugins.interleave.machine.groups import (
-    LEAN,
-    OURS,
+from plugins.interleave.machine.timed import JobTimings
+from plugins.interleave.machine.turns import Finished, OrderChanged, Run, TurnAsked, Turns
+from plugins.interleave.policy import model
+from plugins.interleave.policy.model import Group, JobProfile
+from plugins.interleave.policy.rules import LEAN, OURS, PRINTED, GroupRules
+from sim.groups.one_mind import (
     PATIENCE_S,
-    PRINTED,
     GroupHostsChanged,
-    GroupRules,
     Groups,
     JobEnded,
     JobSubmitted,
@@ -24,10 +25,6 @@ from plugins.interleave.machine.groups import (
     Shared,
     SubtaskReported,
 )
-from plugins.interleave.machine.timed import JobTimings
-from plugins.interleave.machine.turns import Finished, OrderChanged, Run, TurnAsked, Turns
-from plugins.interleave.policy import model
-from plugins.interleave.policy.model import Group, JobProfile
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 HOSTS = [HostId(f"h{n:02}") for n in range(12)]

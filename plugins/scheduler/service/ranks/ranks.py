@@ -313,7 +313,8 @@ class LocalRanks:
         self.told_since[job.id] = job.healing.healed
         of = job.id, job.grant.epoch, job.spec.tenant, job.spec.world_size, job.start.places, job.start.tables
         how = job.healing.healed, dict(job.start.carried), job.start.owners, job.start.owners_since
-        self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how))
+        shares = job.spec.share_host, job.spec.workers if job.spec.elastic else 0
+        self.host.publish(JobPlaced(*of, job.spec.remote_memory, *how, *shares))
         if job.spec.elastic:
             self._tell_tuned(job)
 

@@ -1,4 +1,8 @@
-"""Groups of jobs that share hosts: the coordinator's side (Harmony §4.3.2).
+"""Groups by one mind that knows everything at once, as in the paper: for comparisons in virtual time (Harmony §4.3.2).
+
+A rack has no such mind (`plugins/interleave/policy/decide.py`): there each host knows what it heard, every job that the
+log placed runs, and whoever decides asks for an arrangement that may be refused. This one may pause jobs, and what it
+decides is so. Both use the same policies: how fast a group runs, which jobs belong together, what is worth a change.
 
     submitted -> profiling -> running -> ended
                      `------> paused <-> running        (profiled, and waits for a place)
@@ -25,55 +29,20 @@ from covey.core.ids import HostId, JobId
 from plugins.interleave.machine.timed import JobTimings
 from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup
-from plugins.interleave.policy.model import Group, JobProfile, Weights, iteration_s, score_of
+from plugins.interleave.policy.model import Group, JobProfile, iteration_s, score_of
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, ordered, weighted
+from plugins.interleave.policy.rules import OURS, REVIEW_WORTH, GroupRules
 from plugins.interleave.policy.schedule import Grouping, schedule
 
 TIMINGS_MIN = 3
 """Subtasks of each sort that are timed before a job counts as profiled. Ours; the paper takes "average execution
 times"."""
-LOOK = 32
-"""Jobs that a decision looks at, the first ones (`policy/order`); with many hosts one for every three of them. Ours: 20
-leave hosts 2 % more idle, with 40 jobs end later in the mean."""
-REVIEW_S = 1800.0
-"""Seconds between two `ReviewDue`. Ours: after 3,600 hosts are 1 % more idle, after 900 as busy, with more moves."""
-REVIEW_WORTH = 0.02
-"""Relative gain in score for which a review arranges all anew. It is less than the gain for which a job that comes or
-goes may change groups (`regroup.WORTH`), since it lasts until the next review."""
-WEIGHTS = Weights(0.9, 0.1)
-"""Weights of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts
-carries no more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up
-in one large group that keeps the network busy, one after another."""
-LEAN = 1.04
-"""Factor by which communication is planned to take longer than measured. Times change with the company, by 10 % and
-more where memory is short; of two groups planned to keep both resources just busy, one then lacks computing and idles
-processors. So plans have some to spare, and what they lack is rather the network."""
 PROFILING_HOSTS = 16
 """Hosts of a group in which jobs are tried out. Ours: in turns on many hosts all are timed in minutes; with each on the
 fewest, as in the paper (§4.3.2), the longest iteration takes an hour."""
 PATIENCE_S = 6 * 3600.0
 """Seconds after which a waiting job goes before all others, whatever it needs."""
 
-
-class GroupRules(msgspec.Struct, frozen=True):
-    """Rules by which jobs are chosen."""
-
-    weights: Weights = WEIGHTS
-    look: int | None = LOOK
-    """Jobs that a decision looks at; None: all of them."""
-    by_left: bool = True
-    """The job with the least left goes first, each has its bonus, and there are reviews (`policy/order`); else jobs go
-    as they came."""
-    lean: float = LEAN
-    """Factor by which communication is planned to take longer than measured."""
-    polish: bool = True
-    """Is a grouping polished, or for few jobs the best of all searched for? (`policy/schedule`)"""
-
-
-OURS = GroupRules()
-PRINTED = GroupRules(Weights(2 / 3, 1 / 3), None, by_left=False, lean=1.0, polish=False)
-"""Rules as the paper prints them, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they
-came, nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
