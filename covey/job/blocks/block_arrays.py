@@ -105,10 +105,8 @@ def code_digest(load: Callable[[int], object]) -> str:
 def _add_code(found: "hashlib._Hash", code: CodeType) -> None:
     found.update(code.co_code)
     found.update(repr(code.co_names).encode())
-    for each in code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts:
+    for each in code.co_consts:
         if isinstance(each, CodeType):
             _add_code(found, each)
         else:
-            found.update(
-                repr(each).encode() if not isinstance(each, frozenset) else repr(sorted(map(repr, each))).encode()
-            )
+            found.update(repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each).encode())

@@ -10,9 +10,9 @@
                 sums = rank.push("g", g)
         w -= 0.1 * sums.wait()
 
-Block k belongs to rank k mod V for ever, so it is in the process that carries that rank. `load(k)` makes it there, once;
-a process that takes the rank over while the one before lives gets it from there. Data does not change: what is computed
-of it goes into sums, so nothing can be lost or counted twice, whoever holds a Block.
+Block k belongs to rank k mod V for ever, so it is in the process that carries that rank. `load(k)` makes it there,
+once; a process that takes the rank over while the one before lives gets it from there. Data does not change: what is
+computed of it goes into sums, so nothing can be lost or counted twice, whoever holds a Block.
 """
 
 from collections.abc import Callable, Iterator
