@@ -4,7 +4,6 @@ Threads are processes here; connections, aggregators and what moves Blocks are r
 """
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,15 +14,20 @@ import numpy as np
 import pytest
 
 from covey.core.errors import CoveyError
+from covey.core.ids import HostId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.job.blocks import exchange as exchanges
+from covey.job.blocks import seeking
+from covey.job.blocks.block_wire import AboutBlocks, BlocksHeld, encode_blocks
 from covey.job.blocks.data_blocks import DataBlocks, added, declared_blocks
 from covey.job.blocks.exchange import Exchange
 from covey.job.blocks.exchange import Process as BlockProcess
 from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
 from covey.job.job_state import ScriptState, begun
-from tests.covey.test_carrying import JOB, ElasticGang, Process, reached, until
+from covey.tensors.numbers.telling import Tell, ToldByRank
+from covey.wire.job import AggregatorAt, Carries
+from tests.covey.test_carrying import JOB, ElasticGang, Process, reached
 
 BLOCKS, WIDTH, RANKS = 14, 900, 6
 
@@ -119,7 +123,7 @@ class DataGang(ElasticGang):
         assert self.end() == self.total()
         for process in kept.values():
             assert process.carried is not None
-            here = {k for k in process.exchange.sets["data"].store}
+            here = set(process.exchange.sets["data"].store)
             mine = {k for k in range(self.blocks) if k % self.ranks in process.carried.members}
             assert mine <= here, (process.first, mine, here, self.told())
         carried = [rank for each in kept.values() if each.carried for rank in each.carried.members]
@@ -207,3 +211,103 @@ def change_at_random(gangs: Callable[..., DataGang], seed: int) -> None:
             case _:
                 pass
     gang.end_with_one_owner()
+
+
+class Agents:
+    """The part of a job that `job.data` needs in a test without agents."""
+
+    def exchange(self) -> Exchange:
+        return Exchange(BlockProcess("j1", 0, 0, 2, lambda: None, lambda text: None), lambda: pytest.fail("it asked"))
+
+    def data(self, entered: int | None, **more: Any) -> DataBlocks:
+        given = {"name": "data", "blocks": 5, "load": content, "bytes_max": "1 MiB", **more}
+        return added(self.exchange(), declared_blocks(**given), given["load"], 2, lambda: entered)
+
+
+def refused(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(CoveyError) as error:
+        call()
+    assert len(str(error.value).splitlines()) == 3
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_data_that_cannot_be_is_refused_in_three_lines() -> None:
+    refused(lambda: declared_blocks("data", 5, None, 10), "load=")
+    refused(lambda: declared_blocks("data", 0, content, 10), "0 Blocks")
+    refused(lambda: declared_blocks("data", 1 << 20, content, 10), "1048576 Blocks")
+    refused(lambda: declared_blocks("data", 5, content, 0), "bytes=0")
+    exchange = Agents().exchange()
+    added(exchange, declared_blocks("data", 5, content, 10), content, 2, lambda: None)
+    refused(
+        lambda: added(exchange, declared_blocks("data", 6, content, 10), content, 2, lambda: None), "5 Blocks already"
+    )
+
+
+def test_a_block_is_given_to_the_rank_that_it_belongs_to_alone() -> None:
+    refused(lambda: next(Agents().data(None).of(1)), "no rank was entered", "belongs to rank 1")
+    refused(lambda: next(Agents().data(0).of(1)), "computes as rank 0")
+    refused(lambda: Agents().data(0)[3], "belongs to rank 1")
+    data = Agents().data(1)
+    assert (data[3] == content(3)).all() and [k for k, _ in data.of(1)] == [1, 3] and data.loaded == 2
+    with pytest.raises(IndexError):
+        data[5]
+
+
+def test_blocks_that_are_declared_otherwise_elsewhere_are_refused() -> None:
+    """The script was changed while the job ran: a process that begins later runs other code."""
+    for theirs, word in (
+        (declared_blocks("data", 6, content, "1 MiB"), "blocks 5 here and 6 there"),
+        (declared_blocks("data", 5, content, "2 MiB"), "bytes 1048576 here and 2097152 there"),
+        (declared_blocks("data", 5, lambda k: content(k) + 1, "1 MiB"), "load is other code"),
+    ):
+        exchange = Exchange(BlockProcess("j1", 1, 1, 2, lambda: None, lambda text: None), Silent)
+        mine = declared_blocks("data", 5, content, "1 MiB")
+        data = added(exchange, mine, content, 2, lambda: 1)
+        exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+        answer = encode_blocks(BlocksHeld(1, "", (theirs,)))
+        assert exchange.told(ToldByRank(0, AboutBlocks.ANSWER, 0, answer))
+        refused(lambda data=data: data[1], word)
+        exchange.close()
+
+
+class Silent:
+    """Other ranks that hear nothing."""
+
+    def tell(self, said: Tell) -> None:
+        pass
+
+
+def test_blocks_are_loaded_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeking, "ASK_S", 0.05)
+    exchange = Exchange(BlockProcess("j1", 1, 1, 2, lambda: None, lambda text: None), Silent)
+    data = added(exchange, declared_blocks("data", 5, content, "1 MiB"), content, 2, lambda: 1)
+    exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+    assert (data[1] == content(1)).all() and (data.loaded, data.moved) == (1, 0)
+    exchange.close()
+
+
+def test_blocks_are_loaded_when_who_has_them_cannot_be_reached() -> None:
+    said: list[str] = []
+    owner = AggregatorAt(JOB, 5, HostId("h1"), "127.0.0.1:9", b"s" * 16)
+    exchange = Exchange(BlockProcess("j1", 1, 1, 2, lambda: owner, said.append), Silent)
+    data = added(exchange, declared_blocks("data", 5, content, "1 MiB"), content, 2, lambda: 1)
+    exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+    answer = encode_blocks(BlocksHeld(1, "127.0.0.1:9", (), {"data": (1, 3)}))
+    exchange.told(ToldByRank(0, AboutBlocks.ANSWER, 0, answer))
+    assert [(block == content(k)).all() for k, block in data.of(1)] == [True, True]
+    assert (data.loaded, data.moved) == (2, 0) and "loads Blocks that process 0 has" in said[0]
+    exchange.close()
+
+
+def test_blocks_that_nobody_takes_are_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Agents().exchange()
+    data = added(exchange, declared_blocks("data", 5, content, "1 MiB"), content, 2, lambda: 1)
+    exchange.carries(Carries(0, {0: (0, 1)}))
+    assert data[1] is not None
+    exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+    exchange.let_go([1])
+    exchange.stepped()
+    assert 1 in exchange.sets["data"].store
+    monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
+    exchange.stepped()
+    assert 1 not in exchange.sets["data"].store
