@@ -368,19 +368,23 @@ class JobClient(OfOneProcess):
         bytes: int | str = "64 MiB",
         *,
         name: str = "data",
+        spill: str | None = None,
+        resident: int | str | None = None,
     ) -> "DataBlocks":
         """Input data in Blocks, of which each process holds those of the ranks that it carries
         (`covey.job.blocks.data_blocks`). `load(k)` returns what is in Block k, the same wherever it is called: an
         array, or a dict of arrays, of at most `bytes` together. For scripts that loop over `carried`; call it before
-        `state`, so that Blocks come while the state does. CoveyError when this cannot be."""
-        from covey.job.blocks.data_blocks import added, declared_blocks
+        `state`, so that Blocks come while the state does. `spill`: "disk" or "remote", for those that are more than
+        `resident` bytes (`covey.job.blocks.spilling_store`). CoveyError when this cannot be."""
+        from covey.job.blocks.data_blocks import added, declared_blocks, store_of
         from covey.job.blocks.exchange import Exchange, Process
 
         self._check_process(f"data {name!r} of job {self.id} is not available here")
         declared, client = declared_blocks(name, blocks, load, bytes), self._client()
+        me = self.rank, self._me.incarnation, self.world_size
+        process = Process(self.id, *me, lambda: client.far.owner(0), client.tell)
+        store = store_of(declared, spill, resident, process)
         if self._blocks is None:
-            me = self.rank, self._me.incarnation, self.world_size
-            process = Process(self.id, *me, lambda: client.far.owner(0), client.tell)
             self._blocks = Exchange(process, lambda: client.far)
             client.about_blocks = self._blocks.told
             with self._lock:
@@ -390,7 +394,7 @@ class JobClient(OfOneProcess):
                 if told is not None and self._me.elastic:
                     self._blocks.carries(told)
         assert load is not None, "declared_blocks has refused that"
-        return added(self._blocks, declared, load, self.world_size, self._entered)
+        return added(self._blocks, declared, load, self.world_size, self._entered, store)
 
     def _entered(self) -> int | None:
         return None if self._carried is None else self._carried.entered

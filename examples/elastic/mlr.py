@@ -60,7 +60,13 @@ def train(options: argparse.Namespace) -> None:
 
     with covey.join() as job:
         size = f"{(options.rows * (options.features + 1) * 4) // 1024 + 1} KiB"
-        data = job.data(options.blocks, lambda k: rows_of(k, options.rows, options.features), bytes=size)
+        data = job.data(
+            options.blocks,
+            lambda k: rows_of(k, options.rows, options.features),
+            bytes=size,
+            spill=options.spill,
+            resident=options.resident,
+        )
         state = job.state(lambda: {"w": w}, load, enter=lambda rank, own: None)
         for step in state.steps(options.steps):
             for rank in job.carried(step):
@@ -72,6 +78,8 @@ def train(options: argparse.Namespace) -> None:
                 time.sleep(options.step_seconds)
             w -= RATE * (sums.wait() / n + DECAY * w)
         print(f"data blocks={data.blocks} loaded={data.loaded} moved={data.moved}", flush=True)
+        if data.spilled:
+            print(data.spilled, flush=True)
         print(f"state sha256={hashlib.sha256(w.tobytes()).hexdigest()}", flush=True)
         if job.rank == 0 and options.check:
             check(w, options)
@@ -106,6 +114,8 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=256, help="rows of a Block (default %(default)s)")
     parser.add_argument("--features", type=int, default=32, help="(default %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="each rank takes at least so long in each step")
+    parser.add_argument("--spill", choices=["disk", "remote"], help="where Blocks go that have no room in memory")
+    parser.add_argument("--resident", help="how much memory Blocks may take in a process, as '64 MiB'; with --spill")
     parser.add_argument("--check", action="store_true", help="compare with a computation in one process")
     parser.add_argument("--out", type=Path, help="the process of rank 0 writes the digest here")
     train(parser.parse_args())

@@ -11,7 +11,7 @@ class BlockStore:
     """The Blocks of one set, by number. Any thread may call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._here: dict[int, BlockArrays] = {}
 
     def __contains__(self, block: int) -> bool:
@@ -19,11 +19,15 @@ class BlockStore:
 
     def __iter__(self) -> Iterator[int]:
         with self._lock:
-            return iter(list(self._here))
+            return iter(sorted(self._here))
 
     def get(self, block: int) -> BlockArrays | None:
         """The Block; None: it is not here."""
         return self._here.get(block)
+
+    def used(self, block: int) -> BlockArrays | None:
+        """As `get`, for the script."""
+        return self.get(block)
 
     def put(self, block: int, arrays: BlockArrays) -> None:
         with self._lock:
@@ -33,11 +37,19 @@ class BlockStore:
         with self._lock:
             self._here.pop(block, None)
 
+    def stepped(self) -> None:
+        """A step has ended."""
+
     @property
     def resident_bytes(self) -> int:
         """Bytes of Blocks in memory."""
         with self._lock:
             return sum(map(bytes_in_block, self._here.values()))
+
+    @property
+    def words(self) -> str:
+        """What lies outside of memory, for people; empty: nothing."""
+        return ""
 
     def close(self) -> None:
         """Give up what is not in memory."""

@@ -15,19 +15,26 @@ once; a process that takes the rank over while the one before lives gets it from
 computed of it goes into sums, so nothing can be lost or counted twice, whoever holds a Block.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from covey.core.errors import CoveyError
+from covey.core.host_memory import available_bytes
 from covey.core.units import parse_size
 from covey.job.blocks.block_arrays import code_digest, for_script
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BLOCK_BYTES_MAX, BLOCKS_MAX, SETS_MAX, DeclaredBlocks
-from covey.job.blocks.exchange import BlockSet, Exchange
+from covey.job.blocks.exchange import BlockSet, Exchange, Process
+from covey.job.blocks.spilled import DiskSpill, RemoteSpill, Spill, spill_folder
+from covey.job.blocks.spilling_store import SpillingStore
 from covey.kernel.this_process import OfOneProcess
 
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
+RESIDENT_PART = 4
+"""The part of the memory that the host has available which Blocks of a process may take unless the script says more:
+one fourth."""
 Load = Callable[[int], Any]
 
 
@@ -76,6 +83,11 @@ class DataBlocks(OfOneProcess):
         """Bytes of Blocks that are in this process's memory."""
         return self._of.store.resident_bytes
 
+    @property
+    def spilled(self) -> str:
+        """How many Blocks are in memory and where the others are, for people; empty without `spill=`."""
+        return self._of.store.words
+
     def of(self, rank: int) -> Iterator[tuple[int, Any]]:
         """Each Block of this rank, in order, as its number and what `load` returned: an array, or a dict of arrays, all
         read-only. Waits while a Block is on its way here. CoveyError outside `with rank:`."""
@@ -98,8 +110,32 @@ class DataBlocks(OfOneProcess):
         return for_script(self._exchange.block(self._of, block))
 
 
+def store_of(declared: DeclaredBlocks, spill: str | None, resident: int | str | None, me: Process) -> BlockStore:
+    """Where the Blocks of a set are kept, as `job.data` says. CoveyError when that cannot be."""
+    if spill is None and resident is None:
+        return BlockStore()
+    what = f"data {declared.name!r} was not declared"
+    if spill not in ("disk", "remote"):
+        why = f"spill={spill!r} is no place for Blocks that have no room in memory"
+        raise CoveyError(what, why, 'give spill="disk" or spill="remote", or leave out resident=')
+    here = available_bytes() // RESIDENT_PART if resident is None else resident
+    size = parse_size(here) if isinstance(here, str) else here
+    if size < 0:
+        raise CoveyError(what, f"resident={size} is no size", "give the bytes of Blocks that memory takes, as '1 GiB'")
+    if spill == "disk":
+        place: Spill = DiskSpill(declared, spill_folder(os.environ))
+    else:
+        place = RemoteSpill(declared, f"{me.job}-blocks-{declared.key:08x}-{me.first}-{me.incarnation}")
+    return SpillingStore(declared.name, place, size, me.people)
+
+
 def added(
-    exchange: Exchange, declared: DeclaredBlocks, load: Load, world_size: int, entered: Callable[[], int | None]
+    exchange: Exchange,
+    declared: DeclaredBlocks,
+    load: Load,
+    world_size: int,
+    entered: Callable[[], int | None],
+    store: BlockStore | None = None,
 ) -> DataBlocks:
     """Another set of Blocks. CoveyError when there is one of that name, or too many."""
     known = exchange.sets.get(declared.name)
@@ -107,6 +143,6 @@ def added(
         what = f"data {declared.name!r} was not declared"
         why = f"it has {known.declared.blocks} Blocks already" if known else f"a job has at most {SETS_MAX} sets"
         raise CoveyError(what, why, "declare each set once, with another name=, and keep what job.data returned")
-    of = BlockSet(declared, load, BlockStore())
+    of = BlockSet(declared, load, store or BlockStore())
     exchange.add(of)
     return DataBlocks(of, exchange, world_size, entered)

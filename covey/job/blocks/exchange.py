@@ -124,7 +124,7 @@ class Exchange:
                     said_s += SAY_S
                     self._me.people(f"waits for Block {block} of {of.declared.name!r} from another process")
                 self._changed.wait(LOOK_S)
-        found = of.store.get(block)
+        found = of.store.used(block)
         if found is None:
             found = given_block(of.declared, block, of.load(block))
             of.loaded += 1
@@ -133,6 +133,8 @@ class Exchange:
 
     def stepped(self) -> None:
         """A step has ended: forget what nobody has asked for."""
+        for each in list(self.sets.values()):
+            each.store.stepped()
         now_s = time.monotonic()
         with self._changed:
             for rank in [rank for rank, since_s in self._left.items() if now_s > since_s + KEEP_S]:
