@@ -211,6 +211,11 @@ class CarriedRanks:
     # ---- from the script ----
 
     @property
+    def is_looping(self) -> bool:
+        """Whether the script is in the loop over `job.carried`."""
+        return self._looping
+
+    @property
     def entered(self) -> int | None:
         """The rank that the script computes as (`with rank:`); None: no rank."""
         return self._machine.entered

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from covey.job.blocks.data_blocks import Load as LoadBlock
     from covey.job.blocks.exchange import Exchange
     from covey.job.carrying import CarriedRank, CarriedRanks, Enter
+    from covey.job.elastic_table import ElasticTable
     from covey.job.job_state import Get, JobState, Load, ScriptState
     from covey.job.tensors import TensorClient
 
@@ -380,12 +381,11 @@ class JobClient(OfOneProcess):
         from covey.job.blocks.exchange import Exchange, Process
 
         self._check_process(f"data {name!r} of job {self.id} is not available here")
-        declared, client = declared_blocks(name, blocks, load, bytes), self._client()
-        me = self.rank, self._me.incarnation, self.world_size
-        process = Process(self.id, *me, lambda: client.far.owner(0), client.tell)
-        store = store_of(declared, spill, resident, process)
+        declared, client, of = declared_blocks(name, blocks, load, bytes), self._client(), (self.id, self.rank)
+        me = Process(*of, self._me.incarnation, self.world_size, lambda: client.far.owner(0), client.tell)
+        store = store_of(declared, spill, resident, me)
         if self._blocks is None:
-            self._blocks = Exchange(process, lambda: client.far)
+            self._blocks = Exchange(me, lambda: client.far)
             client.about_blocks = self._blocks.told
             with self._lock:
                 carried, told = self._carried, self._carries
@@ -394,10 +394,15 @@ class JobClient(OfOneProcess):
                 if told is not None and self._me.elastic:
                     self._blocks.carries(told)
         assert load is not None, "declared_blocks has refused that"
-        return added(self._blocks, declared, load, self.world_size, self._entered, store)
+        entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
+        return added(self._blocks, declared, load, self.world_size, entered, store)
 
-    def _entered(self) -> int | None:
-        return None if self._carried is None else self._carried.entered
+    def table(self) -> "ElasticTable":
+        """Values by key that ranks `put`, `get` and `update` in rounds (`covey.job.elastic_table`), for scripts that
+        loop over `carried`."""
+        from covey.job.elastic_table import ElasticTable
+
+        return ElasticTable(lambda: self._carried)
 
     def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
         if self.rank == 0:

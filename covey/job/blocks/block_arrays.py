@@ -91,9 +91,9 @@ def for_script(arrays: BlockArrays) -> Any:
     return arrays[""] if arrays.keys() == {""} else dict(arrays)
 
 
-def code_digest(load: Callable[[int], object]) -> str:
-    """A digest of what `load` computes, by its own code: processes that run unlike code are noticed by it. What it
-    calls, and values that it takes from elsewhere, are not in it. Empty: `load` is no Python function."""
+def code_digest(load: Callable[..., object]) -> str:
+    """A digest of what a function computes, by its own code: processes that run unlike code are noticed by it. What it
+    calls, and values that it takes from elsewhere, are not in it. Empty: it is no Python function."""
     code = getattr(load, "__code__", None)
     if code is None:
         return ""
