@@ -38,7 +38,7 @@ from covey.wire.headers import WireError
 
 SILENT_S = 2.0
 """Seconds without a byte after which a process counts as gone."""
-BLOCK_S = 2.0
+BLOCK_S = 5.0
 """Seconds that a Block of any size may take."""
 LEAST_BYTES_S = 8 << 20
 """Bytes a second below which a process counts as slow: most storage gives more."""
