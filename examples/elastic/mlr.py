@@ -5,9 +5,9 @@
     agentctl scale JOB 6        (and kill -9 a process, or a host, whenever you like)
 
 The rows are made from a seed, in Blocks; each belongs to one of the job's ranks, and is in the process that carries
-that rank. A step is one pass over all rows: each rank adds up the gradient of its Blocks. Every run with 8 ranks prints
-one digest, whatever happened on the way. `--check` computes the same in one process with one large array, apart from
-Covey, and compares. (On processors for which BLAS chooses the same kernel.)
+that rank. In a step each rank adds up the gradient of its Blocks, or with `--batches 4` of a fourth of them in turn.
+Every run with 8 ranks prints one digest, whatever happened on the way. `--check` computes the same in one process with
+one large array, apart from Covey, and compares. (On processors for which BLAS chooses the same kernel.)
 """
 
 import argparse
@@ -51,9 +51,14 @@ def gradient(w: Array, x: Array, y: Array) -> Array:
     return np.asarray(x.T @ p)
 
 
+def batch_of(rank: int, step: int, ranks: int, options: argparse.Namespace) -> list[int]:
+    """The Blocks of this rank that belong to a step."""
+    mine = range(rank, options.blocks, ranks)
+    return [k for k in mine if (k // ranks) % options.batches == step % options.batches]
+
+
 def train(options: argparse.Namespace) -> None:
     w = np.zeros((options.features, CLASSES))
-    n = options.blocks * options.rows
 
     def load(arrays: dict[str, Array], own: None) -> None:
         w[:] = arrays["w"]
@@ -72,35 +77,39 @@ def train(options: argparse.Namespace) -> None:
             for rank in job.carried(step):
                 with rank:
                     mine = np.zeros_like(w)
-                    for _, block in data.of(rank):
-                        mine += gradient(w, block["x"], block["y"])
+                    for k in batch_of(rank, step, job.world_size, options):
+                        mine += gradient(w, data[k]["x"], data[k]["y"])
                     sums = rank.push("gradient", mine)
                 time.sleep(options.step_seconds)
-            w -= RATE * (sums.wait() / n + DECAY * w)
+            n = options.rows * sum(len(batch_of(rank, step, job.world_size, options)) for rank in range(job.world_size))
+            w -= RATE * (sums.wait() / max(1, n) + DECAY * w)
         print(f"data blocks={data.blocks} loaded={data.loaded} moved={data.moved}", flush=True)
         if data.spilled:
             print(data.spilled, flush=True)
         print(f"state sha256={hashlib.sha256(w.tobytes()).hexdigest()}", flush=True)
         if job.rank == 0 and options.check:
-            check(w, options)
+            check(w, job.world_size, options)
         if job.rank == 0 and options.out is not None:
             options.out.write_text(hashlib.sha256(w.tobytes()).hexdigest())
 
 
-def reference(options: argparse.Namespace) -> Array:
-    """The weights that one process finds with all rows in one array."""
+def reference(ranks: int, options: argparse.Namespace) -> Array:
+    """The weights that one process finds with all rows in one array; a batch is every so many of `ranks` Blocks."""
     blocks = [rows_of(k, options.rows, options.features) for k in range(options.blocks)]
-    x = np.concatenate([each["x"] for each in blocks]).astype(np.float64)
-    wanted = np.eye(CLASSES)[np.concatenate([each["y"] for each in blocks])]
+    all_x = np.concatenate([each["x"] for each in blocks]).astype(np.float64)
+    all_wanted = np.eye(CLASSES)[np.concatenate([each["y"] for each in blocks])]
+    batch = np.arange(len(all_x)) // (ranks * options.rows) % options.batches
     w = np.zeros((options.features, CLASSES))
-    for _ in range(options.steps):
+    for step in range(options.steps):
+        here = batch == step % options.batches
+        x, wanted = all_x[here], all_wanted[here]
         e = np.exp(x @ w)
-        w = w - RATE * (x.T @ (e / e.sum(axis=1)[:, None] - wanted) / len(x) + DECAY * w)
+        w = w - RATE * (x.T @ (e / e.sum(axis=1)[:, None] - wanted) / max(1, len(x)) + DECAY * w)
     return w
 
 
-def check(w: Array, options: argparse.Namespace) -> None:
-    found = reference(options)
+def check(w: Array, ranks: int, options: argparse.Namespace) -> None:
+    found = reference(ranks, options)
     worst = float(np.abs(w - found).max() / np.abs(found).max())
     if worst > TOLERANCE:
         raise SystemExit(f"the weights differ from the reference by {worst:.1e}, and {TOLERANCE:.0e} is allowed")
@@ -113,6 +122,7 @@ if __name__ == "__main__":
     parser.add_argument("--blocks", type=int, default=32, help="Blocks of the data (default %(default)s)")
     parser.add_argument("--rows", type=int, default=256, help="rows of a Block (default %(default)s)")
     parser.add_argument("--features", type=int, default=32, help="(default %(default)s)")
+    parser.add_argument("--batches", type=int, default=1, help="steps of a pass over the data (default %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="each rank takes at least so long in each step")
     parser.add_argument("--spill", choices=["disk", "remote"], help="where Blocks go that have no room in memory")
     parser.add_argument("--resident", help="how much memory Blocks may take in a process, as '64 MiB'; with --spill")

@@ -24,6 +24,7 @@ from covey.job.blocks.block_wire import (
     AboutBlocks,
     BlockArrays,
     BlockHead,
+    BlockHello,
     BlocksHeld,
     BlocksWanted,
     DeclaredBlocks,
@@ -31,6 +32,7 @@ from covey.job.blocks.block_wire import (
     held_decoder,
     items_of,
     pack_head,
+    pack_hello,
     unpack_head,
     unpack_hello,
     unpack_request,
@@ -40,6 +42,7 @@ from covey.job.blocks.exchange import Exchange, Process
 from covey.job.blocks.giving import Giving
 from covey.job.blocks.taking import AsRank, Taking
 from covey.tensors.numbers.telling import ToldByRank
+from covey.wire.handshake import challenge
 from covey.wire.headers import WireError
 
 SECRET = b"s" * 16
@@ -95,7 +98,7 @@ def test_who_proves_nothing_gets_nothing(givers: Any) -> None:
     _, address, _ = givers({4: {"": BIG}})
     ip, port = address.rsplit(":", 1)
     with socket.create_connection((ip, int(port)), 5) as sock:
-        sock.sendall(takings.pack_hello(takings.BlockHello(givings.job_hash("j1"), 3, 7, b"n" * 16)) + bytes(32))
+        sock.sendall(pack_hello(BlockHello(givings.job_hash("j1"), 3, 7, b"n" * 16)) + bytes(32))
         assert len(givings.receive(sock, 48)) == 48
         assert sock.recv(1) == b""
 
@@ -144,7 +147,7 @@ def answered(data: bytes) -> str:
             sock, _ = listening.accept()
             with sock:
                 hello = bytes(givings.receive(sock, HELLO_BYTES))
-                sock.sendall(givings.challenge(SECRET, hello, b"n" * 16))
+                sock.sendall(challenge(SECRET, hello, b"n" * 16))
                 givings.receive(sock, 32)
                 sock.sendall(givings.YES)
                 givings.receive(sock, REQUEST_BYTES)
@@ -210,7 +213,7 @@ def test_decoders_refuse_any_bytes_or_give_what_is_within_bounds() -> None:
         for read in (unpack_hello, unpack_request, lambda data: unpack_head(data, 1 << 20)):
             for _ in range(500):
                 with suppress(WireError):
-                    read(draw.randbytes(size))  # type: ignore[operator]
+                    read(draw.randbytes(size))
 
 
 def test_messages_of_other_ranks_that_are_none_change_nothing() -> None:

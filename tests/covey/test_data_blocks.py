@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class DataGang(ElasticGang):
 
     def total(self) -> bytes:
         """What every process ends with: each Block once in each step (the papers' AddVector)."""
-        return (self.steps * sum(content(k) for k in range(self.blocks))).tobytes()
+        return (self.steps * np.sum([content(k) for k in range(self.blocks)], axis=0)).tobytes()
 
     def process(self, first: int) -> DataProcess:
         found = self.now[first]
@@ -266,7 +267,7 @@ def test_blocks_that_are_declared_otherwise_elsewhere_are_refused() -> None:
         exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
         answer = encode_blocks(BlocksHeld(1, "", (theirs,)))
         assert exchange.told(ToldByRank(0, AboutBlocks.ANSWER, 0, answer))
-        refused(lambda data=data: data[1], word)
+        refused(partial(data.__getitem__, 1), word)
         exchange.close()
 
 

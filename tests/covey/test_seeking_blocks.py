@@ -68,6 +68,10 @@ def test_a_process_that_ends_while_it_is_asked_is_waited_for_no_longer() -> None
     assert where(seeking, 2, 1.0) is WAITS and asked(seeking, 1.0) == {1: (2,)}
     seeking.answered(1, BlocksHeld(2))
     assert where(seeking, 2, 1.0) is LOADS and where(seeking, 0, 1.0) is LOADS
+    silent = Seeking(2, 2 << 16)
+    silent.carries(GROWN, 0.0)
+    silent.carries(Carries(3, {1: (1, 3), 2: (2, 0)}), 1.0)
+    assert asked(silent, 1.0) == {1: (2,)}, "an ended process that had not answered is asked no more"
 
 
 def test_a_question_is_repeated_and_then_given_up() -> None:

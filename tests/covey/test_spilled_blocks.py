@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from covey.core.errors import CoveyError
-from covey.job.blocks import spilled
 from covey.job.blocks.block_arrays import items_in_block
 from covey.job.blocks.block_wire import BlockArrays, DeclaredBlocks
 from covey.job.blocks.data_blocks import added, declared_blocks, store_of
@@ -147,7 +146,7 @@ def test_a_disk_that_is_full_is_noticed_before_a_block_is_written(
     def full(file: int, at: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(spilled.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(NoRoom, match=rf"{tmp_path} has no room for .*No space left"):
         spill.write(1, block(1))
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from tests.covey.plain_processes import ROOT, PlainProcesses
 RANKS, BLOCKS = 4, 8
 WORDS = ("--check", "--blocks", str(BLOCKS), "--steps", "40", "--step-seconds", "0.01")
 SMALL = {
-    "mlr": ("--rows", "40", "--features", "6"),
+    "mlr": ("--rows", "40", "--features", "6", "--batches", "2"),
     "lasso": ("--rows", "40", "--features", "16"),
     "nmf": ("--rows", "20", "--columns", "12"),
     "lda": ("--documents", "3", "--words", "30"),

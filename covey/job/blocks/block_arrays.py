@@ -26,7 +26,7 @@ def given_block(of: DeclaredBlocks, block: int, given: object) -> BlockArrays:
     found: dict[str, Array] = {}
     for name, each in named.items():
         try:
-            array = each if isinstance(each, np.ndarray) else np.frombuffer(each, np.uint8)
+            array = each if isinstance(each, np.ndarray) else np.frombuffer(memoryview(each), np.uint8)
         except (TypeError, ValueError) as error:
             raise _unfit(of, block, f"load({block}) gave {type(each).__name__} for {name!r}: {error}") from error
         if array.dtype.kind not in KINDS:
@@ -102,7 +102,7 @@ def code_digest(load: Callable[..., object]) -> str:
     return found.hexdigest()
 
 
-def _add_code(found: "hashlib._Hash", code: CodeType) -> None:
+def _add_code(found: hashlib.blake2b, code: CodeType) -> None:
     found.update(code.co_code)
     found.update(repr(code.co_names).encode())
     for each in code.co_consts:

@@ -94,6 +94,8 @@ class Exchange:
         self._takes: dict[int, threading.Thread] = {}
         """Threads that take, by process."""
         self._seeks: threading.Thread | None = None
+        self._awaited: tuple[BlockSet, int] | None = None
+        """The Block that the script waits for, which comes before others."""
         self._unlike: CoveyError | None = None
         self._closed = False
 
@@ -119,11 +121,13 @@ class Exchange:
                 where = self._seeking.where(rank, of.declared.name, block, now_s)
                 if isinstance(where, Loads) or self._closed:
                     break
+                self._awaited = of, block
                 self._seek_on()
                 if now_s > said_s:
                     said_s += SAY_S
                     self._me.people(f"waits for Block {block} of {of.declared.name!r} from another process")
                 self._changed.wait(LOOK_S)
+            self._awaited = None
         found = of.store.used(block)
         if found is None:
             found = given_block(of.declared, block, of.load(block))
@@ -350,7 +354,7 @@ class Exchange:
                     self._changed.notify_all()
                 taking.done(of.declared, block)
         except OSError as error:
-            self._me.people(f"loads Blocks that process {process} has: {error or type(error).__name__}")
+            self._me.people(f"loads Blocks that process {process} has: {error!s}")
             with self._changed:
                 self._seeking.failed(process)
         finally:
@@ -365,4 +369,5 @@ class Exchange:
         with self._changed:
             if self._closed:
                 return None
-            return next(((of, block) for of, block, where in self._wanted() if where.process == process), None)
+            each = [(of, block) for of, block, where in self._wanted() if where.process == process]
+            return self._awaited if self._awaited in each else next(iter(each), None)

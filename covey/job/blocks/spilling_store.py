@@ -125,8 +125,9 @@ class SpillingStore(BlockStore):
     @property
     def resident_bytes(self) -> int:
         with self._lock:
-            beside = [each[1] for each in (self._using, self._next) if each is not None and each[1] is not None]
-            return self._bytes_here() + sum(bytes_in_block(each) for each in beside if each is not None)
+            beside = {each[0]: each[1] for each in (self._using, self._next) if each is not None}
+            more = (each for block, each in beside.items() if each is not None and block not in self._here)
+            return self._bytes_here() + sum(map(bytes_in_block, more))
 
     def close(self) -> None:
         with self._changed:
@@ -261,6 +262,10 @@ class SpillingStore(BlockStore):
                 at = self._outside.get(block)
             found = None if at is None else self._read(block, at)
             with self._changed:
-                if self._next is not None and self._next[0] == block:
-                    self._next = None if found is None else (block, found)
-                self._changed.notify_all()
+                self._came(block, found)
+
+    def _came(self, block: int, found: BlockArrays | None) -> None:
+        """The Block that comes ahead of use is here; None: it cannot be read. The caller holds the lock."""
+        if self._next is not None and self._next[0] == block:
+            self._next = None if found is None else (block, found)
+        self._changed.notify_all()
