@@ -111,7 +111,7 @@ class DataGang(ElasticGang):
 
     def total(self) -> bytes:
         """What every process ends with: each Block once in each step (the papers' AddVector)."""
-        return (self.steps * np.sum([content(k) for k in range(self.blocks)], axis=0)).tobytes()
+        return bytes((self.steps * np.sum([content(k) for k in range(self.blocks)], axis=0)).tobytes())
 
     def process(self, first: int) -> DataProcess:
         found = self.now[first]

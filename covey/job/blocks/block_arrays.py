@@ -20,13 +20,13 @@ KINDS = "biufc"
 
 def given_block(of: DeclaredBlocks, block: int, given: object) -> BlockArrays:
     """The arrays that `load` returned, contiguous and read-only. CoveyError when they are none, or too large."""
-    named = given if isinstance(given, Mapping) else {"": given}
+    named: Mapping[Any, Any] = given if isinstance(given, Mapping) else {"": given}
     if not named or not all(isinstance(name, str) for name in named) or len(named) > ARRAYS_MAX:
         raise _unfit(of, block, f"load({block}) gave {type(given).__name__} and no arrays with names")
     found: dict[str, Array] = {}
     for name, each in named.items():
         try:
-            array = each if isinstance(each, np.ndarray) else np.frombuffer(memoryview(each), np.uint8)
+            array = each if isinstance(each, np.ndarray) else np.frombuffer(each, np.uint8)
         except (TypeError, ValueError) as error:
             raise _unfit(of, block, f"load({block}) gave {type(each).__name__} for {name!r}: {error}") from error
         if array.dtype.kind not in KINDS:
