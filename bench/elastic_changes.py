@@ -8,9 +8,9 @@ process is killed; two are; the power of a host fails, which is back a little la
 steps after the change, less the median of such times before it, in ms, until the next change; the start of new
 processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that were
 started again and had not been killed. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
-same bits. With `--data-mb` both are `examples/elastic/mlr.py` with so much data in 64 Blocks, of which a step takes one
-in four; LOADED and MOVED: Blocks that the processes which were left at the end had loaded, and had from others. (Needs
-root and iproute2.)
+same bits. With `--data-mb` both are `examples/elastic/mlr.py` with so much data in 256 Blocks, of which a step takes
+one in 16; LOADED and MOVED: Blocks that the processes which were left at the end had loaded, and had from others.
+(Needs root and iproute2.)
 """
 
 import json
@@ -36,7 +36,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, GPUS = 4, 4
 LOW, HIGH = 4, 16
-BLOCKS, FEATURES = 64, 256
+BLOCKS, BATCHES, FEATURES = 256, 16, 256
 KINDS = ("scale", "scale", "scale", "scale", "a process", "two processes", "a whole host")
 TRAIN = """
 import os, runpy, sys, time
@@ -111,7 +111,7 @@ def scripts(steps: int, data_mb: int) -> tuple[str, str]:
     if not data_mb:
         return f"elastic.py --step-seconds 0.002 --steps {steps}", f"healing.py --steps {steps}"
     rows = max(1, data_mb * 1_000_000 // (BLOCKS * (FEATURES + 1) * 4))
-    words = f"elastic/mlr.py --blocks {BLOCKS} --features {FEATURES} --rows {rows} --batches 4 --steps {steps}"
+    words = f"elastic/mlr.py --blocks {BLOCKS} --features {FEATURES} --rows {rows} --batches {BATCHES} --steps {steps}"
     return f"{words} --step-seconds 0.002", words
 
 
