@@ -1,6 +1,6 @@
 """`make bench-elastic`: a job's processes change at random, with kills among that: how long it pauses, the same bits.
 
-    python bench/elastic_changes.py [--changes 60] [--every 3] [--seed 1] [--only KIND]
+    python bench/elastic_changes.py [--changes 60] [--every 3] [--seed 1] [--only KIND] [--data-mb MB]
 
 Four hosts (network namespaces) with real agents and four GPUs each; `examples/elastic.py` (numpy, Adam, random batches)
 has 16 ranks (`--workers 4..16`). Each change is one of these, as a seed chooses: `agentctl scale` to another number; a
@@ -8,7 +8,9 @@ process is killed; two are; the power of a host fails, which is back a little la
 steps after the change, less the median of such times before it, in ms, until the next change; the start of new
 processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that were
 started again and had not been killed. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
-same bits. (Needs root and iproute2.)
+same bits. With `--data-mb` both are `examples/elastic/mlr.py` with so much data in 256 Blocks, of which a step takes
+one in 16; LOADED and MOVED: Blocks that the processes which were left at the end had loaded, and had from others.
+(Needs root and iproute2.)
 """
 
 import json
@@ -34,6 +36,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, GPUS = 4, 4
 LOW, HIGH = 4, 16
+BLOCKS, BATCHES, FEATURES = 256, 16, 256
 KINDS = ("scale", "scale", "scale", "scale", "a process", "two processes", "a whole host")
 TRAIN = """
 import os, runpy, sys, time
@@ -66,13 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5000, help="enough for all changes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
+    parser.add_argument("--data-mb", type=int, default=0, help="MB of data in Blocks, of all processes together")
     json_option(parser)
     args = parser.parse_args(argv)
+    elastic, fixed_size = scripts(args.steps, args.data_mb)
     with Laboratory(HOSTS) as lab:
         rack = AgentRack(lab, gpus=GPUS, voters=3)
         rack.start()
         rack.wait_up()
-        job = submit(rack, f"elastic.py --step-seconds 0.002 --steps {args.steps}", f"{LOW}..{HIGH}")
+        job = submit(rack, elastic, f"{LOW}..{HIGH}")
         wait(lambda: len(times(rack)) > 20, lambda: told(rack, job), 120.0)
         made = Changes(rack, job, random.Random(args.seed))
         changes = made.all(args.changes, args.every, (args.only,) if args.only else KINDS)
@@ -80,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         done_s, events = times(rack), shell(rack, f"agentctl why {job}")
         said = shell(rack, f"agentctl job {job} --json")
         bits = digest(rack, job)
-        fixed = digest(rack, submit(rack, f"healing.py --steps {args.steps}", str(HIGH)))
+        blocks = re.findall(r"loaded=(\d+) moved=(\d+)", shell(rack, f"agentctl logs {job}"))
+        fixed = digest(rack, submit(rack, fixed_size, str(HIGH)))
     pauses = pauses_of(done_s, changes)
     others = len(re.findall(r"rank replaced", events)) - made.killed
     same = bits == fixed and '"attempt": 1,' in said
@@ -93,8 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             rest = f"{others} | {'yes' if same else 'NO'}" if not kind else " | "
             words = f"{statistics.median(found):.0f} | {found[len(found) * 9 // 10]:.0f} | {found[-1]:.0f}"
             print(f"| {kind or 'all'} | {len(found)} | {words} | {rest} |")
+    if args.data_mb:
+        loaded, moved = (sum(int(each[at]) for each in blocks) for at in (0, 1))
+        print(f"\nBlocks of {args.data_mb} MB of data: {loaded} LOADED, {moved} MOVED")
     keep({"same": same, "pauses_ms": pauses, "changes": [each.kind for each in changes]}, args.json)
     return 0 if same else 1
+
+
+def scripts(steps: int, data_mb: int) -> tuple[str, str]:
+    """The commands of the job whose processes change, and of the one whose number is fixed."""
+    if not data_mb:
+        return f"elastic.py --step-seconds 0.002 --steps {steps}", f"healing.py --steps {steps}"
+    rows = max(1, data_mb * 1_000_000 // (BLOCKS * (FEATURES + 1) * 4))
+    words = f"elastic/mlr.py --blocks {BLOCKS} --features {FEATURES} --rows {rows} --batches {BATCHES} --steps {steps}"
+    return f"{words} --step-seconds 0.002", words
 
 
 def submit(rack: AgentRack, script: str, workers: str) -> str:

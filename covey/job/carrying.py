@@ -44,6 +44,7 @@ from covey.healing.likeness import Likeness
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.taking_over import FIRST_ASK_S
+from covey.job.blocks.exchange import Exchange
 from covey.job.carrying_machine import CarryingMachine, still_needed
 from covey.job.tensors import LEAVE_S, TensorClient
 from covey.tensors.aggregator.block_rounds import BlockRounds
@@ -155,6 +156,8 @@ class CarriedRanks:
         self._looping = False
         """Whether the script is in the loop over `job.carried`."""
         self._state: Mapping[str, Array] = {}
+        self.blocks: Exchange | None = None
+        """The data Blocks of the ranks; None: the script has none."""
 
     # ---- from the agent ----
 
@@ -165,6 +168,8 @@ class CarriedRanks:
             self._changed.notify_all()
         if moved is None:
             return
+        if self.blocks is not None:
+            self.blocks.carries(carries)
         for member in list(self.members.values()):
             member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
         with self._joining:
@@ -200,8 +205,20 @@ class CarriedRanks:
         self._state = state
         for member in self.members.values():
             member.healing.end(state)
+        if self.blocks is not None:
+            self.blocks.stepped()
 
     # ---- from the script ----
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether the script is in the loop over `job.carried`."""
+        return self._looping
+
+    @property
+    def entered(self) -> int | None:
+        """The rank that the script computes as (`with rank:`); None: no rank."""
+        return self._machine.entered
 
     @property
     def step(self) -> int:
@@ -418,6 +435,8 @@ class CarriedRanks:
         for rank, member in gone.items():
             del self.members[rank]
             member.client.close()
+        if gone and self.blocks is not None:
+            self.blocks.let_go(gone)
         if self._machine.lets_go({rank: member.config for rank, member in gone.items()}):
             raise _OthersNow
 

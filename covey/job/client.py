@@ -65,7 +65,11 @@ from covey.wire.sums import NOTHING, Now
 if TYPE_CHECKING:
     from covey.healing.healing import Healing
     from covey.healing.neighbours import HealedRank
+    from covey.job.blocks.data_blocks import DataBlocks
+    from covey.job.blocks.data_blocks import Load as LoadBlock
+    from covey.job.blocks.exchange import Exchange
     from covey.job.carrying import CarriedRank, CarriedRanks, Enter
+    from covey.job.elastic_table import ElasticTable
     from covey.job.job_state import Get, JobState, Load, ScriptState
     from covey.job.tensors import TensorClient
 
@@ -117,6 +121,7 @@ class JobClient(OfOneProcess):
         self._tensors: TensorClient | None = None
         self._carries: Carries | None = None
         self._carried: CarriedRanks | None = None
+        self._blocks: Exchange | None = None
         self._others: list[TensorClient] = []
         """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
@@ -343,7 +348,7 @@ class JobClient(OfOneProcess):
                 CarriedMember(first, healing), CarriedScript(script.own, enter), self._carried_client, me, likeness()
             )
             with self._lock:
-                self._carried = carried
+                self._carried, carried.blocks = carried, self._blocks
                 told = self._carries if self._me.elastic else Carries(0, {self.rank: (self.rank,)})
             if told is not None:
                 carried.told(told)
@@ -362,6 +367,48 @@ class JobClient(OfOneProcess):
         if step != carried.step:
             raise ValueError(f"the ranks of step {step} were asked for in step {carried.step}")
         return carried.carried()
+
+    def data(
+        self,
+        blocks: int,
+        load: "LoadBlock | None" = None,
+        bytes: int | str = "64 MiB",
+        *,
+        name: str = "data",
+        spill: str | None = None,
+        resident: int | str | None = None,
+    ) -> "DataBlocks":
+        """Input data in Blocks, of which each process holds those of the ranks that it carries
+        (`covey.job.blocks.data_blocks`). `load(k)` returns what is in Block k, the same wherever it is called: an
+        array, or a dict of arrays, of at most `bytes` together. For scripts that loop over `carried`; call it before
+        `state`, so that Blocks come while the state does. `spill`: "disk" or "remote", for those that are more than
+        `resident` bytes (`covey.job.blocks.spilling_store`). CoveyError when this cannot be."""
+        from covey.job.blocks.data_blocks import added, declared_blocks, store_of
+        from covey.job.blocks.exchange import Exchange, Process
+
+        self._check_process(f"data {name!r} of job {self.id} is not available here")
+        declared, client, of = declared_blocks(name, blocks, load, bytes), self._client(), (self.id, self.rank)
+        me = Process(*of, self._me.incarnation, self.world_size, lambda: client.far.owner(0), client.tell)
+        store = store_of(declared, spill, resident, me)
+        if self._blocks is None:
+            self._blocks = Exchange(me, lambda: client.far)
+            client.about_blocks = self._blocks.told
+            with self._lock:
+                carried, told = self._carried, self._carries
+            if carried is not None:  # else state() tells it
+                carried.blocks = self._blocks
+                if told is not None and self._me.elastic:
+                    self._blocks.carries(told)
+        assert load is not None, "declared_blocks has refused that"
+        entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
+        return added(self._blocks, declared, load, self.world_size, entered, store)
+
+    def table(self) -> "ElasticTable":
+        """Values by key that ranks `put`, `get` and `update` in rounds (`covey.job.elastic_table`), for scripts that
+        loop over `carried`."""
+        from covey.job.elastic_table import ElasticTable
+
+        return ElasticTable(lambda: self._carried)
 
     def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
         if self.rank == 0:
@@ -391,6 +438,8 @@ class JobClient(OfOneProcess):
         self._turns.close()
         if self._carried is not None:
             self._carried.close()
+        if self._blocks is not None:
+            self._blocks.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
@@ -630,6 +679,8 @@ class JobClient(OfOneProcess):
         self._wakes.close()
         for each in self._each():
             each.abandon()
+        if self._blocks is not None:
+            self._blocks.abandon()
         if self._connection is not None:
             self._connection.close()
 

@@ -44,7 +44,7 @@ from covey.kernel.this_process import OfOneProcess
 from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.host_rounds import HostParts, HostTensor
-from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.aggregator.rounds import Superseded, ToldByRank
 from covey.tensors.direct.owner import DirectOwner
 from covey.tensors.numbers.arrays import Array, check_out, checked
 from covey.tensors.numbers.handle import TensorHandle as TensorHandle
@@ -122,6 +122,8 @@ class TensorClient(OfOneProcess):
         self._tell_shared = shared
         """Called with the bytes of the largest tensor in shared memory, and of all together."""
         self._healing: Healing | None = None
+        self.about_blocks: Callable[[ToldByRank], bool] = lambda told: False
+        """Called with messages of other ranks once there is a state; returns whether one is about data Blocks."""
         self._own: Callable[[], object] | None = None
         self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
         self._largest_bytes = self._shared_bytes = 0
@@ -272,7 +274,12 @@ class TensorClient(OfOneProcess):
             if self._closed:
                 healing.close()
         healing.gone(self._gone.words(self._job))
-        self._far.heal(healing.told, healing.close)
+
+        def told(told: ToldByRank) -> None:
+            if not self.about_blocks(told):
+                healing.told(told)
+
+        self._far.heal(told, healing.close)
         return healing, self._far
 
     def has_result(self, name: str) -> bool:

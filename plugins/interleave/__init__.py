@@ -18,7 +18,7 @@ Words. *group*: jobs that share a set of hosts, and the hosts. *iteration* of a 
 *job-bound*: one job takes longer than all the others' work, so both resources wait for it. *block*: a part of a job's
 input data; *spilled* blocks are on disk and are reloaded while others are processed.
 
-    messages   about jobs, groups and turns                       policy   model, grouping, regrouping, spilling
+    messages   about jobs, groups and turns                       policy   model, grouping, regrouping
     machine    groups: which jobs run where; turns: which subtask runs now on one host, for the simulator
     service    turns: the pages on which ranks take turns
 

@@ -10,7 +10,7 @@ keep up, the whole group waits for it.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plugins.interleave.policy.spill import Climb, climbed, spill_first
+from covey.core.spill_walk import Climb, climbed, spill_first
 
 HOST_GB = 28.0
 """Heap of a host: 32 GB (§4.4.2) less what the system needs."""

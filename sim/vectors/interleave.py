@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from covey.core.ids import JobId
+from covey.core.spill_walk import spill_max
 from plugins.interleave.policy import model, schedule
 from plugins.interleave.policy.assign import groups_best, imbalance
 from plugins.interleave.policy.model import Group, JobProfile, Use, Weights
-from plugins.interleave.policy.spill import spill_max
 from sim.vectors.types import Handler, answers, beside, differs, each, measured, whole_number
 
 WITHIN = 1e-6

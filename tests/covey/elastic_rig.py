@@ -9,18 +9,34 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from covey.core.ids import HostId, JobId
 from covey.wire.frames import pack, whole
 from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, decoder
 from plugins.scheduler.policy.carrying import carried_after, first_carried
-from tests.covey.forks import Fork, Forks
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
 GRANT = 1
 SCRIPT = Path(__file__).with_name("elastic_script.py")
 WITHIN_S = 60.0
+
+
+class Started(Protocol):
+    """A process of `tests.covey.forks` or of `tests.covey.plain_processes`."""
+
+    pid: int
+
+    def text(self) -> str: ...
+    def wait(self, within_s: float = ...) -> int | None: ...
+    def close(self) -> None: ...
+
+
+class Starts(Protocol):
+    """Starts processes that run a script."""
+
+    def run(self, script: Path, *words: Any) -> Started: ...
 
 
 class AgentSocket:
@@ -70,7 +86,7 @@ class AgentSocket:
 class ElasticProcesses:
     """The processes of one elastic job, which run a script of this repository."""
 
-    def __init__(self, forks: Forks, folder: Path, ranks: int, processes: int, script: Path, *words: str) -> None:
+    def __init__(self, forks: Starts, folder: Path, ranks: int, processes: int, script: Path, *words: str) -> None:
         folder.mkdir(parents=True)
         self._forks, self._ranks, self._script, self._words = forks, ranks, script, words
         self._aggd = AggdThread(folder)
@@ -80,9 +96,9 @@ class ElasticProcesses:
         found = AggregatorAt(JOB, at.epoch, HostId("h1"), at.address, SECRET)
         self._socket = AgentSocket(folder / "jobs.sock", found, Carries(0, dict(self.carried)))
         self.now = {first: self._start(first, 0) for first in self.carried}
-        self.ended: list[Fork] = []
+        self.ended: list[Started] = []
 
-    def _start(self, first: int, incarnation: int) -> Fork:
+    def _start(self, first: int, incarnation: int) -> Started:
         environ = {
             "COVEY_SOCKET": str(self._socket.path),
             "COVEY_JOB_ID": str(JOB),

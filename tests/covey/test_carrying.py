@@ -137,6 +137,8 @@ class Process:
 class ElasticGang:
     """An elastic job as its agents run it: who carries what is decided by what agents decide it with."""
 
+    makes: type[Process] = Process
+
     def __init__(self, folder: Path, ranks: int, processes: int, steps: int = 12, tables: int = 2) -> None:
         self.folder, self.ranks, self.steps, self.computes_s = folder, ranks, steps, 0.0
         self.kills: Callable[[int, int, str], bool] = lambda first, step, where: False
@@ -152,7 +154,7 @@ class ElasticGang:
         self.ended: list[Process] = []
         self.said: list[str] = []
         self.words = io.StringIO()
-        self.now = {first: Process(self, first, 0) for first in self.carried}
+        self.now = {first: self.makes(self, first, 0) for first in self.carried}
 
     def _aggd(self) -> AggdThread:
         self.epoch += 1
@@ -190,7 +192,7 @@ class ElasticGang:
         new = [first for first in self.carried if first not in before]
         self.said.append(f"after step {self.drawn[-1:]} {ends} end, {new} begin: {self.carried}")
         for first in new:
-            self.now[first] = Process(self, first, self.config << 16)
+            self.now[first] = self.makes(self, first, self.config << 16)
         for process in list(self.now.values()):
             process.told(self.carries())
         return new
@@ -200,7 +202,7 @@ class ElasticGang:
         self.said.append(f"{first} restarted after step {self.drawn[-1:]}")
         self.now[first].kill()
         self.ended.append(self.now[first])
-        self.now[first] = Process(self, first, self.now[first].incarnation + 1)
+        self.now[first] = self.makes(self, first, self.now[first].incarnation + 1)
 
     def end(self) -> bytes:
         end_s = time.monotonic() + WITHIN_S

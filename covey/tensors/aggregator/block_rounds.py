@@ -241,6 +241,11 @@ class BlockRounds:
             each = {table: rounds.versions() for table, rounds in sorted(self._at.items())}
         return pack_rounds(each)
 
+    def owner(self, table: int) -> AggregatorAt | None:
+        """The newest owner of this table that the agent named; None: none yet."""
+        with self._lock:
+            return self._told.get(table)
+
     def tell(self, said: Tell) -> None:
         """Send a message to another rank, if both are connected."""
         self._at[0].tell(said)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.core import spill_walk as spill
 from covey.core.ids import JobId
-from plugins.interleave.policy import assign, model, order, regroup, spill
+from plugins.interleave.policy import assign, model, order, regroup
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, JobProfile, Weights
 from plugins.interleave.policy.schedule import arranged, schedule

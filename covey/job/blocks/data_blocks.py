@@ -1,0 +1,148 @@
+"""The input data of a job in Blocks (`job.data`): Cruise's data Blocks (Lee 2020, ch. 3), for ranks that change hands.
+
+    data = job.data(blocks=64, load=lambda k: {"x": features(k), "y": labels(k)}, bytes="4 MiB")
+    state = job.state(lambda: {"w": w}, load_state, enter=lambda rank, own: None)
+    for step in state.steps(1000):
+        for rank in job.carried(step):
+            with rank:
+                for k, block in data.of(rank):
+                    g += gradient(w, block["x"], block["y"])
+                sums = rank.push("g", g)
+        w -= 0.1 * sums.wait()
+
+Block k belongs to rank k mod V for ever, so it is in the process that carries that rank. `load(k)` makes it there,
+once; a process that takes the rank over while the one before lives gets it from there. Data does not change: what is
+computed of it goes into sums, so nothing can be lost or counted twice, whoever holds a Block.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from covey.core.errors import CoveyError
+from covey.core.host_memory import available_bytes
+from covey.core.units import parse_size
+from covey.job.blocks.block_arrays import code_digest, for_script
+from covey.job.blocks.block_store import BlockStore
+from covey.job.blocks.block_wire import BLOCK_BYTES_MAX, BLOCKS_MAX, SETS_MAX, DeclaredBlocks
+from covey.job.blocks.exchange import BlockSet, Exchange, Process
+from covey.job.blocks.spilled import DiskSpill, RemoteSpill, Spill, spill_folder
+from covey.job.blocks.spilling_store import SpillingStore
+from covey.kernel.this_process import OfOneProcess
+
+BYTES = "64 MiB"
+"""Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
+RESIDENT_PART = 4
+"""The part of the memory that the host has available which Blocks of a process may take unless the script says more:
+one fourth."""
+Load = Callable[[int], Any]
+
+
+def declared_blocks(name: str, blocks: int, load: Load | None, bytes_max: int | str) -> DeclaredBlocks:
+    """The set that a script declares. CoveyError when it cannot be one."""
+    what = f"data {name!r} was not declared"
+    if load is None or not callable(load):
+        why = "load= is missing, and a Block whose process is lost can only be loaded again"
+        raise CoveyError(what, why, "give load=, a function that returns the arrays of Block k from its number")
+    if not 1 <= blocks <= BLOCKS_MAX or not 1 <= len(name) <= 64:
+        why = f"it has {blocks} Blocks and a name of {len(name)} characters"
+        raise CoveyError(what, why, f"give from 1 to {BLOCKS_MAX} Blocks, and a name of at most 64 characters")
+    size = parse_size(bytes_max) if isinstance(bytes_max, str) else bytes_max
+    if not 1 <= size <= BLOCK_BYTES_MAX:
+        raise CoveyError(what, f"bytes={size} is no size of a Block", "give the bytes of the largest, as '64 MiB'")
+    return DeclaredBlocks(name, blocks, size, code_digest(load))
+
+
+class DataBlocks(OfOneProcess):
+    """The Blocks of one set in this process. Made by `job.data`. In a forked child it raises OtherProcess."""
+
+    _kind = "the data Blocks of a job"
+    _instead = "read them in the process that called job.data, and give workers arrays"
+
+    def __init__(self, of: BlockSet, exchange: Exchange, world_size: int, entered: Callable[[], int | None]) -> None:
+        """`entered` returns the rank that the script computes as now (`with rank:`); None: no rank."""
+        self._of, self._exchange, self._world_size, self._entered = of, exchange, world_size, entered
+
+    @property
+    def blocks(self) -> int:
+        """The number of Blocks of all ranks."""
+        return self._of.declared.blocks
+
+    @property
+    def loaded(self) -> int:
+        """How many Blocks `load` has made in this process."""
+        return self._of.loaded
+
+    @property
+    def moved(self) -> int:
+        """How many Blocks came to this process from others."""
+        return self._of.moved
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of Blocks that are in this process's memory."""
+        return self._of.store.resident_bytes
+
+    @property
+    def spilled(self) -> str:
+        """How many Blocks are in memory and where the others are, for people; empty without `spill=`."""
+        return self._of.store.words
+
+    def of(self, rank: int) -> Iterator[tuple[int, Any]]:
+        """Each Block of this rank, in order, as its number and what `load` returned: an array, or a dict of arrays, all
+        read-only. Waits while a Block is on its way here. CoveyError outside `with rank:`."""
+        for block in range(int(rank), self.blocks, self._world_size):
+            yield block, self._block(block)
+
+    def __getitem__(self, block: int) -> Any:
+        """One Block of the rank that was entered. CoveyError for another rank's, and outside `with rank:`."""
+        if not 0 <= block < self.blocks:
+            raise IndexError(f"Block {block} of {self._of.declared.name!r}, which has {self.blocks}")
+        return self._block(block)
+
+    def _block(self, block: int) -> Any:
+        self._check_process(f"Block {block} is not here")
+        entered, rank, name = self._entered(), block % self._world_size, self._of.declared.name
+        if entered != rank:
+            now = "no rank was entered" if entered is None else f"this process computes as rank {entered}"
+            what, why = f"Block {block} of {name!r} was not given", f"it belongs to rank {rank}, and {now}"
+            raise CoveyError(what, why, "for rank in job.carried(step): with rank: for k, block in data.of(rank): ..")
+        return for_script(self._exchange.block(self._of, block))
+
+
+def store_of(declared: DeclaredBlocks, spill: str | None, resident: int | str | None, me: Process) -> BlockStore:
+    """Where the Blocks of a set are kept, as `job.data` says. CoveyError when that cannot be."""
+    if spill is None and resident is None:
+        return BlockStore()
+    what = f"data {declared.name!r} was not declared"
+    if spill not in ("disk", "remote"):
+        why = f"spill={spill!r} is no place for Blocks that have no room in memory"
+        raise CoveyError(what, why, 'give spill="disk" or spill="remote", or leave out resident=')
+    here = available_bytes() // RESIDENT_PART if resident is None else resident
+    size = parse_size(here) if isinstance(here, str) else here
+    if size < 0:
+        raise CoveyError(what, f"resident={size} is no size", "give the bytes of Blocks that memory takes, as '1 GiB'")
+    if spill == "disk":
+        place: Spill = DiskSpill(declared, spill_folder(os.environ))
+    else:
+        place = RemoteSpill(declared, f"{me.job}-blocks-{declared.key:08x}-{me.first}-{me.incarnation}")
+    return SpillingStore(declared.name, place, size, me.people)
+
+
+def added(
+    exchange: Exchange,
+    declared: DeclaredBlocks,
+    load: Load,
+    world_size: int,
+    entered: Callable[[], int | None],
+    store: BlockStore | None = None,
+) -> DataBlocks:
+    """Another set of Blocks. CoveyError when there is one of that name, or too many."""
+    known = exchange.sets.get(declared.name)
+    if known is not None or len(exchange.sets) >= SETS_MAX:
+        what = f"data {declared.name!r} was not declared"
+        why = f"it has {known.declared.blocks} Blocks already" if known else f"a job has at most {SETS_MAX} sets"
+        raise CoveyError(what, why, "declare each set once, with another name=, and keep what job.data returned")
+    of = BlockSet(declared, load, store or BlockStore())
+    exchange.add(of)
+    return DataBlocks(of, exchange, world_size, entered)

@@ -1,0 +1,373 @@
+"""How data Blocks come to the processes of a job that carry their ranks, and go from them.
+
+    agent --Carries--> Seeking (machine) --QUESTION--> other processes --ANSWER--> Seeking
+                             | From(process, address)
+    one thread a process that gives: Taking --> BlockStore <-- load(k), in the script's thread
+                                                    |
+    one thread a connection of another process: Giving
+
+Threads seek and take as soon as the agent says that a rank comes here, before the script gets to it. The script waits
+for a Block that is on its way, and calls `load` for one that is not.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from covey.core.errors import CoveyError
+from covey.job.blocks.block_arrays import given_block
+from covey.job.blocks.block_store import BlockStore
+from covey.job.blocks.block_wire import (
+    AboutBlocks,
+    BlockArrays,
+    BlocksHeld,
+    DeclaredBlocks,
+    encode_blocks,
+    held_decoder,
+    wanted_decoder,
+)
+from covey.job.blocks.giving import Giving
+from covey.job.blocks.seeking import KEEP_S, From, Loads, Seeking
+from covey.job.blocks.taking import AsRank, Taking
+from covey.ports.addresses import ip_port
+from covey.tensors.numbers.telling import Tell, ToldByRank
+from covey.wire.job import AggregatorAt, Carries
+
+SECRETS_MAX = 8
+"""Epochs of which the secret is remembered: the two processes may know another newest one."""
+LOOK_S = 0.25
+"""Most seconds until a wait for a Block looks again."""
+SAY_S = 30.0
+"""Seconds after which people are told what Block a process waits for."""
+
+
+class Ranks(Protocol):
+    """The way from one process to the ranks of its job; any message may be lost."""
+
+    def tell(self, said: Tell) -> None: ...
+
+
+class Process(NamedTuple):
+    """The process that exchanges Blocks."""
+
+    job: str
+    first: int
+    """The rank by which it is named."""
+    incarnation: int
+    world_size: int
+    owner: Callable[[], AggregatorAt | None]
+    """Returns the owner of the job's first table, whose secret is the job's."""
+    people: Callable[[str], None]
+    """Called with lines for people."""
+
+
+class BlockSet:
+    """The Blocks of one set that are here, and how they are made."""
+
+    def __init__(self, declared: DeclaredBlocks, load: Callable[[int], object], store: BlockStore) -> None:
+        self.declared, self.load, self.store = declared, load, store
+        self.loaded = self.moved = 0
+        """How many Blocks `load` has made here, and how many came from other processes."""
+        self.given: set[int] = set()
+        """Blocks that another process has taken while their rank was still carried here."""
+
+
+class Exchange:
+    """The data Blocks of one process. Any thread may call."""
+
+    def __init__(self, me: Process, ranks: Callable[[], Ranks]) -> None:
+        """`ranks` returns the way to other ranks, once there is one."""
+        self._me, self._ranks = me, ranks
+        self._changed = threading.Condition()
+        """Guards all below; notified when a Block has come, or will not."""
+        self._seeking = Seeking(me.first, me.incarnation)
+        self.sets: dict[str, BlockSet] = {}
+        self._left: dict[int, float] = {}
+        """Ranks that another process carries by now, and when they went: what is theirs may be asked for."""
+        self._giving = Giving(me.job, self._secret, self._find, self._taken)
+        self._secrets: dict[int, bytes] = {}
+        self._takes: dict[int, threading.Thread] = {}
+        """Threads that take, by process."""
+        self._seeks: threading.Thread | None = None
+        self._awaited: tuple[BlockSet, int] | None = None
+        """The Block that the script waits for, which comes before others."""
+        self._unlike: CoveyError | None = None
+        self._closed = False
+
+    # ---- from the script ----
+
+    def add(self, added: BlockSet) -> None:
+        """Another set."""
+        with self._changed:
+            self.sets[added.declared.name] = added
+            self._seek_on()
+
+    def block(self, of: BlockSet, block: int) -> BlockArrays:
+        """A Block of a rank that is carried here: waits until it has come, or loads it. CoveyError when another process
+        has declared other Blocks, or `load` gives something else; errors of `load`."""
+        rank, said_s = block % self._me.world_size, time.monotonic() + SAY_S
+        with self._changed:
+            while True:
+                if self._unlike is not None:
+                    raise self._unlike
+                if block in of.store:
+                    break
+                now_s = time.monotonic()
+                where = self._seeking.where(rank, of.declared.name, block, now_s)
+                if isinstance(where, Loads) or self._closed:
+                    break
+                self._awaited = of, block
+                self._seek_on()
+                if now_s > said_s:
+                    said_s += SAY_S
+                    self._me.people(f"waits for Block {block} of {of.declared.name!r} from another process")
+                self._changed.wait(LOOK_S)
+            self._awaited = None
+        found = of.store.used(block)
+        if found is None:
+            found = given_block(of.declared, block, of.load(block))
+            of.loaded += 1
+            of.store.put(block, found)
+        return found
+
+    def stepped(self) -> None:
+        """A step has ended: forget what nobody has asked for."""
+        for each in list(self.sets.values()):
+            each.store.stepped()
+        now_s = time.monotonic()
+        with self._changed:
+            for rank in [rank for rank, since_s in self._left.items() if now_s > since_s + KEEP_S]:
+                del self._left[rank]
+                self._forget(rank, lambda each, block: True)
+
+    def close(self) -> None:
+        """End all threads and connections. A second call is harmless."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._giving.close()
+        for each in self.sets.values():
+            each.store.close()
+
+    def abandon(self) -> None:
+        """Close this process's ends in a forked child."""
+        self._closed = True
+        self._giving.abandon()
+
+    # ---- from what carries ranks ----
+
+    def carries(self, now: Carries) -> None:
+        """The agent says what each process carries."""
+        with self._changed:
+            self._seeking.carries(now, time.monotonic())
+            for rank in self._seeking.ours:
+                self._left.pop(rank, None)
+            self._seek_on()
+            self._changed.notify_all()
+
+    def let_go(self, ranks: Iterable[int]) -> None:
+        """Other processes push for these ranks by now. Their Blocks stay until these processes have them."""
+        with self._changed:
+            for rank in ranks:
+                if rank in self._seeking.ours:
+                    continue  # it comes back at once
+                self._left[rank] = time.monotonic()
+                self._forget(rank, lambda each, block: block in each.given)
+
+    def _forget(self, rank: int, which: Callable[[BlockSet, int], bool]) -> None:
+        for each in self.sets.values():
+            for block in [block for block in each.store if block % self._me.world_size == rank]:
+                if which(each, block):
+                    each.given.discard(block)
+                    each.store.drop(block)
+
+    # ---- from other ranks ----
+
+    def told(self, told: ToldByRank) -> bool:
+        """Whether this is a message about Blocks, which is handled. A malformed one is ignored."""
+        if told.about not in (AboutBlocks.QUESTION, AboutBlocks.ANSWER):
+            return False
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            if told.about == AboutBlocks.ANSWER:
+                self._answered(told.rank, held_decoder.decode(told.data))
+            else:
+                wanted = wanted_decoder.decode(told.data)
+                answer = encode_blocks(self._held(wanted.ask, wanted.ranks))
+                self._ranks().tell(Tell(told.rank, AboutBlocks.ANSWER, told.step, answer))
+        return True
+
+    def _held(self, ask: int, ranks: tuple[int, ...]) -> BlocksHeld:
+        """What is here of these ranks."""
+        with self._changed:
+            sets = tuple(each.declared for each in self.sets.values())
+            held = {
+                name: tuple(sorted(block for block in each.store if block % self._me.world_size in ranks))
+                for name, each in self.sets.items()
+            }
+        if not any(held.values()):
+            return BlocksHeld(ask, "", sets)
+        return BlocksHeld(ask, self._address(), sets, held)
+
+    def _address(self) -> str:
+        """Where this process gives Blocks: on the address from which it reaches the owner of the job's tensors."""
+        owner = self._me.owner()
+        if owner is None:
+            return ""
+        self._remember(owner)
+        with contextlib.suppress(OSError):
+            ip, port = ip_port(owner.address)
+            with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((ip, port))  # sends nothing
+                return self._giving.address(probe.getsockname()[0])
+        return ""
+
+    def _remember(self, owner: AggregatorAt) -> None:
+        with self._changed:
+            self._secrets[owner.epoch] = owner.secret
+            for old in sorted(self._secrets)[:-SECRETS_MAX]:
+                del self._secrets[old]
+
+    def _secret(self, epoch: int) -> bytes:
+        owner = self._me.owner()
+        if owner is not None:
+            self._remember(owner)
+        with self._changed:
+            return self._secrets.get(epoch, b"")
+
+    def _answered(self, rank: int, answer: BlocksHeld) -> None:
+        with self._changed:
+            if not self._seeking.answered(rank, answer):
+                return
+            self._unlike = self._unlike or self._why_unlike(rank, answer)
+            self._seek_on()
+            self._changed.notify_all()
+
+    def _why_unlike(self, rank: int, answer: BlocksHeld) -> CoveyError | None:
+        """Why the Blocks of another process are not those of this one."""
+        for theirs in answer.sets:
+            mine = self.sets.get(theirs.name)
+            if mine is None or mine.declared == theirs:
+                continue
+            found = [
+                f"{word} {here} here and {there} there"
+                for word, here, there in (
+                    ("blocks", mine.declared.blocks, theirs.blocks),
+                    ("bytes", mine.declared.bytes_max, theirs.bytes_max),
+                )
+                if here != there
+            ]
+            why = f"process {rank} has declared it otherwise: {' and '.join(found) or 'load is other code'}"
+            next = "run the same script everywhere; the data of a job that runs does not change: submit another job"
+            return CoveyError(f"data {theirs.name!r} is not that of this job", why, next)
+        return None
+
+    # ---- to other processes ----
+
+    def _find(self, key: int, block: int) -> BlockArrays | None:
+        with self._changed:
+            found = next((each for each in self.sets.values() if each.declared.key == key), None)
+        return None if found is None else found.store.get(block)
+
+    def _taken(self, key: int, block: int) -> None:
+        """Another process has this Block. It goes, unless its rank is still carried here."""
+        with self._changed:
+            for each in self.sets.values():
+                if each.declared.key == key and block in each.store:
+                    if block % self._me.world_size in self._left:
+                        each.store.drop(block)
+                    else:
+                        each.given.add(block)
+
+    # ---- threads ----
+
+    def _seek_on(self) -> None:
+        """Let a thread send the questions that are due, and start those that take. The caller holds the lock."""
+        if self._closed or not self.sets or (self._seeking.left_s(time.monotonic()) is None and not self._sources()):
+            return
+        if self._seeks is None or not self._seeks.is_alive():
+            self._seeks = threading.Thread(target=self._seek, name="covey-seeks", daemon=True)
+            self._seeks.start()
+
+    def _sources(self) -> dict[int, str]:
+        """The processes from which Blocks are to be taken, with their addresses."""
+        found = {}
+        for _, _, where in self._wanted():
+            found[where.process] = where.address
+        return found
+
+    def _wanted(self) -> Iterable[tuple[BlockSet, int, From]]:
+        """The Blocks that another process gives and that are not here, in the order in which they are used."""
+        now_s, size = time.monotonic(), self._me.world_size
+        for rank in self._seeking.ours:
+            for each in self.sets.values():
+                for block in range(rank, each.declared.blocks, size):
+                    if block not in each.store:
+                        where = self._seeking.where(rank, each.declared.name, block, now_s)
+                        if isinstance(where, From):
+                            yield each, block, where
+
+    def _seek(self) -> None:
+        while True:
+            with self._changed:
+                now_s = time.monotonic()
+                for process, address in self._sources().items():
+                    if process not in self._takes:
+                        self._takes[process] = threading.Thread(
+                            target=self._take, args=(process, address), name="covey-takes", daemon=True
+                        )
+                        self._takes[process].start()
+                left_s = self._seeking.left_s(now_s)
+                if self._closed or left_s is None:
+                    self._seeks = None
+                    self._changed.notify_all()
+                    return
+                questions = self._seeking.questions(now_s)
+            for process, wanted in questions:
+                self._ranks().tell(Tell(process, AboutBlocks.QUESTION, 0, encode_blocks(wanted)))
+            with self._changed:
+                left_s = self._seeking.left_s(time.monotonic())
+                if left_s:
+                    self._changed.wait(left_s)
+
+    def _take(self, process: int, address: str) -> None:
+        """Take all Blocks that this process gives."""
+        taking: Taking | None = None
+        try:
+            owner = self._me.owner()
+            if owner is None:
+                raise ConnectionError("nobody sums for this job now")
+            taking = Taking(address, AsRank(self._me.job, self._me.first, owner.epoch, owner.secret))
+            while (next := self._next_from(process)) is not None:
+                of, block = next
+                found = taking.take(of.declared, block)
+                if found is None:
+                    raise ConnectionError("it has forgotten a Block")
+                with self._changed:
+                    if block % self._me.world_size in self._seeking.ours and block not in of.store:
+                        of.moved += 1
+                        of.store.put(block, found)
+                    self._changed.notify_all()
+                taking.done(of.declared, block)
+        except OSError as error:
+            self._me.people(f"loads Blocks that process {process} has: {error!s}")
+            with self._changed:
+                self._seeking.failed(process)
+        finally:
+            if taking is not None:
+                taking.close()
+            with self._changed:
+                self._takes.pop(process, None)
+                self._seek_on()
+                self._changed.notify_all()
+
+    def _next_from(self, process: int) -> tuple[BlockSet, int] | None:
+        with self._changed:
+            if self._closed:
+                return None
+            each = [(of, block) for of, block, where in self._wanted() if where.process == process]
+            return self._awaited if self._awaited in each else next(iter(each), None)

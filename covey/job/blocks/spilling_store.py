@@ -1,0 +1,271 @@
+"""The data Blocks of a process of which some lie outside of memory, and come back one ahead of use (Harmony §4.3.3).
+
+    in memory        Blocks up to `resident_max` bytes, less those that the walk has put outside
+    outside          the rest, evenly between them in the order of use: one comes back while others are computed
+    ahead            a thread reads the next Block in use that is outside, checks it, and it waits in memory
+
+How many lie outside is found by trying (`covey.core.spill_walk`): the time of a step is measured, the median of three,
+and the number of Blocks outside changes by 8, 4, 2, 1 as long as that makes steps shorter. `resident_max` bounds it.
+Which Blocks are where changes no bit: they are what `load` returned.
+
+Data does not change, so a Block is written once and stays outside as a copy when it is in memory too. One that cannot
+be written stays in memory; one that cannot be read is loaded again.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from covey.core.spill_walk import Climb, measured
+from covey.core.units import format_size
+from covey.job.blocks.block_arrays import bytes_in_block
+from covey.job.blocks.block_store import BlockStore
+from covey.job.blocks.block_wire import BlockArrays
+from covey.job.blocks.spilled import NoRoom, Spill, SpilledAt
+
+STEPS_MEASURED = 3
+"""Steps whose median is one measurement; the step in which the number changes is not among them."""
+
+
+class SpillingStore(BlockStore):
+    """The Blocks of one set, some of them outside of memory. Any thread may call."""
+
+    def __init__(
+        self,
+        name: str,
+        spill: Spill,
+        resident_max: int,
+        people: Callable[[str], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`resident_max`: most bytes of Blocks in memory, beside the one in use and the one that comes next."""
+        super().__init__()
+        self._now_s = now_s
+        self._name, self._spill, self.resident_max, self._people = name, spill, resident_max, people
+        self._changed = threading.Condition(self._lock)
+        self._writing = threading.Lock()
+        self._outside: dict[int, SpilledAt] = {}
+        """Blocks that have been written, by number."""
+        self._away: set[int] = set()
+        """Blocks that are to be outside."""
+        self._after: dict[int, int] = {}
+        """The Block that was used after each."""
+        self._last: int | None = None
+        self._using: tuple[int, BlockArrays] | None = None
+        """The Block from outside that the script has."""
+        self._next: tuple[int, BlockArrays | None] | None = None
+        """The Block that comes ahead of use; its arrays are None until they are here."""
+        self._full = self._closed = False
+        self._thread: threading.Thread | None = None
+        self._climb: Climb | None = None
+        self._of_climb = (0, 0)
+        self._took_s: list[float] = []
+        self._stepped_s: float | None = None
+        self.waited = 0
+        """How many Blocks were not here when the script wanted them."""
+
+    # ---- as every store ----
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._here or block in self._outside
+
+    def __iter__(self) -> Iterator[int]:
+        with self._lock:
+            return iter(sorted({*self._here, *self._outside}))
+
+    def get(self, block: int) -> BlockArrays | None:
+        """The Block, wherever it is; None: it is not here, or cannot be read any more."""
+        found = self._get(block)
+        if found is not None:
+            return found
+        with self._changed:
+            at = self._outside.get(block)
+        if at is None:
+            return None
+        self.waited += 1
+        return self._read(block, at)
+
+    def used(self, block: int) -> BlockArrays | None:
+        """As `get`, for the script: remembers the order of use, and lets the next Block come."""
+        with self._changed:
+            if self._last is not None:
+                self._after[self._last] = block
+            self._last = block
+            while self._next is not None and self._next[0] == block and self._next[1] is None and not self._closed:
+                self.waited += 1
+                self._changed.wait(1.0)
+        found = self.get(block)
+        with self._changed:
+            if block not in self._here and found is not None:
+                self._using = block, found
+                if block not in self._away and self._bytes_here() + bytes_in_block(found) <= self.resident_max:
+                    self._here[block] = found
+            if self._next is not None and self._next[0] == block:
+                self._next = None
+            self._look_ahead(block)
+        return found
+
+    def put(self, block: int, arrays: BlockArrays) -> None:
+        with self._changed:
+            self._here[block] = arrays
+            fits = block not in self._away and self._bytes_here() <= self.resident_max
+        if not fits:
+            self._put_outside(block)
+
+    def drop(self, block: int) -> None:
+        with self._changed:
+            self._here.pop(block, None)
+            self._away.discard(block)
+            at = self._outside.pop(block, None)
+        if at is not None:
+            self._spill.drop(at)
+            self._full = False
+
+    @property
+    def resident_bytes(self) -> int:
+        with self._lock:
+            beside = {each[0]: each[1] for each in (self._using, self._next) if each is not None}
+            more = (each for block, each in beside.items() if each is not None and block not in self._here)
+            return self._bytes_here() + sum(map(bytes_in_block, more))
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self._spill.close()
+
+    # ---- what lies where ----
+
+    def stepped(self) -> None:
+        """A step has ended: measure, and perhaps put other Blocks outside."""
+        now_s = self._now_s()
+        with self._changed:
+            numbers = sorted({*self._here, *self._outside})
+            sizes = self._mean_bytes()
+            least = max(0, len(numbers) - int(self.resident_max // max(1, sizes)))
+        if self._climb is None or self._of_climb != (len(numbers), least):
+            over = len(numbers) - least
+            self._of_climb, self._climb = (len(numbers), least), Climb(over, over, 0)
+            self._arrange(numbers, least)
+            self._took_s, self._stepped_s = [], None
+            return
+        if self._stepped_s is not None:
+            self._took_s.append(now_s - self._stepped_s)
+        self._stepped_s = now_s
+        if len(self._took_s) < STEPS_MEASURED + 1 or self._climb.is_over:
+            return
+        before = self._climb.next
+        self._climb = measured(self._climb, statistics.median(self._took_s[1:]))
+        self._took_s, self._stepped_s = [], None
+        if self._climb.next != before:
+            self._arrange(numbers, least + self._climb.next)
+        if self._climb.is_over:
+            self._people(self.words)
+
+    @property
+    def words(self) -> str:
+        """What lies where, for people."""
+        with self._lock:
+            numbers = {*self._here, *self._outside}
+            here, size = len(numbers - self._away), format_size(self._mean_bytes() * len(numbers - self._away))
+        kept = f"keeps {here} of {len(numbers)} Blocks of {self._name!r} in memory ({size})"
+        return f"{kept}, the others in {self._spill.where}"
+
+    def _arrange(self, numbers: list[int], count: int) -> None:
+        """Let so many of these Blocks be outside, evenly between the others."""
+        away = {numbers[at * len(numbers) // count] for at in range(count)} if count else set()
+        with self._changed:
+            self._away = away
+            goes = [block for block in numbers if block in away and block in self._here]
+        for block in goes:
+            self._put_outside(block)
+
+    def _put_outside(self, block: int) -> None:
+        with self._writing:
+            with self._changed:
+                arrays = self._here.get(block)
+                is_there = block in self._outside
+            if arrays is None or (self._full and not is_there):
+                return
+            if not is_there:
+                try:
+                    at = self._spill.write(block, arrays)
+                except NoRoom as error:
+                    self._full = True
+                    what = f"Block {block} of {self._name!r} was not spilled and stays in memory"
+                    self._people(f"says: {what}\n{error}\nnext: make room there, or set TMPDIR to a larger folder")
+                    return
+                with self._changed:
+                    self._outside[block] = at
+            with self._changed:
+                self._here.pop(block, None)
+
+    def _bytes_here(self) -> int:
+        return sum(map(bytes_in_block, self._here.values()))
+
+    def _mean_bytes(self) -> float:
+        """Mean size of a Block; the caller holds the lock."""
+        if self._here:
+            self._known_mean = self._bytes_here() / len(self._here)
+        return self._known_mean
+
+    _known_mean = 1.0
+
+    # ---- one ahead of use ----
+
+    def _get(self, block: int) -> BlockArrays | None:
+        with self._changed:
+            for each in (self._next, self._using):
+                if each is not None and each[0] == block and each[1] is not None:
+                    return each[1]
+            return self._here.get(block)
+
+    def _read(self, block: int, at: SpilledAt) -> BlockArrays | None:
+        try:
+            return self._spill.read(at)
+        except OSError as error:
+            self._people(f"loads Block {block} of {self._name!r} again: {error}")
+            with self._changed:
+                if self._outside.get(block) is at:
+                    del self._outside[block]
+            self._spill.drop(at)
+            return None
+
+    def _look_ahead(self, block: int) -> None:
+        """Begin to read the next Block in use that is outside. The caller holds the lock."""
+        at, seen = self._after.get(block), {block}
+        while at is not None and at not in seen and at in self._here:
+            seen.add(at)
+            at = self._after.get(at)
+        if at is None or at in seen or at not in self._outside or self._closed:
+            return
+        if self._next is None or self._next[0] != at:
+            self._next = at, None
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._read_ahead, name="covey-ahead", daemon=True)
+                self._thread.start()
+
+    def _read_ahead(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (self._next is None or self._next[1] is not None):
+                    self._changed.wait()
+                if self._closed or self._next is None:
+                    return
+                block = self._next[0]
+                at = self._outside.get(block)
+            found = None if at is None else self._read(block, at)
+            with self._changed:
+                self._came(block, found)
+
+    def _came(self, block: int, found: BlockArrays | None) -> None:
+        """The Block that comes ahead of use is here; None: it cannot be read. The caller holds the lock."""
+        if self._next is not None and self._next[0] == block:
+            self._next = None if found is None else (block, found)
+        self._changed.notify_all()

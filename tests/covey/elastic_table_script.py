@@ -1,0 +1,34 @@
+"""AddVector with an elastic table: each element ends as delta x steps x Blocks, whoever added it. Arguments: STEPS."""
+
+import sys
+import time
+
+import numpy as np
+
+import covey
+
+BLOCKS, WIDTH = 12, 500
+
+
+def main(steps: int) -> None:
+    with covey.join() as job:
+        table = job.table()
+        table.put("v", np.zeros(WIDTH))
+        data = job.data(BLOCKS, lambda k: np.ones(WIDTH), bytes="8 KiB")
+        state = job.state(table.arrays, table.load, enter=lambda rank, own: None)
+        for step in state.steps(steps):
+            before = table.get("v").copy()
+            for rank in job.carried(step):
+                with rank:
+                    assert (table.get("v") == before).all() and (before == 3 * BLOCKS * step).all()
+                    delta = sum((block for _, block in data.of(rank)), np.zeros(WIDTH))
+                    table.update("v", lambda v, delta: v + 3 * delta, delta)
+                time.sleep(0.002)
+            print("step", step, flush=True)
+        found = table.get("v")
+        assert (found == 3 * steps * BLOCKS).all(), found
+        print(f"sha256={found[0]:.0f} loaded={data.loaded} moved={data.moved}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
