@@ -18,9 +18,8 @@ Words. *group*: jobs that share a set of hosts, and the hosts. *iteration* of a 
 *job-bound*: one job takes longer than all the others' work, so both resources wait for it. *block*: a part of a job's
 input data; *spilled* blocks are on disk and are reloaded while others are processed.
 
-    messages   about jobs, groups and turns                       policy   model, grouping, regrouping
-    machine    groups: which jobs run where; turns: which subtask runs now on one host, for the simulator
-    service    turns: the pages on which ranks take turns
+    messages   profiles of jobs, among the hosts of a pool        policy   model, grouping, regrouping, who decides
+    machine    pools: what a host knows of them, and remembers    service  groups: asks the log; turns: pages for ranks
 
 On a live host, jobs that share it on purpose (`agentctl submit --share-host`) take turns by the rules of
 `covey/tensors/turns`; `service/turns.py` gives their processes the page for that, and writes the order.
