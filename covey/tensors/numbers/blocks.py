@@ -22,9 +22,9 @@ from covey.core.ids import ID_PATTERN, JobId
 TABLES_MAX = 16
 """Most tables of one job."""
 ELASTIC_TABLES = 4
-"""Most tables of an elastic job, on however many hosts it runs. Each costs its ranks a connection more, and small
-tensors more messages: with 8, steps of a job of 8 ranks and 80 KB took a fifth more processor time, with 4 a twentieth,
-and none with megabytes."""
+"""Most tables of an elastic job, on however many hosts it runs. Each table that a rank uses costs it a connection, and
+small tensors more messages: on one host 8 tables cost a job of 8 ranks with 80 KB of gradients a fifth more processor
+time a step, 4 a twentieth; with megabytes, or on two hosts, neither cost any."""
 TABLE_PATTERN = ID_PATTERN.removesuffix(r"\Z") + r"(/([1-9]|1[0-5]))?\Z"
 """Pattern of the names that `table_id` makes."""
 
