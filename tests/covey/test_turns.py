@@ -227,7 +227,8 @@ def _named(host: SharedHost, names: list[JobId], need: Need) -> tuple[JobId | No
     found = [
         names[claim.job - 1] for claim in sorted(host.holders(need), key=lambda claim: (claim.since_ns, claim.place))
     ]
-    return (*found, None, None)[:2]
+    first, second, *_ = (*found, None, None)
+    return first, second
 
 
 def comm_beside(machine: Turns) -> JobId | None:

@@ -16,6 +16,7 @@ from covey.job.page_link import PageLink
 from covey.job.step_clock import StepClock, ToldStep
 from covey.job.tensors import TensorClient
 from covey.kernel.pages import PAGE_BYTES
+from covey.tensors.numbers.arrays import Array
 from covey.tensors.turns.holder import ProcessTurns
 from covey.tensors.turns.page import TurnsPage
 from covey.tensors.turns.spent import TurnsSpent
@@ -162,7 +163,12 @@ def test_a_job_that_shares_no_host_asks_once_whether_it_does(monkeypatch: pytest
 def test_a_script_computes_from_a_result_to_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Noted()
     client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, turns=turns)
-    monkeypatch.setattr(client, "_wait", lambda *_, **__: turns.did.append("sum") or np.zeros(3, np.float32))
+
+    def wait(*_: object, **__: object) -> Array:
+        turns.did.append("sum")
+        return np.zeros(3, np.float32)
+
+    monkeypatch.setattr(client, "_wait", wait)
     monkeypatch.setattr(client, "_begin", lambda *_, **__: turns.did.append("push"))
     handle = client.push("g", np.zeros(3, np.float32))
     handle.wait()
