@@ -144,7 +144,6 @@ def test_one_that_waits_is_woken_and_does_not_look_again_and_again(page: Page) -
         threading.Thread(target=take).start()
         while not second.waits:
             time.sleep(0.001)
-        time.sleep(0.005)
         began_s = time.monotonic()
         first.computed()
         assert got.wait(5.0)
@@ -167,7 +166,7 @@ def test_a_process_that_closes_gives_all_and_waits_for_nothing(page: Page) -> No
     assert not page.holders("comp")
 
 
-def test_threads_of_a_framework_wait_for_sums_so_the_process_takes_no_turn_to_compute(page: Page) -> None:
+def test_a_process_whose_threads_wait_for_sums_takes_no_turn_to_compute(page: Page) -> None:
     first, second = page.process(0), page.process(1)
     first.computes()
     first.in_background()
@@ -249,7 +248,9 @@ class Shared:
 
 def test_four_jobs_on_two_hosts_in_unlike_order_all_go_on(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """COMM is sending only: if a turn were held while others are waited for, each host's senders would wait for ranks
-    that wait for the network of the other host, for ever. No lease ends here that would hide it."""
+    that wait for the network of the other host, for ever. No lease ends here that would hide it.
+
+    Reference: §4.3.1."""
     monkeypatch.setattr(turns_page, "LEASE_NS", 600_000_000_000)
     monkeypatch.setattr(turns_holder, "IDLE_S", 600.0)
     shared = Shared(aggd)
