@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         page.assign(slot, slot + 1, slot)
     mine = of(memory, 0)
     found = {
-        "processors, free": timed(lambda: (mine.computes(), mine.computed()), args.turns),
+        "processors, free": timed(lambda: computed(mine), args.turns),
         "network, free": timed(lambda: sent(mine), args.turns),
         "handed over": handed_over(memory, mine, args.turns // 10),
     }
@@ -54,6 +54,11 @@ def of(memory: mmap.mmap, slot: int) -> ProcessTurns:
     made = ProcessTurns()
     made.page_came(memory, slot, os.getpid())
     return made
+
+
+def computed(mine: ProcessTurns) -> None:
+    mine.computes()
+    mine.computed()
 
 
 def sent(mine: ProcessTurns) -> None:
@@ -83,7 +88,7 @@ def handed_over(memory: mmap.mmap, mine: ProcessTurns, count: int) -> list[float
             gave[:8] = time.monotonic_ns().to_bytes(8, "little")
             other.computed()
             time.sleep(0.001)
-    found, page = [], TurnsPage(memory)
+    found, page = list[float](), TurnsPage(memory)
     while len(found) < count:
         while not any(claim.slot == 1 and claim.state == HOLDS for claim in page.claims("comp", time.monotonic_ns())):
             time.sleep(0.0001)

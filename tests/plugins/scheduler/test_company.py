@@ -9,7 +9,7 @@ from tests.virtual_time import play
 
 
 def runs(rack: Rack, job: str) -> bool:
-    return rack.job(job).state == "running"
+    return bool(rack.job(job).state == "running")
 
 
 def test_jobs_of_one_group_of_one_tenant_come_to_the_same_hosts() -> None:
