@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-tuner-live heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -101,6 +101,10 @@ bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Cove
 
 heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times: how long the others stand, the same bits (some 8 minutes)
 	@$(BIN)/python bench/healing_kills.py $(ARGS)
+
+bench-groups: $(READY) ## jobs that share two hosts on shaped cards, in turns and thrown together (some 3 minutes, as root)
+	@$(BIN)/python bench/turns.py
+	@$(BIN)/python bench/groups_live.py $(ARGS)
 
 bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 8 minutes, as root)
 	@$(BIN)/python bench/elastic_changes.py $(ARGS)

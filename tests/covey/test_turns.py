@@ -195,7 +195,9 @@ def comes_to_all(host: SharedHost) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_page_gives_turns_as_the_simulator_does(seed: int) -> None:
-    """`covey-sim groups` drives `Turns`: the same jobs ask and give on a page, and the same ones have turns."""
+    """`covey-sim groups` drives `Turns`: the same jobs ask and give on a page, and the same ones have turns.
+
+    Reference: §4.3.1."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
     host, names = SharedHost(list(range(count))), [JobId(f"j{n}") for n in range(count)]
@@ -227,7 +229,8 @@ def _named(host: SharedHost, names: list[JobId], need: Need) -> tuple[JobId | No
     found = [
         names[claim.job - 1] for claim in sorted(host.holders(need), key=lambda claim: (claim.since_ns, claim.place))
     ]
-    return (*found, None, None)[:2]
+    first, second, *_ = (*found, None, None)
+    return first, second
 
 
 def comm_beside(machine: Turns) -> JobId | None:
@@ -248,7 +251,7 @@ def test_a_process_that_is_stopped_with_a_turn_loses_it_within_two_seconds_and_k
     host.check()
 
 
-def test_a_process_that_was_stopped_while_it_took_a_turn_does_not_take_it_from_another() -> None:
+def test_a_process_that_was_stopped_while_it_took_a_turn_takes_it_from_nobody() -> None:
     host = SharedHost([0, 1])
     first, second = host.processes
     while host.page.get(0, AT["comp"] + STATE) & 3 != CLAIMS:

@@ -97,7 +97,7 @@ def test_jobs_come_in_the_order_of_their_numbers() -> None:
     assert turn_order([J10, J2, J11]) == [J2, J10, J11]
 
 
-def test_each_process_of_a_group_gets_a_slot_of_one_page_and_the_order_follows_the_jobs() -> None:
+def test_each_process_of_a_group_gets_a_slot_and_the_order_follows_the_jobs() -> None:
     host = OneHost()
     late, first, second = host.joins(J10, "auto"), host.joins(J2, "auto"), host.joins(J2, "auto", 1)
     assert [slot_of(peer) for peer in (late, first, second)] == [0, 1, 2]

@@ -1,9 +1,15 @@
 """Jobs that take turns come to the same hosts."""
 
+from functools import partial
 from typing import Any
 
 from covey.core.ids import HostId
-from tests.plugins.scheduler.rack import Rack, play, until
+from tests.plugins.scheduler.rack import Rack, until
+from tests.virtual_time import play
+
+
+def runs(rack: Rack, job: str) -> bool:
+    return bool(rack.job(job).state == "running")
 
 
 def test_jobs_of_one_group_of_one_tenant_come_to_the_same_hosts() -> None:
@@ -21,7 +27,7 @@ def test_jobs_of_one_group_of_one_tenant_come_to_the_same_hosts() -> None:
         for number, more in enumerate(given, 1):
             spec = {"argv": ["train"], "workers": 1, "gpus_per_worker": 0, **more}
             await rack["h3"].call("submit", spec=spec)
-            await until(lambda number=number: rack.job(f"j{number}").state == "running")
+            await until(partial(runs, rack, f"j{number}"))
             found.append([place.host for place in rack.job(f"j{number}").start.places])
         rack.check()
         rack.stop()

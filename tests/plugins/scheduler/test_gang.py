@@ -291,7 +291,7 @@ def test_a_job_that_takes_turns_goes_where_its_group_is() -> None:
         assert {host: ask.workers for host, ask in found.items()} == where, (group, busy)
 
 
-def test_workers_that_lie_apart_leave_the_hosts_of_their_group_where_those_are_too_few() -> None:
+def test_workers_that_lie_apart_leave_the_hosts_of_their_group_if_too_few() -> None:
     rack = Coordinator()
     rack.gangs.handle(RackSeen({H1: 0, H2: 0}, {H1: 0, H2: 5}, company=frozenset((H2,))), 0.0)
     more = {"workers": 2, "gpus_per_worker": 0, "share_host": "night", "pack": "apart"}
