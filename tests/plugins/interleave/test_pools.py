@@ -41,7 +41,7 @@ def test_a_job_ends_and_the_others_get_its_hosts() -> None:
     rack.submit(J1, [H1, H2], *CPU)
     rack.submit(J2, [H2, H1], *CPU)
     rack.submit(J3, [H3, H4], *CPU, most=0)  # it is not elastic, and is never moved
-    rack.run(120)
+    rack.run(200)
     assert rack.apart() == [((J1, J2), 2), ((J3,), 2)]
     before = len(rack.wishes)
     rack.end(J3)
