@@ -134,8 +134,10 @@ def test_jobs_whose_rank_0_is_on_one_host_stay_together_and_each_such_host_count
         *(frozenset(each) for each in ({J1}, {J2, J3}, {J1, J2, J3}))
     }
     apart = {J1: placed(J1, 1), J2: placed(J2, 2), J3: placed(J3, 3)}
-    for hosts in range(3, 8):
-        for group in best_groups(profiles, apart, hosts, WEIGHTS):
+    sends = JobProfile(J1, 20, 0.1), JobProfile(J2, 0.1, 6), JobProfile(J3, 0.1, 6)
+    assert [group.hosts for group in exhaustive(sends, 8, WEIGHTS, 3)[1] if len(group.jobs) > group.hosts] == [1]
+    for hosts in range(3, 9):
+        for group in best_groups(sends, apart, hosts, WEIGHTS):
             assert group.hosts >= len(group.jobs), "each rank 0 has a host of its own"
 
 
