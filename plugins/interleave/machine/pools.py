@@ -47,6 +47,8 @@ SETTLE_S = 15.0
 """Seconds after a change of a pool in which this host wants no other one: what was just decided is measured first."""
 WHOLE_AFTER_S = 10.0
 """Seconds that a whole rearrangement leaves to the smaller changes, after a job came or went."""
+LOOK_S = 3.0
+"""Seconds between two looks at a pool where something came or went."""
 NOTED_S = 120.0
 """Seconds for which a host remembers that a job came or went, at most."""
 ANSWER_S = 60.0
@@ -111,6 +113,7 @@ class _Pool(msgspec.Struct):
     """Until when nothing is wanted after a refusal."""
     refusals: int = 0
     asked: _Asked | None = None
+    looked_s: float = -1e9
     words: str = ""
     """What was decided last."""
 
@@ -355,13 +358,17 @@ class Pools:
 
     def _look(self, name: str, now_s: float) -> list[PoolsAction]:
         pool, view = self.pools[name], self.view(name, now_s)
-        if not view.came and not view.went and view.whole is None:
+        if (not view.came and not view.went and view.whole is None) or now_s - pool.looked_s < LOOK_S:
             return []
+        pool.looked_s = now_s
         decision = self._decides(view)
         if view.whole == REVIEW_WORTH:
             pool.review_s = now_s + self.rng.uniform(0.75, 1.25) * self.review_s
         pool.words = decision.words
         if decision.wish is None:
+            if decision.mine and view.whole is not None:  # all that this host could propose was looked at
+                pool.came = {job: at_s for job, at_s in pool.came.items() if job not in view.came}
+                pool.went = {}
             return []
         self._asks += 1
         ask = f"groups/{self.me}/{now_s:.0f}/{self._asks}"

@@ -83,6 +83,8 @@ class Decision(msgspec.Struct, frozen=True):
 
     wish: Wish | None
     words: str
+    mine: bool = True
+    """Whether it was for this host to decide anything."""
 
 
 class _Known:
@@ -131,19 +133,21 @@ def decide(view: PoolView) -> Decision:
     """What this host wants to be arranged anew in the pool now."""
     known = _Known(view)
     tried: list[str] = []
+    arranges = mine = arranger_of(view.jobs, view.live) == view.me
     for group in known.known:
         if proposer_of(group, known.jobs, view.live) != view.me:
             continue
+        mine = True
         for decision in (_arrivals(known, group), _broken(known, group)):
             if decision is not None and decision.wish is not None:
                 return decision
             tried += [decision.words] if decision is not None else []
-    if view.whole is not None and arranger_of(view.jobs, view.live) == view.me:
+    if view.whole is not None and arranges:
         decision = _whole(known, view.whole)
         if decision.wish is not None:
             return decision
         tried.append(decision.words)
-    return Decision(None, "; ".join(dict.fromkeys(tried)) or _nothing(known))
+    return Decision(None, "; ".join(dict.fromkeys(tried)) or _nothing(known), mine)
 
 
 def _nothing(known: _Known) -> str:

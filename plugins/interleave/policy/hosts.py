@@ -15,6 +15,7 @@ from covey.core.ids import HostId, JobId
 from plugins.interleave.policy.exhaustive import Floats, best_sets
 from plugins.interleave.policy.groups import PlacedJob
 from plugins.interleave.policy.model import Group, JobProfile, Weights, iteration_s
+from plugins.interleave.policy.regroup import STARTS
 from plugins.interleave.policy.schedule import EXACT_JOBS, EXACT_STEPS, schedule
 
 
@@ -25,7 +26,7 @@ def best_groups(
     finds them, and it may be that not all can be had."""
     units = units_of(profiles, jobs)
     if len(units) > EXACT_JOBS or 3 ** len(units) * hosts**2 > EXACT_STEPS or len(units) > hosts:
-        return capped(schedule(profiles, hosts, weights, jobs_min=len(profiles)).groups, jobs)
+        return capped(schedule(profiles, hosts, weights, jobs_min=len(profiles), starts_max=STARTS).groups, jobs)
     _, sets = best_sets(_worth(units, jobs, hosts, weights), hosts, len(units))
     groups = [(tuple(unit for bit, unit in enumerate(units) if members >> bit & 1), given) for members, given in sets]
     found = [Group(tuple(job for unit in group for job in unit), given) for group, given in groups]

@@ -29,6 +29,11 @@ BUNCH_OF = 40
 """Waiting jobs that are looked at for a bunch, the first ones."""
 
 
+MERGED_MAX = 3
+"""Other groups that `rearranged` looks at: agents decide beside their other work, and what more groups would gain is
+found by the next review of all of them."""
+
+
 class Change(msgspec.Struct, frozen=True):
     """A change: groups that are replaced, by their indices, and the groups that replace them."""
 
@@ -130,7 +135,7 @@ def rearranged(
     idle = hosts - sum(group.hosts for group in groups)
     others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
     best: Change | None = None
-    for count in range(len(others) + 1):
+    for count in range(min(len(others), MERGED_MAX) + 1):
         taken = (broken, *others[:count])
         jobs = [job for at in taken for job in groups[at].jobs]
         given = sum(groups[at].hosts for at in taken) + idle

@@ -1,6 +1,7 @@
 """Groups as the log has them, and what one host wants of them."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,10 +46,10 @@ def waiting(job: JobId, work_s: float, net_s: float, left: float = 100.0) -> Wai
     return Waiting(JobProfile(job, work_s, net_s), left)
 
 
-def view(me: int, jobs: list[PlacedJob], profiles: list[Waiting], **more: object) -> PoolView:
+def view(me: int, jobs: list[PlacedJob], profiles: list[Waiting], **more: Any) -> PoolView:
     known = {each.profile.job: each for each in profiles}
     live = frozenset(HOSTS)
-    of = {"me": HOSTS[me - 1], "pool": "auto", "jobs": tuple(jobs), "profiles": known, "live": live}
+    of: dict[str, Any] = {"me": HOSTS[me - 1], "pool": "auto", "jobs": tuple(jobs), "profiles": known, "live": live}
     return PoolView(**{**of, **more})
 
 
@@ -64,13 +65,15 @@ def test_jobs_on_the_same_hosts_are_a_group_and_a_chain_of_them_is_one() -> None
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sets(st.integers(1, 8), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
-def test_no_host_is_in_two_groups_of_a_pool_in_whatever_order_jobs_are_heard(sets: list[set[int]], rng: object) -> None:
+def test_no_host_is_in_two_groups_of_a_pool_in_whatever_order_jobs_are_heard(
+    sets: list[set[int]], rng: random.Random
+) -> None:
     jobs = [placed(JobId(f"j{n + 1}"), *sorted(hosts)) for n, hosts in enumerate(sets)]
     groups = groups_of(jobs)
     hosts = [host for group in groups for host in group.hosts]
     assert len(hosts) == len(set(hosts))
     shuffled = list(jobs)
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)
     assert groups_of(shuffled) == groups
 
 
@@ -131,8 +134,10 @@ def test_jobs_whose_rank_0_is_on_one_host_stay_together_and_each_such_host_count
         *(frozenset(each) for each in ({J1}, {J2, J3}, {J1, J2, J3}))
     }
     apart = {J1: placed(J1, 1), J2: placed(J2, 2), J3: placed(J3, 3)}
-    for hosts in range(3, 8):
-        for group in best_groups(profiles, apart, hosts, WEIGHTS):
+    sends = JobProfile(J1, 20, 0.1), JobProfile(J2, 0.1, 6), JobProfile(J3, 0.1, 6)
+    assert [group.hosts for group in exhaustive(sends, 8, WEIGHTS, 3)[1] if len(group.jobs) > group.hosts] == [1]
+    for hosts in range(3, 9):
+        for group in best_groups(sends, apart, hosts, WEIGHTS):
             assert group.hosts >= len(group.jobs), "each rank 0 has a host of its own"
 
 

@@ -37,7 +37,7 @@ class Host:
         return [HostView(host=host, state=state) for host, state in self.states.items()]  # type: ignore[arg-type]
 
     def placed(self, job: JobId, share_host: str = "auto", config: int = 0) -> None:
-        carried = {0: (0, 1), 2: (2, 3)}
+        carried: dict[int, tuple[int, ...]] = {0: (0, 1), 2: (2, 3)}
         of = JobPlaced(job, 1, "lab", 4, (Place(H1, (0, 2), ()),), 1, 0, config, carried)
         fields = {name: getattr(of, name) for name in of.__struct_fields__}
         self.groups.on_fact(JobPlaced(**{**fields, "share_host": share_host, "workers": 1}))

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from plugins.facts import ArrangementsAnswered, StepTimed
 from plugins.interleave.machine.measured import TIMINGS_MIN, StepsHere
 from plugins.interleave.machine.pools import AGE_S, BACK_OFF_S, IDLE_REFUSALS, HostsNow, Pools, SecondBegan
 from plugins.interleave.messages import ProfilesTold, ProfileTold, StepsMeasured
+from plugins.interleave.policy.decide import PoolView
 from plugins.interleave.policy.groups import groups_of
 from tests.plugins.interleave.racks import Rack
 
@@ -24,7 +26,7 @@ CPU, NET = (4.0, 0.4), (0.8, 2.4)
 
 def two_and_two(seed: int = 1, **more: float) -> Rack:
     """Two jobs that compute on one pair of hosts, two that send on the other."""
-    rack = Rack(4, seed, **more)  # type: ignore[arg-type]
+    rack = Rack(4, seed, **more)
     rack.submit(J1, [H1, H2], *CPU)
     rack.submit(J2, [H2, H1], *CPU)
     rack.submit(J3, [H3, H4], *NET)
@@ -41,7 +43,7 @@ def test_a_job_ends_and_the_others_get_its_hosts() -> None:
     rack.submit(J1, [H1, H2], *CPU)
     rack.submit(J2, [H2, H1], *CPU)
     rack.submit(J3, [H3, H4], *CPU, most=0)  # it is not elastic, and is never moved
-    rack.run(120)
+    rack.run(200)
     assert rack.apart() == [((J1, J2), 2), ((J3,), 2)]
     before = len(rack.wishes)
     rack.end(J3)
@@ -83,7 +85,7 @@ def test_of_two_proposers_at_once_one_is_refused_and_looks_again() -> None:
     """The one that is refused proposed from a configuration that is replaced by now."""
     rack = two_and_two(late_s=3.0)  # each hears of what the other did only seconds later
     for machine in rack.machines.values():  # all of them take themselves for the one that arranges
-        machine.view = lambda name, now_s, of=machine: _mine(of, name, now_s)  # type: ignore[method-assign]
+        machine.view = partial(_mine, machine)  # type: ignore[method-assign]
     rack.run(200)
     refused = [why for _, _, why in rack.wishes if why]
     assert any("configuration" in why for why in refused), rack.wishes
@@ -91,7 +93,7 @@ def test_of_two_proposers_at_once_one_is_refused_and_looks_again() -> None:
     rack.check()
 
 
-def _mine(machine: Pools, name: str, now_s: float):  # type: ignore[no-untyped-def]
+def _mine(machine: Pools, name: str, now_s: float) -> PoolView:
     view = Pools.view(machine, name, now_s)
     first = min(host for job in view.jobs for host in job.hosts)
     return msgspec.structs.replace(view, me=first)

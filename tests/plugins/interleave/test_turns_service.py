@@ -39,7 +39,7 @@ class OneHost:
         clock = SimpleNamespace(now_s=lambda: self.at_s)
         self.env = SimpleNamespace(clock=clock, log=quiet, pages=SimpleNamespace(make_handed=self._made))
         self.runner = SimpleNamespace(spec=lambda job, epoch: self.specs.get(job))
-        self.turns = HostTurns(cast(Host, self), InterleaveSettings(**settings))
+        self.turns = HostTurns(cast(Host, self), InterleaveSettings(**settings), dict)
 
     def _made(self, size: int) -> SimPage:
         if self.full:
