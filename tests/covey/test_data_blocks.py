@@ -189,6 +189,7 @@ def test_a_process_that_is_started_again_loads_its_blocks(gangs: Callable[..., D
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_block_is_lost_or_counted_twice_whatever_changes(gangs: Callable[..., DataGang], seed: int) -> None:
+    """Data Blocks move while the job runs. Reference: §3.3.2."""
     change_at_random(gangs, seed)
 
 

@@ -43,6 +43,7 @@ def loaded_and_moved(job: ElasticProcesses) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_application_finds_what_one_process_finds_whatever_changes(jobs: Jobs, name: str) -> None:
+    """The applications of the papers. Reference: §3.4.1."""
     alone = jobs(name, 1)
     job = jobs(name, 2)
     (new,) = job.arrange([], 1)

@@ -26,7 +26,7 @@ class BlockStore:
         return self._here.get(block)
 
     def used(self, block: int) -> BlockArrays | None:
-        """As `get`, for the script."""
+        """The Block for the script, as `get` gives it."""
         return self.get(block)
 
     def put(self, block: int, arrays: BlockArrays) -> None:

@@ -87,7 +87,7 @@ class SpillingStore(BlockStore):
         return self._read(block, at)
 
     def used(self, block: int) -> BlockArrays | None:
-        """As `get`, for the script: remembers the order of use, and lets the next Block come."""
+        """The Block for the script, as `get` gives it; remembers the order of use, and lets the next one come."""
         with self._changed:
             if self._last is not None:
                 self._after[self._last] = block
