@@ -454,6 +454,7 @@ class SchedulerService(PluginService):
 
     async def _arrange(self, given: Mapping[str, Any]) -> JobView:
         await self.arrangements.arrange(await self._seek(given), given)
+        return await self._job(given)
 
     async def _tune(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.tune(await self._seek(given), given)

@@ -74,7 +74,7 @@ class HostNow(msgspec.Struct, frozen=True):
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class JobNow(msgspec.Struct, frozen=True):
+class JobDivided(msgspec.Struct, frozen=True):
     """The log says how the job is arranged from now on."""
 
     epoch: int
@@ -122,15 +122,15 @@ class WishAnswered(msgspec.Struct, frozen=True):
     refused: str
 
 
-class TimePassed(msgspec.Struct, frozen=True):
+class TunerTicked(msgspec.Struct, frozen=True):
     """Some seconds are over."""
 
 
-TunerEvent = JobNow | TensorsNow | HostMeasured | WishAnswered | TimePassed
+TunerEvent = JobDivided | TensorsNow | HostMeasured | WishAnswered | TunerTicked
 TunerAction = Publish | LogEvent
 
 
-class Wish(msgspec.Struct, frozen=True):
+class TunerWish(msgspec.Struct, frozen=True):
     """A change that was asked for, and what it should do."""
 
     ask: str
@@ -181,7 +181,7 @@ class Known(msgspec.Struct, frozen=True):
 class Tuner:
     """The tuner of one job. `boot`: what makes names of wishes unique among agents' lives."""
 
-    def __init__(self, job: JobId, now: JobNow, boot: str = "", gain_min: float = GAIN_MIN) -> None:
+    def __init__(self, job: JobId, now: JobDivided, boot: str = "", gain_min: float = GAIN_MIN) -> None:
         self.job, self.now, self.gain_min, self._boot = job, now, gain_min, boot
         self.tensors = TensorsNow(0, ())
         self.passes: dict[HostId, Figure] = {}
@@ -194,7 +194,7 @@ class Tuner:
         """Seconds of a step in this configuration."""
         self.best: tuple[Division, float] | None = None
         """The best division as last decided, and its predicted step in seconds."""
-        self.wish: Wish | None = None
+        self.wish: TunerWish | None = None
         self.judged: list[Judged] = []
         self.wrong = 0
         """Number of predictions in a row that were wrong."""
@@ -207,7 +207,7 @@ class Tuner:
 
     def handle(self, event: TunerEvent, now_s: float) -> Sequence[TunerAction]:
         match event:
-            case JobNow():
+            case JobDivided():
                 return self._arranged(event)
             case TensorsNow():
                 self.tensors = event
@@ -216,7 +216,7 @@ class Tuner:
                 return self._measured(event, now_s)
             case WishAnswered():
                 return self._answered(event, now_s)
-            case TimePassed():
+            case TunerTicked():
                 return self._time_passed(now_s)
             case _:
                 assert_never(event)
@@ -274,7 +274,7 @@ class Tuner:
     def _timed_enough(self, host: HostId) -> bool:
         return self.steps.get(host, 0) >= STEPS_MIN and self.reports.get(host, 0) > REPORTS_MIN
 
-    def _arranged(self, event: JobNow) -> Sequence[TunerAction]:
+    def _arranged(self, event: JobDivided) -> Sequence[TunerAction]:
         anew = event.epoch != self.now.epoch
         if event == self.now or (event.epoch, event.config) < (self.now.epoch, self.now.config):
             return []
@@ -370,7 +370,7 @@ class Tuner:
             return self._say_once("tuner keeps", f"{short(measured_s)} a step; {best}", told(present))
         self._wishes += 1
         ask = f"{self.job}/{self.now.epoch}/{self._boot}{self._wishes}"
-        self.wish = Wish(ask, self.now.config + 1, now_s, wanted, measured_s, predicted_s)
+        self.wish = TunerWish(ask, self.now.config + 1, now_s, wanted, measured_s, predicted_s)
         why = f"{told(wanted)}: {short(predicted_s)} a step predicted, {short(measured_s)} measured before"
         return [Publish(ArrangementsWanted(ask, {self.job: self._arrangement(wanted)}, BY, why))]
 

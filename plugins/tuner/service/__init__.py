@@ -22,11 +22,11 @@ from plugins.tuner import messages
 from plugins.tuner.machine.tuner import (
     HostMeasured,
     HostNow,
-    JobNow,
+    JobDivided,
     TensorsNow,
-    TimePassed,
     Tuner,
     TunerEvent,
+    TunerTicked,
     WishAnswered,
 )
 from plugins.tuner.messages import HostTimed, TunedHere, TunedNow
@@ -175,7 +175,7 @@ class TunerService(PluginService):
             elif to is not None:
                 self.perform(Send(to, report, TOLD_S), lambda back: None)
         for job in sorted(self.tuners):
-            self._feed(job, TimePassed())
+            self._feed(job, TunerTicked())
 
     # ---- messages ----
 
@@ -250,7 +250,7 @@ def owners_of_job(placed: JobPlaced) -> Sequence[HostId]:
     return [host or hosts[table % len(hosts)] for table, host in enumerate(named)] if hosts else []
 
 
-def job_now(placed: JobPlaced, processes_min: int) -> JobNow:
+def job_now(placed: JobPlaced, processes_min: int) -> JobDivided:
     """The job's arrangement as its tuner needs it."""
     hosts = {
         place.host: HostNow(len(place.ranks), sum(len(placed.carried.get(process, ())) for process in place.ranks))
@@ -262,4 +262,4 @@ def job_now(placed: JobPlaced, processes_min: int) -> JobNow:
     )
     has_gpus = any(place.gpus for place in placed.places)
     owners = tuple(owners_of_job(placed))
-    return JobNow(placed.epoch, placed.config, hosts, owners, first, has_gpus, processes_min)
+    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, processes_min)

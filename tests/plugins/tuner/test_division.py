@@ -37,6 +37,7 @@ paces = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(paces, st.integers(2, 6), st.integers(1, 4), st.floats(1e4, 1e9))
 def test_no_division_of_all_is_shorter(hosts: list[HostPace], ranks: int, tables: int, size: float) -> None:
+    """Within the slack that keeps ranks and tables where they are. Reference: §3.2.3."""
     job = DividedJob(ranks, tables, size)
     shortest = exhaustive(job, hosts)
     if math.isinf(shortest):
@@ -117,7 +118,8 @@ def test_hosts_that_are_all_both_need_half_of_the_best_split(times: float, share
 
 
 def test_with_a_fixed_batch_the_best_split_is_another_one() -> None:
-    """A step has as many passes however many workers there are: w* = N / (1 + sqrt(N/V k/c))."""
+    """A step has as many passes however many workers there are: w* = N / (1 + sqrt(N/V k/c)). Reference:
+    §3.2.3, equation 3.5."""
     n, ranks, pass_s, network_s = 1000, 4000, 0.5, 0.1
 
     def step(w: int) -> float:

@@ -17,11 +17,11 @@ from plugins.tuner.machine.tuner import (
     WRONG_MAX,
     HostMeasured,
     HostNow,
-    JobNow,
+    JobDivided,
     TensorsNow,
-    TimePassed,
     Tuner,
     TunerAction,
+    TunerTicked,
     WishAnswered,
     predicted,
 )
@@ -41,7 +41,7 @@ class Rack:
         count = len(hosts)
         each = {pace.host: HostNow(pace.processes, len(range(at, ranks, count))) for at, pace in enumerate(hosts)}
         owners = tuple(hosts[table % count].host for table in range(tables))
-        self.tuner = Tuner(JOB, JobNow(1, 0, each, owners, hosts[0].host, has_gpus))
+        self.tuner = Tuner(JOB, JobDivided(1, 0, each, owners, hosts[0].host, has_gpus))
         size = MB // 10
         self.size, self.now_s, self.overhead_s, self.rng, self.noise = size, 0.0, 0.002, random.Random(1), 0.0
         self.tell(TensorsNow(size, tuple(range(tables))))
@@ -110,6 +110,7 @@ def slow_third() -> list[HostPace]:
 
 
 def test_a_slow_host_is_asked_to_carry_fewer_ranks_and_both_times_are_noted() -> None:
+    """The division changes while the job runs. Reference: §3.3.1."""
     rack = Rack(slow_third(), 12, 3)
     before_s = rack.step_s()
     asked = rack.until_wish()
@@ -177,7 +178,7 @@ def test_a_wish_that_nobody_answers_counts_as_refused() -> None:
     rack.until_wish()
     assert not wishes(rack.reports(5)), "one at a time"
     rack.now_s += ANSWER_S
-    assert notes(rack.tell(TimePassed()), "tuner refused") and rack.tuner.wish is None
+    assert notes(rack.tell(TunerTicked()), "tuner refused") and rack.tuner.wish is None
 
 
 def test_a_division_that_was_tried_and_took_longer_is_not_tried_again_for_a_while() -> None:
@@ -208,6 +209,7 @@ def test_an_answer_to_another_wish_changes_nothing() -> None:
 
 
 def test_three_wrong_predictions_in_a_row_and_the_job_is_left_alone() -> None:
+    """The paper has no word for this; it compares predictions and measured epochs. Reference: §3.4.3."""
     rack = Rack(slow_third(), 12, 3)
     done: list[TunerAction] = []
     for time in range(WRONG_MAX):

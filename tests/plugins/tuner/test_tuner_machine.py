@@ -13,7 +13,6 @@ from plugins.tuner.machine.disjoint import (
     Available,
     BatchReported,
     DisjointTuner,
-    Figure,
     HostLost,
     HostsChanged,
     NicReported,
@@ -22,6 +21,7 @@ from plugins.tuner.machine.disjoint import (
     StepFailed,
     TunerAction,
 )
+from plugins.tuner.machine.figures import Figure
 from plugins.tuner.policy.cost import Load
 from plugins.tuner.policy.plan import Configuration
 from plugins.tuner.policy.steps import Add, Move, Recover, Start

@@ -197,7 +197,7 @@ def test_a_job_that_is_over_is_forgotten() -> None:
 def test_a_job_that_is_not_tuned_is_refused_in_words() -> None:
     tuner, _ = service(H[0], asked=0)
     with pytest.raises(Refused, match="the tuner is off") as refused:
-        asyncio.run(tuner.commands()["show"]({"id": JOB}))
+        asyncio.run(tuner._show({"id": JOB}))
     assert refused.value.next == "agentctl tune j1"
     with pytest.raises(Refused, match="no elastic job of that name runs"):
-        asyncio.run(tuner.commands()["show"]({"id": "j9"}))
+        asyncio.run(tuner._show({"id": "j9"}))
