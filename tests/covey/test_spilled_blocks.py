@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -244,9 +243,7 @@ def test_places_that_cannot_be_are_refused_in_three_lines(more: dict[str, Any], 
 
 def test_a_folder_that_is_none_is_refused_in_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    make: Callable[[], object] = lambda: store_of(
-        OF, "disk", None, ExchangingProcess("j1", 0, 0, 1, lambda: None, print)
-    )
+    me = ExchangingProcess("j1", 0, 0, 1, lambda: None, print)
     with pytest.raises(CoveyError, match="/proc/nowhere") as refused:
-        make()
+        store_of(OF, "disk", None, me)
     assert len(str(refused.value).splitlines()) == 3 and spill_folder({}) == "/var/tmp"

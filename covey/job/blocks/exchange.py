@@ -1,10 +1,10 @@
 """How data Blocks come to the processes of a job that carry their ranks, and go from them.
 
-    agent --Carries--> Seeking (machine) --QUESTION--> other processes --ANSWER--> Seeking
+    agent --Carries--> SeekingBlocks --QUESTION--> other processes --ANSWER--> SeekingBlocks
                              | From(process, address)
     one thread a process that gives: Taking --> BlockStore <-- load(k), in the script's thread
                                                     |
-    one thread a connection of another process: Giving
+    one thread a connection of another process: GivingBlocks
 
 Threads seek and take as soon as the agent says that a rank comes here, before the script gets to it. The script waits
 for a Block that is on its way, and calls `load` for one that is not.
