@@ -384,11 +384,11 @@ class JobClient(OfOneProcess):
         `state`, so that Blocks come while the state does. `spill`: "disk" or "remote", for those that are more than
         `resident` bytes (`covey.job.blocks.spilling_store`). CoveyError when this cannot be."""
         from covey.job.blocks.data_blocks import added, declared_blocks, store_of
-        from covey.job.blocks.exchange import Exchange, Process
+        from covey.job.blocks.exchange import Exchange, ExchangingProcess
 
         self._check_process(f"data {name!r} of job {self.id} is not available here")
         declared, client, of = declared_blocks(name, blocks, load, bytes), self._client(), (self.id, self.rank)
-        me = Process(*of, self._me.incarnation, self.world_size, lambda: client.far.owner(0), client.tell)
+        me = ExchangingProcess(*of, self._me.incarnation, self.world_size, lambda: client.far.owner(0), client.tell)
         store = store_of(declared, spill, resident, me)
         if self._blocks is None:
             self._blocks = Exchange(me, lambda: client.far)

@@ -38,8 +38,8 @@ from covey.job.blocks.block_wire import (
     unpack_request,
     wanted_decoder,
 )
-from covey.job.blocks.exchange import Exchange, Process
-from covey.job.blocks.giving import Giving
+from covey.job.blocks.exchange import Exchange, ExchangingProcess
+from covey.job.blocks.giving import GivingBlocks
 from covey.job.blocks.taking import AsRank, Taking
 from covey.tensors.numbers.telling import ToldByRank
 from covey.wire.handshake import challenge
@@ -52,16 +52,16 @@ BIG = np.random.default_rng(1).standard_normal(3 * PIECE_BYTES // 8 + 5)
 
 
 @pytest.fixture
-def givers() -> Iterator[Callable[..., tuple[Giving, str, list[tuple[int, int]]]]]:
-    made: list[Giving] = []
+def givers() -> Iterator[Callable[..., tuple[GivingBlocks, str, list[tuple[int, int]]]]]:
+    made: list[GivingBlocks] = []
 
-    def give(blocks: dict[int, BlockArrays]) -> tuple[Giving, str, list[tuple[int, int]]]:
+    def give(blocks: dict[int, BlockArrays]) -> tuple[GivingBlocks, str, list[tuple[int, int]]]:
         taken: list[tuple[int, int]] = []
 
         def find(key: int, block: int) -> BlockArrays | None:
             return blocks.get(block) if key == OF.key else None
 
-        giving = Giving("j1", lambda epoch: SECRET if epoch == 7 else b"", find, lambda *each: taken.append(each))
+        giving = GivingBlocks("j1", lambda epoch: SECRET if epoch == 7 else b"", find, lambda *each: taken.append(each))
         made.append(giving)
         return giving, giving.address("127.0.0.1"), taken
 
@@ -217,7 +217,9 @@ def test_decoders_refuse_any_bytes_or_give_what_is_within_bounds() -> None:
 
 
 def test_messages_of_other_ranks_that_are_none_change_nothing() -> None:
-    exchange = Exchange(Process("j1", 0, 0, 4, lambda: None, lambda text: None), lambda: pytest.fail("it answered"))
+    exchange = Exchange(
+        ExchangingProcess("j1", 0, 0, 4, lambda: None, lambda text: None), lambda: pytest.fail("it answered")
+    )
     draw = random.Random(6)
     for _ in range(500):
         about = draw.choice([*AboutBlocks])

@@ -23,7 +23,7 @@ from covey.job.blocks import seeking
 from covey.job.blocks.block_wire import AboutBlocks, BlocksHeld, encode_blocks
 from covey.job.blocks.data_blocks import DataBlocks, added, declared_blocks
 from covey.job.blocks.exchange import Exchange
-from covey.job.blocks.exchange import Process as BlockProcess
+from covey.job.blocks.exchange import ExchangingProcess as BlockProcess
 from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
 from covey.job.job_state import ScriptState, begun
 from covey.tensors.numbers.telling import Tell, ToldByRank

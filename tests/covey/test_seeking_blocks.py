@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 
 from covey.job.blocks.block_wire import BlocksHeld, BlocksWanted
-from covey.job.blocks.seeking import AGAIN_S, ASK_S, LOADS, WAITS, From, Seeking
+from covey.job.blocks.seeking import AGAIN_S, ASK_S, LOADS, WAITS, From, SeekingBlocks
 from covey.wire.job import Carries
 from plugins.scheduler.policy.carrying import carried_after, first_carried
 
@@ -17,22 +17,22 @@ def held(ask: int, *blocks: int, address: str = "10.0.0.1:5") -> BlocksHeld:
     return BlocksHeld(ask, address, (), {"data": blocks})
 
 
-def where(seeking: Seeking, rank: int, now_s: float = 0.0) -> object:
+def where(seeking: SeekingBlocks, rank: int, now_s: float = 0.0) -> object:
     return seeking.where(rank, "data", rank, now_s)
 
 
-def asked(seeking: Seeking, now_s: float = 0.0) -> dict[int, tuple[int, ...]]:
+def asked(seeking: SeekingBlocks, now_s: float = 0.0) -> dict[int, tuple[int, ...]]:
     return {process: wanted.ranks for process, wanted in seeking.questions(now_s)}
 
 
 def test_a_process_that_begins_with_its_job_asks_nobody() -> None:
-    seeking = Seeking(0, 0)
+    seeking = SeekingBlocks(0, 0)
     seeking.carries(Carries(0, BEFORE.carried), 0.0)
     assert asked(seeking) == {} and where(seeking, 2) is LOADS and seeking.left_s(0.0) is None
 
 
 def test_a_process_that_begins_later_asks_all_others() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     assert asked(seeking) == {0: (2,), 1: (2,)} and where(seeking, 2) is WAITS
     seeking.answered(1, held(1, address=""))
@@ -42,7 +42,7 @@ def test_a_process_that_begins_later_asks_all_others() -> None:
 
 
 def test_nobody_has_a_block_once_all_have_said_so() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     for process in (0, 1):
         seeking.answered(process, BlocksHeld(1))
@@ -50,7 +50,7 @@ def test_nobody_has_a_block_once_all_have_said_so() -> None:
 
 
 def test_who_carried_a_rank_before_is_asked_alone() -> None:
-    seeking = Seeking(0, 0)
+    seeking = SeekingBlocks(0, 0)
     seeking.carries(GROWN, 0.0)
     seeking.carries(Carries(3, {0: (0, 3), 1: (1,), 2: (2,)}), 1.0)
     assert asked(seeking, 1.0) == {1: (3,)}
@@ -58,28 +58,28 @@ def test_who_carried_a_rank_before_is_asked_alone() -> None:
 
 
 def test_blocks_of_a_process_that_has_ended_are_loaded_at_once() -> None:
-    seeking = Seeking(0, 0)
+    seeking = SeekingBlocks(0, 0)
     seeking.carries(BEFORE, 0.0)
     seeking.carries(SHRUNK, 1.0)
     assert asked(seeking, 1.0) == {} and where(seeking, 1, 1.0) is LOADS
 
 
 def test_a_process_that_ends_while_it_is_asked_is_waited_for_no_longer() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     seeking.answered(0, held(1, 2))
     seeking.carries(Carries(3, {1: (1, 3), 2: (2, 0)}), 1.0)
     assert where(seeking, 2, 1.0) is WAITS and asked(seeking, 1.0) == {1: (2,)}
     seeking.answered(1, BlocksHeld(2))
     assert where(seeking, 2, 1.0) is LOADS and where(seeking, 0, 1.0) is LOADS
-    silent = Seeking(2, 2 << 16)
+    silent = SeekingBlocks(2, 2 << 16)
     silent.carries(GROWN, 0.0)
     silent.carries(Carries(3, {1: (1, 3), 2: (2, 0)}), 1.0)
     assert asked(silent, 1.0) == {1: (2,)}, "an ended process that had not answered is asked no more"
 
 
 def test_a_question_is_repeated_and_then_given_up() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     assert asked(seeking) and not asked(seeking, AGAIN_S[0] / 2) and asked(seeking, AGAIN_S[0])
     assert where(seeking, 2, ASK_S - 0.01) is WAITS
@@ -87,7 +87,7 @@ def test_a_question_is_repeated_and_then_given_up() -> None:
 
 
 def test_an_answer_to_an_earlier_question_does_not_count() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     seeking.carries(Carries(3, GROWN.carried), 0.0)
     assert not seeking.answered(0, held(1, 2)) and where(seeking, 2) is WAITS
@@ -95,14 +95,14 @@ def test_an_answer_to_an_earlier_question_does_not_count() -> None:
 
 
 def test_an_older_configuration_is_not_obeyed() -> None:
-    seeking = Seeking(0, 0)
+    seeking = SeekingBlocks(0, 0)
     seeking.carries(GROWN, 0.0)
     seeking.carries(BEFORE, 0.0)
     assert seeking.ours == (0,)
 
 
 def test_who_gave_nonsense_is_asked_for_nothing_more() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     seeking.answered(0, held(1, 2))
     seeking.answered(1, BlocksHeld(1))
@@ -111,7 +111,7 @@ def test_who_gave_nonsense_is_asked_for_nothing_more() -> None:
 
 
 def test_a_rank_that_goes_again_is_sought_no_longer() -> None:
-    seeking = Seeking(2, 2 << 16)
+    seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)
     seeking.carries(Carries(3, {0: (0, 2), 1: (1, 3)}), 0.0)
     assert seeking.left_s(0.0) is None
@@ -123,7 +123,7 @@ class Played:
     def __init__(self, seed: int, ranks: int = 8) -> None:
         self.draw, self.ranks, self.now_s, self.config = random.Random(seed), ranks, 0.0, 0
         self.carried: Mapping[int, tuple[int, ...]] = first_carried(ranks, self.draw.randint(1, ranks))
-        self.seeking = {first: Seeking(first, 0) for first in self.carried}
+        self.seeking = {first: SeekingBlocks(first, 0) for first in self.carried}
         self.has: dict[int, set[int]] = {first: set() for first in self.carried}
         """Blocks in each process, one a rank."""
         self.loads = self.moves = 0
@@ -144,7 +144,7 @@ class Played:
             del self.seeking[first], self.has[first]
         for first in self.carried:
             if first not in self.seeking:
-                self.seeking[first], self.has[first] = Seeking(first, self.config << 16), set()
+                self.seeking[first], self.has[first] = SeekingBlocks(first, self.config << 16), set()
         self.tell()
 
     def message(self) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from covey.core.errors import CoveyError
 from covey.job.blocks.block_arrays import items_in_block
 from covey.job.blocks.block_wire import BlockArrays, DeclaredBlocks
 from covey.job.blocks.data_blocks import added, declared_blocks, store_of
-from covey.job.blocks.exchange import Exchange, Process
+from covey.job.blocks.exchange import Exchange, ExchangingProcess
 from covey.job.blocks.spilled import DiskSpill, NoRoom, SpilledAt, spill_folder
 from covey.job.blocks.spilling_store import STEPS_MEASURED, SpillingStore
 
@@ -161,7 +160,9 @@ def test_a_block_that_rots_is_loaded_again(tmp_path: Path) -> None:
     for k in range(3):
         store.put(k, block(k))
     os.pwrite(spill._file, b"rotten", 100)
-    exchange = Exchange(Process("j1", 0, 0, 1, lambda: None, lambda text: None), lambda: pytest.fail("it asked"))
+    exchange = Exchange(
+        ExchangingProcess("j1", 0, 0, 1, lambda: None, lambda text: None), lambda: pytest.fail("it asked")
+    )
     loads: list[int] = []
 
     def load(k: int) -> BlockArrays:
@@ -234,7 +235,7 @@ def test_a_block_that_went_to_another_process_leaves_its_place() -> None:
     ],
 )
 def test_places_that_cannot_be_are_refused_in_three_lines(more: dict[str, Any], word: str) -> None:
-    me = Process("j1", 0, 0, 1, lambda: None, lambda text: None)
+    me = ExchangingProcess("j1", 0, 0, 1, lambda: None, lambda text: None)
     with pytest.raises(CoveyError, match=word) as refused:
         store_of(OF, more["spill"], more["resident"], me)
     assert len(str(refused.value).splitlines()) == 3
@@ -242,7 +243,7 @@ def test_places_that_cannot_be_are_refused_in_three_lines(more: dict[str, Any], 
 
 def test_a_folder_that_is_none_is_refused_in_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    make: Callable[[], object] = lambda: store_of(OF, "disk", None, Process("j1", 0, 0, 1, lambda: None, print))  # noqa: E731
+    me = ExchangingProcess("j1", 0, 0, 1, lambda: None, print)
     with pytest.raises(CoveyError, match="/proc/nowhere") as refused:
-        make()
+        store_of(OF, "disk", None, me)
     assert len(str(refused.value).splitlines()) == 3 and spill_folder({}) == "/var/tmp"

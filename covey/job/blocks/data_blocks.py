@@ -25,8 +25,8 @@ from covey.core.units import parse_size
 from covey.job.blocks.block_arrays import code_digest, for_script
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BLOCK_BYTES_MAX, BLOCKS_MAX, SETS_MAX, DeclaredBlocks
-from covey.job.blocks.exchange import BlockSet, Exchange, Process
-from covey.job.blocks.spilled import DiskSpill, RemoteSpill, Spill, spill_folder
+from covey.job.blocks.exchange import BlockSet, Exchange, ExchangingProcess
+from covey.job.blocks.spilled import DiskSpill, RemoteSpill, SpillPlace, spill_folder
 from covey.job.blocks.spilling_store import SpillingStore
 from covey.kernel.this_process import OfOneProcess
 
@@ -110,7 +110,9 @@ class DataBlocks(OfOneProcess):
         return for_script(self._exchange.block(self._of, block))
 
 
-def store_of(declared: DeclaredBlocks, spill: str | None, resident: int | str | None, me: Process) -> BlockStore:
+def store_of(
+    declared: DeclaredBlocks, spill: str | None, resident: int | str | None, me: ExchangingProcess
+) -> BlockStore:
     """Where the Blocks of a set are kept, as `job.data` says. CoveyError when that cannot be."""
     if spill is None and resident is None:
         return BlockStore()
@@ -123,7 +125,7 @@ def store_of(declared: DeclaredBlocks, spill: str | None, resident: int | str | 
     if size < 0:
         raise CoveyError(what, f"resident={size} is no size", "give the bytes of Blocks that memory takes, as '1 GiB'")
     if spill == "disk":
-        place: Spill = DiskSpill(declared, spill_folder(os.environ))
+        place: SpillPlace = DiskSpill(declared, spill_folder(os.environ))
     else:
         place = RemoteSpill(declared, f"{me.job}-blocks-{declared.key:08x}-{me.first}-{me.incarnation}")
     return SpillingStore(declared.name, place, size, me.people)

@@ -1,10 +1,10 @@
 """How data Blocks come to the processes of a job that carry their ranks, and go from them.
 
-    agent --Carries--> Seeking (machine) --QUESTION--> other processes --ANSWER--> Seeking
+    agent --Carries--> SeekingBlocks --QUESTION--> other processes --ANSWER--> SeekingBlocks
                              | From(process, address)
     one thread a process that gives: Taking --> BlockStore <-- load(k), in the script's thread
                                                     |
-    one thread a connection of another process: Giving
+    one thread a connection of another process: GivingBlocks
 
 Threads seek and take as soon as the agent says that a rank comes here, before the script gets to it. The script waits
 for a Block that is on its way, and calls `load` for one that is not.
@@ -31,8 +31,8 @@ from covey.job.blocks.block_wire import (
     held_decoder,
     wanted_decoder,
 )
-from covey.job.blocks.giving import Giving
-from covey.job.blocks.seeking import KEEP_S, From, Loads, Seeking
+from covey.job.blocks.giving import GivingBlocks
+from covey.job.blocks.seeking import KEEP_S, BlockLoads, From, SeekingBlocks
 from covey.job.blocks.taking import AsRank, Taking
 from covey.ports.addresses import ip_port
 from covey.tensors.numbers.telling import Tell, ToldByRank
@@ -52,7 +52,7 @@ class Ranks(Protocol):
     def tell(self, said: Tell) -> None: ...
 
 
-class Process(NamedTuple):
+class ExchangingProcess(NamedTuple):
     """The process that exchanges Blocks."""
 
     job: str
@@ -80,16 +80,16 @@ class BlockSet:
 class Exchange:
     """The data Blocks of one process. Any thread may call."""
 
-    def __init__(self, me: Process, ranks: Callable[[], Ranks]) -> None:
+    def __init__(self, me: ExchangingProcess, ranks: Callable[[], Ranks]) -> None:
         """`ranks` returns the way to other ranks, once there is one."""
         self._me, self._ranks = me, ranks
         self._changed = threading.Condition()
         """Guards all below; notified when a Block has come, or will not."""
-        self._seeking = Seeking(me.first, me.incarnation)
+        self._seeking = SeekingBlocks(me.first, me.incarnation)
         self.sets: dict[str, BlockSet] = {}
         self._left: dict[int, float] = {}
         """Ranks that another process carries by now, and when they went: what is theirs may be asked for."""
-        self._giving = Giving(me.job, self._secret, self._find, self._taken)
+        self._giving = GivingBlocks(me.job, self._secret, self._find, self._taken)
         self._secrets: dict[int, bytes] = {}
         self._takes: dict[int, threading.Thread] = {}
         """Threads that take, by process."""
@@ -119,7 +119,7 @@ class Exchange:
                     break
                 now_s = time.monotonic()
                 where = self._seeking.where(rank, of.declared.name, block, now_s)
-                if isinstance(where, Loads) or self._closed:
+                if isinstance(where, BlockLoads) or self._closed:
                     break
                 self._awaited = of, block
                 self._seek_on()

@@ -67,7 +67,7 @@ def fill(sock: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-class Giving:
+class GivingBlocks:
     """The listener of one process. Any thread may call."""
 
     def __init__(

@@ -36,16 +36,16 @@ class From(NamedTuple):
     address: str
 
 
-class Waits:
+class BlockWaits:
     """It is not known yet where the Block comes from."""
 
 
-class Loads:
+class BlockLoads:
     """`load(k)` makes the Block."""
 
 
-WAITS, LOADS = Waits(), Loads()
-Where = From | Waits | Loads
+WAITS, LOADS = BlockWaits(), BlockLoads()
+Where = From | BlockWaits | BlockLoads
 
 
 class _Sought:
@@ -59,7 +59,7 @@ class _Sought:
         """Answers of processes that have some, by process."""
 
 
-class Seeking:
+class SeekingBlocks:
     """What one process seeks. Only one thread may use it while one of its methods runs."""
 
     def __init__(self, first: int, incarnation: int) -> None:

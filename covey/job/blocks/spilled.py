@@ -37,7 +37,7 @@ class SpilledAt(NamedTuple):
     """CRC-32 of its bytes."""
 
 
-class Spill(Protocol):
+class SpillPlace(Protocol):
     """A place for Blocks. Only one thread at a time writes; any may read."""
 
     def write(self, block: int, arrays: BlockArrays) -> SpilledAt:

@@ -22,7 +22,7 @@ from covey.core.units import format_size
 from covey.job.blocks.block_arrays import bytes_in_block
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BlockArrays
-from covey.job.blocks.spilled import NoRoom, Spill, SpilledAt
+from covey.job.blocks.spilled import NoRoom, SpilledAt, SpillPlace
 
 STEPS_MEASURED = 3
 """Steps whose median is one measurement; the step in which the number changes is not among them."""
@@ -34,7 +34,7 @@ class SpillingStore(BlockStore):
     def __init__(
         self,
         name: str,
-        spill: Spill,
+        spill: SpillPlace,
         resident_max: int,
         people: Callable[[str], None],
         now_s: Callable[[], float] = time.monotonic,
