@@ -38,6 +38,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from covey.core.errors import CoveyError
 from covey.core.patience import Patience
 from covey.healing.healing import Healing
 from covey.healing.likeness import Likeness
@@ -63,6 +64,14 @@ PATIENCE_S = 30.0
 """Seconds after which people are told that the agent has not said which ranks are carried."""
 Enter = Callable[[int, Any], object]
 """Called with a rank and what is its own: what the script computes from now on, it computes as that rank."""
+
+
+def check_ranks(world_size: int) -> None:
+    """CoveyError when a job with so many ranks cannot have them carried by other processes."""
+    if world_size > RANKS_MAX:
+        why = f"this job has {world_size} ranks, and {RANKS_MAX} can be at most"
+        next = f"submit it with at most {RANKS_MAX} workers, or leave out enter= and carried()"
+        raise CoveyError("ranks cannot be carried by other processes", why, next)
 
 
 class CarriedScript(NamedTuple):
@@ -158,6 +167,12 @@ class CarriedRanks:
         self._state: Mapping[str, Array] = {}
         self.blocks: Exchange | None = None
         """The data Blocks of the ranks; None: the script has none."""
+
+    def exchanges(self, blocks: Exchange, carries: Carries | None) -> None:
+        """Let data Blocks go with ranks from now on. `carries`: what the agent said last."""
+        self.blocks = blocks
+        if carries is not None:
+            blocks.carries(carries)
 
     # ---- from the agent ----
 

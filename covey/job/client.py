@@ -334,13 +334,10 @@ class JobClient(OfOneProcess):
     def _begun(self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float) -> "JobState":
         """The state of a script that loops over `carried`."""
         from covey.healing.likeness import likeness
-        from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
+        from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, check_ranks
         from covey.job.job_state import begun
 
-        if me.world_size > RANKS_MAX:
-            why = f"this job has {me.world_size} ranks, and {RANKS_MAX} can be at most"
-            next = f"submit it with at most {RANKS_MAX} workers, or leave out enter= and carried()"
-            raise CoveyError("ranks cannot be carried by other processes", why, next)
+        check_ranks(me.world_size)
         first = self._client()
 
         def carry(healing: "Healing") -> CarriedRanks:
@@ -396,9 +393,7 @@ class JobClient(OfOneProcess):
             with self._lock:
                 carried, told = self._carried, self._carries
             if carried is not None:  # else state() tells it
-                carried.blocks = self._blocks
-                if told is not None and self._me.elastic:
-                    self._blocks.carries(told)
+                carried.exchanges(self._blocks, told if self._me.elastic else None)
         assert load is not None, "declared_blocks has refused that"
         entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
         return added(self._blocks, declared, load, self.world_size, entered, store)
@@ -436,10 +431,9 @@ class JobClient(OfOneProcess):
         if closed:
             return
         self._turns.close()
-        if self._carried is not None:
-            self._carried.close()
-        if self._blocks is not None:
-            self._blocks.close()
+        for part in (self._carried, self._blocks):
+            if part is not None:
+                part.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
@@ -595,7 +589,7 @@ class JobClient(OfOneProcess):
         elif isinstance(frame, Carries):
             self._carry(frame)
         elif isinstance(frame, TurnsHere):
-            self._take_turns(frame.slot)
+            self._turns.page_came(self._pages.writable(), frame.slot, os.getpid())
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:
@@ -654,13 +648,6 @@ class JobClient(OfOneProcess):
             self._carries, carried = frame, self._carried
         if carried is not None:
             carried.told(frame)
-
-    def _take_turns(self, slot: int) -> None:
-        """Take turns with other jobs of this host from now on."""
-        try:
-            self._turns.page_came(self._pages.writable(), slot, os.getpid())
-        except ValueError as error:
-            raise FrameError(f"turns cannot be taken: {error}") from error
 
     def _sums(self, frame: SumsOrder) -> Now:
         """Obey an order to this rank as an owner of tables. One that cannot be obeyed leaves it the owner of no table,

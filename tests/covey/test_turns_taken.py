@@ -24,6 +24,7 @@ from covey.tensors.turns import page as turns_page
 from covey.tensors.turns.holder import HELD_MAX_S, IDLE_S, ProcessTurns
 from covey.tensors.turns.page import BEAT_NS, LEASE_NS, LOST, NAP_NS, TurnsPage
 from covey.tensors.turns.rules import HOLDS, Need
+from covey.wire.frames import FrameError
 from tests.plugins.aggregator.loopback import AggdThread
 from tests.quiet import until_blocked
 
@@ -212,9 +213,9 @@ def test_the_next_page_takes_the_place_of_the_first(page: Page) -> None:
 
 @pytest.mark.parametrize("slot", [-1, 3, 63, 1 << 40])
 def test_a_slot_that_the_agent_did_not_prepare_is_refused(page: Page, slot: int) -> None:
-    with pytest.raises(ValueError, match="no such slot"):
+    with pytest.raises(FrameError, match="no such slot"):
         ProcessTurns().page_came(page.map, slot, 1)
-    with pytest.raises(ValueError, match="no such slot"):
+    with pytest.raises(FrameError, match="no such slot"):
         ProcessTurns().page_came(bytearray(PAGE_BYTES), 0, 1)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from covey.tensors.turns.page import BEAT_NS, BELL, KEY, PID, PROGRESS, SPIN_NS, WAITED, Taker, TurnsPage
 from covey.tensors.turns.rules import Need
 from covey.tensors.turns.spent import TurnsSpent
+from covey.wire.frames import FrameError
 
 if TYPE_CHECKING:
     from covey.kernel.futex import SharedWord
@@ -72,10 +73,10 @@ class ProcessTurns:
     # ---- from the agent ----
 
     def page_came(self, page: Any, slot: int, pid: int) -> None:
-        """From now on turns are taken on this page. ValueError when the agent has not prepared it for this slot."""
+        """From now on turns are taken on this page. FrameError when the agent has not prepared it for this slot."""
         turns = TurnsPage(page)
         if not turns.valid or not 0 <= slot < turns.slots or not turns.get(slot, KEY):
-            raise ValueError("the page of turns has no such slot")
+            raise FrameError("turns cannot be taken: the page of turns has no such slot")
         self._drop()
         with self._lock:
             self._bells = {}

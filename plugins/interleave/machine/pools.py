@@ -27,7 +27,7 @@ from plugins.facts import (
 )
 from plugins.interleave.machine.measured import TIMINGS_MIN, StepsHere, profile_of
 from plugins.interleave.messages import JOBS_MAX, ProfilesTold, ProfileTold, StepsMeasured
-from plugins.interleave.policy.decide import Decision, EndedJob, PoolView, Wish, decide
+from plugins.interleave.policy.decide import Decision, EndedJob, GroupWish, PoolView, decide
 from plugins.interleave.policy.groups import PlacedJob, arranger_of, coordinator_of, groups_of, pool_of
 from plugins.interleave.policy.model import JobProfile
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, left_of
@@ -91,7 +91,7 @@ class _Noted(msgspec.Struct):
 
 class _Asked(msgspec.Struct):
     ask: str
-    wish: Wish
+    wish: GroupWish
     at_s: float
 
 

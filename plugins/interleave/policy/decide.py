@@ -67,7 +67,7 @@ class NewHosts(msgspec.Struct, frozen=True):
     processes: dict[HostId, int]
 
 
-class Wish(msgspec.Struct, frozen=True):
+class GroupWish(msgspec.Struct, frozen=True):
     """An arrangement that this host wants."""
 
     jobs: dict[JobId, NewHosts]
@@ -81,7 +81,7 @@ class Wish(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """What is wanted, and why it is that, or nothing."""
 
-    wish: Wish | None
+    wish: GroupWish | None
     words: str
     mine: bool = True
     """Whether it was for this host to decide anything."""
@@ -264,7 +264,7 @@ def _replaced(known: _Known, old: Sequence[PlacedGroup], new: Sequence[Group], w
     predicted = _predicted(known, changed)
     why = f"{because}: score {now:.3f} to {score:.3f}, {_iterations(predicted)}"
     taken = {host for each in jobs.values() for host in each.processes}
-    return Decision(Wish(jobs, why, predicted, bool(taken & set(known.view.idle))), why)
+    return Decision(GroupWish(jobs, why, predicted, bool(taken & set(known.view.idle))), why)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -129,8 +129,9 @@ def rearranged(
     weights: Weights,
     best_of: Callable[[Sequence[JobProfile], int], Sequence[Group]],
 ) -> Change | None:
-    """As `repaired`, where no job waits and every job has to run: group `broken` and the smallest others, as few as are
-    worth it, arranged anew by `best_of`. Hosts in no group are given to them. None when nothing is worth it."""
+    """The change as `repaired` has it where no job waits and all have to run: group `broken` and the smallest others,
+    as few as are worth it, arranged anew by `best_of`. Hosts in no group are given to them. None when nothing is worth
+    it."""
     now = score_of(groups, hosts, weights)
     idle = hosts - sum(group.hosts for group in groups)
     others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))

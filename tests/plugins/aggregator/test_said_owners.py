@@ -82,7 +82,7 @@ def test_a_table_goes_to_the_aggd_of_a_host_without_ranks_of_the_job() -> None:
         assert offers(play(rack(sums=(B, C)))) == [], "no rank is asked to take it home"
 
 
-def test_a_host_that_cannot_leaves_the_table_where_it_is_and_is_asked_less_and_less_often() -> None:
+def test_a_host_that_cannot_leaves_the_table_where_it_is_and_is_asked_ever_less() -> None:
     play, told = summed_by_a()
     play(said(C))
     asked_s = []
@@ -104,7 +104,7 @@ def test_a_table_comes_back_to_ranks_when_nobody_says_an_owner_any_more() -> Non
     assert offers(play(rack())) == [(A, True)]
 
 
-def test_a_table_whose_said_owner_is_gone_goes_to_ranks_and_back_when_it_is_here_again() -> None:
+def test_a_table_whose_said_owner_is_gone_goes_to_ranks_and_back_when_it_returns() -> None:
     play, _ = summed_by_a()
     play(said(C))
     play(rack())

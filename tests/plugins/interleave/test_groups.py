@@ -68,6 +68,7 @@ def test_jobs_on_the_same_hosts_are_a_group_and_a_chain_of_them_is_one() -> None
 def test_no_host_is_in_two_groups_of_a_pool_in_whatever_order_jobs_are_heard(
     sets: list[set[int]], rng: random.Random
 ) -> None:
+    """Reference: §4.3.2: groups divide the hosts."""
     jobs = [placed(JobId(f"j{n + 1}"), *sorted(hosts)) for n, hosts in enumerate(sets)]
     groups = groups_of(jobs)
     hosts = [host for group in groups for host in group.hosts]
@@ -83,7 +84,7 @@ def test_a_pool_is_of_one_tenant_unless_it_is_auto() -> None:
     assert pool_of("lab", "") == ""
 
 
-def test_the_job_with_the_least_left_has_the_first_turn_and_numbers_decide_between_equals() -> None:
+def test_the_job_with_the_least_left_has_the_first_turn_then_the_lowest_number() -> None:
     assert turn_order([JobId("j10"), JobId("j9")]) == ["j9", "j10"]
     assert turn_order([J1, J2, J3], {J2: 10.0, J3: 1000.0}) == [J2, J3, J1]
     assert turn_order([J1, J2], {J1: 900.0, J2: 1000.0}) == [J1, J2], "by powers of two: hosts measure a little unlike"
@@ -179,6 +180,7 @@ CPU, NET = (10.0, 1.0), (2.0, 6.0)
 
 
 def test_a_job_that_came_joins_the_group_whose_gaps_it_fills() -> None:
+    """Reference: §4.3.2, regrouping when a job arrives."""
     jobs = [placed(J1, 1, 2), placed(J2, 3, 4), placed(J3, 2, 1)]
     profiles = [waiting(J1, *CPU), waiting(J2, *NET), waiting(J3, *CPU)]
     assert decide(view(1, jobs, profiles)).wish is None, "nothing came"
@@ -218,7 +220,7 @@ def test_hosts_of_a_job_that_ended_go_to_those_that_are_left() -> None:
         assert each_s < iteration_s([profiles[0].profile, profiles[1].profile], 2), job
 
 
-def test_nothing_is_decided_about_a_job_that_is_not_profiled_nor_about_what_shares_hosts_with_it() -> None:
+def test_nothing_is_decided_about_an_unprofiled_job_or_who_shares_hosts_with_it() -> None:
     jobs = [placed(J1, 1, 2), placed(J2, 2, 3), placed(J3, 4)]
     went = (EndedJob(J4, frozenset(HOSTS[:4])),)
     known = [waiting(J1, *CPU), waiting(J3, *CPU)]

@@ -61,6 +61,7 @@ def test_jobs_that_compute_come_together_with_jobs_that_send() -> None:
 
 
 def test_the_event_log_says_what_was_predicted_and_then_what_was_measured() -> None:
+    """Reference: §4.4.6, the accuracy of the model."""
     rack = two_and_two()
     rack.run(240)
     events = [note.event for note in rack.notes]
@@ -82,7 +83,8 @@ def test_when_nothing_changes_nothing_more_is_wanted() -> None:
 
 
 def test_of_two_proposers_at_once_one_is_refused_and_looks_again() -> None:
-    """The one that is refused proposed from a configuration that is replaced by now."""
+    """Reference: §4.3.2, where one master decides. The one that is refused proposed from a configuration that is
+    replaced by now."""
     rack = two_and_two(late_s=3.0)  # each hears of what the other did only seconds later
     for machine in rack.machines.values():  # all of them take themselves for the one that arranges
         machine.view = partial(_mine, machine)  # type: ignore[method-assign]
@@ -182,7 +184,7 @@ def test_only_a_host_of_the_job_is_believed_and_an_older_profile_changes_nothing
     assert machine.profiles[J3].told == newer
 
 
-def test_a_job_is_profiled_once_each_of_its_hosts_measured_enough_in_this_configuration() -> None:
+def test_a_job_is_profiled_once_all_its_hosts_measured_enough_as_it_is_now() -> None:
     rack = Rack(2)
     rack.submit(J1, [H1, H2], *CPU)
     rack.run(2)

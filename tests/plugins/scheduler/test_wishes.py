@@ -81,7 +81,7 @@ def answers(actions: list[Action]) -> list[AnswerWish]:
 # ---- what a wish means for a job -------------------------------------------------------------------------------------
 
 
-def test_processes_end_where_there_are_to_be_fewer_and_begin_where_there_are_to_be_more() -> None:
+def test_processes_end_where_there_are_too_many_and_begin_where_there_are_too_few() -> None:
     plan = Wished().plan(processes={H1: 2, H2: 1, H3: 2})
     assert [(place.host, place.ranks) for place in plan.stay] == [(H1, (0, 1)), (H2, (2,))]
     assert {host: len(names) for host, names in plan.names.items()} == {H3: 2}
@@ -229,7 +229,7 @@ def test_all_jobs_of_a_wish_are_proposed_once_the_last_host_said_yes() -> None:
     assert (it.told.job.processes, it.told[other].processes) == (5, 5)
 
 
-def test_reservations_of_a_wish_come_after_those_of_searches_before_it_and_before_those_of_the_next() -> None:
+def test_reservations_of_a_wish_are_between_those_of_searches_before_and_after_it() -> None:
     it = Wished()
     it.told.job.healing.sought = 3
     numbers = [it.plan(number=number).attempt for number in (1, 2, 1 << 40)]

@@ -279,6 +279,9 @@ class _Probes(msgspec.Struct, frozen=True):
     def watch_memory(self, stalls: Any) -> str:
         return str(self.inner.watch_memory(stalls))
 
+    def card(self, address: str) -> Any:
+        return self.inner.card(address)
+
     def cores(self) -> int:
         return 1
 

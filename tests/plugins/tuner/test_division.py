@@ -85,7 +85,7 @@ def test_tables_go_where_the_card_is_fast() -> None:
 
 
 def test_what_is_as_good_already_stays_as_it_is() -> None:
-    """Of 4 equal hosts any may have the rank too many: those that have it keep it."""
+    """Any of 4 equal hosts may have the rank too many: those that have it keep it."""
     job, now = DividedJob(6, 4, MB / 1e3), {H[0]: HostPart(1, 1), H[1]: HostPart(2, 1), H[2]: HostPart(1, 1)}
     now[H[3]] = HostPart(2, 1)
     assert best_division(job, alike(4), now) == now

@@ -56,7 +56,7 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     apart_from: tuple[JobId, ...] = ()
 
     def counted(self, opportunistic: bool, apart_from: tuple[JobId, ...]) -> Self:
-        """The same job, as hosts are to know what it may be beside (`Reserve`)."""
+        """This job as hosts are to know what it may be beside (`Reserve`)."""
         return msgspec.structs.replace(self, opportunistic=opportunistic, apart_from=apart_from)
 
 
@@ -96,19 +96,19 @@ class AnswerWish(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
-class Asked(NamedTuple):
+class AskedHost(NamedTuple):
     """A host that is asked for room for a job."""
 
     job: JobId
     host: HostId
 
 
-class Wish(msgspec.Struct):
+class SearchedWish(msgspec.Struct):
     """A wish that is under way."""
 
     seen: WishSeen
-    asked: dict[Asked, Reserve]
-    yes: dict[Asked, tuple[str, ...]] = {}
+    asked: dict[AskedHost, Reserve]
+    yes: dict[AskedHost, tuple[str, ...]] = {}
     """The GPUs that each host reserved."""
     proposed: Arranged | None = None
 
@@ -122,7 +122,7 @@ class Wishes:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.wishes: dict[str, Wish] = {}
+        self.wishes: dict[str, SearchedWish] = {}
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -161,7 +161,7 @@ class Wishes:
             if job.job in under_way:
                 return [AnswerWish(event.ask, f"{job.job} is being arranged anew already, by {under_way[job.job]}")]
         asked = {
-            Asked(job.job, host): Reserve(
+            AskedHost(job.job, host): Reserve(
                 job.job,
                 job.wanted.epoch,
                 job.attempt,
@@ -177,7 +177,7 @@ class Wishes:
             for job in event.jobs
             for host, names in sorted(job.names.items())
         }
-        wish = self.wishes[event.ask] = Wish(event, asked)
+        wish = self.wishes[event.ask] = SearchedWish(event, asked)
         if not asked:
             return self._propose(wish)
         deadline_s = self.settings.reserve_deadline_s
@@ -185,7 +185,7 @@ class Wishes:
         return [*sends, SetTimer[WishLate](deadline_s, WishLate(event.ask))]
 
     def _heard(self, sender: HostId, answer: ToGang) -> Sequence[Action]:
-        wish, each = self._of(answer), Asked(answer.job, sender)
+        wish, each = self._of(answer), AskedHost(answer.job, sender)
         if wish is None or each not in wish.asked or wish.proposed is not None:
             return ()
         match answer:
@@ -227,7 +227,7 @@ class Wishes:
 
     # ---- steps ----
 
-    def _of(self, message: ToGang | Reserve) -> Wish | None:
+    def _of(self, message: ToGang | Reserve) -> SearchedWish | None:
         """The wish under way that this message belongs to."""
         for wish in self.wishes.values():
             for job in wish.seen.jobs:
@@ -235,7 +235,7 @@ class Wishes:
                     return wish
         return None
 
-    def _propose(self, wish: Wish) -> Sequence[Action]:
+    def _propose(self, wish: SearchedWish) -> Sequence[Action]:
         seen = wish.seen
         gpus: dict[JobId, dict[HostId, tuple[str, ...]]] = {}
         for each, reserved in wish.yes.items():
@@ -244,7 +244,7 @@ class Wishes:
         wish.proposed = Arranged(wall_s=0.0, jobs=jobs, by=seen.by[:1000], why=seen.why[:1000])
         return [ProposeWish(seen.ask, wish.proposed)]
 
-    def _refuse(self, wish: Wish, why: str) -> Sequence[Action]:
+    def _refuse(self, wish: SearchedWish, why: str) -> Sequence[Action]:
         """Give the wish up, so that no host holds GPUs for it."""
         del self.wishes[wish.seen.ask]
         over = [Send(each.host, Release(each.job, ask.epoch, ask.attempt)) for each, ask in wish.asked.items()]
