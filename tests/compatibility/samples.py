@@ -58,7 +58,7 @@ RECORDS = (
         "VolumeRecord",
         "PlacesRecord",
     ),
-    *("SegmentList", "StartRecord", "Fence", "SupervisorState"),
+    *("SegmentList", "LeftRecords", "StartRecord", "Fence", "SupervisorState"),
 )
 """Classes of the files that `covey.wire.checked` writes."""
 SPECIAL: dict[str, dict[str, Any]] = {}

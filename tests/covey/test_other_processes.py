@@ -119,7 +119,8 @@ HELD = {
     "DirectOwner": "TensorClient", "RankConnection": "TensorClient", "VolumeLink": "RemoteMemory", "WakePipe": "Job",
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
     "QueuedWaits": "of ShareControl", "DeviceBuckets": "refuses in words (test_buckets)",
-    "_Slots": "TensorClient",
+    "_Slots": "TensorClient", "ProcessTurns": "TensorClient", "Exchange": "DataBlocks", "GivingBlocks": "DataBlocks",
+    "DiskSpill": "DataBlocks", "SpillingStore": "DataBlocks",
 }  # fmt: skip
 """Classes that hold a socket, a thread or shared memory, and the object by which a script reaches each."""
 
