@@ -17,6 +17,7 @@ from covey.ports.verbs import Verbs
 from covey.tensors.aggregator.aggregator_rounds import AWAITED_BYTES
 from covey.tensors.aggregator.link import READ_BYTES, SMALL_BYTES
 from covey.tensors.direct.connection import AT_ONCE_BYTES
+from covey.tensors.direct.local_link import LocalLink
 from covey.tensors.numbers.blocks import Sizes, table_id
 from covey.tensors.numbers.sum_order import ORDERS, Order
 from covey.tensors.numbers.tensor_wire import TensorOp, frame, job_hash
@@ -187,6 +188,18 @@ def test_tables_that_go_from_rank_to_rank_under_way_cost_no_bit(ranks: Ranks, ne
         until(lambda: any(job.epoch == GRANT + epoch and job.joined == 3 for job in owner.now().jobs))  # noqa: B023
     ranks.end(threads)
     assert is_reference(ranks, 30)
+
+
+def test_an_error_that_nobody_expected_ends_the_wait(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads ends by it, so the script would wait for ever."""
+
+    def refused(*_: Any) -> None:
+        raise ValueError("not of this size")
+
+    monkeypatch.setattr(LocalLink, "read_payload", refused)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with pytest.raises(ValueError, match="not of this size"):
+        ranks.end(train(ranks, 1))
 
 
 def test_a_rank_that_ends_first_leaves_its_results_behind() -> None:

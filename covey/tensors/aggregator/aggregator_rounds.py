@@ -331,6 +331,9 @@ class AggregatorRounds:
             except OSError as error:
                 if not self._handed_over(at):
                     self._report(at, _words(error))
+            except Exception as error:  # whoever waits here would wait for ever
+                self._fail(error)
+                raise
             if time.monotonic() - began > RETRY_S[-1]:
                 attempt = 0
             with self._changed:

@@ -138,6 +138,8 @@ class TensorSum:
         self._dtype = np.dtype(np.uint8) if mixed else self._numbers.stored
         self._count = declared.state_bytes // self._dtype.itemsize
         """Numbers in the state, in which moments follow the parameters, and may have another type."""
+        self._is_over = False
+        """Nothing is given any more: its memory went."""
         self._is_kept = True
         """The keeper has the moments of `version`, if there are any."""
         self._rates = LearningRates()
@@ -372,7 +374,10 @@ class TensorSum:
 
     def lend_to(self, rank: int) -> LentResult | None:
         """The result that this rank awaits, as far as it is there: of the round under way what is added, if the rank
-        has pushed for it; else the state. None when it may not have the newest result yet, and is given it later."""
+        has pushed for it; else the state. None when it may not have the newest result yet, and is given it later, or
+        the tensor is over here."""
+        if self._is_over:
+            return None
         if self.version is not None and self._done and self._awaits_parts(rank):
             self._lend(self._sum)
             return LentResult(self.version + 1, self._sum, self._new_heads, tuple(self._done), False)
@@ -387,6 +392,7 @@ class TensorSum:
 
     def let_go(self) -> None:
         """The tensor is over: give its memory back, except what is still being sent or added."""
+        self._is_over = True
         self._state = self._sum = np.empty(0, self._dtype)
         self._held.clear()
         for partial in self._partial:

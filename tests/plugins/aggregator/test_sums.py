@@ -421,6 +421,18 @@ def test_results_that_wait_for_a_slow_rank_are_one_result() -> None:
     assert results.owe(1)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_result_that_waits_is_not_given_once_the_tensor_is_over(whole: bool) -> None:
+    """Its memory is gone by then: a rank that owns the table itself would get a header without numbers."""
+    tensor, results = in_parts(), RankResults(0, 7, 1, near=True)
+    for part in range(3 if whole else 2):
+        pushed(tensor, 0, part)
+        pushed(tensor, 1, part)
+    results.owe(1)
+    tensor.let_go()
+    assert sent(results, tensor) is None
+
+
 def test_only_the_keeper_has_the_last_part_before_the_moments_are_kept() -> None:
     """Parts may come early to others: a rank holds a version only with all of them."""
     declared = Declared("w", "model", (2,), 4, update=SGD(1.0, momentum=0.9), keeper=1)
