@@ -44,6 +44,10 @@ class StateLost(CoveyError):
     """No process has the state that a rank needs to take over from a lost one."""
 
 
+class OthersDone(StateLost):
+    """Other ranks have ended with 0 before this one could take over."""
+
+
 class TensorError(RuntimeError):
     """The tensor cannot be added (shapes differ, no memory, shared memory overwritten), or the client was closed."""
 

@@ -14,7 +14,7 @@ It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from covey.core.errors import StateLost
+from covey.core.errors import OthersDone, StateLost
 from covey.core.units import format_seconds, format_size
 from covey.healing.held_state import Kept, contents_sum
 from covey.healing.likeness import Likeness, unlike_bits, unlike_versions
@@ -196,7 +196,7 @@ class TakingOver:
             yield Pause(needs, until=self._all_answered, most_s=pause_s)
             self._raise_if_closed()
             if left := [rank for rank in silent if rank in self.gone]:
-                raise StateLost(CANNOT, self.gone[left[0]], FROM_CHECKPOINT)
+                raise OthersDone(CANNOT, self.gone[left[0]], FROM_CHECKPOINT)
             pause_s = min(2 * pause_s, ASK_S)
             now_s, names = self._now_s(), _names(silent)
             if now_s > began_s + timeout_s:

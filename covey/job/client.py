@@ -351,7 +351,7 @@ class JobClient(OfOneProcess):
                 carried.told(told)
             return carried
 
-        return begun(first, me, script, within_s, RANKS_MAX, carry)
+        return begun(first, me, script, within_s, RANKS_MAX, carry, self._me.elastic and self.rank > 0)
 
     def carried(self, step: int) -> "Iterator[CarriedRank]":
         """The ranks that this process carries in this step, which is the one that `JobState.steps` gave: each is

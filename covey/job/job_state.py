@@ -27,7 +27,7 @@ a run without losses, as long as
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from covey.core.errors import EXIT_STATE_LOST, CoveyError
+from covey.core.errors import EXIT_STATE_LOST, CoveyError, OthersDone
 from covey.healing.healing import Healing
 from covey.healing.likeness import likeness
 from covey.healing.neighbours import HealedRank
@@ -127,9 +127,11 @@ def begun(
     within_s: float = WITHIN_S,
     gathers_max: int = RANKS_MAX,
     carry: Callable[[Healing], CarriedRanks] | None = None,
+    extra: bool = False,
 ) -> JobState:
     """The state of `JobClient.state`; ends the process where that says so. With more ranks than `gathers_max`,
-    neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries."""
+    neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries. `extra`:
+    nothing is left to do for this process once others have ended: they had every part of every step."""
     if not 0 <= me.step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {me.step}")
 
@@ -151,6 +153,12 @@ def begun(
         try:
             found = healing.recover(tensors.tell, script.own is not None, script.get(), within_s=within_s)
             script.load(found.arrays, found.own if carry is None else None)
+        except OthersDone as error:
+            if not extra:
+                tensors.tell(f"ends: {error}")
+                raise SystemExit(EXIT_STATE_LOST) from error
+            tensors.tell("ends: the others were done before this process had begun, and carried its ranks to the end")
+            raise SystemExit(0) from error
         except CoveyError as error:
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error

@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from covey.core.errors import RankLeft, StateLost, TensorError
+from covey.core.errors import EXIT_STATE_LOST, OthersDone, RankLeft, TensorError
 from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
@@ -275,7 +276,7 @@ def test_a_successor_does_not_ask_who_has_left_for_ten_minutes() -> None:
     def recover() -> None:
         try:
             healing.recover(lambda text: None, True)
-        except StateLost as error:
+        except OthersDone as error:
             raised.append(error)
 
     thread = threading.Thread(target=recover, daemon=True)
@@ -330,3 +331,28 @@ def test_a_gang_with_state_is_told_like_any_other(tmp_path: Path) -> None:
             thread.join(WITHIN_S)
             assert not thread.is_alive()
         assert len(raised) == 1 and "rank 0 is done" in str(raised[0])
+
+
+@pytest.mark.parametrize(("extra", "code"), [(True, 0), (False, EXIT_STATE_LOST)])
+def test_a_process_that_began_too_late_in_an_elastic_job_has_nothing_left_to_do(extra: bool, code: int) -> None:
+    """Others had carried its ranks to the end. Rank 0's process, or one of a fixed job, has more to do then."""
+    said: list[str] = []
+
+    class Late:
+        def recover(self, *_: Any, **more: Any) -> Any:
+            raise OthersDone("it cannot take over", "rank 1 ended with 0", "none")
+
+    class Tensors:
+        def heal(self, *_: Any) -> tuple[Late, None]:
+            return Late(), None
+
+        def tell(self, text: str) -> None:
+            said.append(text)
+
+    class Ranks:
+        def join(self) -> None: ...
+
+    script = ScriptState(dict, lambda arrays, own: None, None)
+    with pytest.raises(SystemExit) as ends:
+        begun(Tensors(), HealedRank(3, 4, 1 << 16), script, carry=lambda _: Ranks(), extra=extra)  # type: ignore[arg-type, return-value]
+    assert ends.value.code == code and said[-1].startswith("ends: ")
