@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from plugins.facts import Place
 from plugins.scheduler.messages.commands import Applied, NotApplied, Result, TuneAsked
 from tests.plugins.scheduler.test_arranging import Elastic
-from tests.plugins.scheduler.test_queue import Told, refusal
+from tests.plugins.scheduler.test_queue import Told, halves, refusal
 
 
 def tune(told: Told, id: Any, on: bool = True, epoch: int = 1) -> Result:
@@ -35,6 +36,15 @@ def test_a_job_without_a_range_is_not_tuned() -> None:
     id = told.run(4)
     assert "not with a range" in refusal(tune(told, id)).why
     assert told[id].healing.tuned == ("", 0)
+
+
+def test_a_job_that_shares_hosts_is_arranged_by_its_group_alone() -> None:
+    told = Told()
+    id = told.submit(4, workers_max=16, gpus_per_worker=0, share_host="night")
+    told.grant(id)
+    told.place(id, *(Place(place.host, place.ranks, ()) for place in halves(4)))
+    assert "the hosts of its group arrange it" in refusal(tune(told, id)).why
+    assert told[id].healing.tuned == ("", 0) and tune(told, id, on=False) == Applied(id)
 
 
 def test_a_command_about_an_older_grant_changes_nothing() -> None:

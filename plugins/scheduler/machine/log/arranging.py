@@ -87,6 +87,9 @@ def tune_asked(queue: JobTable, job: Job, command: TuneAsked) -> Result:
     if not job.spec.elastic:
         what, why = f"{job.id} is not tuned", f"it was submitted with {job.spec.workers} workers, and not with a range"
         return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+    if command.on and job.spec.share_host:
+        what, why = f"{job.id} is not tuned", "it shares hosts in turns, and the hosts of its group arrange it"
+        return NotApplied(4, what, why, "see agentctl groups; or submit it without --share-host")
     by = command.by or "somebody"
     if not command.on and not job.healing.tuned[1]:
         return Applied(job.id)
