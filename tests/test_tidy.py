@@ -47,13 +47,15 @@ WALLS = {
     "covey/hooks/frameworks/torch_hooks.py",
     "covey/hooks/frameworks/torch_memory.py",
     "covey/hooks/watch.py",
+    "covey/tensors/aggregator/aggregator_rounds.py",
     "covey/torch.py",
     "gossip/service.py",
     "plugins/memory/datapath/volumes/lenders.py",
 }
 """Files where anything may be caught: the wall between plugins, what another host asks, the last resort of a command,
 the wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of a driver's
-call, whose caller gets what it raised; and the simulator, which must survive whatever its hosts raise."""
+call and the one that reads sums, whose callers get what they raised; and the simulator, which must survive whatever its
+hosts raise."""
 
 
 def files(*under: Path) -> list[Path]:

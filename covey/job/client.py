@@ -126,8 +126,8 @@ class JobClient(OfOneProcess):
         """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
         self.heartbeats = Heartbeats()
-        self._turns = ProcessTurns()
-        self.heartbeats.waits_for_turn = lambda: self._turns.waits
+        self._turns = turns = ProcessTurns()
+        self.heartbeats.waits_for_turn = lambda: turns.waits  # without this client, which would outlive its `close`
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
         self._joined = False

@@ -48,8 +48,8 @@ def test_the_newest_of_each_holds_and_a_job_comes_before_what_is_known_of_it() -
         *(seen(J1, 30), assigned(J1, H2), placed(J2, 2), SpareChanged(6)),
     )
     facts = after(*told)
-    assert set(facts) == {placed(J1), placed(J2, 2), seen(J2), seen(J1, 30), assigned(J1, H2), SpareChanged(6)}
-    assert len(facts) == 6
+    newest = placed(J1), placed(J2, 2), seen(J2), seen(J1, 30), assigned(J1, H2), SpareChanged(6)
+    assert len(facts) == 6 and all(fact in facts for fact in newest)
     for job in (J1, J2):
         kinds = [type(fact) for fact in facts if getattr(fact, "job", None) == job]
         assert kinds[:2] == [JobPlaced, TensorsSeen]

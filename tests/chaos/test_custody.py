@@ -36,8 +36,8 @@ def played(*killed: str, slow: float = 2_000.0, forgets: bool = False) -> tuple[
 
 
 def test_pages_lost_by_lender_and_volume_before_the_disk_are_forgiven_and_counted() -> None:
-    """Lender and volume both fail before the disk has the pages."""
-    forgiven, stale, behind = played("slab-keeper", "slabd", "vold")
+    """Lender and volume, with the writer of its log, fail before the disk has the pages."""
+    forgiven, stale, behind = played("slab-keeper", "slabd", "vold", "spill")
     assert behind > 0, "the slow disk had not everything"
     assert 0 < forgiven <= behind and not stale
 
@@ -46,10 +46,11 @@ def test_nothing_is_lost_nor_forgiven_when_one_of_them_fails() -> None:
     assert played("vold")[:2] == (0, [])
     assert played("slabd")[:2] == (0, [])
     assert played("slabd", "vold")[:2] == (0, []), "the lender's keeper has its memory"
+    assert played("slab-keeper", "slabd", "vold")[:2] == (0, []), "the writer of its log saves what the disk lacks"
 
 
 def test_a_volume_that_forgets_its_lenders_is_not_forgiven() -> None:
-    forgiven, stale, behind = played("vold", forgets=True)
+    forgiven, stale, behind = played("vold", "spill", forgets=True)
     assert behind > 0 and stale and forgiven == 0
     assert "was acknowledged" in stale[0]
 

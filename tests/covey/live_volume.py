@@ -94,7 +94,7 @@ class LiveVolume:
         self.size, self._lent, self._slab, self._page = size, lent, slab, page
         self._agent_uid = agent_uid
         self.uid = os.geteuid() if uid is None else uid
-        self._directory = tempfile.TemporaryDirectory(prefix="cv")
+        self._directory = tempfile.TemporaryDirectory(prefix="cv", ignore_cleanup_errors=True)
         os.chmod(self._directory.name, 0o711)
         self.state = os.path.join(self._directory.name, "state")
         self.run_dir = os.path.join(self._directory.name, "run")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covey.core.errors import TensorError
 from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.ports.verbs import Verbs
@@ -198,7 +199,7 @@ def test_an_error_that_nobody_expected_ends_the_wait(ranks: Ranks, monkeypatch: 
 
     monkeypatch.setattr(LocalLink, "read_payload", refused)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with pytest.raises(ValueError, match="not of this size"):
+    with pytest.raises(TensorError, match="not of this size"):
         ranks.end(train(ranks, 1))
 
 

@@ -126,7 +126,7 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     os.kill(now[0], signal.SIGKILL)
     successor(living, job, 0, now[0])
     wait("it has the state", lambda: 0 in living.job(job)["elastic"]["have"])
-    scaled(1)
+    scaled(2)
     assert digest(living, job) == undisturbed, "whoever carried which of its four ranks"
     said = [event["event"] for event in living.agent().get("why", job).data]
     assert (said.count("grew"), said.count("shrank"), said.count("rank replaced")) == (2, 2, 1), said

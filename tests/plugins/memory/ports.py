@@ -365,7 +365,7 @@ class Bench:
 @asynccontextmanager
 async def a_bench(verbs: Verbs = THIS_MACHINES) -> AsyncIterator[Bench]:
     """Make a bench with short directory names: a socket path has 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="cv") as directory:
+    with tempfile.TemporaryDirectory(prefix="cv", ignore_cleanup_errors=True) as directory:
         bench = Bench(str(Path(directory)), verbs)
         await bench.lend()
         try:
