@@ -76,8 +76,8 @@ def timed(job: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def step_time(seconds: float) -> str:
-    """`8.3 ms`, `1.2 s`."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else format_seconds(seconds)
+    """A short duration for people: `8.3 ms`, `1.2 s`; less than a microsecond is none."""
+    return f"{round(seconds * 1000, 3):.3g} ms" if seconds < 1 else format_seconds(seconds)
 
 
 def waits(timing: dict[str, Any], device_s: float) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cli.jobs.jobs import step_time
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
@@ -62,3 +63,10 @@ def test_where_no_job_shares_hosts_it_says_how_one_would(agent: FakeAgent, capsy
     agent.replies["GET /v1/groups"] = []
     assert main(["--agent", agent.address, "groups"]) == 0
     assert "agentctl submit --share-host auto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(3.59e-47, "0 ms"), (4.2e-7, "0 ms"), (0.0083, "8.3 ms"), (0.4321, "432 ms"), (1.2, "1.2 s")]
+)
+def test_a_step_is_shown_to_a_microsecond(seconds: float, said: str) -> None:
+    assert step_time(seconds) == said
