@@ -161,6 +161,8 @@ class Adder:
             part_bytes=PART_BYTES,
             sizes=SIZES,
         )
+        if self._all:
+            made.begin_as(self._all[0])
         self._all.append(made)
         for at in agent.owners.all():
             made.moved(at)

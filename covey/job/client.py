@@ -260,7 +260,7 @@ class JobClient(OfOneProcess):
 
     def _carried_client(self, rank: int, incarnation: int) -> "TensorClient":
         """The tensors of another rank that this process carries."""
-        made = self._made(rank, incarnation, beside=self._client().owner)
+        made = self._made(rank, incarnation, beside=self._client())
         with self._lock:
             owners, gone = self._owners.all(), self._gone
             self._others = [each for each in self._others if not each.is_closed] + [made]

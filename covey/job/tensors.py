@@ -93,7 +93,7 @@ class TensorClient(OfOneProcess):
         say: TextIO | None = None,
         host: str = "",
         in_vain: Callable[[str], None] = lambda why: None,
-        beside: DirectOwner | None = None,
+        beside: "TensorClient | None" = None,
         verbs: Verbs | None = None,
         turns: ProcessTurns | None = None,
     ) -> None:
@@ -101,9 +101,9 @@ class TensorClient(OfOneProcess):
         `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
         `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
         `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
-        this rank waits for one that has left. `host`: this rank's host. `beside`: the owner of another rank in this
-        process (`covey.job.carrying`). `verbs`: its RDMA; None: what it has. `turns`: those of this
-        process, beside other jobs."""
+        this rank waits for one that has left. `host`: this rank's host. `beside`: another rank in this process
+        (`covey.job.carrying`), which owns tables for both, and at whose owners this one begins. `verbs`: its RDMA;
+        None: what it has. `turns`: those of this process, beside other jobs."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
         self.turns = ProcessTurns() if turns is None else turns
@@ -142,10 +142,12 @@ class TensorClient(OfOneProcess):
             wanted=wanted,
             heard=self._far_heard,
             part_bytes=part_bytes,
-            local=lambda at: (beside or self.owner).local(at, rank, incarnation),
+            local=lambda at: (beside or self).owner.local(at, rank, incarnation),
             rdma=self._rdma,
             turns=self.turns,
         )
+        if beside is not None:
+            self._far.begin_as(beside._far)
 
     # ---- from the script ----
 

@@ -170,6 +170,11 @@ class BlockStreams:
         if at.table in self._at:
             self._at[at.table].moved(at)
 
+    def begin_as(self, other: "BlockStreams") -> None:
+        """Begin at the owners at which these streams of another rank of this process are."""
+        for table, stream in other._at.items():
+            self._stream(table).begin_as(stream)
+
     def check(self) -> None:
         for stream in self._at.values():
             stream.rounds.check()

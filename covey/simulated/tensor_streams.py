@@ -53,6 +53,8 @@ class TensorStream:
         self.rounds = Rounds(job, rank, world_size, part_bytes)
         self._port, self._lost, self._entropy = port, lost, entropy
         self._owner = PresentOwner()
+        self._goes_beside = False
+        """Whether it is on its way to the owner at which another rank of this process is."""
         self._stream: ByteStream | None = None
         self._outbox: asyncio.Queue[Frame] | None = None
         """Frames to send on the newest connection with a WELCOME."""
@@ -115,8 +117,16 @@ class TensorStream:
         self._send(self.rounds.leave(words))
 
     def moved(self, at: AggregatorAt) -> None:
-        if self._owner.told(at, self._outbox is not None, self._now_s()):
+        if self._owner.told(at, self._goes_beside or self._outbox is not None, self._now_s()):
             self._go_to(at)
+
+    def begin_as(self, other: "TensorStream") -> None:
+        """Begin at the owner at which another rank of this process is, as in
+        `covey.tensors.aggregator.aggregator_rounds`."""
+        self._owner.begin_as(other._owner)
+        if self._owner.at is not None:
+            self._goes_beside = True
+            self._go_to(self._owner.at)
 
     def close(self) -> None:
         self._closed = True
@@ -225,7 +235,7 @@ class TensorStream:
                 op = await self._read(stream, outbox, at)
                 if op is not expected:
                     raise TensorWireError(f"answered {op.name} to our hello")
-            self._outbox = outbox
+            self._outbox, self._goes_beside = outbox, False
             self._send(self.rounds.connected())
             while True:
                 await self._read(stream, outbox, at)

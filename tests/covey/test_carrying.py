@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,8 +26,9 @@ from covey.job.carrying_machine import INCARNATION_BITS
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.blocks import table_id
 from covey.wire.job import AggregatorAt, Carries
-from covey.wire.sums import Serve
+from covey.wire.sums import DropJob, Serve
 from plugins.scheduler.messages import options
 from plugins.scheduler.policy.carrying import carried_after, first_carried
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
@@ -56,9 +58,10 @@ class Process:
         self.thread.start()
 
     def _client(self, rank: int, incarnation: int) -> TensorClient:
+        beside = self.clients[0] if self.clients else None
         made = TensorClient(
             JOB, rank, self.gang.ranks, lambda epoch, why, table: None, tables=len(self.gang.owners),
-            part_bytes=1 << 16, say=self.gang.words, incarnation=incarnation,
+            part_bytes=1 << 16, say=self.gang.words, incarnation=incarnation, beside=beside,
         )  # fmt: skip
         self.clients.append(made)
         for at in self.gang.at:
@@ -145,6 +148,8 @@ class ElasticGang:
         self.epoch, self.config, self.is_closed = GRANT, 0, False
         self.owners = [self._aggd() for _ in range(tables)]
         self.at: list[AggregatorAt] = []
+        self.before: list[AggdThread] = []
+        """Owners that have handed a table over."""
         for table in range(tables):
             self.serve(table)
         self.found: dict[int, bytes] = {}
@@ -171,8 +176,20 @@ class ElasticGang:
 
     def lose_owner(self, table: int) -> None:
         self.owners[table].kill()
+        self._owned_anew(table)
+
+    def hand_over(self, table: int, ends: bool = True) -> None:
+        """Another owner takes a table over, once the present one has ended its connections; `ends`: it is asked to."""
+        before, at = self.owners[table], self.at[table]
+        self.before.append(before)
+        self._owned_anew(table, handed_over=True)
+        if ends:
+            before.order(DropJob(table_id(JOB, table), at.epoch, self.epoch, within_s=30.0))
+
+    def _owned_anew(self, table: int, handed_over: bool = False) -> None:
         self.owners[table] = self._aggd()
         self.serve(table)
+        self.at[table] = msgspec.structs.replace(self.at[table], handed_over=handed_over)
         for process in self.now.values():
             for client in list(process.clients):
                 client.moved(self.at[table])
@@ -234,7 +251,7 @@ class ElasticGang:
         self.is_closed = True
         for process in [*self.now.values(), *self.ended]:
             process.kill()
-        for owner in self.owners:
+        for owner in [*self.owners, *self.before]:
             owner.kill()
             assert not owner.failures and not owner.log.errors, (owner.failures, owner.log.errors)
 
@@ -309,7 +326,7 @@ def test_any_changes_at_any_time_leave_the_same_bits(
     for at in range(2, steps - 6, 6):
         reached(gang, at + draw.randint(0, 4))
         time.sleep(draw.random() * 0.01)
-        match draw.choice(["shrink", "grow", "both", "restart", "owner"]):
+        match draw.choice(["shrink", "grow", "both", "restart", "owner", "handover"]):
             case "shrink" if len(gang.now) > 1:
                 gang.arrange(draw.sample(sorted(gang.now), draw.randint(1, len(gang.now) - 1)), 0)
             case "grow" if len(gang.now) < 6:
@@ -321,9 +338,24 @@ def test_any_changes_at_any_time_leave_the_same_bits(
                 gang.restart(draw.choice(sorted(gang.now)))
             case "owner":
                 gang.lose_owner(draw.randint(0, 1))
+            case "handover":
+                gang.hand_over(draw.randint(0, 1))
             case _:
                 pass
     assert gang.end() == fixed(tmp_path, 6, steps)
+
+
+def test_a_rank_that_is_adopted_begins_where_its_siblings_are_while_a_table_moves(
+    gangs: Callable[..., ElasticGang], tmp_path: Path
+) -> None:
+    """At the next owner it would wait for them, and they for it."""
+    gang = gangs(4, 2)
+    gang.computes_s = 0.005
+    reached(gang, 3)
+    for table in range(2):
+        gang.hand_over(table, ends=False)
+    gang.arrange([1], 0)
+    assert gang.end() == fixed(tmp_path, 4)
 
 
 def until(true: Callable[[], object], otherwise: Callable[[], str] = lambda: "") -> None:

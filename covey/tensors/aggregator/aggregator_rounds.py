@@ -95,6 +95,8 @@ class AggregatorRounds:
         """Guards the fields below, and the rounds; notified when any of them changes."""
         self._owner = PresentOwner()
         self._link: RankSideLink | None = None
+        self._goes_beside = False
+        """Whether it is on its way to the owner at which another rank of this process is."""
         self._problem = "the agent has not assigned an aggregator yet"
         self.fatal: Exception | None = None
         """Why nothing will be added any more; None: it will."""
@@ -268,6 +270,14 @@ class AggregatorRounds:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * CONNECT_S)
 
+    def begin_as(self, other: "AggregatorRounds") -> None:
+        """Begin at the owner at which these rounds of another rank are, also while it hands over to the next one."""
+        with other._changed, self._changed:
+            self._owner.begin_as(other._owner)
+            if self._owner.at is not None:
+                self._goes_beside = True
+                self._go_to(self._owner.at)
+
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
@@ -275,7 +285,7 @@ class AggregatorRounds:
         higher epoch is already known."""
         try:
             with self._changed:
-                if self._owner.told(at, self._link is not None, time.monotonic()):
+                if self._owner.told(at, self._goes_beside or self._link is not None, time.monotonic()):
                     self._go_to(at)
         except Superseded as error:
             self._fail(error)
@@ -374,6 +384,7 @@ class AggregatorRounds:
                         raise ConnectionAbortedError("is no longer the aggregator")
                     self.rounds.near, self.rounds.places = link.near, link.places
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
+                    self._goes_beside = False
                     self._held.clear()
                     for copy in self._copies.values():
                         copy.forget()

@@ -315,6 +315,13 @@ class BlockRounds:
         if rounds is not None:
             rounds.moved(at)
 
+    def begin_as(self, other: "BlockRounds") -> None:
+        """Begin at the owners at which these rounds of another rank of this process are."""
+        with other._lock:
+            each = dict(other._at)
+        for table, rounds in each.items():
+            self._make(table).begin_as(rounds)
+
     # ---- inside ----
 
     def _table_lost(self, table: int, epoch: int, why: str) -> None:

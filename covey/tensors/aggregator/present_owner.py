@@ -21,6 +21,11 @@ class PresentOwner:
         self._next: AggregatorAt | None = None
         self._leave_s = 0.0
 
+    def begin_as(self, other: "PresentOwner") -> None:
+        """Begin with the owner at which another rank of this process is, also while that hands its table over: the next
+        owner has none of the ranks that wait for this one."""
+        self.at, self._next, self._leave_s = other.at, other._next, other._leave_s
+
     def told(self, at: AggregatorAt, connected: bool, now_s: float) -> bool:
         """Take an owner that the agent names. Whether to go there at once; otherwise the rank goes when the present
         owner ends the connection. An epoch that is not higher than the known one is ignored."""

@@ -1,7 +1,7 @@
 """The ranks for which each rank speaks at a Block's aggregator: itself, or all ranks of its host
 (`covey.tensors.numbers.spoken`)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from covey.tensors.numbers.spoken import Piece, Spoken
 from covey.tensors.numbers.sum_order import Node
@@ -45,9 +45,9 @@ class Speakers(dict[int, Spoken]):
             raise Violation(f"piece {number} of a tensor with {spoken.count}")
         return piece
 
-    def for_whom(self) -> set[int]:
-        """All ranks that some rank speaks for."""
-        return {rank for spoken in self.values() for rank in range(*spoken.ranks)}
+    def for_whom(self, but: Collection[int] = ()) -> set[int]:
+        """All ranks that some rank speaks for, other than these."""
+        return {rank for by, spoken in self.items() if by not in but for rank in range(*spoken.ranks)}
 
     def firsts(self, speakers: Iterable[int]) -> frozenset[int]:
         """The first ranks of all the ranges for which these speak."""

@@ -149,6 +149,9 @@ class TensorSum:
         """id of an array that is being sent -> how often."""
         self._spoken = Speakers(declared, workers)
         self._held_versions: dict[int, int] = {}
+        self._outdated: set[int] = set()
+        """Ranks whose word is over: another process has pushed for them since, to an earlier owner. It may come here
+        any time; until then nothing is known of them."""
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
         self._hollow: set[int] = set()
@@ -200,6 +203,7 @@ class TensorSum:
                 return self._fetch()
             return self._kept() if version == self.version and self._keeps(rank) else ()
         self._held_versions[rank] = version
+        self._outdated.discard(rank)
         if rank in self._held and self._held[rank][0] != version + 1:
             del self._held[rank]  # by a process before this one, which got the state of a step that this one is not in
         (self._wants.add if want else self._wants.discard)(rank)
@@ -255,6 +259,8 @@ class TensorSum:
 
     def learn(self, rank: int, round: int, rate: float) -> None:
         """A rank says the learning rate of a round before it pushes that. Violation when another one said otherwise."""
+        if self.version is None and rank in self._outdated:
+            return
         now = self._held_versions.get(rank) if self.version is None else self.version
         if self.declared.update is None or rank not in self._spoken or now is None or not now <= round <= now + 1:
             raise Violation(f"rank {rank} says at which rate to learn in round {round}, and it is version {now}")
@@ -292,6 +298,8 @@ class TensorSum:
             raise Violation(f"piece {number} has {piece.size} bytes, not {len(data)}")
         if self.declared.update is not None and not self._rates.has_said(rank, round):
             raise Violation(f"rank {rank} pushed round {round} and sent no learning rate")
+        if self.version is None and rank in self._outdated:
+            return ()
         if self.version is None:
             held_round, pieces = self._held.setdefault(rank, (round, {}))
             if round != held_round or round != self._held_versions[rank] + 1:
@@ -411,7 +419,7 @@ class TensorSum:
 
     def missing(self) -> list[int]:
         """Ranks whose word or push is still to come."""
-        said = self._got[-1] if self.version is not None else self._spoken.for_whom()
+        said = self._got[-1] if self.version is not None else self._spoken.for_whom(self._outdated)
         return [rank for rank in range(self.workers) if rank not in said]
 
     def said(self) -> RoundSaid:
@@ -442,9 +450,14 @@ class TensorSum:
         if self._holder is not None or self.missing():
             return ()
         newest = max(self._held_versions.values())
+        outdated = {rank for rank, version in self._held_versions.items() if version < newest - 1}
+        if outdated:  # the round after theirs is over: they were in it, by processes that are elsewhere yet
+            for rank in outdated:
+                del self._held_versions[rank]
+                self._held.pop(rank, None)
+            self._outdated |= outdated
+            return ()
         oldest = min(self._held_versions.values())
-        if newest - oldest > 1:
-            raise Violation(f"ranks hold versions {oldest} to {newest}; no two can be more than one apart")
         behind = [rank for rank, version in self._held_versions.items() if self._keeps(rank) and version < newest]
         if behind:
             raise Violation(f"rank {behind[0]} keeps moments of version {oldest}, and another rank holds {newest}")

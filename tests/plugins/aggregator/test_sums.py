@@ -242,6 +242,26 @@ def test_a_sum_that_one_rank_still_waits_for_is_fetched_from_one_that_has_it() -
     assert tensor.lend()[1].tolist() == [1.0]
 
 
+def test_a_rank_whose_word_is_two_rounds_old_is_awaited_as_its_next_process_is() -> None:
+    """It pushed the round between to an earlier owner, by a process that comes here later."""
+    tensor = TensorSum(Declared("w", "model", (1,), update=SGD(rate=0.5)), 2)
+    tensor.open(1, 3, False)
+    tensor.learn(1, 4, 0.5)
+    tensor.push(1, 4, 0, b"\0\0\0\0")
+    assert not tensor.open(0, 5, False) and tensor.missing() == [1] and not tensor.said().pushed
+    tensor.learn(1, 4, 0.5)  # the older process goes on for a moment
+    assert not tensor.push(1, 4, 0, b"\0\0\0\0") and tensor.version is None
+    assert not tensor.open(1, 3, False) and tensor.missing() == [1], "and so it does when it connects again"
+    assert tensor.open(1, 5, False) == (StateTransfer("ask", 0),) and not tensor.missing()
+    tensor.learn(1, 6, 0.5)
+    tensor.push(1, 6, 0, np.float32(2.0).tobytes())
+    tensor.state_part(0, 5, 0, np.float32(1.0).tobytes())
+    tensor.learn(0, 6, 0.5)
+    tensor.push(0, 6, 0, np.float32(4.0).tobytes())
+    tensor.work()
+    assert tensor.version == 6 and tensor.lend()[1].tolist() == [1.0 - 0.5 * 6.0]
+
+
 @pytest.mark.parametrize("round", [0, 1, 2, 5])
 def test_a_push_that_no_correct_worker_makes_is_refused(round: int) -> None:
     tensor = TensorSum(Declared("g", "grad", (1,)), 1)

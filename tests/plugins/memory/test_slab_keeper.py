@@ -40,10 +40,13 @@ def content(version: int) -> bytes:
 # ---- a kill at any moment --------------------------------------------------------------------------------------------
 
 
-def writes_for_ever(slab: HostedSlab, seed: int) -> None:
-    """Write to each page one version after the other, one at a time and in runs, each with its own content."""
+def writes_for_ever(slab: HostedSlab, seed: int, begun: int) -> None:
+    """Write to each page one version after the other, one at a time and in runs, each with its own content; `begun`
+    (descriptor) hears of the first one."""
     rng = random.Random(seed)
     for version in range(1, 1 << 40):
+        if version == 2:
+            os.write(begun, b"x")
         page = rng.randrange(PAGES - 2)
         if version % 5 == 0:
             slab.put(page, array("Q", [version] * 2), None)
@@ -55,17 +58,21 @@ def writes_for_ever(slab: HostedSlab, seed: int) -> None:
 
 def test_of_a_process_killed_at_any_moment_no_torn_page_is_believed() -> None:
     rng, being_written = random.Random(7), 0
-    for seed in range(150):
+    reader, begun = os.pipe()
+    for seed in range(1000):
+        if seed >= 150 and being_written:
+            break
         store = a_store()
         store.register(lent())
         (slab,) = store.slabs.values()
         child = os.fork()
         if not child:
             try:
-                writes_for_ever(slab, seed)
+                writes_for_ever(slab, seed, begun)
             finally:
                 os._exit(1)
-        time.sleep(rng.uniform(0.0005, 0.004))
+        assert os.read(reader, 1)
+        time.sleep(rng.uniform(0.0, 0.002))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found = a_store()
@@ -76,6 +83,8 @@ def test_of_a_process_killed_at_any_moment_no_torn_page_is_believed() -> None:
             assert not version or data == content(version), f"seed {seed}: page {page}, version {version}"
             being_written += not version and any(data)
         assert taken.touched == sum(map(bool, taken.versions))
+    os.close(reader)
+    os.close(begun)
     assert being_written, "some were hit in the middle of a page, and have no version"
 
 
