@@ -20,7 +20,9 @@ Kept = dict[int, dict[int, bytes]]
 class HeldState:
     """The state in the script's own memory, which must not change while successors need it."""
 
-    def __init__(self, state: Mapping[str, Array], rounds: bytes) -> None:
+    def __init__(self, state: Mapping[str, Array], rounds: bytes, incarnation: int = 0, host: str = "") -> None:
+        """`rounds`: the round of each Block before the step; `incarnation`, `host`: of the process that gives."""
+        self._by, self._host = incarnation, host
         items = tuple(Item(name, array.dtype.str, array.shape) for name, array in state.items())
         contents = encode_contents(Contents(items, rounds))
         each = [bytes_of_state(np.ascontiguousarray(array)) for array in state.values()]
@@ -46,10 +48,9 @@ class HeldState:
         kept: Kept,
         like: Likeness | None = None,
         yours: Likeness | None = None,
-        host: str = "",
     ) -> list[Have]:
         """The frames for process `to` of a lost rank: its `own` states, those `kept` of others, the likeness of this
-        rank and of the lost one, and this rank's host."""
+        rank and of the lost one."""
         each = list(_frames(kept))
         return [
             Have(
@@ -66,7 +67,8 @@ class HeldState:
                 self._state_sum,
                 like,
                 yours,
-                host,
+                self._host,
+                self._by,
             )
             for part, others in enumerate(each)
         ]

@@ -208,7 +208,9 @@ class HealingMachine:
 
     def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
         """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
-        this incarnation: this rank waits no more for the processes that carried them, which may be gone."""
+        this incarnation: this rank waits no more for the processes that carried them, which may be gone, and takes no
+        state from them."""
+        self._taking.carried_elsewhere(ranks, incarnation)
         for rank in ranks:
             if self._newest.get(rank, -1) >= incarnation:
                 continue  # who carries it now has asked already
@@ -420,7 +422,9 @@ class HealingMachine:
     def _hold(self, rank: int) -> Says:
         if self._gives is None:
             owns = {} if self.gather is None else {OWNS: array_of_owns(self.gather.owns)}
-            self._gives = HeldState({**self._state, **owns}, self.rounds_before)
+            self._gives = HeldState(
+                {**self._state, **owns}, self.rounds_before, self._incarnation, self._beside.host
+            )
         self._held[rank] = None
         if not self._is_saying:
             self._is_saying = True
@@ -431,7 +435,7 @@ class HealingMachine:
         kept = {**self._kept, self._rank: dict(self._own)}
         own = kept.pop(rank, {})
         yours = self._likes.get(rank)
-        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours, self._beside.host)
+        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours)
         return tuple(Tell(rank, About.HAVE, self.step, encode_have(have)) for have in haves)
 
     def _give(self, asked: ToldByRank) -> Says:

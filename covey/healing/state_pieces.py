@@ -110,6 +110,8 @@ class Have(msgspec.Struct, frozen=True):
     """Likeness of the lost rank, if it sent one."""
     host: str = ""
     """Host of this rank; empty: not known."""
+    by: int = 0
+    """Incarnation of the process that answers."""
 
 
 encode_have = msgspec.msgpack.Encoder().encode

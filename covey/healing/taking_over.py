@@ -11,7 +11,7 @@ again: another rank may have what it needs by then.
 It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from covey.core.errors import OthersDone, StateLost
@@ -95,6 +95,8 @@ class TakingOver:
         self.gone: dict[int, str] = {}
         """Ranks that have left and answer nothing, with a sentence for people on each."""
         self._haves: dict[int, Have] = {}
+        self._least: dict[int, int] = {}
+        """By rank: the least incarnation of a process that gives its state. Earlier ones carry it no more."""
         self._parts: dict[int, set[int]] = {}
         self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
         self._sources: list[int] = []
@@ -105,6 +107,8 @@ class TakingOver:
     # ---- what others say ----
 
     def have(self, rank: int, have: Have) -> None:
+        if not have.is_new and have.by < self._least.get(rank, 0):
+            return
         self._changes += 1
         self._keep(have.others)
         self._keep({self._rank: have.own})
@@ -118,6 +122,14 @@ class TakingOver:
         self._changes += 1
         if rank in self._haves and not self._haves[rank].is_new:
             self._haves[rank] = Have(is_new=True)
+
+    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+        """Take nothing from processes of these ranks before this incarnation: they may be gone, and who carries the
+        ranks now asks nobody for their state."""
+        for rank in ranks:
+            self._least[rank] = max(incarnation, self._least.get(rank, 0))
+            if rank in self._haves and self._haves[rank].by < incarnation:
+                self.lost(rank)
 
     def came(self, rank: int, data: Payload) -> tuple[Tell, ...]:
         """Take a piece. Returns the requests for the next pieces."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ class Given:
     def __init__(self, holds: Mapping[int, State], answers: Callable[[int, int], bool] = lambda rank, at: True) -> None:
         """`answers`: whether a rank answers its question number `at` for a piece."""
         self.held = {rank: HeldState(each, b"rounds") for rank, each in holds.items()}
-        self.sums = True
+        self.sums, self.moved = True, False
         self.answers, self.asked = answers, dict.fromkeys(holds, 0)
         self.own: dict[int, bytes] = {}
         self.others: dict[int, dict[int, bytes]] = {}
@@ -257,6 +258,29 @@ def test_an_answer_of_which_a_frame_is_missing_is_none() -> None:
     given.held[0].make_sum()
     given.say(0, second)
     given.say(0, given.held[0].haves(1, 5, 0, {}, {})[0])
+    assert given.recovered(thread).step == 5
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_was_carried_elsewhere_gives_no_state_from_where_it_was(late: bool) -> None:
+    """The process that answered is gone; who carries its rank now may be this process, and says nothing."""
+    given = Given({0: state(10), 1: state(10)})
+    given.sums = False
+    given.held[0].make_sum()
+    old = given.held[1].haves(1, 5, 0, {}, {})[0]
+    says = iter([old])
+
+    def answers(rank: int) -> None:
+        if rank != 1 or not late:
+            Given._have(given, rank)
+        elif given.moved:
+            given.say(1, next(says, Have(1, is_new=True)))
+
+    given._have = answers  # type: ignore[method-assign]
+    thread = given.recover()
+    until_blocked(thread, Healing.recover)
+    given.healing.carried_elsewhere([1], 2 << 16)
+    given.moved = True
     assert given.recovered(thread).step == 5
 
 
