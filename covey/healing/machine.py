@@ -422,9 +422,7 @@ class HealingMachine:
     def _hold(self, rank: int) -> Says:
         if self._gives is None:
             owns = {} if self.gather is None else {OWNS: array_of_owns(self.gather.owns)}
-            self._gives = HeldState(
-                {**self._state, **owns}, self.rounds_before, self._incarnation, self._beside.host
-            )
+            self._gives = HeldState({**self._state, **owns}, self.rounds_before, self._incarnation, self._beside.host)
         self._held[rank] = None
         if not self._is_saying:
             self._is_saying = True
