@@ -1,7 +1,8 @@
 """Plugins that wish elastic jobs to be arranged anew, at any agent: where processes are, how many ranks each host
 carries, and which host owns each table; one at a time, or two at once, of which one must be refused."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.rackworld import SimRack
@@ -19,6 +20,8 @@ class Wisher:
         self.wished: dict[str, dict[JobId, WantedArrangement]] = {}
         self.answers: dict[str, str] = {}
         """Name of a wish -> why it was refused; empty: it is in force."""
+        self._before: dict[tuple[JobId, int, int], dict[HostId, int]] = {}
+        """By job, epoch and configuration: how many processes each host has in it."""
         self._heard: list[Any] = []
         """Agents whose facts are heard."""
 
@@ -41,6 +44,8 @@ class Wisher:
             agent.bus.listen(self._listen)
         ask = f"w{len(self.wished)}"
         self.wished[ask] = wanted
+        for id, each in wanted.items():
+            self._before[id, each.epoch, each.replaces] = counts_of(self.rack.plugin(name, "scheduler").queue.jobs[id])
         self.rack.world.mark("wished", name, ", ".join(map(str, wanted)))
 
         async def publish() -> None:
@@ -50,12 +55,16 @@ class Wisher:
         return ask
 
     def check(self) -> None:
-        """Raise AssertionError when two wishes that replace one configuration are both in force."""
-        in_force: dict[tuple[JobId, int, int], WantedArrangement] = {}
+        """Raise AssertionError when two wishes that replace one configuration are both in force, and want unlike
+        things."""
+        in_force: dict[tuple[JobId, int, int], list[WantedArrangement]] = {}
         for ask in [ask for ask, refused in self.answers.items() if not refused]:
             for job, wanted in self.wished[ask].items():
-                other = in_force.setdefault((job, wanted.epoch, wanted.replaces), wanted)
-                assert other == wanted, f"{job} was arranged as {other}, and as {wanted}"
+                before = self._before[job, wanted.epoch, wanted.replaces]
+                others = in_force.setdefault((job, wanted.epoch, wanted.replaces), [])
+                for other in others:
+                    assert _alike(other, wanted, before), f"{job} was arranged as {other}, and as {wanted}"
+                others.append(wanted)
 
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, ArrangementsAnswered) and fact.ask in self.wished:
@@ -68,7 +77,7 @@ class Wisher:
     def _some(self, job: Job) -> WantedArrangement:
         """Something that may be wished for this job, or nearly so."""
         rng, kind = self.rng, self.rng.choice(("shares", "shares", "owners", "processes", "all", "all", "equal"))
-        counts = {place.host: len(place.ranks) for place in job.start.places}
+        counts = counts_of(job)
         after = self._moved(job, counts) if kind in ("processes", "all") else counts
         shares = self._shares(job, after) if kind in ("shares", "all") else {}
         owners = self.owners(job) if kind in ("owners", "all") else rng.choice((None, None, ()))
@@ -85,12 +94,41 @@ class Wisher:
 
     def _shares(self, job: Job, counts: dict[HostId, int]) -> dict[HostId, int]:
         shares = dict(counts)
-        for _ in range(max(0, job.spec.world_size - sum(counts.values()))):
+        for _ in range(max(0, bool(shares) and job.spec.world_size - sum(counts.values()))):
             shares[self.rng.choice(sorted(shares))] += 1
         return shares
 
     def owners(self, job: Job) -> tuple[HostId, ...]:
-        """Hosts that might own the tables of this job, with processes of it or without; of some nobody says one."""
+        """Hosts that might own the tables of this job, with processes of it or without, and other ones than now; of some
+        nobody says one."""
         hosts = [HostId(host) for host in self.rack.hosts]
-        some = self.rng.sample(hosts, self.rng.randint(1, len(hosts)))
-        return tuple(self.rng.choice((*some, HostId(""))) for _ in range(job.start.tables))
+        while True:
+            some = self.rng.sample(hosts, self.rng.randint(1, len(hosts)))
+            found = tuple(self.rng.choice((*some, HostId(""))) for _ in range(job.start.tables))
+            if _said(found) != job.start.owners:
+                return found
+
+
+def counts_of(job: Job) -> dict[HostId, int]:
+    """How many processes of the job each host has."""
+    return {place.host: len(place.ranks) for place in job.start.places}
+
+
+def _alike(one: WantedArrangement, other: WantedArrangement, before: Mapping[HostId, int]) -> bool:
+    """Whether the job can be as both want it to be; `before`: its processes by host until then."""
+    counts = one.processes or before
+    if counts != (other.processes or before):
+        return False
+    if None not in (one.owners, other.owners) and _said(one.owners or ()) != _said(other.owners or ()):
+        return False
+    if bool(one.shares) == bool(other.shares):
+        return one.shares == other.shares
+    shares = one.shares or other.shares  # the other one wants equal shares
+    each = sum(shares.values()) / sum(counts.values())
+    return all(
+        count * math.floor(each) <= shares.get(host, 0) <= count * math.ceil(each) for host, count in counts.items()
+    )
+
+
+def _said(owners: tuple[HostId, ...]) -> tuple[HostId, ...]:
+    return owners if any(owners) else ()
