@@ -99,7 +99,7 @@ class Wisher:
         return shares
 
     def owners(self, job: Job) -> tuple[HostId, ...]:
-        """Hosts that might own the tables of this job, with processes of it or without, and other ones than now; of some
+        """Hosts that might own the tables of this job, with processes of it or without, other ones than now; of some
         nobody says one."""
         hosts = [HostId(host) for host in self.rack.hosts]
         while True:

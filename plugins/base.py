@@ -167,6 +167,9 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     carried: dict[int, tuple[int, ...]] = {}
     """In an elastic job, whose `ranks` are processes named by their first rank: the ranks that each process of the job
     carries, on whichever host; empty in any other job."""
+    came: dict[int, int] = {}
+    """In an elastic job: the configuration in which each rank came to the process that carries it, by rank; 0 for one
+    that is not named."""
     awaited: bool = False
     """In an elastic job: whether the others may wait for processes that begin here (`JobHealing.awaited`)."""
     spares: int = 0

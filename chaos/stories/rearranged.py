@@ -117,14 +117,17 @@ def owned(rack: SimRack, wisher: Wisher, job: JobId) -> None:
     """Let somebody say which host is to own each table, and wait until they all are there."""
     now = known(rack, job)
     wanted = WantedArrangement(now.grant.epoch, now.healing.healed, owners=wisher.owners(now))
-    while True:
-        ask = wisher.ask(rack.rng.choice(rack.alive()), {job: wanted})
-        rack.until(lambda: ask in wisher.answers, OWNED_S, f"{ask} is answered")
-        if "is not current" not in wisher.answers[ask]:
-            break
+    while "is not current" in (refused := answered(rack, wisher, {job: wanted})):
         rack.run(1.0)
-    assert not wisher.answers[ask], wisher.answers[ask]
+    assert not refused, refused
     rack.until(lambda: as_said(rack, job), OWNED_S, f"the tables of {job} are on {wanted.owners}")
+
+
+def answered(rack: SimRack, wisher: Wisher, wanted: dict[JobId, WantedArrangement]) -> str:
+    """Wish this at some agent; returns why it was refused, once that is said."""
+    ask = wisher.ask(rack.rng.choice(rack.alive()), wanted)
+    rack.until(lambda: ask in wisher.answers, OWNED_S, f"{ask} is answered")
+    return wisher.answers[ask]
 
 
 def as_said(rack: SimRack, job: JobId) -> bool:

@@ -27,7 +27,7 @@ nothing.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -213,10 +213,10 @@ class Healing:
             self.machine.gone(ranks)
             self._changed.notify_all()
 
-    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+    def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
         """Wait no more for the processes that carried these ranks, as `HealingMachine.carried_elsewhere` does."""
         with self._changed:
-            self.machine.carried_elsewhere(ranks, incarnation)
+            self.machine.carried_elsewhere(ranks)
             self._changed.notify_all()
 
     def close(self) -> None:

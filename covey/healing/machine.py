@@ -7,7 +7,7 @@ Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simul
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -206,12 +206,12 @@ class HealingMachine:
             self._held.pop(rank, None)
             self._behind.pop(rank, None)
 
-    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
+    def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
         """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
-        this incarnation: this rank waits no more for the processes that carried them, which may be gone, and takes no
-        state from them."""
-        self._taking.carried_elsewhere(ranks, incarnation)
-        for rank in ranks:
+        the incarnation that is named for each: this rank waits no more for the processes that carried them, which may
+        be gone, and takes no state from them."""
+        self._taking.carried_elsewhere(ranks)
+        for rank, incarnation in ranks.items():
             if self._newest.get(rank, -1) >= incarnation:
                 continue  # who carries it now has asked already
             self._newest[rank] = incarnation

@@ -11,7 +11,7 @@ again: another rank may have what it needs by then.
 It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from covey.core.errors import OthersDone, StateLost
@@ -123,10 +123,10 @@ class TakingOver:
         if rank in self._haves and not self._haves[rank].is_new:
             self._haves[rank] = Have(is_new=True)
 
-    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
-        """Take nothing from processes of these ranks before this incarnation: they may be gone, and who carries the
-        ranks now asks nobody for their state."""
-        for rank in ranks:
+    def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
+        """Take nothing from processes of these ranks before the incarnation that is named for each: they may be gone,
+        and who carries the ranks now asks nobody for their state."""
+        for rank, incarnation in ranks.items():
             self._least[rank] = max(incarnation, self._least.get(rank, 0))
             if rank in self._haves and self._haves[rank].by < incarnation:
                 self.lost(rank)

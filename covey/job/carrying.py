@@ -186,7 +186,7 @@ class CarriedRanks:
         if self.blocks is not None:
             self.blocks.carries(carries)
         for member in list(self.members.values()):
-            member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
+            member.healing.carried_elsewhere(moved)
         with self._joining:
             if self._joins:
                 self._join_newest()

@@ -5,7 +5,7 @@ It neither waits nor sends. Threads drive it in `covey.job.carrying`, the simula
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from covey.healing.machine import json_of, parsed
 from covey.wire.job import Carries
@@ -15,15 +15,6 @@ INCARNATION_BITS = 16
 the configuration (`agent.jobs.rank_env`)."""
 Own = Callable[[], object] | None
 """Returns what only the rank has that was entered last; None: no rank has anything of its own."""
-
-
-class Moved(NamedTuple):
-    """What a newer configuration changes for other processes."""
-
-    ranks: list[int]
-    """Ranks that another process carries than before."""
-    incarnation: int
-    """The least incarnation of a process that carries one of them from now on."""
 
 
 class WaitingRank(Protocol):
@@ -50,17 +41,15 @@ class CarryingMachine:
 
     # ---- which ranks ----
 
-    def told(self, carries: Carries) -> Moved | None:
-        """The agent says what this process carries; None: it said something newer before, which holds. Nothing has
-        moved as long as it is the first that the process hears."""
-        before = self.newest
-        if before is not None and carries.config <= before.config:
+    def told(self, carries: Carries) -> Mapping[int, int] | None:
+        """The agent says what this process carries; None: it said something newer before, which holds. Returns the
+        ranks that came to other processes since, or in some configuration of which this process has not heard, and the
+        least incarnation in which each is carried there."""
+        before = -1 if self.newest is None else self.newest.config
+        if carries.config <= before:
             return None
         self.newest = carries
-        now = _by_rank(carries)
-        was = {} if before is None else _by_rank(before)
-        moved = [rank for rank, process in was.items() if now.get(rank) != process]
-        return Moved(moved, carries.config << INCARNATION_BITS)
+        return {rank: came << INCARNATION_BITS for rank, came in carries.came.items() if came > before}
 
     @property
     def others_now(self) -> bool:
@@ -130,8 +119,3 @@ def still_needed(waits: Sequence[WaitingRank], within_s: float = 0.0) -> bool:
         if each not in busy:
             each.waits()
     return bool(busy)
-
-
-def _by_rank(carries: Carries) -> dict[int, int]:
-    """The process that carries each rank."""
-    return {rank: process for process, ranks in carries.carried.items() for rank in ranks}

@@ -80,7 +80,7 @@ class CarriedStreams:
         moved = self._machine.told(carries)
         if moved is not None:
             for member in self.members.values():
-                member.healing.carried_elsewhere(moved.ranks, moved.incarnation)
+                member.healing.carried_elsewhere(moved)
             if self._joins:
                 self._join_newest()
             self._wake()

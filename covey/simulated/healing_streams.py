@@ -5,7 +5,7 @@ scripts, `HealingStreams.push` and `result` their `job.tensors`, for sums of flo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from covey.healing.likeness import Likeness
@@ -73,8 +73,8 @@ class HealingStreams:
     def is_free(self, within_s: float) -> bool:
         return self.machine.is_free()
 
-    def carried_elsewhere(self, ranks: Collection[int], incarnation: int) -> None:
-        self.machine.carried_elsewhere(ranks, incarnation)
+    def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
+        self.machine.carried_elsewhere(ranks)
         self._wake()
 
     def rows_came(self) -> bool:

@@ -252,6 +252,9 @@ class Carries(Frame, frozen=True):
 
     config: int
     carried: dict[int, tuple[int, ...]]
+    came: dict[int, int] = {}
+    """The configuration in which each rank came to the process that carries it, by rank; 0 for one that is not
+    named."""
 
 
 class TurnsHere(Frame, frozen=True):

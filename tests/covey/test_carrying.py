@@ -30,7 +30,7 @@ from covey.tensors.numbers.blocks import table_id
 from covey.wire.job import AggregatorAt, Carries
 from covey.wire.sums import DropJob, Serve
 from plugins.scheduler.messages import options
-from plugins.scheduler.policy.carrying import carried_after, first_carried
+from plugins.scheduler.policy.carrying import carried_after, carriers_of, first_carried
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
@@ -156,6 +156,7 @@ class ElasticGang:
         self.drawn: list[tuple[int, int]] = []
         self.failed: list[tuple[int, BaseException]] = []
         self.carried: Mapping[int, tuple[int, ...]] = first_carried(ranks, processes)
+        self.came: dict[int, int] = {}
         self.ended: list[Process] = []
         self.said: list[str] = []
         self.words = io.StringIO()
@@ -195,7 +196,7 @@ class ElasticGang:
                 client.moved(self.at[table])
 
     def carries(self) -> Carries:
-        return Carries(self.config, dict(self.carried))
+        return Carries(self.config, dict(self.carried), dict(self.came))
 
     def arrange(self, ends: list[int], begins: int, kill: bool = True) -> list[int]:
         """Another configuration: kill these processes, begin so many; returns the new ones."""
@@ -204,8 +205,10 @@ class ElasticGang:
                 self.now[first].kill()
             self.ended.append(self.now.pop(first))
         before = set(self.carried) - set(ends)
-        self.carried = carried_after(self.carried, ends, begins)
+        old, self.carried = self.carried, carried_after(self.carried, ends, begins)
         self.config += 1
+        moved = carriers_of(self.carried).items() - carriers_of(old).items()
+        self.came |= {rank: self.config for rank, _ in moved}
         new = [first for first in self.carried if first not in before]
         self.said.append(f"after step {self.drawn[-1:]} {ends} end, {new} begin: {self.carried}")
         for first in new:
@@ -442,7 +445,7 @@ class Waiting:
             return True
         return False
 
-    def carried_elsewhere(self, ranks: list[int], incarnation: int) -> None:
+    def carried_elsewhere(self, ranks: dict[int, int]) -> None:
         pass
 
 

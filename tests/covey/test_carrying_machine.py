@@ -24,11 +24,17 @@ def test_an_older_configuration_changes_nothing() -> None:
 
 def test_a_newer_configuration_says_which_ranks_have_moved() -> None:
     process = machine(2)
-    moved = process.told(Carries(4, {0: (0, 1), 2: (2,)}))
-    assert moved is not None and sorted(moved.ranks) == [1, 2] and moved.incarnation == 4 << 16
+    assert process.told(Carries(4, {0: (0, 1), 2: (2,)}, {1: 4, 2: 4})) == {1: 4 << 16, 2: 4 << 16}
     assert process.others_now
     assert process.to_adopt([0, 2]) == [1] and not process.others_now
     assert process.to_adopt([0, 2]) == [], "a configuration is put in force once"
+
+
+def test_ranks_that_moved_in_configurations_that_were_not_heard_have_moved() -> None:
+    """Their processes ask in the incarnation of the configuration in which they came, not in that of the newest."""
+    process = machine(2)
+    assert process.told(Carries(9, {0: (0, 2), 1: (1,), 3: (3,)}, {1: 3, 2: 8, 3: 6})) == {2: 8 << 16, 3: 6 << 16}
+    assert CarryingMachine(1, 0, None).told(Carries(1, {0: (0,), 1: (1,)}, {1: 1})) == {1: 1 << 16}
 
 
 def test_a_rank_comes_in_the_incarnation_of_its_configuration() -> None:

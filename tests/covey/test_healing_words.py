@@ -189,7 +189,7 @@ def test_news_of_who_carries_a_rank_that_come_after_its_question_change_nothing(
     healing.begin({"w": np.ones(3, np.float32)})
     thread = waits(healing, result)
     healing.told(ToldByRank(1, About.NEED, asked, b""))
-    healing.carried_elsewhere([1], 3 << 16)
+    healing.carried_elsewhere({1: 3 << 16})
     result.set()
     if is_needed:
         until_blocked(thread, Healing._run)

@@ -279,7 +279,7 @@ def test_a_rank_that_was_carried_elsewhere_gives_no_state_from_where_it_was(late
     given._have = answers  # type: ignore[method-assign]
     thread = given.recover()
     until_blocked(thread, Healing.recover)
-    given.healing.carried_elsewhere([1], 2 << 16)
+    given.healing.carried_elsewhere({1: 2 << 16})
     given.moved = True
     assert given.recovered(thread).step == 5
 

@@ -182,7 +182,7 @@ class JobSocket:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
         if spec is None or peer.rank not in (rank.rank for rank in spec.ranks) or not spec.carried:
             return None
-        return Carries(spec.config, spec.carried)
+        return Carries(spec.config, spec.carried, spec.came)
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         counted = {JOB_FRAMES.of(kind): float(count) for kind, count in self.counters.items()}

@@ -22,6 +22,11 @@ Carried = Mapping[int, tuple[int, ...]]
 """Process -> the ranks that it carries, its own first."""
 
 
+def carriers_of(carried: Carried) -> dict[int, int]:
+    """The process that carries each rank, by rank."""
+    return {rank: process for process, ranks in carried.items() for rank in ranks}
+
+
 def first_carried(ranks: int, processes: int) -> dict[int, tuple[int, ...]]:
     """What each of the processes that start the job carries. `ranks`, `processes`: how many there are."""
     return {process: tuple(range(process, ranks, processes)) for process in range(processes)}

@@ -38,6 +38,7 @@ from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.carrying import (
     Carried,
     carried_by_shares,
+    carriers_of,
     ending,
     is_equal,
     shares_of,
@@ -356,6 +357,8 @@ def _changed(
     was, is_now = _where(job, before), _where(job, places)
     ends = was.keys() - is_now.keys()
     job.start.carried = _carried(job, places, shares)
+    moved = carriers_of(job.start.carried).items() - carriers_of(carried).items()
+    job.start.came = job.start.came | {rank: job.healing.healed + 1 for rank, _ in moved}
     have = {process for processes in job.healing.have.values() for process in processes}
     awaited = (is_now.keys() - have if ends else set()) | set(job.healing.awaited)
     job.healing.awaited = tuple(sorted(awaited & is_now.keys()))

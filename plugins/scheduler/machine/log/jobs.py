@@ -158,6 +158,9 @@ class JobStart(msgspec.Struct):
     """In an elastic job: the host that is to own each table; empty: nobody said, as is an empty name for one table."""
     owners_since: int = 0
     """The number of the configuration that said so (`JobHealing.healed`)."""
+    came: dict[int, int] = {}
+    """In an elastic job: the configuration in which each rank came to the process that carries it, by rank; 0 for a
+    rank that is not named: it is where it started."""
 
 
 class JobEnding(msgspec.Struct):

@@ -229,6 +229,8 @@ def replace(job: Job, command: Replaced) -> str:
         host: timing for host, timing in job.start.timings.items() if host not in (*command.places, *grown)
     }
     job.healing.healed += 1
+    new = [process for place in command.places.values() for process in place.ranks]
+    job.start.came |= dict.fromkeys(job.carried_by(new), job.healing.healed)
     return "; ".join(said)
 
 

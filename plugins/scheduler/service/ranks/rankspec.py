@@ -42,6 +42,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         since=place.since,
         config=job.healing.healed if job.spec.elastic else 0,
         carried=dict(job.start.carried),
+        came=dict(job.start.came),
         awaited=not set(place.ranks).isdisjoint(job.healing.awaited),
         spares=job.spec.spares if job.spec.on_lost == "heal" else 0,
         may_heal=job.spec.on_lost == "heal",
