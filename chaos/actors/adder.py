@@ -13,13 +13,14 @@ threads and sockets (`covey.simulated.carried_streams`).
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from chaos.actors.learner import LIKE, PART_BYTES, SIZES, Own
 from chaos.actors.workload import LINGER_S, AgentLink, Say
-from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
+from covey.core.errors import EXIT_STATE_LOST, OthersDone, RankLeft, StateLost
 from covey.core.ids import JobId
 from covey.healing.neighbours import HealedRank
 from covey.job.carrying import CarriedScript
@@ -32,7 +33,7 @@ from covey.simulated.carried_streams import CarriedStreams, Runs
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.owner.leaving import who
-from covey.wire.job import AggregatorAt, Heals, Stepped
+from covey.wire.job import AggregatorAt, GoneRank, Heals, Stepped
 
 DELTA = 3.0
 COMPUTE_S = (0.1, 0.5)
@@ -50,6 +51,8 @@ class Adders:
         """Job -> the newest step that some process began."""
         self.ended: dict[tuple[JobId, int], Array] = {}
         """Job and first rank -> the vector at the end."""
+        self.too_late: set[tuple[JobId, int]] = set()
+        """Job and first rank of processes that began when the others were done."""
         self.adopted = self.taken_over = 0
         """Number of ranks that processes adopted while they ran, and of processes that took the state over."""
         self._drawn: dict[int, list[list[Any]]] = {}
@@ -83,7 +86,7 @@ class Adder:
         healed = HealedRank(me.rank, me.world_size, me.incarnation, me.here, me.host)
         runs = Runs(env.spawn, asyncio.get_running_loop().time, self._people, self._streams, LIKE)
         self.carried = CarriedStreams(healed, CarriedScript(lambda: self._own.told(), self._enter), runs)
-        self._agent.moved, self._agent.carries = self._moved, self.carried.told
+        self._agent.moved, self._agent.carries, self._agent.gone = self._moved, self.carried.told, self._gone
         self._step, self._took_s = 0, 0.0
 
     async def run(self) -> int:
@@ -102,6 +105,11 @@ class Adder:
             await self._leave(state.step)
         except Superseded:
             return 3
+        except OthersDone as done:
+            if not me.rank:
+                return EXIT_STATE_LOST
+            env.log.info("others are done", why=str(done))
+            seen.too_late.add((me.job, me.rank))
         except StateLost as lost:
             env.log.info("state lost", why=str(lost))
             return EXIT_STATE_LOST
@@ -171,6 +179,9 @@ class Adder:
     def _moved(self, at: AggregatorAt) -> None:
         for streams in self._all:
             streams.moved(at)
+
+    def _gone(self, ranks: Mapping[int, GoneRank]) -> None:
+        self.carried.gone({rank: who(rank, gone.host, gone.step, True) for rank, gone in ranks.items()})
 
     def _people(self, text: str) -> None:
         self._env.log.info("people read", text=text)

@@ -38,9 +38,11 @@ from covey.wire.job import (
     AggregatorAt,
     AggregatorLost,
     Carries,
+    GoneRank,
     Heals,
     Join,
     Joined,
+    RanksHaveLeft,
     Refusal,
     Stepped,
     SumsNow,
@@ -154,6 +156,8 @@ class AgentLink:
         """Function that is told of every aggregator."""
         self.carries: Callable[[Carries], None] = lambda said: None
         """Function that is told which ranks the processes of an elastic job carry."""
+        self.gone: Callable[[Mapping[int, GoneRank]], None] = lambda ranks: None
+        """Function that is told which ranks have ended."""
 
     async def run(self) -> None:
         pause_s = BACKOFF_S[0]
@@ -189,6 +193,8 @@ class AgentLink:
                 self.moved(frame)
             if isinstance(frame, Carries):
                 self.carries(frame)
+            if isinstance(frame, RanksHaveLeft):
+                self.gone(frame.ranks)
 
     def lost(self, epoch: int, why: str, table: int = 0) -> None:
         """Tell the agent that the owner of that table and epoch cannot be used."""

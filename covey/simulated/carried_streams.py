@@ -67,6 +67,8 @@ class CarriedStreams:
         self._me, self._script, self._runs = me, script, runs
         self._machine = CarryingMachine(me.rank, me.incarnation, script.own)
         self._changed = asyncio.Event()
+        self._gone: Mapping[int, str] = {}
+        """Ranks that have ended, and a sentence for people on each."""
         self.members = {me.rank: self._joined(me, 0)}
         self._new: dict[int, CarriedStream] = {}
         """Ranks as which this process has joined, and which have nothing yet."""
@@ -84,6 +86,13 @@ class CarriedStreams:
             if self._joins:
                 self._join_newest()
             self._wake()
+
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """The agent says that these ranks have ended; the values say so in words."""
+        self._gone = ranks
+        for member in [*self.members.values(), *self._new.values()]:
+            member.healing.gone(ranks)
+        self._wake()
 
     # ---- the job's state ----
 
@@ -197,6 +206,7 @@ class CarriedStreams:
 
         healing = HealingStreams(far, runs.spawn, runs.now_s, me, runs.people, own, runs.like, gather)
         far.changed = healing.changed = self._wake
+        healing.gone(self._gone)
         return CarriedStream(rank, far, healing, {}, config)
 
     def _begin_with(self, member: CarriedStream) -> None:

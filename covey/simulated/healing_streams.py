@@ -77,6 +77,10 @@ class HealingStreams:
         self.machine.carried_elsewhere(ranks)
         self._wake()
 
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        self.machine.gone(ranks)
+        self._wake()
+
     def rows_came(self) -> bool:
         """Take rows with each rank's own state that are here, and push longer ones where they are too short. Whether
         none is waited for any more."""
