@@ -214,7 +214,7 @@ class JobCoordinator:
             return self._look(job, search.asks_aggregators(), f"no rank owns it ({job.not_direct})")
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
-        era = policy.era_of(job.placed.places)
+        era = policy.era_of(job.placed.config)
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch, era)
         known, secret = None if search.direct else job.gauge.demand, self._entropy(SECRET_BYTES)
         demand = known if search.promised else None
@@ -229,7 +229,7 @@ class JobCoordinator:
         )
 
     def _hosts_to_ask(self, job: TrackedJob, search: OwnerSearch | MoveSearch) -> Sequence[HostId]:
-        if policy.is_old(job.placed.places, job.epoch):
+        if policy.is_old(job.placed.config, job.epoch):
             return ()
         if search.direct:
             return search.rank_hosts(job.placed, self._gone)

@@ -25,6 +25,9 @@ class GangPlaced(msgspec.Struct, frozen=True):
     said_since: int = 0
     """The configuration of the job that said the preferred host, for which people's earlier wishes are over; 0: nobody
     said one."""
+    config: int = 0
+    """The job's configuration in the log (`JobPlaced.config`): it grows with each change of its places, whatever
+    becomes of them."""
 
 
 class Unplaced(msgspec.Struct, frozen=True):

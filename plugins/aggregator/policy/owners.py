@@ -149,15 +149,15 @@ def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Plac
     return min(alive, key=lambda place: min(place.ranks), default=None)
 
 
-ERA_BITS = 24
+ERA_BITS = 20
 """Low bits of an epoch, which count within an era."""
 ERA_MAX = (1 << 32 - ERA_BITS) - 1
 
 
-def era_of(places: Sequence[Place]) -> int:
-    """How often places of this gang were exchanged. A host that knows of fewer exchanges may take a rank to be on a
-    host that it has left, and is no coordinator to those that know of more."""
-    return min(ERA_MAX, max((place.since for place in places), default=0))
+def era_of(config: int) -> int:
+    """The era of a gang's configuration (`JobPlaced.config`). A host that knows of an earlier one may take a rank to be
+    on a host that it has left, and is no coordinator to those that know of later ones."""
+    return min(ERA_MAX, config)
 
 
 def era_in(epoch: int) -> int:
@@ -165,10 +165,10 @@ def era_in(epoch: int) -> int:
     return epoch >> ERA_BITS & ERA_MAX
 
 
-def is_old(places: Sequence[Place], epoch: int) -> bool:
-    """Does another coordinator know of later places than these, by the epoch that it chose? Then the log is behind
-    here."""
-    return era_in(epoch) > era_of(places)
+def is_old(config: int, epoch: int) -> bool:
+    """Does another coordinator know of a later configuration than this, by the epoch that it chose? Then the log is
+    behind here."""
+    return era_in(epoch) > era_of(config)
 
 
 def next_epoch(grant: int, world_size: int, rank: int, above: int, era: int = 0) -> int:

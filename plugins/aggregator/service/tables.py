@@ -121,4 +121,4 @@ class JobTables:
         direct = self._is_direct(fact)
         stays = bool(said) or direct or table > 0 or bool(self._open[fact.job] - {0})
         what = table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, stays
-        return GangPlaced(*what, direct, fact.owners_since if said else 0)
+        return GangPlaced(*what, direct, fact.owners_since if said else 0, fact.config)

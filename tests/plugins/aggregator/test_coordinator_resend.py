@@ -63,6 +63,19 @@ def test_an_assignment_that_is_old_by_now_is_not_sent_again() -> None:
     assert told(Undelivered(B, second)) == [], "the job is over"
 
 
+def test_a_job_that_is_left_on_its_first_hosts_alone_is_offered_on() -> None:
+    """An elastic job grew to b and shrank to a again: no place of it tells of the changes, its configuration does."""
+    told = Told()
+    told(GangPlaced(JOB, 1, 2, (Place(A, (0,), ()), Place(B, (1,), (), since=4)), config=4))
+    grown = told.accept(told(Heard(C, AssignmentDropped(JOB, told.first.epoch, "its process died"))))
+    told(GangPlaced(JOB, 1, 2, PLACES[:1], config=5))
+    shrunk = told.accept(told(Heard(grown.owner, AssignmentDropped(JOB, grown.epoch, "its process died"))))
+    assert shrunk.epoch > grown.epoch > told.first.epoch
+    told(GangPlaced(JOB, 1, 2, PLACES[:1], config=3))
+    dropped = AssignmentDropped(JOB, shrunk.epoch, "its process died")
+    assert told(Heard(shrunk.owner, dropped)) == [], "the log is behind here"
+
+
 def test_a_host_of_its_ranks_that_missed_the_assignment_is_told_when_it_is_back() -> None:
     told = Told(B)
     assert told(rack()) == [(B, told.first)]

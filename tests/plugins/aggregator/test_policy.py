@@ -68,16 +68,16 @@ def test_no_two_coordinators_ever_use_the_same_epoch(grant: int, world: int, abo
 def test_a_rank_on_two_hosts_one_after_the_other_never_uses_one_epoch_twice(
     grant: int, world: int, turns: list[bool], data: st.DataObject
 ) -> None:
-    """The host on which the rank was first knows of no later places, and hears only now and then which epoch the other
-    one chose."""
+    """The host on which the rank was first knows of no later configuration, and hears only now and then which epoch
+    the other one chose."""
     rank, used = data.draw(st.integers(0, world - 1)), (set[int](), set[int]())
     known = [grant << 32, grant << 32]
-    places = [(Place(A, (rank,), ()),), (Place(B, (rank,), (), since=3),)]
+    config = (0, 3)
     for new in turns:
-        if policy.is_old(places[new], known[new]):
+        if policy.is_old(config[new], known[new]):
             known[new] = grant << 32  # it offers nothing, and may have forgotten why after a restart
             continue
-        epoch = policy.next_epoch(grant, world, rank, known[new], policy.era_of(places[new]))
+        epoch = policy.next_epoch(grant, world, rank, known[new], policy.era_of(config[new]))
         assert grant_of(epoch) == grant
         used[new].add(epoch)
         known[new] = epoch
@@ -86,11 +86,11 @@ def test_a_rank_on_two_hosts_one_after_the_other_never_uses_one_epoch_twice(
     assert used[0].isdisjoint(used[1])
 
 
-def test_the_latest_exchange_of_places_tells_the_era() -> None:
-    places = [Place(A, (0,), ()), Place(B, (1,), (), since=3)]
-    assert policy.era_of(places) == policy.era_of(places[::-1]) == 3
-    epoch = policy.next_epoch(1, 2, 0, 0, policy.era_of(places))
-    assert policy.is_old(places[:1], epoch) and not policy.is_old(places, epoch)
+def test_whoever_knows_of_an_earlier_configuration_is_old() -> None:
+    epoch = policy.next_epoch(1, 2, 0, 0, policy.era_of(3))
+    assert policy.is_old(2, epoch) and not policy.is_old(3, epoch) and not policy.is_old(4, epoch)
+    last = policy.next_epoch(1, 2, 0, 0, policy.era_of(1 << 40))
+    assert grant_of(last) == 1 and policy.is_old(3, last) and not policy.is_old(1 << 40, last)
 
 
 def test_an_epoch_of_a_later_run_is_above_all_of_earlier_ones() -> None:

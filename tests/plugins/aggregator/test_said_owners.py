@@ -51,7 +51,7 @@ def test_each_table_prefers_the_host_that_somebody_said_else_that_of_its_number(
     fact = JobPlaced(JobId("j1"), 1, "t", 3, PLACES, 4, 0, 5, {}, (H2, H9, HostId(""), H0), 4)
     _, others = JobTables(direct=True).place(fact)
     assert [(gang.prefers, gang.said_since) for gang in others] == [(H2, 4), (H9, 4), (H2, 0), (H0, 4)]
-    assert all(gang.stays and gang.direct for gang in others)
+    assert all(gang.stays and gang.direct and gang.config == 5 for gang in others)
     opened, _ = JobTables().place(fact)
     assert [(gang.prefers, gang.stays) for gang in opened] == [(H2, True)], "one table alone stays where somebody said"
     opened, _ = JobTables().place(msgspec.structs.replace(fact, owners=(), owners_since=0))
