@@ -353,9 +353,10 @@ class HealingMachine:
                 self._liked.add(told.rank)
             case About.PAST:
                 if not self._is_new and self.step > told.step:
-                    says = (Tell(told.rank, About.IS_PAST, told.step),)
+                    says = (Tell(told.rank, About.IS_PAST, told.step, self._incarnation.to_bytes(8, "little")),)
             case About.IS_PAST:
-                if self._behind.get(told.rank) == told.step:
+                by = int.from_bytes(told.data, "little")  # a process before it may be connected yet, and be further
+                if self._behind.get(told.rank) == told.step and by >= self._newest.get(told.rank, 0):
                     del self._behind[told.rank]
         return says, words, True
 

@@ -154,7 +154,7 @@ def test_a_successor_says_when_it_is_past_the_step_that_it_began_in() -> None:
     assert not words.of(About.IS_PAST), "this rank is in it yet"
     healing.end({"w": np.ones(3, np.float32)})
     healing.told(ToldByRank(1, About.PAST, 0, b""))
-    assert words.of(About.IS_PAST) == [Tell(1, About.IS_PAST, 0)]
+    assert words.of(About.IS_PAST) == [Tell(1, About.IS_PAST, 0, bytes(8))], "and its incarnation"
 
     def push() -> None:
         healing.before_push(None)
@@ -162,7 +162,11 @@ def test_a_successor_says_when_it_is_past_the_step_that_it_began_in() -> None:
 
     threading.Thread(target=push, daemon=True).start()
     until(lambda: words.of(About.PAST))
-    healing.told(ToldByRank(1, About.IS_PAST, 0, b""))
+    asked = len(words.of(About.PAST))
+    healing.told(ToldByRank(1, About.IS_PAST, 0, bytes(8)))  # by the process before it, which is connected yet
+    until(lambda: len(words.of(About.PAST)) > asked)
+    assert not done.is_set()
+    healing.told(ToldByRank(1, About.IS_PAST, 0, (1).to_bytes(8, "little")))
     assert done.wait(10.0)
 
 
