@@ -391,11 +391,19 @@ class SimRack:
         self.world.run(self.world.now + 2 * within_s, stop=lambda: bool(answered) or not process.alive)
         return answered[0] if answered else None
 
-    def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
-        """Submit a job until an agent accepts it, with the same key, as a person at a keyboard would."""
+    def submit(
+        self,
+        spec: Mapping[str, Any],
+        key: str,
+        on: Callable[[], str | None] | str | None = None,
+        within_s: float = 60.0,
+    ) -> JobId:
+        """Submit a job until an agent accepts it, with the same key, as a person at a keyboard would. `on`: at this
+        host, or at the one that this returns at each try, if it is alive."""
         start = self.world.now
         while self.world.now - start < within_s + self.patience_s:
-            name = on if on in self.alive() else (self.alive() or [""])[0]
+            wanted = on() if callable(on) else on
+            name = wanted if wanted in self.alive() else (self.alive() or [""])[0]
             if name and self.began(name):
                 try:
                     answer = self.ask(name, "scheduler.submit", {"spec": dict(spec), "key": key}, 15.0)

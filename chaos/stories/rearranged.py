@@ -241,7 +241,7 @@ class Storm:
         }
         with contextlib.suppress(Refused):
             key = f"other-{self.rack.world.seed}-{len(self.others)}"
-            self.others.append(self.rack.submit(spec, key, self.rack.leader()))  # others may be cut off for long
+            self.others.append(self.rack.submit(spec, key, self.rack.leader))  # others may be cut off for long
 
     def _ask(self, command: str, given: dict[str, object], tries: int = 1) -> None:
         """Do what `agentctl` does, at any agent; nothing where it is refused."""
