@@ -155,7 +155,7 @@ class TensorSum:
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
         self._hollow: set[int] = set()
-        """Ranks that have no copy of the version that they, or a process before theirs, said to hold."""
+        """Ranks that have no copy of the newest result, though they, or a process before theirs, said to hold it."""
         self._late: set[int] = set()
         """Hollow ranks that wait for the result of `version`, which is fetched for them."""
         self._here: set[int] = set()
@@ -586,9 +586,8 @@ class TensorSum:
 
     def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:
         if ranks and not self.has_state:
-            self._hollow.update(ranks)  # a process before theirs said to hold it
-            if self._hollow.issuperset(self._spoken):
-                raise Violation("no rank holds the sum any more that every rank said to hold")
+            if not self._hollow.issuperset(ranks):
+                raise Violation("a rank asks again for a sum that every rank said to hold")
             self._late.update(ranks)
             return self._fetch()
         return [StateTransfer("give", rank) for rank in ranks if rank in self._here]  # others open it, and push again

@@ -55,6 +55,20 @@ def test_whoever_is_asked_for_it_may_be_lost_too() -> None:
     assert list(made.state_part(2, 4, 0, ONES)) == [StateTransfer("give", 1)]
 
 
+def test_a_successor_in_the_first_step_has_no_copy_either() -> None:
+    """It holds version 0, which is no result."""
+    made = tensor()
+    for rank in range(3):
+        made.open(rank, 1, False)
+    made.gone(0)
+    made.open(0, 0, False)
+    assert list(made.push(0, 1, 0, ONES)) == [StateTransfer("ask", 1)], "and not the rank that asks"
+    assert list(made.gone(1)) == [StateTransfer("ask", 2)]
+    made.open(1, 0, False)
+    made.push(1, 1, 0, ONES)
+    assert list(made.state_part(2, 1, 0, ONES)) == [StateTransfer("give", 0), StateTransfer("give", 1)]
+
+
 def test_once_it_has_a_result_of_its_own_it_is_asked_like_others() -> None:
     made = tensor(2)
     made.open(0, 4, False, hollow=True)

@@ -242,31 +242,6 @@ def test_a_sum_that_one_rank_still_waits_for_is_fetched_from_one_that_has_it() -
     assert tensor.lend()[1].tolist() == [1.0]
 
 
-def test_a_sum_that_a_lost_process_said_to_hold_is_fetched_for_its_successor() -> None:
-    tensor = TensorSum(Declared("g", "grad", (1,)), 3)
-    for rank in range(3):
-        tensor.open(rank, 7, False)
-    assert tensor.version == 7 and not tensor.has_state
-    tensor.gone(0)
-    tensor.open(0, 6, False)
-    assert tensor.push(0, 7, 0, b"\0\0\0\0") == (StateTransfer("ask", 1),), "not the rank that asks"
-    assert tensor.gone(1) == (StateTransfer("ask", 2),)
-    tensor.open(1, 6, False)
-    tensor.push(1, 7, 0, b"\0\0\0\0")
-    assert tensor.state_part(2, 7, 0, b"\0\0\x80?") == [StateTransfer("give", 0), StateTransfer("give", 1)]
-    assert tensor.lend()[1].tolist() == [1.0]
-
-
-def test_a_sum_that_no_rank_holds_any_more_is_not_waited_for() -> None:
-    tensor = TensorSum(Declared("g", "grad", (1,)), 2)
-    for rank in range(2):
-        tensor.open(rank, 7, False)
-    for rank in range(2):
-        tensor.open(rank, 6, False)
-    with pytest.raises(Violation, match="no rank holds the sum"):
-        tensor.push(0, 7, 0, b"\0\0\0\0")
-
-
 def test_a_rank_whose_word_is_two_rounds_old_is_awaited_as_its_next_process_is() -> None:
     """It pushed the round between to an earlier owner, by a process that comes here later."""
     tensor = TensorSum(Declared("w", "model", (1,), update=SGD(rate=0.5)), 2)
