@@ -43,7 +43,7 @@ class Process:
         if not self.taker.alive():
             self.has.clear()
         if "comm" in self.has:
-            self.host.page.put(self.taker.slot, PROGRESS, self.host.now())
+            self.taker.progress()
         self.beat_ns = self.host.now()
 
     def step(self, need: Need) -> int:
@@ -312,6 +312,39 @@ def test_who_gives_rings_for_the_next_one_and_for_nobody_else() -> None:
     first.has.clear()
     assert first.taker.give("comp") == [1, 3], "both processes of the job whose turn is next"
     assert second.take("comp") and fourth.take("comp") and not third.take("comp")
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_process_whose_slot_is_anothers_goes_on_without_turns_and_writes_nothing(need: Need) -> None:
+    """Its connection to the agent broke, and it lives."""
+    host = SharedHost([0, 1, 2, 3])
+    lost, *others = host.processes
+    for process in others:
+        process.take(need)
+    assert not lost.take(need) and others[0].taker.holds(need)
+    host.page.free(0)
+    host.page.assign(0, 9, 0)
+    successor = Process(host, 0)
+    assert not successor.take(need)
+    before = host.page.page[:]
+    for _ in range(20):
+        lost.beat()
+        lost.step(need)  # it ends its wait, gives, and asks again
+        lost.taker.progress()
+        lost.taker.waited(1)
+    assert not lost.taker.holds(need) and host.page.page == before
+    assert need not in lost.taking, "it waits for a turn that nobody can give it"
+    host.page.free(0)
+    assert not lost.taker.owns and not successor.taker.owns
+
+
+def test_a_process_whose_wish_vanished_from_the_page_writes_it_again() -> None:
+    host = SharedHost([0, 1])
+    first, second = host.processes
+    assert first.take("comp") and not second.take("comp")
+    host.page.put(1, AT["comp"] + STATE, 0)
+    first.step("comp")
+    assert second.take("comp"), "it waits for ever"
 
 
 def test_a_slot_that_another_process_had_counts_on() -> None:

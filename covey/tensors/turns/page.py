@@ -34,9 +34,9 @@ NAP_NS = 100_000_000
 """Most nanoseconds between two looks of a process that waits: so long a turn stays free that nobody rang for."""
 SPIN_NS = 50_000
 """Nanoseconds between two looks while another process steps back."""
-KEY, ALIVE, PLACE, PID = range(4)
+KEY, ALIVE, PLACE, USE = range(4)
 """Words of a slot: key of the job, 0 when the slot is free; CLOCK_MONOTONIC of the last sign of life; place in the
-order; pid."""
+order; how many processes have had the slot, by which a process knows that it is still its own."""
 PROGRESS, BELL, LOST, WAITED = range(12, 16)
 """Words of a slot: when a frame was last sent under a turn; what others write to wake it; turns lost to the lease;
 nanoseconds waited for turns."""
@@ -103,6 +103,10 @@ class TurnsPage:
             found.append(Claim(words[first + KEY], words[first + PLACE], base, doing, lane, slot, since))
         return [claim._replace(passed=_passed(total, claim.passed)) for claim in found]
 
+    def owns(self, slot: int, key: int, use: int) -> bool:
+        """Whether this use of the slot, by a process of the job with this key, lasts."""
+        return self.get(slot, KEY) == key != 0 and self.get(slot, USE) == use
+
     def alone(self, need: Need, slot: int) -> bool:
         """Whether no process but that of this slot wants or has any of it."""
         states = self._states[need][: self._words[_HEAD_SLOTS]].tolist()
@@ -119,7 +123,8 @@ class TurnsPage:
     def assign(self, slot: int, key: int, place: int) -> None:
         """Give a slot to a process of the job with this key. Counts of turns go on from those of whoever had it: the
         turns that others were passed over by are their sum."""
-        for word in (ALIVE, PID, PROGRESS, LOST, WAITED, AT["comp"] + STATE, AT["comm"] + STATE):
+        self.put(slot, USE, self.get(slot, USE) + 1)
+        for word in (ALIVE, PROGRESS, LOST, WAITED, AT["comp"] + STATE, AT["comm"] + STATE):
             self.put(slot, word, 0)
         self.put(slot, PLACE, place)
         self.put(slot, KEY, key)
@@ -138,19 +143,33 @@ def _passed(total: int, base: int) -> int:
 
 
 class Taker:
-    """The turns of the process that has this slot. Each method is called by one thread at a time for a need."""
+    """The turns of the process that has this slot. Methods and the steps of `take` are called by one thread at a time.
+
+    The agent frees the slot of a process that it has lost touch with, and the process may live: it writes nothing on
+    the page from then on, and runs without turns until it joins again."""
 
     def __init__(
-        self, page: TurnsPage, slot: int, now_ns: Callable[[], int], fence: Callable[[], None] = lambda: None
+        self,
+        page: TurnsPage,
+        slot: int,
+        now_ns: Callable[[], int],
+        fence: Callable[[], None] = lambda: None,
+        use: int | None = None,
     ) -> None:
-        """`fence`: what was written before it is seen by others before what is read after it is read here."""
+        """`fence`: makes this process's writes visible to others before its next reads. `use`: which use of the slot is
+        this process's (USE); None: the present one."""
         self.page, self.slot = page, slot
-        self.job = page.get(slot, KEY)
+        self.job, self._use = page.get(slot, KEY), page.get(slot, USE) if use is None else use
         self._now_ns, self._fence = now_ns, fence
+
+    @property
+    def owns(self) -> bool:
+        """Whether the slot is still this process's."""
+        return self.page.owns(self.slot, self.job, self._use)
 
     def take(self, need: Need) -> Iterator[int]:
         """Take a turn. Between the steps other processes may do anything; each yields for how many nanoseconds to
-        sleep, unless the bell rings, and 0 to go on at once."""
+        sleep, unless the bell rings, and 0 to go on at once. Ends without a turn once the slot is another process's."""
         if self.page.alone(need, self.slot):
             lane = rules.LANES[need][0]
             self._put(need, STATE, CLAIMS | lane << 2)
@@ -163,9 +182,10 @@ class Taker:
         total = sum(self.page.get(slot, AT[need] + TURNS) for slot in range(self.page.slots))
         self._put(need, BASE, total)
         self._put(need, SINCE, self._now_ns())
-        self._put(need, STATE, WAITS)
-        self._fence()
-        while True:
+        while self.owns:
+            if self._get(need, STATE) & 3 != WAITS:  # nobody would let one go on that does not seem to wait
+                self._put(need, STATE, WAITS)
+                self._fence()
             yield 0
             claims = self.page.claims(need, self._now_ns())
             lane_now = rules.may_enter(need, claims, self.job)
@@ -193,7 +213,7 @@ class Taker:
         if now_ns - looked_ns > LEASE_NS // 2:
             return False
         if need == "comm":
-            self.page.put(self.slot, PROGRESS, now_ns)
+            self._write(PROGRESS, now_ns)
         self._put(need, SINCE, now_ns)
         self._put(need, STATE, HOLDS | lane << 2)
         self._put(need, TURNS, self._get(need, TURNS) + 1)
@@ -201,7 +221,7 @@ class Taker:
 
     def give(self, need: Need) -> list[int]:
         """Give the turn, or the wish for one; returns the slots whose bell to ring."""
-        if self._get(need, STATE) == FREE:
+        if not self.owns or self._get(need, STATE) == FREE:
             return []
         self._put(need, STATE, FREE)
         self._fence()
@@ -219,22 +239,31 @@ class Taker:
     def alive(self) -> bool:
         """Give a sign of life. False when the last one was too long ago, so that the turns it had are lost."""
         now_ns, last_ns = self._now_ns(), self.page.get(self.slot, ALIVE)
-        kept = not last_ns or now_ns - last_ns < LEASE_NS
+        kept = not self.owns or not last_ns or now_ns - last_ns < LEASE_NS
         if not kept:
             for need in AT:
                 if self._get(need, STATE) & 3 == HOLDS:
                     self.lose(need)
-        self.page.put(self.slot, ALIVE, now_ns)
+        self._write(ALIVE, now_ns)
         return kept
+
+    def progress(self) -> None:
+        """Something was sent under the turn, which others take for given otherwise."""
+        if self.holds("comm"):
+            self._write(PROGRESS, self._now_ns())
+
+    def waited(self, length_ns: int) -> None:
+        """Count time that was waited for turns."""
+        self._write(WAITED, self.page.get(self.slot, WAITED) + length_ns)
 
     def lose(self, need: Need) -> list[int]:
         """Give a turn up that was held too long; returns the slots whose bell to ring."""
-        self.page.put(self.slot, LOST, self.page.get(self.slot, LOST) + 1)
+        self._write(LOST, self.page.get(self.slot, LOST) + 1)
         return self.give(need)
 
     def holds(self, need: Need) -> bool:
-        """Whether it has a turn, as far as it knows."""
-        return self._get(need, STATE) & 3 == HOLDS
+        """Whether this process wrote that it holds a turn; others may count it as lost."""
+        return self.owns and self._get(need, STATE) & 3 == HOLDS
 
     def since_ns(self, need: Need) -> int:
         """When its turn began, or when it asked."""
@@ -254,4 +283,8 @@ class Taker:
         return self.page.get(self.slot, AT[need] + word)
 
     def _put(self, need: Need, word: int, value: int) -> None:
-        self.page.put(self.slot, AT[need] + word, value)
+        self._write(AT[need] + word, value)
+
+    def _write(self, word: int, value: int) -> None:
+        if self.owns:
+            self.page.put(self.slot, word, value)

@@ -13,7 +13,7 @@ from covey.core.ids import JobId
 from covey.core.units import format_seconds
 from covey.kernel.pages import PAGE_BYTES
 from covey.ports.pages import SharedPage
-from covey.tensors.turns.page import LOST, PLACE, SLOTS_MAX, WAITED, TurnsPage
+from covey.tensors.turns.page import LOST, PLACE, SLOTS_MAX, USE, WAITED, TurnsPage
 from covey.tensors.turns.rules import HOLDS, WAITS, Claim, Need
 from covey.wire.job import TurnsHere
 from plugins.base import Host, JobPeer, RanksSpec
@@ -131,7 +131,7 @@ class HostTurns:
                     why = f"{SLOTS_MAX} processes, the limit, take turns on {self._host.id} already"
                     self._say(job, "takes no turns", f"rank {peer.rank} runs beside them: {why}")
                     continue
-                peer.hand(TurnsHere(slot), group.page)
+                peer.hand(TurnsHere(slot, group.turns.get(slot, USE)), group.page)
 
     def _sweep(self) -> None:
         """Free the slots of processes that are gone."""
