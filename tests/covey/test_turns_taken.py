@@ -192,6 +192,24 @@ def test_one_that_waits_is_woken_and_does_not_look_again_and_again(page: Page) -
     second.close()
 
 
+def test_a_wait_that_is_interrupted_leaves_nothing_behind(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its job is next once four others went before, and nobody computes any more."""
+    first, second = page.process(0), page.process(1)
+    first.computes()
+
+    def interrupted(bell: SharedWord, value: int, length_ns: int) -> None:
+        assert second.waits
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SharedWord, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        second.computes()
+    assert not second.waits, "a rank that hangs would seem to wait for its turn"
+    assert [claim.slot for claim in page.turns.claims("comp", time.monotonic_ns())] == [0]
+    first.close()
+    second.close()
+
+
 def test_a_process_that_closes_gives_all_and_waits_for_nothing(page: Page) -> None:
     first, second = page.process(0), page.process(1)
     first.computes()

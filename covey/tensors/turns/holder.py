@@ -69,7 +69,9 @@ class ProcessTurns:
         and by the one that beats."""
         self._by_threads = False
         """Whether other threads than the script's wait for sums, so that nobody knows when the script computes."""
-        self._waits = 0
+        self._waiting = set[object]()
+        """A mark of each thread that waits for a turn: what is added or discarded twice, since an exception came in
+        between, counts once."""
         self._closed = threading.Event()
         self._beats: threading.Thread | None = None
 
@@ -121,7 +123,7 @@ class ProcessTurns:
     @property
     def waits(self) -> bool:
         """Whether a thread waits for a turn now."""
-        return self._waits > 0
+        return bool(self._waiting)
 
     # ---- COMM: from whoever sends ----
 
@@ -133,7 +135,8 @@ class ProcessTurns:
             yield
             return
         with self._comm:
-            self._coming = max(0, self._coming - coming)
+            with self._lock:
+                self._coming = max(0, self._coming - coming)
             if not self._sending and not taker.holds("comm"):
                 self._take(taker, "comm")
             self._sending += 1
@@ -145,7 +148,8 @@ class ProcessTurns:
                 self._sending -= 1
                 with self._lock:
                     self._sent_s += (self._now_ns() - began_ns) / 1e9
-                if not self._sending and not self._coming:
+                    done = not self._sending and not self._coming
+                if done:
                     self._give(taker, "comm")
 
     def announce(self) -> None:
@@ -176,7 +180,18 @@ class ProcessTurns:
         return found
 
     def _take(self, taker: Taker, need: Need) -> None:
-        """Take a turn; returns without it when this process is closed, or has another page by now."""
+        """Take a turn; returns without it when this process is closed, or has another page or no slot by now. A wait
+        that an exception ends, such as KeyboardInterrupt, leaves neither wish nor turn behind."""
+        mark = object()
+        try:
+            self._wait_for(taker, need, mark)
+        except BaseException:
+            self._give(taker, need)
+            raise
+        finally:
+            self._waiting.discard(mark)
+
+    def _wait_for(self, taker: Taker, need: Need, mark: object) -> None:
         began_ns, rung = self._now_ns(), None
         bell: SharedWord | None = None
         steps = taker.take(need)
@@ -188,12 +203,11 @@ class ProcessTurns:
                 self._give(taker, need)
                 return
             bell = self._bell(taker.page, taker.slot)
-            self._waits += 1
+            self._waiting.add(mark)
             if nap_ns <= SPIN_NS:
                 time.sleep(nap_ns / 1e9)
             elif rung is not None:
                 bell.sleep(rung, nap_ns)
-            self._waits -= 1
         if bell is None:
             return
         if need == "comm":
