@@ -15,6 +15,7 @@ from covey.tensors.turns.page import (
     LEASE_NS,
     LOST,
     NAP_NS,
+    PLACE,
     PROGRESS,
     SLOTS_MAX,
     SPIN_NS,
@@ -266,6 +267,33 @@ def test_a_process_that_was_stopped_while_it_took_a_turn_takes_it_from_nobody() 
     host.check()
     second.step("comp")
     assert first.take("comp")
+
+
+def test_what_a_process_saw_is_as_old_as_the_moment_before_its_look() -> None:
+    """It is stopped after its look, and before it reads the clock once more."""
+    host = SharedHost([1, 2])
+    first, second = host.processes
+    claims, looks = host.page.claims, 0
+
+    def stopped_after(need: Need, now_ns: int) -> list[Claim]:
+        nonlocal looks
+        found, looks = claims(need, now_ns), looks + (host.page.get(0, AT[need] + STATE) & 3 == CLAIMS)
+        if looks == 1:
+            looks += 1
+            host.page.claims = claims  # type: ignore[method-assign]
+            first.stopped = True
+            host.move(2 * LEASE_NS)
+            assert second.take("comp")
+            first.stopped = False
+            first.beat()
+        return found
+
+    host.page.put(1, AT["comp"] + STATE, WAITS)  # so that the first one is not alone
+    host.page.put(1, PLACE, 9)
+    assert not first.step("comp")
+    host.page.claims = stopped_after  # type: ignore[method-assign]
+    assert not first.take("comp") and looks == 2
+    host.check()
 
 
 def test_one_that_steps_back_lets_the_other_one_have_the_lane() -> None:

@@ -198,9 +198,10 @@ class Taker:
             self._put(need, STATE, CLAIMS | lane_now << 2)
             self._fence()
             yield 0
+            looked_ns = self._now_ns()
             while (kept := self._keeps(need, lane_now)) is None:
                 yield SPIN_NS
-            looked_ns = self._now_ns()
+                looked_ns = self._now_ns()
             yield 0
             if kept and self._begin(need, lane_now, looked_ns):
                 return
