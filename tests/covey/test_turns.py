@@ -136,9 +136,11 @@ def test_one_job_computes_and_two_send() -> None:
 
 
 def test_processes_of_one_job_have_their_turn_together() -> None:
-    claims = [Claim(1, 0, 0, HOLDS, COMP, 0), Claim(1, 0, 0, WAITS, -1, 1), Claim(2, 1, 9 * LAPS, WAITS, -1, 2)]
-    assert rules.may_enter("comp", claims, 1) == COMP
+    claims = [Claim(1, 0, 0, HOLDS, COMP, turn=5), Claim(1, 0, 0, WAITS, -1, 1), Claim(2, 1, LAPS, WAITS, -1, 2)]
+    assert rules.may_enter("comp", claims, 1, had=4) == COMP
     assert rules.may_enter("comp", claims, 2) is None
+    assert rules.may_enter("comp", claims, 1, had=5) is None, "each has a turn of its job once"
+    assert rules.may_enter("comp", claims[:2], 1, had=5) == COMP, "nobody else waits"
 
 
 def test_of_two_that_claim_at_once_the_lower_slot_keeps_the_lane() -> None:
@@ -194,6 +196,37 @@ def comes_to_all(host: SharedHost) -> None:
     assert not wait, "somebody waited for ever"
 
 
+@pytest.mark.parametrize("need", NEEDS)
+def test_processes_of_a_job_that_overlap_keep_no_other_job_out(need: Need) -> None:
+    """One of them always has the turn of their job."""
+    host = SharedHost([0, 0, 1] if need == "comp" else [0, 0, 1, 2])
+    first, second, third, *beside = host.processes
+    for process in (*beside, first):
+        assert process.take(need)
+    assert not third.take(need)
+    turns = 0
+    while need not in third.has:
+        for asks, gives in ((second, first), (first, second)):  # the one that has the turn gives it later
+            turns += need not in asks.has and asks.take(need)
+            if need in gives.has:
+                gives.step(need)
+            host.settle(need, [third])
+            host.check()
+            host.move(1000)
+        assert turns <= 2 * LAPS + 2, "it waits for ever"
+
+
+def test_a_turn_of_a_job_counts_once_however_many_processes_it_has() -> None:
+    host = SharedHost([0, 1, 1, 1, 1, 1, 2])
+    first, *crew, waits = host.processes
+    assert first.take("comp") and not any(process.take("comp") for process in crew) and not waits.take("comp")
+    host.move(1000)
+    first.step("comp")
+    assert all(process.take("comp") for process in crew)
+    (passed,) = [claim.passed for claim in host.page.claims("comp", host.at_ns) if claim.state == WAITS]
+    assert passed == 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_page_gives_turns_as_the_simulator_does(seed: int) -> None:
     """`covey-sim groups` drives `Turns`: the same jobs ask and give on a page, and the same ones have turns.
@@ -201,22 +234,30 @@ def test_the_page_gives_turns_as_the_simulator_does(seed: int) -> None:
     Reference: §4.3.1."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
-    host, names = SharedHost(list(range(count))), [JobId(f"j{n}") for n in range(count)]
+    jobs = [job for job in range(count) for _ in range(rng.randint(1, 3))]
+    host, names = SharedHost(jobs), [JobId(f"j{n}") for n in range(count)]
     machine = Turns(names)
     for _ in range(60):
         at = rng.randrange(count)
-        process, now_s = host.processes[at], host.at_ns / 1e9
-        busy: list[Need] = [need for need in NEEDS if need in process.has or need in process.taking]
+        crew = [process for process, job in zip(host.processes, jobs, strict=True) if job == at]
+        busy: list[Need] = [need for need in NEEDS if need in crew[0].has or need in crew[0].taking]
         if not busy:
             need = rng.choice(NEEDS)
-            machine.handle(TurnAsked(names[at], need), now_s)
-            process.take(need)
-        elif busy[0] in process.has:
-            process.step(busy[0])
-            machine.handle(Finished(names[at]), now_s)
+            machine.handle(TurnAsked(names[at], need), host.at_ns / 1e9)
+            for process in crew:
+                process.take(need)
+        elif busy[0] in crew[0].has:
+            for process in crew:
+                process.step(busy[0])
+            machine.handle(Finished(names[at]), host.at_ns / 1e9)
         for need in NEEDS:
             host.settle(need, host.processes)
         host.move(1000)
+        assert all(
+            len({need in process.has for process in host.processes if process.taker.job == job + 1}) < 2
+            for need in NEEDS
+            for job in range(count)
+        ), "a turn is of all processes of its job"
         assert held(host, names) == (machine.holds.get("comp"), machine.holds.get("primary"), comm_beside(machine))
 
 
@@ -230,7 +271,7 @@ def _named(host: SharedHost, names: list[JobId], need: Need) -> tuple[JobId | No
     found = [
         names[claim.job - 1] for claim in sorted(host.holders(need), key=lambda claim: (claim.since_ns, claim.place))
     ]
-    first, second, *_ = (*found, None, None)
+    first, second, *_ = (*dict.fromkeys(found), None, None)
     return first, second
 
 

@@ -41,8 +41,8 @@ PROGRESS, BELL, LOST, WAITED = range(12, 16)
 """Words of a slot: when a frame was last sent under a turn; what others write to wake it; turns lost to the lease;
 nanoseconds waited for turns."""
 STATE, SINCE, BASE, TURNS = range(4)
-"""Words of each need, from `AT` on: what the process does, and in which lane; since when; turns of all processes when
-it asked; its own turns."""
+"""Words of each need, from `AT` on: what the process does, in which lane, and in which turn of its job; since when;
+turns of all jobs when it asked; turns of its job that it began."""
 AT: dict[Need, int] = {"comp": 4, "comm": 8}
 _HEAD_MAGIC, _HEAD_SLOTS = 0, 1
 _MASK = (1 << 64) - 1
@@ -100,7 +100,7 @@ class TurnsPage:
             if doing == HOLDS and need == "comm" and now_ns - words[first + PROGRESS] >= LEASE_NS:
                 continue
             lane = (state >> 2) & 7 if doing != WAITS else -1
-            found.append(Claim(words[first + KEY], words[first + PLACE], base, doing, lane, slot, since))
+            found.append(Claim(words[first + KEY], words[first + PLACE], base, doing, lane, slot, since, state >> 5))
         return [claim._replace(passed=_passed(total, claim.passed)) for claim in found]
 
     def owns(self, slot: int, key: int, use: int) -> bool:
@@ -161,6 +161,8 @@ class Taker:
         self.page, self.slot = page, slot
         self.job, self._use = page.get(slot, KEY), page.get(slot, USE) if use is None else use
         self._now_ns, self._fence = now_ns, fence
+        self._had: dict[Need, int] = dict.fromkeys(AT, 0)
+        """The turn of its job that this process had last."""
 
     @property
     def owns(self) -> bool:
@@ -172,7 +174,7 @@ class Taker:
         sleep, unless the bell rings, and 0 to go on at once. Ends without a turn once the slot is another process's."""
         if self.page.alone(need, self.slot):
             lane = rules.LANES[need][0]
-            self._put(need, STATE, CLAIMS | lane << 2)
+            self._do(need, CLAIMS, lane)
             self._fence()
             yield 0
             looked_ns, alone = self._now_ns(), self.page.alone(need, self.slot)
@@ -184,18 +186,18 @@ class Taker:
         self._put(need, SINCE, self._now_ns())
         while self.owns:
             if self._get(need, STATE) & 3 != WAITS:  # nobody would let one go on that does not seem to wait
-                self._put(need, STATE, WAITS)
+                self._do(need, WAITS)
                 self._fence()
             yield 0
             claims = self.page.claims(need, self._now_ns())
-            lane_now = rules.may_enter(need, claims, self.job)
+            lane_now = rules.may_enter(need, claims, self.job, self._had[need])
             if lane_now is None:
                 yield NAP_NS
                 continue
             if rules.keeps(self._claim(lane_now), claims) is False:  # one that steps back lets the other one go on
                 yield SPIN_NS
                 continue
-            self._put(need, STATE, CLAIMS | lane_now << 2)
+            self._do(need, CLAIMS, lane_now)
             self._fence()
             yield 0
             looked_ns = self._now_ns()
@@ -205,7 +207,7 @@ class Taker:
             yield 0
             if kept and self._begin(need, lane_now, looked_ns):
                 return
-            self._put(need, STATE, WAITS)
+            self._do(need, WAITS)
             yield SPIN_NS
 
     def _begin(self, need: Need, lane: int, looked_ns: int) -> bool:
@@ -215,9 +217,15 @@ class Taker:
             return False
         if need == "comm":
             self._write(PROGRESS, now_ns)
+        turn, had = 0, self._had[need]
+        if not self.page.alone(need, self.slot):
+            turn = rules.present_turn(self.page.claims(need, now_ns), self.job, lane)
+        if turn in (0, had):  # the job's next turn: its time tells it from all others of the job
+            turn = max(now_ns, had + 1)
+            self._put(need, TURNS, self._get(need, TURNS) + 1)
+        self._had[need] = turn
         self._put(need, SINCE, now_ns)
-        self._put(need, STATE, HOLDS | lane << 2)
-        self._put(need, TURNS, self._get(need, TURNS) + 1)
+        self._do(need, HOLDS, lane)
         return True
 
     def give(self, need: Need) -> list[int]:
@@ -234,7 +242,7 @@ class Taker:
         return [
             claim.slot
             for claim in claims
-            if claim.state == WAITS and rules.may_enter(need, claims, claim.job) is not None
+            if claim.state == WAITS and rules.may_enter(need, claims, claim.job, claim.turn) is not None
         ]
 
     def alive(self) -> bool:
@@ -275,10 +283,15 @@ class Taker:
         return any(claim.state == WAITS and claim.job != self.job for claim in self.page.claims(need, self._now_ns()))
 
     def _keeps(self, need: Need, lane: int) -> bool | None:
-        return rules.keeps(self._claim(lane), self.page.claims(need, self._now_ns()))
+        claims = self.page.claims(need, self._now_ns())
+        kept = rules.keeps(self._claim(lane), claims)
+        return kept and rules.may_enter(need, claims, self.job, self._had[need]) == lane
 
     def _claim(self, lane: int) -> Claim:
         return Claim(self.job, 0, 0, CLAIMS, lane, self.slot)
+
+    def _do(self, need: Need, doing: int, lane: int = 0) -> None:
+        self._put(need, STATE, doing | lane << 2 | self._had[need] << 5)
 
     def _get(self, need: Need, word: int) -> int:
         return self.page.get(self.slot, AT[need] + word)
