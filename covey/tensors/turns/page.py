@@ -179,7 +179,7 @@ class Taker:
             yield 0
             looked_ns, alone = self._now_ns(), self.page.alone(need, self.slot)
             yield 0
-            if alone and self._begin(need, lane, looked_ns):
+            if alone and self._begin(need, lane, looked_ns, alone):
                 return
         total = sum(self.page.get(slot, AT[need] + TURNS) for slot in range(self.page.slots))
         self._put(need, BASE, total)
@@ -210,15 +210,16 @@ class Taker:
             self._do(need, WAITS)
             yield SPIN_NS
 
-    def _begin(self, need: Need, lane: int, looked_ns: int) -> bool:
-        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then."""
+    def _begin(self, need: Need, lane: int, looked_ns: int, alone: bool = False) -> bool:
+        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then. `alone`: no other
+        process of its job has one that it could join."""
         now_ns = self._now_ns()
         if now_ns - looked_ns > LEASE_NS // 2:
             return False
         if need == "comm":
             self._write(PROGRESS, now_ns)
         turn, had = 0, self._had[need]
-        if not self.page.alone(need, self.slot):
+        if not alone:
             turn = rules.present_turn(self.page.claims(need, now_ns), self.job, lane)
         if turn in (0, had):  # the job's next turn: its time tells it from all others of the job
             turn = max(now_ns, had + 1)
