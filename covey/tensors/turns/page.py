@@ -211,8 +211,8 @@ class Taker:
             yield SPIN_NS
 
     def _begin(self, need: Need, lane: int, looked_ns: int, alone: bool = False) -> bool:
-        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then. `alone`: no other
-        process of its job has one that it could join."""
+        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then. `alone`: no
+        other process of its job has one that it could join."""
         now_ns = self._now_ns()
         if now_ns - looked_ns > LEASE_NS // 2:
             return False

@@ -152,8 +152,9 @@ class HostTurns:
     def look(self) -> None:
         """Free what is left over, and name turns that last long or were lost."""
         self._sweep()
+        left_s = self._left_s() if self.groups else {}
         for group in self.groups.values():
-            group.order(self._left_s())
+            group.order(left_s)
             for need in DOES:
                 self._name_long(group, need)
             self._name_lost(group)
