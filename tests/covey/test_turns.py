@@ -443,6 +443,7 @@ def test_nonsense_on_the_page_is_nobodys_turn() -> None:
         for need in NEEDS:
             for _ in zip(range(30), taker.take(need), strict=False):
                 page.claims(need, now_ns)
+            assert taker.holds(need) and [claim.slot for claim in page.claims(need, now_ns)] == [1]
             taker.give(need)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from covey.kernel.pages import PAGE_BYTES
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.turns.holder import ProcessTurns
 from covey.tensors.turns.page import TurnsPage
+from covey.tensors.turns.rules import HOLDS
 from covey.tensors.turns.spent import TurnsSpent
 from covey.wire.frames import FrameError, pack
 from covey.wire.job import Join, TurnsHere, decoder
@@ -69,6 +71,8 @@ async def test_a_process_goes_on_with_its_page_while_no_agent_is_there(agent: Ag
     await until(lambda: client._turns.waits)
     other.computed()
     await waiting
+    assert [claim.slot for claim in turns.claims("comp", time.monotonic_ns()) if claim.state == HOLDS] == [0]
+    assert other.lost == 0, "the turn was given, and not lost"
     other.close()
     await asyncio.to_thread(client.close)
     page.close()

@@ -1,7 +1,8 @@
 """The turns of one process, taken and given in memory that it shares with the other jobs of its host.
 
     script computes   COMP     given when the script waits for a sum, taken before it gets the result
-    frames are sent   COMM     taken for pushes to other hosts of more than 64 KiB, given when the last one is sent
+    frames are sent   COMM     taken for what goes to other hosts by any `push`, which does not wait, and by a
+                              `push_pull` of more than 64 KiB; given when the last frame is sent
 
 COMM is sending only. Nobody waits for other ranks with a turn: results are received, sums are added and sent, and
 owners answer without one, so whoever has the network comes to an end by itself. A process of a job that does not share
@@ -182,14 +183,14 @@ class ProcessTurns:
     def _take(self, taker: Taker, need: Need) -> None:
         """Take a turn; returns without it when this process is closed, or has another page or no slot by now. A wait
         that an exception ends, such as KeyboardInterrupt, leaves neither wish nor turn behind."""
-        mark = object()
+        mark, ended = object(), False
         try:
             self._wait_for(taker, need, mark)
-        except BaseException:
-            self._give(taker, need)
-            raise
+            ended = True
         finally:
             self._waiting.discard(mark)
+            if not ended:
+                self._give(taker, need)
 
     def _wait_for(self, taker: Taker, need: Need, mark: object) -> None:
         began_ns, rung = self._now_ns(), None

@@ -12,6 +12,7 @@ LAPS = 4
 """Turns of others after which a job is next. Ours: with 1, jobs take turns one by one as in the paper."""
 
 Need = Literal["comp", "comm"]
+"""What a turn is of: COMP, the processors, or COMM, the network."""
 COMP, COMM, COMM_BESIDE = 0, 1, 2
 """The lanes. Of two jobs that send, the one that began first is the primary one, whichever lane it has."""
 LANES: dict[Need, tuple[int, ...]] = {"comp": (COMP,), "comm": (COMM, COMM_BESIDE)}

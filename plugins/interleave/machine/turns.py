@@ -18,8 +18,7 @@ from typing import Literal, assert_never
 import msgspec
 
 from covey.core.ids import JobId
-from covey.tensors.turns.rules import LAPS, urgency
-from plugins.interleave.messages import Need
+from covey.tensors.turns.rules import LAPS, Need, urgency
 
 Lane = Literal["comp", "primary", "secondary"]
 

@@ -165,7 +165,7 @@ def test_a_turn_that_lasts_long_is_named_once_while_others_wait() -> None:
     ((job, event, why),) = host.notes
     assert (job, event) == (J2, "holds its turn")
     assert "rank 3 has the processors of h1 for 1 min" in why and "rank 0 of j10 waits" in why
-    assert host.turns.status() == {"turns of auto": "rank 3 of j2 computes, 1 wait to compute; waited 0.0 s together"}
+    assert host.turns.status() == {"turns of auto": "rank 3 of j2 computes, 1 waits to compute; waited 0.0 s together"}
 
 
 def test_a_long_turn_for_which_nobody_waits_is_nobodys_business() -> None:
