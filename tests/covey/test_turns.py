@@ -156,7 +156,8 @@ def test_of_two_that_claim_at_once_the_lower_slot_keeps_the_lane() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_lane_has_two_jobs_whatever_order_steps_come_in(seed: int) -> None:
-    """Threads stop between any two of their steps; processes are stopped, go on and are killed."""
+    """Threads stop between any two of their steps; processes are stopped, go on and are killed, and their slots are
+    given to others while they live."""
     rng = random.Random(seed)
     host = SharedHost([rng.randrange(4) for _ in range(rng.randint(2, 6))])
     for _ in range(400):
@@ -170,6 +171,11 @@ def test_no_lane_has_two_jobs_whatever_order_steps_come_in(seed: int) -> None:
             host.move(rng.choice((BEAT_NS, LEASE_NS, 2 * LEASE_NS)))
         elif doing < 0.12:
             host.move(rng.randrange(NAP_NS))
+        elif doing < 0.13:
+            slot = process.taker.slot
+            host.page.free(slot)
+            host.page.assign(slot, rng.randrange(1, 5), rng.randrange(4))
+            host.processes.append(Process(host, slot))
         elif not process.stopped and not process.dead:
             process.step(rng.choice(NEEDS))
         host.check()

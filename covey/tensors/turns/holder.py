@@ -216,7 +216,7 @@ class ProcessTurns:
         waited_ns = self._now_ns() - began_ns
         with self._lock:
             self._waited_s += waited_ns / 1e9
-        taker.waited(waited_ns)
+            taker.waited(waited_ns)
 
     def _step(self, steps: Iterator[int]) -> int | None:
         with self._words:

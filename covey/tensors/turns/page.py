@@ -143,7 +143,8 @@ def _passed(total: int, base: int) -> int:
 
 
 class Taker:
-    """The turns of the process that has this slot. Methods and the steps of `take` are called by one thread at a time.
+    """The turns of the process that has this slot. One thread at a time calls `give`, `lose` or
+    `alive`, or lets `take` do a step.
 
     The agent frees the slot of a process that it has lost touch with, and the process may live: it writes nothing on
     the page from then on, and runs without turns until it joins again."""

@@ -137,6 +137,17 @@ def test_what_a_process_had_is_free_when_it_is_gone_and_the_page_with_the_last_o
     assert not host.turns.groups and host.pages[0].descriptor == -1
 
 
+def test_what_jobs_have_left_is_asked_once_a_look_and_only_for_groups_that_are_here() -> None:
+    host, asked = OneHost(), list[int]()
+    host.turns._left_s = lambda: asked.append(1) or {}  # type: ignore[func-returns-value]
+    host.turns.look()
+    assert not asked
+    for job, group in ((J2, "auto"), (J10, "x"), (J11, "y")):
+        host.joins(job, group)
+    host.turns.look()
+    assert len(asked) == 1
+
+
 def test_more_processes_than_a_page_has_slots_run_without_turns_and_say_so() -> None:
     host = OneHost()
     for rank in range(SLOTS_MAX):
