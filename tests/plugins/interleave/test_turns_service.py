@@ -138,8 +138,13 @@ def test_what_a_process_had_is_free_when_it_is_gone_and_the_page_with_the_last_o
 
 
 def test_what_jobs_have_left_is_asked_once_a_look_and_only_for_groups_that_are_here() -> None:
-    host, asked = OneHost(), list[int]()
-    host.turns._left_s = lambda: asked.append(1) or {}  # type: ignore[func-returns-value]
+    host, asked = OneHost(), list[float]()
+
+    def left_s() -> dict[JobId, float]:
+        asked.append(host.at_s)
+        return {}
+
+    host.turns._left_s = left_s
     host.turns.look()
     assert not asked
     for job, group in ((J2, "auto"), (J10, "x"), (J11, "y")):
