@@ -589,7 +589,7 @@ class JobClient(OfOneProcess):
         elif isinstance(frame, Carries):
             self._carry(frame)
         elif isinstance(frame, TurnsHere):
-            self._turns.page_came(self._pages.writable(), frame.slot, os.getpid())
+            self._turns.page_came(self._pages.writable(), frame.slot, frame.use)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:

@@ -263,6 +263,8 @@ class TurnsHere(Frame, frozen=True):
 
     slot: int
     """The process's place on the page."""
+    use: int
+    """Which use of this place is the process's: once the page has another number there, it is another process's."""
 
 
 class InVain(Frame, frozen=True):

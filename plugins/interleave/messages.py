@@ -8,16 +8,13 @@ Nothing here changes anything: who wants another arrangement asks the log for it
 All of it is sent again and again, so a lost message is none.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from covey.core.events import Message
 from covey.core.ids import ID_PATTERN
-
-Need = Literal["comp", "comm"]
-"""Resource that a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -48,7 +45,8 @@ class StepsMeasured(Message, frozen=True):
 
 
 class ProfileTold(msgspec.Struct, frozen=True):
-    """One job, as its coordinator knows it. Of two the one of the later epoch and step is newer."""
+    """One job, as its coordinator knows it. Of two of one epoch, that of the later configuration is
+    newer, then that of the later step."""
 
     job: Name
     epoch: Count

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from covey.tensors.turns.rules import LAPS
+from covey.tensors.turns.rules import LAPS, Need
 from plugins.interleave.machine.turns import Finished, OrderChanged, TurnAsked, Turns
-from plugins.interleave.messages import Need
 from sim.groups.memory import Load, MemoryEffect, resident, spilling
 from sim.groups.workload import Job
 from sim.kernel import Kernel

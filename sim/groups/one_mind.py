@@ -26,8 +26,8 @@ import msgspec
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
+from covey.tensors.turns.rules import Need
 from plugins.interleave.machine.timed import JobTimings
-from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup
 from plugins.interleave.policy.model import Group, JobProfile, iteration_s, score_of
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, ordered, weighted
@@ -448,11 +448,6 @@ class Groups:
         jobs = self._sorted(jobs)
         self.groups[at] = Shared(jobs, hosts, self.groups[at].epoch + 1)
         return SetGroup(at, self.groups[at].epoch, jobs, hosts)
-
-    @property
-    def view(self) -> Mapping[int, Shared]:
-        """The groups as they are now."""
-        return self.groups
 
 
 def _equal(group: Shared, jobs: Sequence[JobId], hosts: Sequence[HostId]) -> bool:

@@ -15,6 +15,7 @@ from covey.tensors.turns.page import (
     LEASE_NS,
     LOST,
     NAP_NS,
+    PLACE,
     PROGRESS,
     SLOTS_MAX,
     SPIN_NS,
@@ -43,7 +44,7 @@ class Process:
         if not self.taker.alive():
             self.has.clear()
         if "comm" in self.has:
-            self.host.page.put(self.taker.slot, PROGRESS, self.host.now())
+            self.taker.progress()
         self.beat_ns = self.host.now()
 
     def step(self, need: Need) -> int:
@@ -135,9 +136,11 @@ def test_one_job_computes_and_two_send() -> None:
 
 
 def test_processes_of_one_job_have_their_turn_together() -> None:
-    claims = [Claim(1, 0, 0, HOLDS, COMP, 0), Claim(1, 0, 0, WAITS, -1, 1), Claim(2, 1, 9 * LAPS, WAITS, -1, 2)]
-    assert rules.may_enter("comp", claims, 1) == COMP
+    claims = [Claim(1, 0, 0, HOLDS, COMP, turn=5), Claim(1, 0, 0, WAITS, -1, 1), Claim(2, 1, LAPS, WAITS, -1, 2)]
+    assert rules.may_enter("comp", claims, 1, had=4) == COMP
     assert rules.may_enter("comp", claims, 2) is None
+    assert rules.may_enter("comp", claims, 1, had=5) is None, "each has a turn of its job once"
+    assert rules.may_enter("comp", claims[:2], 1, had=5) == COMP, "nobody else waits"
 
 
 def test_of_two_that_claim_at_once_the_lower_slot_keeps_the_lane() -> None:
@@ -153,7 +156,8 @@ def test_of_two_that_claim_at_once_the_lower_slot_keeps_the_lane() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_lane_has_two_jobs_whatever_order_steps_come_in(seed: int) -> None:
-    """Threads stop between any two of their steps; processes are stopped, go on and are killed."""
+    """Threads stop between any two of their steps; processes are stopped, go on and are killed, and their slots are
+    given to others while they live."""
     rng = random.Random(seed)
     host = SharedHost([rng.randrange(4) for _ in range(rng.randint(2, 6))])
     for _ in range(400):
@@ -167,6 +171,11 @@ def test_no_lane_has_two_jobs_whatever_order_steps_come_in(seed: int) -> None:
             host.move(rng.choice((BEAT_NS, LEASE_NS, 2 * LEASE_NS)))
         elif doing < 0.12:
             host.move(rng.randrange(NAP_NS))
+        elif doing < 0.13:
+            slot = process.taker.slot
+            host.page.free(slot)
+            host.page.assign(slot, rng.randrange(1, 5), rng.randrange(4))
+            host.processes.append(Process(host, slot))
         elif not process.stopped and not process.dead:
             process.step(rng.choice(NEEDS))
         host.check()
@@ -193,6 +202,37 @@ def comes_to_all(host: SharedHost) -> None:
     assert not wait, "somebody waited for ever"
 
 
+@pytest.mark.parametrize("need", NEEDS)
+def test_processes_of_a_job_that_overlap_keep_no_other_job_out(need: Need) -> None:
+    """One of them always has the turn of their job."""
+    host = SharedHost([0, 0, 1] if need == "comp" else [0, 0, 1, 2])
+    first, second, third, *beside = host.processes
+    for process in (*beside, first):
+        assert process.take(need)
+    assert not third.take(need)
+    turns = 0
+    while need not in third.has:
+        for asks, gives in ((second, first), (first, second)):  # the one that has the turn gives it later
+            turns += need not in asks.has and asks.take(need)
+            if need in gives.has:
+                gives.step(need)
+            host.settle(need, [third])
+            host.check()
+            host.move(1000)
+        assert turns <= 2 * LAPS + 2, "it waits for ever"
+
+
+def test_a_turn_of_a_job_counts_once_however_many_processes_it_has() -> None:
+    host = SharedHost([0, 1, 1, 1, 1, 1, 2])
+    first, *crew, waits = host.processes
+    assert first.take("comp") and not any(process.take("comp") for process in crew) and not waits.take("comp")
+    host.move(1000)
+    first.step("comp")
+    assert all(process.take("comp") for process in crew)
+    (passed,) = [claim.passed for claim in host.page.claims("comp", host.at_ns) if claim.state == WAITS]
+    assert passed == 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_page_gives_turns_as_the_simulator_does(seed: int) -> None:
     """`covey-sim groups` drives `Turns`: the same jobs ask and give on a page, and the same ones have turns.
@@ -200,22 +240,30 @@ def test_the_page_gives_turns_as_the_simulator_does(seed: int) -> None:
     Reference: §4.3.1."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
-    host, names = SharedHost(list(range(count))), [JobId(f"j{n}") for n in range(count)]
+    jobs = [job for job in range(count) for _ in range(rng.randint(1, 3))]
+    host, names = SharedHost(jobs), [JobId(f"j{n}") for n in range(count)]
     machine = Turns(names)
     for _ in range(60):
         at = rng.randrange(count)
-        process, now_s = host.processes[at], host.at_ns / 1e9
-        busy: list[Need] = [need for need in NEEDS if need in process.has or need in process.taking]
+        crew = [process for process, job in zip(host.processes, jobs, strict=True) if job == at]
+        busy: list[Need] = [need for need in NEEDS if need in crew[0].has or need in crew[0].taking]
         if not busy:
             need = rng.choice(NEEDS)
-            machine.handle(TurnAsked(names[at], need), now_s)
-            process.take(need)
-        elif busy[0] in process.has:
-            process.step(busy[0])
-            machine.handle(Finished(names[at]), now_s)
+            machine.handle(TurnAsked(names[at], need), host.at_ns / 1e9)
+            for process in crew:
+                process.take(need)
+        elif busy[0] in crew[0].has:
+            for process in crew:
+                process.step(busy[0])
+            machine.handle(Finished(names[at]), host.at_ns / 1e9)
         for need in NEEDS:
             host.settle(need, host.processes)
         host.move(1000)
+        assert all(
+            len({need in process.has for process in host.processes if process.taker.job == job + 1}) < 2
+            for need in NEEDS
+            for job in range(count)
+        ), "a turn is of all processes of its job"
         assert held(host, names) == (machine.holds.get("comp"), machine.holds.get("primary"), comm_beside(machine))
 
 
@@ -229,7 +277,7 @@ def _named(host: SharedHost, names: list[JobId], need: Need) -> tuple[JobId | No
     found = [
         names[claim.job - 1] for claim in sorted(host.holders(need), key=lambda claim: (claim.since_ns, claim.place))
     ]
-    first, second, *_ = (*found, None, None)
+    first, second, *_ = (*dict.fromkeys(found), None, None)
     return first, second
 
 
@@ -266,6 +314,33 @@ def test_a_process_that_was_stopped_while_it_took_a_turn_takes_it_from_nobody() 
     host.check()
     second.step("comp")
     assert first.take("comp")
+
+
+def test_what_a_process_saw_is_as_old_as_the_moment_before_its_look() -> None:
+    """It is stopped after its look, and before it reads the clock once more."""
+    host = SharedHost([1, 2])
+    first, second = host.processes
+    claims, looks = host.page.claims, 0
+
+    def stopped_after(need: Need, now_ns: int) -> list[Claim]:
+        nonlocal looks
+        found, looks = claims(need, now_ns), looks + (host.page.get(0, AT[need] + STATE) & 3 == CLAIMS)
+        if looks == 1:
+            looks += 1
+            host.page.claims = claims  # type: ignore[method-assign]
+            first.stopped = True
+            host.move(2 * LEASE_NS)
+            assert second.take("comp")
+            first.stopped = False
+            first.beat()
+        return found
+
+    host.page.put(1, AT["comp"] + STATE, WAITS)  # so that the first one is not alone
+    host.page.put(1, PLACE, 9)
+    assert not first.step("comp")
+    host.page.claims = stopped_after  # type: ignore[method-assign]
+    assert not first.take("comp") and looks == 2
+    host.check()
 
 
 def test_one_that_steps_back_lets_the_other_one_have_the_lane() -> None:
@@ -314,6 +389,39 @@ def test_who_gives_rings_for_the_next_one_and_for_nobody_else() -> None:
     assert second.take("comp") and fourth.take("comp") and not third.take("comp")
 
 
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_process_whose_slot_is_anothers_goes_on_without_turns_and_writes_nothing(need: Need) -> None:
+    """Its connection to the agent broke, and it lives."""
+    host = SharedHost([0, 1, 2, 3])
+    lost, *others = host.processes
+    for process in others:
+        process.take(need)
+    assert not lost.take(need) and others[0].taker.holds(need)
+    host.page.free(0)
+    host.page.assign(0, 9, 0)
+    successor = Process(host, 0)
+    assert not successor.take(need)
+    before = host.page.page[:]
+    for _ in range(20):
+        lost.beat()
+        lost.step(need)  # it ends its wait, gives, and asks again
+        lost.taker.progress()
+        lost.taker.waited(1)
+    assert not lost.taker.holds(need) and host.page.page == before
+    assert need not in lost.taking, "it waits for a turn that nobody can give it"
+    host.page.free(0)
+    assert not lost.taker.owns and not successor.taker.owns
+
+
+def test_a_process_whose_wish_vanished_from_the_page_writes_it_again() -> None:
+    host = SharedHost([0, 1])
+    first, second = host.processes
+    assert first.take("comp") and not second.take("comp")
+    host.page.put(1, AT["comp"] + STATE, 0)
+    first.step("comp")
+    assert second.take("comp"), "it waits for ever"
+
+
 def test_a_slot_that_another_process_had_counts_on() -> None:
     """Turns by which one that waits was passed over do not vanish with the process that had them."""
     host = SharedHost([0, 1])
@@ -341,6 +449,7 @@ def test_nonsense_on_the_page_is_nobodys_turn() -> None:
         for need in NEEDS:
             for _ in zip(range(30), taker.take(need), strict=False):
                 page.claims(need, now_ns)
+            assert taker.holds(need) and [claim.slot for claim in page.claims(need, now_ns)] == [1]
             taker.give(need)
 
 

@@ -1,8 +1,8 @@
 """A process gets its page of turns over the real jobs.sock, and its script takes turns around sums."""
 
 import asyncio
-import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from covey.kernel.pages import PAGE_BYTES
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.turns.holder import ProcessTurns
 from covey.tensors.turns.page import TurnsPage
+from covey.tensors.turns.rules import HOLDS
 from covey.tensors.turns.spent import TurnsSpent
 from covey.wire.frames import FrameError, pack
 from covey.wire.job import Join, TurnsHere, decoder
@@ -45,7 +46,7 @@ async def test_a_process_takes_turns_on_the_page_that_its_agent_hands_it(agent: 
     turns.prepare()
     turns.assign(0, 1, 0)
     assert not client._turns.on
-    peer_of(agent, 1).hand(TurnsHere(0), page)
+    peer_of(agent, 1).hand(TurnsHere(0, 1), page)
     await until(lambda: client._turns.on)
     client._turns.computes()
     assert turns.claims("comp", 0) == [] and len(turns.claims("comp", client._turns._now_ns())) == 1
@@ -60,16 +61,18 @@ async def test_a_process_goes_on_with_its_page_while_no_agent_is_there(agent: Ag
     turns.prepare()
     for slot in range(2):
         turns.assign(slot, slot + 1, slot)
-    peer_of(agent, 1).hand(TurnsHere(0), page)
+    peer_of(agent, 1).hand(TurnsHere(0, 1), page)
     await until(lambda: client._turns.on)
     other = ProcessTurns()
-    other.page_came(page.view, 1, os.getpid())
+    other.page_came(page.view, 1, 1)
     await agent.socket.stop()
     other.computes()
     waiting = asyncio.create_task(asyncio.to_thread(client._turns.computes))
     await until(lambda: client._turns.waits)
     other.computed()
     await waiting
+    assert [claim.slot for claim in turns.claims("comp", time.monotonic_ns()) if claim.state == HOLDS] == [0]
+    assert other.lost == 0, "the turn was given, and not lost"
     other.close()
     await asyncio.to_thread(client.close)
     page.close()
@@ -79,7 +82,7 @@ async def test_a_process_goes_on_with_its_page_while_no_agent_is_there(agent: Ag
 async def test_a_page_that_cannot_be_used_ends_that_connection_only(agent: Agent, slot: int) -> None:
     client, page = await joined(agent), MemfdPage("report", True)
     first = peer_of(agent, 1)
-    first.hand(TurnsHere(slot), page)
+    first.hand(TurnsHere(slot, 1), page)
     await until(lambda: first.gone)
     await until(lambda: any(peer is not first for peer in agent.socket.peers(J1)))
     assert not client._turns.on
@@ -95,7 +98,7 @@ def test_a_page_without_a_descriptor_is_an_error_of_the_agent() -> None:
 async def test_a_process_does_not_say_what_only_an_agent_says(agent: Agent) -> None:
     client = await joined(agent, 0)
     reader, writer = await asyncio.open_unix_connection(agent.environ()["COVEY_SOCKET"])
-    writer.write(pack(Join(1, J1, 1, 1, "secret")) + pack(TurnsHere(0)))
+    writer.write(pack(Join(1, J1, 1, 1, "secret")) + pack(TurnsHere(0, 1)))
     async with asyncio.timeout(5):
         while await reader.read(1 << 16):
             pass
@@ -105,7 +108,7 @@ async def test_a_process_does_not_say_what_only_an_agent_says(agent: Agent) -> N
 
 
 def test_damaged_frames_of_turns_are_refused_and_no_other_error_comes() -> None:
-    whole, refused = pack(TurnsHere(3)), 0
+    whole, refused = pack(TurnsHere(3, 1)), 0
     for seed in range(500):
         rng = random.Random(seed)
         damaged = bytearray(whole[4:])

@@ -22,7 +22,7 @@ from covey.kernel.pages import PAGE_BYTES
 from covey.tensors.turns import holder as turns_holder
 from covey.tensors.turns import page as turns_page
 from covey.tensors.turns.holder import HELD_MAX_S, IDLE_S, ProcessTurns
-from covey.tensors.turns.page import BEAT_NS, LEASE_NS, LOST, NAP_NS, TurnsPage
+from covey.tensors.turns.page import BEAT_NS, LEASE_NS, LOST, NAP_NS, USE, TurnsPage
 from covey.tensors.turns.rules import HOLDS, Need
 from covey.wire.frames import FrameError
 from tests.plugins.aggregator.loopback import AggdThread
@@ -34,7 +34,7 @@ HOLDER = """
 import mmap, os, sys, time
 from covey.tensors.turns.holder import ProcessTurns
 turns = ProcessTurns()
-turns.page_came(mmap.mmap(int(sys.argv[1]), int(sys.argv[2])), 0, os.getpid())
+turns.page_came(mmap.mmap(int(sys.argv[1]), int(sys.argv[2])), 0, 1)
 need = sys.argv[3]
 if need == "comp":
     turns.computes()
@@ -61,7 +61,7 @@ class Page:
 
     def process(self, slot: int) -> ProcessTurns:
         made = ProcessTurns()
-        made.page_came(self.map, slot, os.getpid())
+        made.page_came(self.map, slot, self.turns.get(slot, USE))
         return made
 
     def holders(self, need: Need) -> list[int]:
@@ -140,6 +140,34 @@ def test_a_script_that_computes_keeps_the_processors_until_it_has_had_them_for_l
     second.close()
 
 
+def test_a_turn_is_not_lost_while_its_script_gives_it(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that beats looks and writes at once: a script that gives in between, and waits for its next turn,
+    would lose its wish."""
+    first = page.process(0)
+    first.computes()
+    taker, could, later_ns = first._taker, list[bool](), time.monotonic_ns() + int(2 * IDLE_S * 1e9)
+    assert taker is not None
+    lose = taker.lose
+
+    def lose_later(need: Need) -> list[int]:
+        script = threading.Thread(target=lambda: could.append(first._words.acquire(blocking=False)))
+        script.start()
+        script.join()
+        return lose(need)
+
+    monkeypatch.setattr(taker, "lose", lose_later)
+    first._look(taker, later_ns, 0)
+    assert could == [False] and not page.holders("comp")
+    first.close()
+
+
+def test_a_slot_that_the_agent_gave_to_another_process_is_refused(page: Page) -> None:
+    page.turns.free(0)
+    page.turns.assign(0, 9, 0)
+    with pytest.raises(FrameError, match="no such slot"):
+        ProcessTurns().page_came(page.map, 0, 1)
+
+
 def test_one_that_waits_is_woken_and_does_not_look_again_and_again(page: Page) -> None:
     first, second = page.process(0), page.process(1)
     naps: list[float] = []
@@ -160,6 +188,24 @@ def test_one_that_waits_is_woken_and_does_not_look_again_and_again(page: Page) -
         naps.append(time.monotonic() - began_s)
         second.computed()
     assert min(naps) < NAP_NS / 1e9 / 2, "nobody rang"
+    first.close()
+    second.close()
+
+
+def test_a_wait_that_is_interrupted_leaves_nothing_behind(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its job is next once four others went before, and nobody computes any more."""
+    first, second = page.process(0), page.process(1)
+    first.computes()
+
+    def interrupted(bell: SharedWord, value: int, length_ns: int) -> None:
+        assert second.waits
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SharedWord, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        second.computes()
+    assert not second.waits, "a rank that hangs would seem to wait for its turn"
+    assert [claim.slot for claim in page.turns.claims("comp", time.monotonic_ns())] == [0]
     first.close()
     second.close()
 
@@ -203,7 +249,7 @@ def test_the_next_page_takes_the_place_of_the_first(page: Page) -> None:
     """A new agent: what the process had on the page before is given there."""
     first, other = page.process(0), Page([0, 1])
     first.computes()
-    first.page_came(other.map, 0, os.getpid())
+    first.page_came(other.map, 0, 1)
     assert not page.holders("comp")
     first.computes()
     assert other.holders("comp") == [0]

@@ -139,7 +139,7 @@ def owners(living: LivingRack, job: str) -> dict[str, str]:
 
 
 def test_shares_and_owners_of_an_elastic_job_change_while_it_runs(living: LivingRack, undisturbed: str) -> None:
-    """Also where none of its processes is: such a host only sums."""
+    """A host without processes of the job can own its tables too; it only adds."""
     job = living.submit(EXAMPLES / "elastic.py", *OPTIONS, workers=2, workers_max=4)
     ranks(living, job)
     (home,) = places(living, job)

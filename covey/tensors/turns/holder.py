@@ -1,7 +1,8 @@
 """The turns of one process, taken and given in memory that it shares with the other jobs of its host.
 
     script computes   COMP     given when the script waits for a sum, taken before it gets the result
-    frames are sent   COMM     taken for pushes to other hosts of more than 64 KiB, given when the last one is sent
+    frames are sent   COMM     taken for what goes to other hosts by any `push`, which does not wait, and by a
+                              `push_pull` of more than 64 KiB; given when the last frame is sent
 
 COMM is sending only. Nobody waits for other ranks with a turn: results are received, sums are added and sent, and
 owners answer without one, so whoever has the network comes to an end by itself. A process of a job that does not share
@@ -15,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from covey.tensors.turns.page import BEAT_NS, BELL, KEY, PID, PROGRESS, SPIN_NS, WAITED, Taker, TurnsPage
-from covey.tensors.turns.rules import Need
+from covey.tensors.turns.page import BEAT_NS, BELL, KEY, SPIN_NS, Taker, TurnsPage
+from covey.tensors.turns.rules import LANES, Need
 from covey.tensors.turns.spent import TurnsSpent
 from covey.wire.frames import FrameError
 
@@ -38,7 +39,7 @@ _order = threading.Lock()
 
 
 def _fence() -> None:
-    """What was written before it is seen by other processes before anything is read after it."""
+    """Make this process's writes visible to others before its next reads."""
     with _order:
         pass
 
@@ -64,24 +65,29 @@ class ProcessTurns:
         self._sending = self._coming = 0
         """Threads that send, and posts that are yet to be sent, under one turn."""
         self._sent_s = self._waited_s = 0.0
+        self._words = threading.RLock()
+        """Held while the words of this process are looked at and written: by the script's thread, by those that send,
+        and by the one that beats."""
         self._by_threads = False
         """Whether other threads than the script's wait for sums, so that nobody knows when the script computes."""
-        self._waits = 0
+        self._waiting = set[object]()
+        """A mark of each thread that waits for a turn: what is added or discarded twice, since an exception came in
+        between, counts once."""
         self._closed = threading.Event()
         self._beats: threading.Thread | None = None
 
     # ---- from the agent ----
 
-    def page_came(self, page: Any, slot: int, pid: int) -> None:
-        """From now on turns are taken on this page. FrameError when the agent has not prepared it for this slot."""
+    def page_came(self, page: Any, slot: int, use: int) -> None:
+        """From now on turns are taken on this page, in this use of the slot (`page.USE`). FrameError when the agent has
+        not prepared the page for it, or has given the slot to another process since."""
         turns = TurnsPage(page)
-        if not turns.valid or not 0 <= slot < turns.slots or not turns.get(slot, KEY):
+        if not turns.valid or not 0 <= slot < turns.slots or not turns.owns(slot, turns.get(slot, KEY), use):
             raise FrameError("turns cannot be taken: the page of turns has no such slot")
         self._drop()
         with self._lock:
             self._bells = {}
-            taker = Taker(turns, slot, self._now_ns, _fence if ORDERS else self._bell(turns, slot).wake)
-            turns.put(slot, PID, pid)
+            taker = Taker(turns, slot, self._now_ns, _fence if ORDERS else self._bell(turns, slot).wake, use)
             taker.alive()
             self._taker, self.on = taker, not self._closed.is_set()
             if self._beats is None:
@@ -100,7 +106,7 @@ class ProcessTurns:
         """The script waits for other ranks from now on: others may compute."""
         taker = self._taker
         if taker is not None and not self._by_threads:
-            self._ring(taker, taker.give("comp"))
+            self._give(taker, "comp")
 
     def computes(self) -> None:
         """The script has what it waited for. Returns once it is its turn to compute."""
@@ -113,12 +119,12 @@ class ProcessTurns:
         self._by_threads = True
         taker = self._taker
         if taker is not None:
-            self._ring(taker, taker.give("comp"))
+            self._give(taker, "comp")
 
     @property
     def waits(self) -> bool:
         """Whether a thread waits for a turn now."""
-        return self._waits > 0
+        return bool(self._waiting)
 
     # ---- COMM: from whoever sends ----
 
@@ -130,7 +136,8 @@ class ProcessTurns:
             yield
             return
         with self._comm:
-            self._coming = max(0, self._coming - coming)
+            with self._lock:
+                self._coming = max(0, self._coming - coming)
             if not self._sending and not taker.holds("comm"):
                 self._take(taker, "comm")
             self._sending += 1
@@ -142,8 +149,9 @@ class ProcessTurns:
                 self._sending -= 1
                 with self._lock:
                     self._sent_s += (self._now_ns() - began_ns) / 1e9
-                if not self._sending and not self._coming:
-                    self._ring(taker, taker.give("comm"))
+                    done = not self._sending and not self._coming
+                if done:
+                    self._give(taker, "comm")
 
     def announce(self) -> None:
         """A post will be sent under the turn that this process has now, or takes next."""
@@ -153,8 +161,8 @@ class ProcessTurns:
     def progress(self) -> None:
         """A frame was sent: a turn with which nothing is sent does not last."""
         taker = self._taker
-        if taker is not None and taker.holds("comm"):
-            taker.page.put(taker.slot, PROGRESS, self._now_ns())
+        if taker is not None:
+            taker.progress()
 
     # ---- figures ----
 
@@ -173,23 +181,34 @@ class ProcessTurns:
         return found
 
     def _take(self, taker: Taker, need: Need) -> None:
-        """Take a turn; returns without it when this process is closed, or has another page by now."""
+        """Take a turn; returns without it when this process is closed, or has another page or no slot by now. A wait
+        that an exception ends, such as KeyboardInterrupt, leaves neither wish nor turn behind."""
+        mark, ended = object(), False
+        try:
+            self._wait_for(taker, need, mark)
+            ended = True
+        finally:
+            self._waiting.discard(mark)
+            if not ended:
+                self._give(taker, need)
+
+    def _wait_for(self, taker: Taker, need: Need, mark: object) -> None:
         began_ns, rung = self._now_ns(), None
         bell: SharedWord | None = None
-        for nap_ns in taker.take(need):
+        steps = taker.take(need)
+        while (nap_ns := self._step(steps)) is not None:
             if not nap_ns:
                 rung = None if bell is None else bell.value
                 continue
             if self._closed.is_set() or self._taker is not taker:
-                self._ring(taker, taker.give(need))
+                self._give(taker, need)
                 return
             bell = self._bell(taker.page, taker.slot)
-            self._waits += 1
+            self._waiting.add(mark)
             if nap_ns <= SPIN_NS:
                 time.sleep(nap_ns / 1e9)
             elif rung is not None:
                 bell.sleep(rung, nap_ns)
-            self._waits -= 1
         if bell is None:
             return
         if need == "comm":
@@ -197,7 +216,16 @@ class ProcessTurns:
         waited_ns = self._now_ns() - began_ns
         with self._lock:
             self._waited_s += waited_ns / 1e9
-        taker.page.put(taker.slot, WAITED, taker.page.get(taker.slot, WAITED) + waited_ns)
+            taker.waited(waited_ns)
+
+    def _step(self, steps: Iterator[int]) -> int | None:
+        with self._words:
+            return next(steps, None)
+
+    def _give(self, taker: Taker, need: Need) -> None:
+        with self._words:
+            slots = taker.give(need)
+        self._ring(taker, slots)
 
     def _ring(self, taker: Taker, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -209,8 +237,8 @@ class ProcessTurns:
         """Give everything on the present page."""
         taker, self._taker = self._taker, None
         if taker is not None:
-            for need in ("comp", "comm"):
-                self._ring(taker, taker.give(need))
+            for need in LANES:
+                self._give(taker, need)
 
     # ---- the thread that shows that this process lives ----
 
@@ -220,8 +248,9 @@ class ProcessTurns:
             taker = self._taker
             if taker is None:
                 continue
-            if not taker.alive():
-                self.lost += 1
+            with self._words:
+                if not taker.alive():
+                    self.lost += 1
             now_ns, now_worked_s = self._now_ns(), self._worked_s()
             if now_worked_s - worked_s > IDLE_SHARE * BEAT_NS / 1e9:
                 idle_since_ns = now_ns
@@ -230,9 +259,12 @@ class ProcessTurns:
 
     def _look(self, taker: Taker, now_ns: int, idle_since_ns: int) -> None:
         """Give up what is held for no use, or for too long."""
-        since_ns = taker.since_ns("comp")
-        held_s = (now_ns - since_ns) / 1e9
-        idle = now_ns - max(since_ns, idle_since_ns) > IDLE_S * 1e9
-        if taker.holds("comp") and (idle or (held_s > HELD_MAX_S and taker.others_wait("comp"))):
-            self.lost += 1
-            self._ring(taker, taker.lose("comp"))
+        slots = list[int]()
+        with self._words:
+            since_ns = taker.since_ns("comp")
+            held_s = (now_ns - since_ns) / 1e9
+            idle = now_ns - max(since_ns, idle_since_ns) > IDLE_S * 1e9
+            if taker.holds("comp") and (idle or (held_s > HELD_MAX_S and taker.others_wait("comp"))):
+                self.lost += 1
+                slots = taker.lose("comp")
+        self._ring(taker, slots)

@@ -34,15 +34,15 @@ NAP_NS = 100_000_000
 """Most nanoseconds between two looks of a process that waits: so long a turn stays free that nobody rang for."""
 SPIN_NS = 50_000
 """Nanoseconds between two looks while another process steps back."""
-KEY, ALIVE, PLACE, PID = range(4)
+KEY, ALIVE, PLACE, USE = range(4)
 """Words of a slot: key of the job, 0 when the slot is free; CLOCK_MONOTONIC of the last sign of life; place in the
-order; pid."""
+order; how many processes have had the slot, by which a process knows that it is still its own."""
 PROGRESS, BELL, LOST, WAITED = range(12, 16)
 """Words of a slot: when a frame was last sent under a turn; what others write to wake it; turns lost to the lease;
 nanoseconds waited for turns."""
 STATE, SINCE, BASE, TURNS = range(4)
-"""Words of each need, from `AT` on: what the process does, and in which lane; since when; turns of all processes when
-it asked; its own turns."""
+"""Words of each need, from `AT` on: what the process does, in which lane, and in which turn of its job; since when;
+turns of all jobs when it asked; turns of its job that it began."""
 AT: dict[Need, int] = {"comp": 4, "comm": 8}
 _HEAD_MAGIC, _HEAD_SLOTS = 0, 1
 _MASK = (1 << 64) - 1
@@ -100,8 +100,12 @@ class TurnsPage:
             if doing == HOLDS and need == "comm" and now_ns - words[first + PROGRESS] >= LEASE_NS:
                 continue
             lane = (state >> 2) & 7 if doing != WAITS else -1
-            found.append(Claim(words[first + KEY], words[first + PLACE], base, doing, lane, slot, since))
+            found.append(Claim(words[first + KEY], words[first + PLACE], base, doing, lane, slot, since, state >> 5))
         return [claim._replace(passed=_passed(total, claim.passed)) for claim in found]
+
+    def owns(self, slot: int, key: int, use: int) -> bool:
+        """Whether this use of the slot, by a process of the job with this key, lasts."""
+        return self.get(slot, KEY) == key != 0 and self.get(slot, USE) == use
 
     def alone(self, need: Need, slot: int) -> bool:
         """Whether no process but that of this slot wants or has any of it."""
@@ -119,7 +123,8 @@ class TurnsPage:
     def assign(self, slot: int, key: int, place: int) -> None:
         """Give a slot to a process of the job with this key. Counts of turns go on from those of whoever had it: the
         turns that others were passed over by are their sum."""
-        for word in (ALIVE, PID, PROGRESS, LOST, WAITED, AT["comp"] + STATE, AT["comm"] + STATE):
+        self.put(slot, USE, self.get(slot, USE) + 1)
+        for word in (ALIVE, PROGRESS, LOST, WAITED, AT["comp"] + STATE, AT["comm"] + STATE):
             self.put(slot, word, 0)
         self.put(slot, PLACE, place)
         self.put(slot, KEY, key)
@@ -138,70 +143,96 @@ def _passed(total: int, base: int) -> int:
 
 
 class Taker:
-    """The turns of the process that has this slot. Each method is called by one thread at a time for a need."""
+    """The turns of the process that has this slot. One thread at a time calls `give`, `lose` or
+    `alive`, or lets `take` do a step.
+
+    The agent frees the slot of a process that it has lost touch with, and the process may live: it writes nothing on
+    the page from then on, and runs without turns until it joins again."""
 
     def __init__(
-        self, page: TurnsPage, slot: int, now_ns: Callable[[], int], fence: Callable[[], None] = lambda: None
+        self,
+        page: TurnsPage,
+        slot: int,
+        now_ns: Callable[[], int],
+        fence: Callable[[], None] = lambda: None,
+        use: int | None = None,
     ) -> None:
-        """`fence`: what was written before it is seen by others before what is read after it is read here."""
+        """`fence`: makes this process's writes visible to others before its next reads. `use`: which use of the slot is
+        this process's (USE); None: the present one."""
         self.page, self.slot = page, slot
-        self.job = page.get(slot, KEY)
+        self.job, self._use = page.get(slot, KEY), page.get(slot, USE) if use is None else use
         self._now_ns, self._fence = now_ns, fence
+        self._had: dict[Need, int] = dict.fromkeys(AT, 0)
+        """The turn of its job that this process had last."""
+
+    @property
+    def owns(self) -> bool:
+        """Whether the slot is still this process's."""
+        return self.page.owns(self.slot, self.job, self._use)
 
     def take(self, need: Need) -> Iterator[int]:
         """Take a turn. Between the steps other processes may do anything; each yields for how many nanoseconds to
-        sleep, unless the bell rings, and 0 to go on at once."""
+        sleep, unless the bell rings, and 0 to go on at once. Ends without a turn once the slot is another process's."""
         if self.page.alone(need, self.slot):
             lane = rules.LANES[need][0]
-            self._put(need, STATE, CLAIMS | lane << 2)
+            self._do(need, CLAIMS, lane)
             self._fence()
             yield 0
             looked_ns, alone = self._now_ns(), self.page.alone(need, self.slot)
             yield 0
-            if alone and self._begin(need, lane, looked_ns):
+            if alone and self._begin(need, lane, looked_ns, alone):
                 return
         total = sum(self.page.get(slot, AT[need] + TURNS) for slot in range(self.page.slots))
         self._put(need, BASE, total)
         self._put(need, SINCE, self._now_ns())
-        self._put(need, STATE, WAITS)
-        self._fence()
-        while True:
+        while self.owns:
+            if self._get(need, STATE) & 3 != WAITS:  # nobody would let one go on that does not seem to wait
+                self._do(need, WAITS)
+                self._fence()
             yield 0
             claims = self.page.claims(need, self._now_ns())
-            lane_now = rules.may_enter(need, claims, self.job)
+            lane_now = rules.may_enter(need, claims, self.job, self._had[need])
             if lane_now is None:
                 yield NAP_NS
                 continue
             if rules.keeps(self._claim(lane_now), claims) is False:  # one that steps back lets the other one go on
                 yield SPIN_NS
                 continue
-            self._put(need, STATE, CLAIMS | lane_now << 2)
+            self._do(need, CLAIMS, lane_now)
             self._fence()
             yield 0
+            looked_ns = self._now_ns()
             while (kept := self._keeps(need, lane_now)) is None:
                 yield SPIN_NS
-            looked_ns = self._now_ns()
+                looked_ns = self._now_ns()
             yield 0
             if kept and self._begin(need, lane_now, looked_ns):
                 return
-            self._put(need, STATE, WAITS)
+            self._do(need, WAITS)
             yield SPIN_NS
 
-    def _begin(self, need: Need, lane: int, looked_ns: int) -> bool:
-        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then."""
+    def _begin(self, need: Need, lane: int, looked_ns: int, alone: bool = False) -> bool:
+        """Begin a turn, unless this process was stopped since it looked: what it saw is long ago then. `alone`: no
+        other process of its job has one that it could join."""
         now_ns = self._now_ns()
         if now_ns - looked_ns > LEASE_NS // 2:
             return False
         if need == "comm":
-            self.page.put(self.slot, PROGRESS, now_ns)
+            self._write(PROGRESS, now_ns)
+        turn, had = 0, self._had[need]
+        if not alone:
+            turn = rules.present_turn(self.page.claims(need, now_ns), self.job, lane)
+        if turn in (0, had):  # the job's next turn: its time tells it from all others of the job
+            turn = max(now_ns, had + 1)
+            self._put(need, TURNS, self._get(need, TURNS) + 1)
+        self._had[need] = turn
         self._put(need, SINCE, now_ns)
-        self._put(need, STATE, HOLDS | lane << 2)
-        self._put(need, TURNS, self._get(need, TURNS) + 1)
+        self._do(need, HOLDS, lane)
         return True
 
     def give(self, need: Need) -> list[int]:
         """Give the turn, or the wish for one; returns the slots whose bell to ring."""
-        if self._get(need, STATE) == FREE:
+        if not self.owns or self._get(need, STATE) == FREE:
             return []
         self._put(need, STATE, FREE)
         self._fence()
@@ -213,28 +244,37 @@ class Taker:
         return [
             claim.slot
             for claim in claims
-            if claim.state == WAITS and rules.may_enter(need, claims, claim.job) is not None
+            if claim.state == WAITS and rules.may_enter(need, claims, claim.job, claim.turn) is not None
         ]
 
     def alive(self) -> bool:
         """Give a sign of life. False when the last one was too long ago, so that the turns it had are lost."""
         now_ns, last_ns = self._now_ns(), self.page.get(self.slot, ALIVE)
-        kept = not last_ns or now_ns - last_ns < LEASE_NS
+        kept = not self.owns or not last_ns or now_ns - last_ns < LEASE_NS
         if not kept:
             for need in AT:
                 if self._get(need, STATE) & 3 == HOLDS:
                     self.lose(need)
-        self.page.put(self.slot, ALIVE, now_ns)
+        self._write(ALIVE, now_ns)
         return kept
+
+    def progress(self) -> None:
+        """Something was sent under the turn, which others take for given otherwise."""
+        if self.holds("comm"):
+            self._write(PROGRESS, self._now_ns())
+
+    def waited(self, length_ns: int) -> None:
+        """Count time that was waited for turns."""
+        self._write(WAITED, self.page.get(self.slot, WAITED) + length_ns)
 
     def lose(self, need: Need) -> list[int]:
         """Give a turn up that was held too long; returns the slots whose bell to ring."""
-        self.page.put(self.slot, LOST, self.page.get(self.slot, LOST) + 1)
+        self._write(LOST, self.page.get(self.slot, LOST) + 1)
         return self.give(need)
 
     def holds(self, need: Need) -> bool:
-        """Whether it has a turn, as far as it knows."""
-        return self._get(need, STATE) & 3 == HOLDS
+        """Whether this process wrote that it holds a turn; others may count it as lost."""
+        return self.owns and self._get(need, STATE) & 3 == HOLDS
 
     def since_ns(self, need: Need) -> int:
         """When its turn began, or when it asked."""
@@ -245,13 +285,22 @@ class Taker:
         return any(claim.state == WAITS and claim.job != self.job for claim in self.page.claims(need, self._now_ns()))
 
     def _keeps(self, need: Need, lane: int) -> bool | None:
-        return rules.keeps(self._claim(lane), self.page.claims(need, self._now_ns()))
+        claims = self.page.claims(need, self._now_ns())
+        kept = rules.keeps(self._claim(lane), claims)
+        return kept and rules.may_enter(need, claims, self.job, self._had[need]) == lane
 
     def _claim(self, lane: int) -> Claim:
         return Claim(self.job, 0, 0, CLAIMS, lane, self.slot)
+
+    def _do(self, need: Need, doing: int, lane: int = 0) -> None:
+        self._put(need, STATE, doing | lane << 2 | self._had[need] << 5)
 
     def _get(self, need: Need, word: int) -> int:
         return self.page.get(self.slot, AT[need] + word)
 
     def _put(self, need: Need, word: int, value: int) -> None:
-        self.page.put(self.slot, AT[need] + word, value)
+        self._write(AT[need] + word, value)
+
+    def _write(self, word: int, value: int) -> None:
+        if self.owns:
+            self.page.put(self.slot, word, value)

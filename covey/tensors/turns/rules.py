@@ -2,7 +2,7 @@
 
 There are three *lanes*. One job computes at a time (COMP), since it uses all processors. Two jobs send (COMM): one is
 primary, and a second one uses the gaps that it leaves. Among jobs that wait for a lane the order of the plan decides;
-a job that `LAPS` others went before is next, so none waits for ever.
+a job that `LAPS` turns of others went before is next, so none waits for ever.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ LAPS = 4
 """Turns of others after which a job is next. Ours: with 1, jobs take turns one by one as in the paper."""
 
 Need = Literal["comp", "comm"]
+"""What a turn is of: COMP, the processors, or COMM, the network."""
 COMP, COMM, COMM_BESIDE = 0, 1, 2
 """The lanes. Of two jobs that send, the one that began first is the primary one, whichever lane it has."""
 LANES: dict[Need, tuple[int, ...]] = {"comp": (COMP,), "comm": (COMM, COMM_BESIDE)}
@@ -35,6 +36,8 @@ class Claim(NamedTuple):
     """The place of the process on the page."""
     since_ns: int = 0
     """When it asked, or when its turn began: CLOCK_MONOTONIC, ns."""
+    turn: int = 0
+    """The turn of its job that it has or, while it waits, had last; 0: none yet."""
 
 
 def urgency(place: int, passed: int, laps: int = LAPS) -> tuple[int, int]:
@@ -59,12 +62,19 @@ def free_lane(need: Need, claims: Iterable[Claim], job: int) -> int | None:
     return next(iter(ours or [lane for lane in LANES[need] if lane not in held]), None)
 
 
-def may_enter(need: Need, claims: list[Claim], job: int, laps: int = LAPS) -> int | None:
-    """The lane that a process of this job, which waits, may enter now; None: it waits on."""
+def present_turn(claims: Iterable[Claim], job: int, lane: int) -> int:
+    """The newest turn of this job that lasts in this lane; 0: none."""
+    return max((each.turn for each in claims if (each.state, each.job, each.lane) == (HOLDS, job, lane)), default=0)
+
+
+def may_enter(need: Need, claims: list[Claim], job: int, had: int = 0, laps: int = LAPS) -> int | None:
+    """The lane that a process of this job, which waits, may enter now; None: it waits on. `had`: the turn of its job
+    that it had last. All processes of a job have its turn together, each once: the second time begins the job's next
+    turn, which goes by the order, so processes that overlap keep no other job out."""
     lane = free_lane(need, claims, job)
-    if lane is None or any(claim.state == HOLDS and claim.lane == lane for claim in claims):
+    if lane is None or present_turn(claims, job, lane) not in (0, had):
         return lane
-    others_hold = {claim.job for claim in claims if claim.state == HOLDS}
+    others_hold = {claim.job for claim in claims if claim.state == HOLDS and claim.job != job}
     rest = [claim for claim in claims if claim.job not in others_hold]
     return lane if next_job(rest, laps) == job else None
 

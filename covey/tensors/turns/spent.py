@@ -13,4 +13,4 @@ class TurnsSpent(NamedTuple):
 
 
 NO_TURNS = TurnsSpent()
-"""Those of a process that takes no turns."""
+"""`TurnsSpent` of a process that takes no turns: zero seconds."""

@@ -1,2 +1,2 @@
-"""The state of interleaving: `groups`, which jobs share which hosts (at the coordinator); `turns`, which subtask runs
-now (on each host)."""
+"""The state of interleaving: `pools`, the jobs that share hosts and what a host wants of them; `measured` and `timed`,
+how long their parts take; `turns`, which subtask runs now on a host (in the simulator only)."""

@@ -104,6 +104,9 @@ class _Predicted(msgspec.Struct):
 class _Pool(msgspec.Struct):
     """What this host remembers of one pool."""
 
+    jobs: set[JobId] = set()
+    ran_s: list[float] = []
+    """How long each of the last jobs that ended had run, in seconds alone."""
     came: dict[JobId, float] = {}
     went: dict[JobId, _Noted] = {}
     changed_s: float = -1e9
@@ -138,7 +141,6 @@ class Pools:
         self._measured: dict[JobId, dict[HostId, StepsMeasured]] = {}
         """What hosts measured, of jobs whose coordinator this host is."""
         self._reported_s = self._told_s = -1e9
-        self._ran_s: dict[str, list[float]] = {}
         self._predicted: dict[JobId, _Predicted] = {}
         self._asks = 0
 
@@ -166,7 +168,9 @@ class Pools:
         assert set(self._here) <= set(self.jobs), "only jobs that share hosts are measured"
         assert set(self._measured) <= set(self.jobs), "only jobs that share hosts are profiled"
         assert set(self.profiles) <= set(self.jobs), "no profile is kept of a job that is over"
-        assert set(self.pools) == {job.pool for job in self.jobs.values()}, "a pool lives as long as its jobs"
+        for name, pool in self.pools.items():
+            assert pool.jobs == {job.job for job in self.jobs.values() if job.pool == name}, "a pool knows its jobs"
+            assert pool.jobs, "a pool lives as long as its jobs"
         assert all(pool.asked is None or pool.asked.wish.jobs for pool in self.pools.values()), "wishes name jobs"
 
     # ---- what the log says -------------------------------------------------------------------------------------------
@@ -183,6 +187,7 @@ class Pools:
         of = fact.epoch, fact.config, fact.places, fact.workers, most, first
         self.jobs[fact.job] = PlacedJob(fact.job, name, *of)
         pool = self.pools.setdefault(name, _Pool(review_s=now_s + self.rng.uniform(0.5, 1.0) * self.review_s))
+        pool.jobs.add(fact.job)
         if before is None or before.epoch != fact.epoch:
             self.profiles.pop(fact.job, None)
             pool.came[fact.job] = now_s
@@ -208,16 +213,16 @@ class Pools:
             return
         del self.jobs[fact.job]
         heard = self.profiles.pop(fact.job, None)
+        pool = self.pools[job.pool]
         if fact.ended and heard is not None:
             each_s = alone_s(_profile(heard.told), ALONE_ON)
-            self._ran_s.setdefault(job.pool, []).append((heard.told.step + 1) * each_s)
-            self._ran_s[job.pool] = self._ran_s[job.pool][-ENDED_MAX:]
+            pool.ran_s = [*pool.ran_s, (heard.told.step + 1) * each_s][-ENDED_MAX:]
         for kept in (self._here, self._measured, self._predicted):
             kept.pop(fact.job, None)
-        pool = self.pools[job.pool]
         pool.came.pop(fact.job, None)
         pool.went[fact.job] = _Noted(job.hosts, now_s)
-        if not any(other.pool == job.pool for other in self.jobs.values()):
+        pool.jobs.remove(fact.job)
+        if not pool.jobs:
             del self.pools[job.pool]
 
     # ---- what is measured, and told ----------------------------------------------------------------------------------
@@ -257,8 +262,10 @@ class Pools:
         self._reported_s = now_s
         actions: list[PoolsAction] = []
         for job in sorted(self._here, key=numbered):
-            told, to = self._here[job].told(), coordinator_of(self.jobs[job], self.live)
-            if told is None or to is None or self.me not in self.jobs[job].hosts:
+            if (told := self._here[job].told()) is None or self.me not in self.jobs[job].hosts:
+                continue
+            to = coordinator_of(self.jobs[job], self.live)
+            if to is None:
                 continue
             if to == self.me:
                 self._heard(self.me, told, now_s)
@@ -273,7 +280,7 @@ class Pools:
         self._told_s = now_s
         actions: list[PoolsAction] = []
         for name in sorted(self.pools):
-            members = [job for job in self.jobs.values() if job.pool == name]
+            members = self.members(name)
             mine = sorted((j.job for j in members if coordinator_of(j, self.live) == self.me), key=numbered)
             told = [heard.told for job in mine if (heard := self._own_profile(job, now_s)) is not None]
             to: set[HostId | None] = {coordinator_of(job, self.live) for job in members}
@@ -296,14 +303,19 @@ class Pools:
 
     # ---- what is wanted ----------------------------------------------------------------------------------------------
 
-    def known(self, pool: str, now_s: float) -> dict[JobId, Waiting]:
+    def members(self, name: str) -> list[PlacedJob]:
+        """The jobs of a pool, as the log has them."""
+        return [self.jobs[job] for job in self.pools[name].jobs]
+
+    def known(self, name: str, now_s: float) -> dict[JobId, Waiting]:
         """The profiles of a pool's jobs that count now, and the mini-batches that each has left."""
-        found = {}
-        for job, heard in self.profiles.items():
-            if self.jobs[job].pool == pool and now_s - heard.at_s < AGE_S:
+        found, pool = {}, self.pools[name]
+        for job in sorted(pool.jobs & self.profiles.keys(), key=numbered):
+            heard = self.profiles[job]
+            if now_s - heard.at_s < AGE_S:
                 profile = _profile(heard.told)
                 each_s = alone_s(profile, ALONE_ON)
-                left = left_of(None, heard.told.step, each_s, self._ran_s.get(pool, ()))
+                left = left_of(None, heard.told.step, each_s, pool.ran_s)
                 found[job] = Waiting(profile, left)
         return found
 
@@ -314,7 +326,7 @@ class Pools:
 
     def view(self, name: str, now_s: float) -> PoolView:
         """What this host knows of a pool now."""
-        pool, members = self.pools[name], [job for job in self.jobs.values() if job.pool == name]
+        pool, members = self.pools[name], self.members(name)
         profiles = self.known(name, now_s)
         taken = {host for job in self.jobs.values() for host in job.hosts}
         taken |= {host for hosts in self._others.values() for host in hosts}
@@ -357,8 +369,12 @@ class Pools:
         return actions
 
     def _look(self, name: str, now_s: float) -> list[PoolsAction]:
-        pool, view = self.pools[name], self.view(name, now_s)
-        if (not view.came and not view.went and view.whole is None) or now_s - pool.looked_s < LOOK_S:
+        pool = self.pools[name]
+        something = pool.went or now_s >= pool.review_s or any(job in self.profiles for job in pool.came)
+        if not something or now_s - pool.looked_s < LOOK_S:
+            return []
+        view = self.view(name, now_s)
+        if not view.came and not view.went and view.whole is None:
             return []
         pool.looked_s = now_s
         decision = self._decides(view)

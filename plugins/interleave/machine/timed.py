@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core.ids import JobId
-from plugins.interleave.messages import Need
+from covey.tensors.turns.rules import Need
 from plugins.interleave.policy.model import JobProfile
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, left_of
 

@@ -7,9 +7,9 @@ so a second one is *secondary* and yields to the first. When the primary is done
                        \\--> running (COMM, secondary) -> primary ---> finished
 
 Among those that wait, the plan's order decides: the first job of a group runs as if it were alone, the others fill
-what it leaves, and it ends soonest. A job that `LAPS` others went before is next, so none waits for ever: ranks go by
-the same rule (`covey/tensors/turns/rules.py`), on a page that all of a host see. All hosts of
-a group run the same order, whatever order the requests of one moment arrive in.
+what it leaves, and it ends soonest. A job that `LAPS` turns of others went before is next, so none waits for
+ever: ranks go by the same rule (`covey/tensors/turns/rules.py`), on a page that all of a host see. All hosts of a group
+run the same order, whatever order the requests of one moment arrive in.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ from typing import Literal, assert_never
 import msgspec
 
 from covey.core.ids import JobId
-from covey.tensors.turns.rules import LAPS, urgency
-from plugins.interleave.messages import Need
+from covey.tensors.turns.rules import LAPS, Need, urgency
 
 Lane = Literal["comp", "primary", "secondary"]
 

@@ -59,7 +59,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewHosts(msgspec.Struct, frozen=True):
-    """Where a job is to be."""
+    """The processes that a job is to have on each host, and the configuration that they replace."""
 
     epoch: int
     replaces: int
@@ -74,8 +74,6 @@ class GroupWish(msgspec.Struct, frozen=True):
     why: str
     predicted: dict[JobId, float]
     """Seconds of an iteration of each job whose group changes, as predicted."""
-    idle: bool
-    """Whether it takes hosts that no job has now."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -263,8 +261,7 @@ def _replaced(known: _Known, old: Sequence[PlacedGroup], new: Sequence[Group], w
         return Decision(None, f"{because}: the groups are the best that was found")
     predicted = _predicted(known, changed)
     why = f"{because}: score {now:.3f} to {score:.3f}, {_iterations(predicted)}"
-    taken = {host for each in jobs.values() for host in each.processes}
-    return Decision(GroupWish(jobs, why, predicted, bool(taken & set(known.view.idle))), why)
+    return Decision(GroupWish(jobs, why, predicted), why)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class HostGroups:
         """The groups of the pools that this host arranges, being the lowest live one that has a job of them."""
         now_s, found = self._host.env.clock.now_s(), []
         for name in sorted(self.pools.pools):
-            members = [job for job in self.pools.jobs.values() if job.pool == name]
+            members = self.pools.members(name)
             if arranger_of(members, self.pools.live) != self._host.id:
                 continue
             known = self.pools.known(name, now_s)

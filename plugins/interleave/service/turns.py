@@ -13,11 +13,12 @@ from covey.core.ids import JobId
 from covey.core.units import format_seconds
 from covey.kernel.pages import PAGE_BYTES
 from covey.ports.pages import SharedPage
-from covey.tensors.turns.page import LOST, PLACE, SLOTS_MAX, WAITED, TurnsPage
+from covey.tensors.turns.page import LOST, PLACE, SLOTS_MAX, USE, WAITED, TurnsPage
 from covey.tensors.turns.rules import HOLDS, WAITS, Claim, Need
 from covey.wire.job import TurnsHere
-from plugins.base import Host, JobPeer, RanksSpec
+from plugins.base import Host, JobPeer
 from plugins.facts import JobJoined, RankDisconnected
+from plugins.interleave.policy.groups import pool_of
 from plugins.interleave.policy.settings import InterleaveSettings
 from plugins.interleave.policy.turn_order import turn_order
 
@@ -27,12 +28,7 @@ LONG_S = 60.0
 """Seconds after which a turn that others wait for is named: no iteration of the paper's jobs computes for longer on one
 host than minutes, and most for seconds (figure 4.9)."""
 DOES: Mapping[Need, str] = {"comp": "the processors", "comm": "the network"}
-
-
-def group_of(spec: RanksSpec) -> str:
-    """The group with which these ranks take turns: a name belongs to its tenant, `auto` to all; empty: none."""
-    group = spec.share_host
-    return group if group in ("", "auto") else f"{spec.tenant}/{group}"
+VERBS: Mapping[Need, str] = {"comp": "compute", "comm": "send"}
 
 
 class TurnsGroup:
@@ -114,7 +110,7 @@ class HostTurns:
     def _joined(self, job: JobId, epoch: int) -> None:
         """Give the processes of this job, which have joined, their slots."""
         spec = self._host.runner.spec(job, epoch)
-        if spec is None or not (name := group_of(spec)) or not self._settings.turns:
+        if spec is None or not (name := pool_of(spec.tenant, spec.share_host)) or not self._settings.turns:
             return
         self._sweep()
         group = self.groups.get(name)
@@ -131,7 +127,7 @@ class HostTurns:
                     why = f"{SLOTS_MAX} processes, the limit, take turns on {self._host.id} already"
                     self._say(job, "takes no turns", f"rank {peer.rank} runs beside them: {why}")
                     continue
-                peer.hand(TurnsHere(slot), group.page)
+                peer.hand(TurnsHere(slot, group.turns.get(slot, USE)), group.page)
 
     def _sweep(self) -> None:
         """Free the slots of processes that are gone."""
@@ -152,8 +148,9 @@ class HostTurns:
     def look(self) -> None:
         """Free what is left over, and name turns that last long or were lost."""
         self._sweep()
+        left_s = self._left_s() if self.groups else {}
         for group in self.groups.values():
-            group.order(self._left_s())
+            group.order(left_s)
             for need in DOES:
                 self._name_long(group, need)
             self._name_lost(group)
@@ -186,8 +183,8 @@ class HostTurns:
                 first, group.lost[slot] = not group.lost[slot], lost
                 if first:
                     why = (
-                        f"rank {peer.rank} had a turn on {self._host.id} and did not use it: it was stopped, or waited "
-                        "for something that is no sum; others went on"
+                        f"rank {peer.rank} had a turn on {self._host.id} and did not use it: it was stopped, waited "
+                        "for something that is no sum, or one call into C kept Python's lock; others went on"
                     )
                     self._say(peer.job, "lost its turn", why)
 
@@ -197,11 +194,11 @@ class HostTurns:
 
     def _now(self, group: TurnsGroup) -> str:
         parts = []
-        for need, words in (("comp", "computes"), ("comm", "sends")):
-            claims = self._claims(group, need)  # type: ignore[arg-type]
+        for need, verb in VERBS.items():
+            claims = self._claims(group, need)
             having = sorted({group.name(claim) for claim in claims if claim.state == HOLDS})
             count = sum(claim.state == WAITS for claim in claims)
-            parts += [f"{who} {words}" for who in having]
-            parts += [f"{count} wait to {'compute' if need == 'comp' else 'send'}"] if count else []
+            parts += [f"{who} {verb}s" for who in having]
+            parts += [f"{count} {'waits' if count == 1 else 'wait'} to {verb}"] if count else []
         waited_s = sum(min(group.turns.get(slot, WAITED), 1 << 62) for slot in group.peers.values()) / 1e9
         return ", ".join(parts or ["nobody has a turn"]) + f"; waited {format_seconds(waited_s)} together"

@@ -219,6 +219,30 @@ def test_the_first_mini_batch_after_a_change_does_not_count() -> None:
     assert (told.timings, told.comp_s, told.comm_s, told.step_s) == (3, 2.0, 0.5, 3.0)
 
 
+def test_a_pool_where_nothing_is_due_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of pools, and each host goes through all of them each second."""
+    rack = two_and_two()
+    rack.run(400)
+    seen = list[HostId]()
+    for host, machine in rack.machines.items():
+        monkeypatch.setattr(machine, "view", lambda *_, host=host: seen.append(host))
+    rack.run(60)
+    assert not seen, f"{len(seen)} looks in a minute"
+
+
+def test_nothing_is_kept_of_a_pool_that_is_over() -> None:
+    """Users choose the names."""
+    for ends in ((J1, J2, J3, J4), (J4, J3, J2, J1)):
+        rack = two_and_two()
+        rack.run(150)
+        for job in ends:
+            rack.end(job)
+            rack.run(1)
+        for machine in rack.machines.values():
+            kept = {name: value for name, value in vars(machine).items() if isinstance(value, dict) and value}
+            assert not kept
+
+
 def test_an_answer_to_another_wish_changes_nothing() -> None:
     machine = Pools(H1, random.Random(1), 600.0)
     assert not machine.handle(ArrangementsAnswered("groups/h1/9/9"), 1.0)

@@ -137,6 +137,22 @@ def test_what_a_process_had_is_free_when_it_is_gone_and_the_page_with_the_last_o
     assert not host.turns.groups and host.pages[0].descriptor == -1
 
 
+def test_what_jobs_have_left_is_asked_once_a_look_and_only_for_groups_that_are_here() -> None:
+    host, asked = OneHost(), list[float]()
+
+    def left_s() -> dict[JobId, float]:
+        asked.append(host.at_s)
+        return {}
+
+    host.turns._left_s = left_s
+    host.turns.look()
+    assert not asked
+    for job, group in ((J2, "auto"), (J10, "x"), (J11, "y")):
+        host.joins(job, group)
+    host.turns.look()
+    assert len(asked) == 1
+
+
 def test_more_processes_than_a_page_has_slots_run_without_turns_and_say_so() -> None:
     host = OneHost()
     for rank in range(SLOTS_MAX):
@@ -165,7 +181,7 @@ def test_a_turn_that_lasts_long_is_named_once_while_others_wait() -> None:
     ((job, event, why),) = host.notes
     assert (job, event) == (J2, "holds its turn")
     assert "rank 3 has the processors of h1 for 1 min" in why and "rank 0 of j10 waits" in why
-    assert host.turns.status() == {"turns of auto": "rank 3 of j2 computes, 1 wait to compute; waited 0.0 s together"}
+    assert host.turns.status() == {"turns of auto": "rank 3 of j2 computes, 1 waits to compute; waited 0.0 s together"}
 
 
 def test_a_long_turn_for_which_nobody_waits_is_nobodys_business() -> None:
