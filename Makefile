@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -111,6 +111,9 @@ bench-elastic: $(READY) ## processes of an elastic job change at random, with ki
 
 bench-tuner-live: $(READY) ## the tuner on three real hosts, one of them slow: a step before and after, the same bits (some 3 minutes, as root)
 	@$(BIN)/python bench/tuner_live.py $(ARGS)
+
+bench-tuner-splits: $(READY) ## the four applications on six real hosts: the tuner against every fixed split (some 15 minutes, as root)
+	@$(BIN)/python bench/tuner_splits.py $(ARGS)
 
 heal-size: $(READY) ## a rank with the state of GPT-2 small and Adam is killed, links of 10 Gbit/s: how long until its successor has it (half a minute, 16 GB)
 	@$(BIN)/python bench/healing_size.py $(ARGS)
