@@ -1,5 +1,5 @@
-"""`make bench-tuner-splits`: the four applications on six real hosts: the tuner from its two worst starts, against every
-fixed split into workers and servers, and all hosts both.
+"""`make bench-tuner-splits`: the four applications on six real hosts: the tuner from its two worst starts, against
+every fixed split into workers and servers, and all hosts both.
 
     python bench/tuner_splits.py [--only nmf ...] [--rate 100mbit] [--seconds 8]
 

@@ -55,6 +55,10 @@ def runs_as(rack: SimRack, job: JobId) -> str:
 
 def known(rack: SimRack, job: JobId) -> Job:
     """The job in the newest copy of the log."""
+    return newest(rack).jobs[job]
+
+
+def newest(rack: SimRack) -> JobTable:
+    """The newest copy of the log on hosts that are alive: what was accepted a moment ago may not be in it."""
     plugins = [rack.plugin(name, "scheduler") for name in rack.alive() if rack.began(name)]
-    newest: JobTable = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
-    return newest.jobs[job]
+    return max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)

@@ -21,7 +21,7 @@ from chaos.actors.adder import DELTA
 from chaos.checks.ranks_seen import ranks_of
 from chaos.faults import Kill, Pause
 from chaos.rackworld import SimRack
-from chaos.stories.classes import known, state
+from chaos.stories.classes import known, newest, state
 from chaos.stories.cut_off import troubles
 from chaos.story import ended
 from chaos.wisher import Wisher
@@ -187,7 +187,9 @@ class Storm:
 
     def one(self, job: JobId) -> None:
         kind = self.rng.choice(self.rng.choice((CHANGES, HARMS)))
-        waits = any(state(self.rack, other) in ("queued", "placing") for other in self.others)
+        known_jobs = newest(self.rack).jobs
+        others = [known_jobs.get(other) for other in self.others]
+        waits = any(other is None or other.state in ("queued", "placing") for other in others)
         is_away = self.rack.world.now < self._back_s
         self.at_risk |= (is_away and kind in CHANGES) or (waits and (is_away or kind in ("power", "away", "silent")))
         self.rack.world.mark("rearranged", kind, str(job))
