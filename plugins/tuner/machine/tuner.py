@@ -210,8 +210,7 @@ class Tuner:
             case JobDivided():
                 return self._arranged(event)
             case TensorsNow():
-                self.tensors = event
-                return []
+                return self._pushes(event)
             case HostMeasured():
                 return self._measured(event, now_s)
             case WishAnswered():
@@ -287,9 +286,20 @@ class Tuner:
             for gone in [host for host in figures if host not in self.hosts()]:
                 del figures[gone]
         if self.wish is not None and (anew or event.config > self.wish.config):
-            self.wish = None
-            return [self._note("tuner", "the last prediction is not compared: the job was arranged anew meanwhile")]
+            return self._drop_wish("the job was arranged anew meanwhile")
         return []
+
+    def _pushes(self, event: TensorsNow) -> Sequence[TunerAction]:
+        """What was measured with other tensors says nothing about a step with these."""
+        if event == self.tensors:
+            return []
+        self.tensors, self.known = event, []
+        self._forget_steps()
+        return self._drop_wish("its ranks push other tensors now") if self.wish is not None else []
+
+    def _drop_wish(self, why: str) -> Sequence[TunerAction]:
+        self.wish = None
+        return [self._note("tuner", f"the last prediction is not compared: {why}")]
 
     def _forget_steps(self) -> None:
         self.steps, self.reports, self.step, self.best = {}, {}, None, None
