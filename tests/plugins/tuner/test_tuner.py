@@ -308,6 +308,15 @@ def test_a_mere_server_gets_a_process_again_where_that_is_faster() -> None:
     assert wanted.shares == dict.fromkeys(H[:3], 4) and wanted.processes == dict.fromkeys(H[:3], 1)
 
 
+def test_a_mere_server_of_a_job_that_holds_gpus_stays_one() -> None:
+    rack = Rack(alike(3), 12, 3)
+    hosts: Mapping[HostId, HostNow] = {H[0]: HostNow(1, 8), H[1]: HostNow(1, 4)}
+    rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, hosts=hosts))
+    rack.real[H[2]] = HostPace(H[2], 0.01, 10.0 * MB, 0)
+    wanted = rack.until_wish().jobs[JOB]
+    assert set(wanted.shares) == {H[0], H[1]} and wanted.processes == {}
+
+
 def test_one_host_is_nothing_to_divide() -> None:
     rack = Rack(alike(1), 4, 1)
     assert not wishes(rack.reports(20)) and "one host" in rack.tuner.lacks()
