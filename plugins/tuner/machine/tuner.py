@@ -15,7 +15,11 @@ and nothing is decided before it is there: a card of unknown speed is no card wi
 A step is predicted from what the present one takes: the model (`policy/division.py`) says what traffic and computing
 change, and what it does not know about a step (the sums' own time, the script between steps) stays as it is. After each
 change the steps are measured again; both times stand in the event log. The tuner of a job whose steps it cannot predict
-says so and leaves the job alone, until a person asks for it again.
+says so and leaves the job alone until a person asks for it again. What a tuner knows is in its process only: another
+coordinator, a restarted agent and another start of the job begin anew.
+
+A host that the best division leaves without ranks and tables is none of the job's hosts any more. Nothing is measured
+there, so only a person brings it back.
 """
 
 from collections.abc import Mapping, Sequence
