@@ -131,6 +131,21 @@ def test_a_host_that_only_owns_tables_reports_its_card_alone() -> None:
     assert HostMeasures(placed()).report(PLACES[0], 5e6).card_bytes_per_s == 0, "no step was under way"
 
 
+def test_what_a_card_carried_in_a_long_step_is_told_with_the_step() -> None:
+    """A step may last longer than reports are apart, and push in an earlier report's time than it ends in."""
+    measures = HostMeasures(placed())
+    assert measures.report(PLACES[1], 9e8).card_bytes_per_s == 0
+    measures.timed(facts.StepTimed(JOB, 1, 1, 5, 6.0, 0.1, 0.0, {}), PLACES[1])
+    said = measures.report(PLACES[1], 1e6)
+    assert said.steps == 1 and said.card_bytes_per_s == 9e8
+    measures.timed(facts.StepTimed(JOB, 1, 1, 6, 6.0, 0.1, 0.0, {}), PLACES[1])
+    assert measures.report(PLACES[1], 1e6).card_bytes_per_s == 1e6, "each is told once"
+    measures.report(PLACES[1], 9e8)
+    measures.place(placed(config=1))
+    measures.timed(facts.StepTimed(JOB, 1, 1, 7, 6.0, 0.1, 0.0, {}), PLACES[1])
+    assert measures.report(PLACES[1], 0.0).card_bytes_per_s == 0, "that was another configuration"
+
+
 def test_an_idle_card_or_one_that_came_up_anew_tells_nothing() -> None:
     card = CardWindow()
     card.look(CardNow("eth0", 0, 0), 0.0)
