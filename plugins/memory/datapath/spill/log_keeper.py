@@ -158,7 +158,7 @@ class LogKeeper:
     async def connect(self) -> None:
         if not self.writer.is_up:
             end = self._end(self.log.batch + 1)
-            await self.writer.connect(self.ring, self._listed.salt, end, self.log.written)
+            await self.writer.connect(self.ring, self._listed.salt, end, self.log.synced)
 
     # ---- orders ----
 
