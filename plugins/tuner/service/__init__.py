@@ -130,7 +130,7 @@ class TunerService(PluginService):
         if self._coordinator(placed) != self.host.id:
             self.tuners.pop(job, None)
             return
-        now = job_now(placed, asked.processes_min)
+        now = job_now(placed)
         if job not in self.tuners or self._begun.get(job) != asked.asked:
             self.tuners[job] = Tuner(job, now, f"{self.host.id}.{self.host.boot}.{asked.asked}.", self.settings.gain)
             self._begun[job] = asked.asked
@@ -140,8 +140,8 @@ class TunerService(PluginService):
         return self.host.id in (*owners_of_job(placed), *(place.host for place in placed.places))
 
     def _coordinator(self, placed: JobPlaced) -> HostId | None:
-        alive = [place for place in placed.places if place.host not in self._gone]
-        return min(alive, key=lambda place: min(place.ranks)).host if alive else None
+        place = facts.coordinator_place(placed.places, self._gone)
+        return place.host if place is not None else None
 
     def _here(self, job: JobId) -> Place | None:
         placed = self._placed.get(job)
@@ -244,13 +244,11 @@ class TunerService(PluginService):
 
 
 def owners_of_job(placed: JobPlaced) -> Sequence[HostId]:
-    """The host of each table: as the log says, else the host of its number among those of the job."""
-    hosts = list(dict.fromkeys(place.host for place in placed.places))
-    named = [*placed.owners, *[HostId("")] * (placed.tables - len(placed.owners))]
-    return [host or hosts[table % len(hosts)] for table, host in enumerate(named)] if hosts else []
+    """The host of each table."""
+    return [host for table in range(placed.tables) if (host := facts.owner_of_table(placed, table)) is not None]
 
 
-def job_now(placed: JobPlaced, processes_min: int) -> JobDivided:
+def job_now(placed: JobPlaced) -> JobDivided:
     """The job's arrangement as its tuner needs it."""
     hosts = {
         place.host: HostNow(len(place.ranks), sum(len(placed.carried.get(process, ())) for process in place.ranks))
@@ -262,4 +260,4 @@ def job_now(placed: JobPlaced, processes_min: int) -> JobDivided:
     )
     has_gpus = any(place.gpus for place in placed.places)
     owners = tuple(owners_of_job(placed))
-    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, processes_min)
+    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, placed.workers)

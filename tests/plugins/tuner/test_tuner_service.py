@@ -29,7 +29,7 @@ CARRIED = {at: tuple(range(at, 12, 3)) for at in range(3)}
 def placed(
     config: int = 0, carried: dict[int, tuple[int, ...]] = CARRIED, places: tuple[Place, ...] = PLACES
 ) -> JobPlaced:
-    return JobPlaced(JOB, 1, "default", 12, places, 3, 0, config, carried)
+    return JobPlaced(JOB, 1, "default", 12, places, 3, 0, config, carried, workers=3)
 
 
 class FakeHost:
@@ -73,7 +73,7 @@ def service(host: HostId, asked: int = 7) -> tuple[TunerService, FakeHost]:
     fake = FakeHost(host)
     tuner = TunerService(cast(Host, fake))
     tuner.on_fact(placed())
-    tuner.on_fact(TunerAsked(JOB, 1, asked, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, asked))
     return tuner, fake
 
 
@@ -91,10 +91,10 @@ def test_nothing_is_measured_before_somebody_asks_and_after_it_is_off() -> None:
     step(tuner, 1)
     second(tuner, fake)
     assert fake.sent == [] and tuner.tuners == {}
-    tuner.on_fact(TunerAsked(JOB, 1, 9, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 9))
     second(tuner, fake)
     assert [to for to, _ in fake.sent] == [H[0]]
-    tuner.on_fact(TunerAsked(JOB, 1, 0, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 0))
     second(tuner, fake)
     assert len(fake.sent) == 1
 
@@ -195,9 +195,9 @@ def test_another_host_decides_once_the_coordinator_is_gone_and_begins_from_nothi
 def test_who_asks_again_lets_the_tuner_begin_anew() -> None:
     tuner, _ = service(H[0])
     before = tuner.tuners[JOB]
-    tuner.on_fact(TunerAsked(JOB, 1, 7, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 7))
     assert tuner.tuners[JOB] is before
-    tuner.on_fact(TunerAsked(JOB, 1, 8, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 8))
     assert tuner.tuners[JOB] is not before
 
 
