@@ -15,9 +15,9 @@ from covey.ports.probes import CardNow
 from plugins import facts
 from plugins.base import Host
 from plugins.facts import ArrangementsAnswered, ArrangementsWanted, JobPlaced, Place, TunerAsked
-from plugins.tuner.machine.tuner import REPORTS_MIN
+from plugins.tuner.machine.tuner import REPORTS_MIN, TensorsNow
 from plugins.tuner.messages import HostTimed, TunedHere, TunedNow, TunerSettings
-from plugins.tuner.service import TunerService
+from plugins.tuner.service import EARLY_MAX, TunerService
 from plugins.tuner.service.measured import CARRIED_MIN, CardWindow, HostMeasures
 
 JOB = JobId("j1")
@@ -207,6 +207,49 @@ def test_a_job_that_is_over_is_forgotten() -> None:
     second(tuner, fake)
     assert tuner.tuners == {} and fake.sent == []
     reports(tuner, fake, H[2])
+
+
+def test_what_ranks_of_an_older_start_push_does_not_count() -> None:
+    tuner, fake = service(H[0])
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    tuner.on_fact(facts.TensorsSeen(JOB, 0, 9000, 900_000))
+    tuner.on_fact(facts.TableUsed(JOB, 0, 2))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors == TensorsNow(100_000, (0,))
+
+
+def test_a_table_whose_new_owner_has_seen_a_part_of_it_is_as_large_as_before() -> None:
+    tuner, fake = service(H[0])
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    for _ in range(3):
+        reports(tuner, fake, H[2])
+    steps = dict(tuner.tuners[JOB].steps)
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 60_000))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors.total_bytes == 100_000 and tuner.tuners[JOB].steps[H[0]] > steps[H[0]]
+
+
+def test_ranks_may_be_heard_before_the_log_says_that_their_job_runs() -> None:
+    fake = FakeHost(H[0])
+    tuner = TunerService(cast(Host, fake))
+    tuner.on_fact(facts.TableUsed(JOB, 1, 1))
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    tuner.on_fact(placed())
+    tuner.on_fact(TunerAsked(JOB, 1, 7))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors == TensorsNow(100_000, (1,))
+
+
+def test_what_is_known_of_jobs_that_are_over_does_not_grow() -> None:
+    tuner, _ = service(H[0])
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    for number in range(200):
+        tuner.on_fact(facts.TableUsed(JobId(f"late{number}"), 1, 0))
+    assert len(tuner._tensors) == EARLY_MAX + 1 and JOB in tuner._tensors
+    tuner.on_fact(facts.JobUnplaced(JOB, 1, True))
+    assert tuner._begun == {} and JOB not in tuner._tensors
 
 
 def test_a_job_that_is_not_tuned_is_refused_in_words() -> None:
