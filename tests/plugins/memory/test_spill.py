@@ -161,19 +161,19 @@ async def test_a_ring_has_room_for_what_a_longer_one_left() -> None:
 async def test_a_file_of_what_was_left_that_cannot_be_deleted_holds_up_nobody() -> None:
     async with a_bench() as bench:
         await left_behind(bench)
-        delete, tried = bench.disk.delete, list[str]()
+        delete, tried = bench.directory.delete, list[str]()
 
         async def failing(name: str) -> None:
             tried.append(name)
             raise OSError(5, "broken")
 
-        bench.disk.delete = failing  # type: ignore[method-assign]
+        bench.directory.delete = failing  # type: ignore[method-assign]
         spill = await opened(bench, 2)
         await spill.flush()
         put(spill, 300, p3=300)
         await spill.flush()
         assert tried and set(tried) == {"v/log/left"} and not spill.refused
-        bench.disk.delete = delete  # type: ignore[method-assign]
+        bench.directory.delete = delete  # type: ignore[method-assign]
         put(spill, 301, p3=301)
         await spill.flush()
         assert await bench.disk.read("v/log/left") is None

@@ -371,7 +371,7 @@ async def test_what_a_failed_sync_dropped_is_named_until_it_is_written_anew(monk
         assert (await look(await opened(bench, 3, places=16)))[5:7] == [55, 0]
 
 
-async def test_what_a_failed_sync_dropped_is_saved_from_the_ring_of_a_process_that_is_killed() -> None:
+async def test_what_a_failed_sync_dropped_is_saved_from_the_ring_of_a_killed_process() -> None:
     """It is not in the log any more, and the process had no time to write it anew."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
