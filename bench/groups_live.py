@@ -6,7 +6,7 @@ Two hosts (network namespaces, each with one core of this machine and a link of 
 real agents. Each job has two numpy workers, one on each host; a step multiplies matrices for `--work` seconds of
 processor time and adds gradients of `--megabytes` over the two. TOGETHER: the jobs run side by side; TURNS: with
 `--share-host night`; ALONE: one after the other, the sum of their times. Every job must end with the bits that it has
-alone. WAITED: seconds that scripts waited for turns, all together. (Needs root and iproute2.)
+alone. (Needs root and iproute2.)
 """
 
 import re

@@ -33,7 +33,9 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS = 3
 START_S = 120.0
+"""Seconds that a job may take to begin, and more than its steps to end."""
 SEEN_S = 8.0
+"""Seconds for which steps are watched before and after."""
 SLOW = """
 import socket, sys
 if socket.gethostname() == {slow!r}:
@@ -69,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = watched(rack, each, SEEN_S)
         show(rack, job)
         found: dict[str, Any] = {}
+        until_s = time.monotonic() + START_S + 2 * args.steps * before["step_s"]
         while len(times(rack)) < args.steps * 0.7:
+            if time.monotonic() > until_s:
+                raise SystemExit(f"{len(times(rack))} of {args.steps} steps are done in time\n{told(rack, job)}")
             time.sleep(5.0)
             found = show(rack, job) or found
         after = watched(rack, each, SEEN_S)

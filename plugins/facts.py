@@ -1,6 +1,6 @@
 """What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -82,6 +82,13 @@ class Place(msgspec.Struct, frozen=True):
         return tuple(gpu.partition(PART)[0] for gpu in self.gpus)
 
 
+def coordinator_place(places: Iterable[Place], gone: Collection[HostId]) -> Place | None:
+    """The place whose host is the job's coordinator: of those whose hosts are not `gone` the one with the lowest
+    process. None: nobody is there."""
+    there = [place for place in places if place.ranks and place.host not in gone]
+    return min(there, key=lambda place: min(place.ranks), default=None)
+
+
 class JobPlaced(Fact, frozen=True):
     """The replicated log says: this gang runs here, under this epoch. Told on every host, also after a restart, and
     again under the same epoch when some of its ranks continue on another host."""
@@ -109,6 +116,14 @@ class JobPlaced(Fact, frozen=True):
     """The group of jobs with which it takes turns on hosts that they share; empty: it takes no turns."""
     workers: int = 0
     """The fewest processes of an elastic job; 0: it is not elastic."""
+
+
+def owner_of_table(placed: JobPlaced, table: int) -> HostId | None:
+    """The host that is to own this table of the job: the one that the log names, else the host of the table's number
+    among those of the job. None: the log names none, and the job has no places."""
+    hosts = list(dict.fromkeys(place.host for place in placed.places))
+    named = placed.owners[table] if table < len(placed.owners) else HostId("")
+    return named or (hosts[table % len(hosts)] if hosts else None)
 
 
 class WantedArrangement(msgspec.Struct, frozen=True):
@@ -155,8 +170,6 @@ class TunerAsked(Fact, frozen=True):
     asked: int
     """The index of the log at which somebody switched the tuner on; 0: it is off. Whoever asks again moves it: the
     tuner begins anew."""
-    processes_min: int
-    """The fewest processes that the job may have."""
 
 
 class JobUnplaced(Fact, frozen=True):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from agent.ports.last_room import BULK, FULL, RESERVED, DiskReserve, free_in, kept_free
+from agent.ports.last_room import BULK, FULL, LEFT, RESERVED, DiskReserve, free_in, kept_free
 from covey.core.units import format_size
 
 R = TypeVar("R")
@@ -135,7 +135,7 @@ class DirectoryDisk:
     def _in_room(self, name: str, size: int, work: Callable[[], None], end: int = 0) -> None:
         """Do `work`, which writes `size` bytes, as far as the last room of the disk is for this file. `end`: where the
         write ends, if it goes into a file that may already reach that far."""
-        if name.startswith(BULK):
+        if name.startswith(BULK) and not name.endswith(LEFT):
             self._leave_room(name, size, end)
         while True:
             try:

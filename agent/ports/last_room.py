@@ -1,8 +1,9 @@
 """The last room of a disk, and who gets it, so that a host whose disk fills up stays in the rack and comes back.
 
-    BULK       volumes' logs, environments   refused while less than `kept_free` would stay free; what ranks print is
-                                             held to the same by its shim (`agent/ports/processes/shim.py`), what agents
-                                             and programs say of themselves to half of it (`LastingLog`)
+    BULK       volumes' logs, environments   refused while less than `kept_free` would stay free (not `LEFT`); what
+                                             ranks print is held to the same by its shim
+                                             (`agent/ports/processes/shim.py`), what agents and programs say of
+                                             themselves to half of it (`LastingLog`)
     RESERVED   the replicated log, records   all that is free, then the file `reserve`, a piece at a time
     the rest   event logs (4 MiB at most)    all that is free
 
@@ -34,6 +35,10 @@ RESERVED = (
 and with a full disk it could not come back. A record is small, and takes the place of the one before it."""
 BULK = ("memory/volumes/", "scheduler/env/")
 """Beginnings of the names of files that leave the last room to others."""
+LEFT = "/log/left"
+"""End of the name of the bulk file that is written however little is free: pages that a volume acknowledged and that
+nobody else may have, at most a ring of them (`spill_queue`), until the next process of the volume has them in its log.
+A volume that writes over what it has needs no room for them while its processes live."""
 RESERVE_SHARE = 8
 """The divisor of the file system's size that bounds the reserve."""
 RESERVE_BYTES_MAX = 32 << 20

@@ -61,4 +61,5 @@ def known(rack: SimRack, job: JobId) -> Job:
 def newest(rack: SimRack) -> JobTable:
     """The newest copy of the log on hosts that are alive: what was accepted a moment ago may not be in it."""
     plugins = [rack.plugin(name, "scheduler") for name in rack.alive() if rack.began(name)]
-    return max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
+    found: JobTable = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
+    return found

@@ -21,9 +21,11 @@ CHANGE_S = 1.0
 """Seconds for which a change of an arrangement stops a job: measured, the median under load
 (docs/results/tuner.md)."""
 REPORT_S = 2.0
+"""Seconds between two reports of a host."""
 FOR_S = 600.0
+"""Seconds that a case lasts."""
 LATE_S = 200.0
-"""When a host changes, in the cases where one does."""
+"""Seconds after which a host changes, in the cases where one does."""
 JOB = JobId("job")
 RANKS, TABLES = 24, 12
 PASS_S, CARD = 0.02, 125e6
@@ -178,7 +180,8 @@ def arranged_hosts(noise: float, seed: int, progress: Progress) -> Report:
         progress(at / len(every), case.title)
         found = run_case(case, noise, seed)
         reached = 100 * found.best_s / found.step_s
-        given = " ".join(f"{part.ranks}/{part.tables}" for part in found.division.values())
+        parts = [found.division.get(pace.host, HostPart(0, 0)) for pace in case.hosts]
+        given = " ".join(f"{part.ranks}/{part.tables}" for part in parts)
         rows.append([case.title, 1000 * found.start_s, 1000 * found.step_s, reached, 1000 * found.disjoint_s,
                      found.changes, found.last_change_s, 100 * found.off, given])  # fmt: skip
         data["cases"][case.title] = {

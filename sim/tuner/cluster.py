@@ -19,13 +19,13 @@ from plugins.tuner.machine.disjoint import (
     BATCHES_MIN,
     Available,
     BatchReported,
+    DisjointEvent,
     DisjointTuner,
     HostLost,
     HostsChanged,
     NicReported,
     Perform,
     StepDone,
-    TunerEvent,
 )
 from plugins.tuner.policy.blocks import whole
 from plugins.tuner.policy.cost import Load
@@ -282,7 +282,7 @@ class Cluster:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: TunerEvent) -> None:
+    def _tell(self, event: DisjointEvent) -> None:
         before = self.tuner.plan
         actions = self.tuner.handle(event, self.now_s)
         self._track()

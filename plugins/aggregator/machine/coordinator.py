@@ -63,7 +63,7 @@ from plugins.aggregator.messages import (
     WorkOf,
 )
 from plugins.aggregator.policy import Candidate
-from plugins.facts import TensorsSeen
+from plugins.facts import TensorsSeen, coordinator_place
 
 SURVEY_S = 2.0
 """Seconds that a host may take to say which assignment it knows."""
@@ -165,7 +165,7 @@ class JobCoordinator:
         return actions
 
     def _come_or_go(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
-        place = policy.coordinator_place(job.placed.places, self._gone)
+        place = coordinator_place(job.placed.places, self._gone)
         if place is not None and place.host == self.me:
             return self._survey(job) if isinstance(job.state, Away) else ()
         state = job.state

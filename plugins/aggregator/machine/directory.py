@@ -13,6 +13,7 @@ from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, TellRanks, Unplaced
 from plugins.aggregator.messages import Assigned, Lost, OwnerWanted, ToDirectory
+from plugins.facts import coordinator_place
 
 ASK_S = 2.0
 """Seconds between two questions to the coordinator about a job without an aggregator."""
@@ -108,8 +109,8 @@ class Directory:
         """Some ranks of the gang continue on other hosts, perhaps here: ask the coordinator if needed."""
         before = self._placed[event.job]
         came = self._is_here(event) and not self._is_here(before)
-        led = policy.coordinator_place(before.places, self._gone)
-        leads = policy.coordinator_place(event.places, self._gone)
+        led = coordinator_place(before.places, self._gone)
+        leads = coordinator_place(event.places, self._gone)
         # what the one before it says until it knows that, the new one has not heard
         follows = self._is_here(event) and led is not None and leads is not None and led.host != leads.host
         self._placed[event.job] = event
@@ -160,7 +161,7 @@ class Directory:
         """Tell the job's coordinator of an assignment that came from another host: that host no longer coordinates the
         job, or not yet, as far as this host knows. Otherwise the coordinator would keep the earlier owner, and so would
         ranks that only hear of that one."""
-        place = policy.coordinator_place(placed.places, self._gone) if placed is not None else None
+        place = coordinator_place(placed.places, self._gone) if placed is not None else None
         if placed is None or place is None or sender in (place.host, self.me) or not self._is_here(placed):
             return ()
         return self._ask(placed, now_s)
@@ -175,7 +176,7 @@ class Directory:
         known, placed = self.current(event.job), self._placed.get(event.job)
         if known is not None and known.epoch > event.epoch:
             return (TellRanks(known),)
-        place = policy.coordinator_place(placed.places, self._gone) if placed is not None else None
+        place = coordinator_place(placed.places, self._gone) if placed is not None else None
         if place is None:
             return ()
         return (Send(place.host, Lost(event.job, event.epoch, event.why[:300]), ASK_S),)
@@ -192,7 +193,7 @@ class Directory:
         host of the job asks it, so that it learns that; the deputy itself may have begun anew."""
         actions: list[Action] = []
         for job, placed in sorted(self._placed.items()):
-            place = policy.coordinator_place(placed.places, self._gone)
+            place = coordinator_place(placed.places, self._gone)
             if place is not None and place.host in back and self.current(job) is not None and self._is_here(placed):
                 actions += self._ask(placed, now_s)
         return actions
@@ -206,7 +207,7 @@ class Directory:
         return self._ask(placed, now_s) if self._is_here(placed) and event.to not in self._gone else ()
 
     def _ask(self, placed: GangPlaced, now_s: float) -> Sequence[Action]:
-        place = policy.coordinator_place(placed.places, self._gone)
+        place = coordinator_place(placed.places, self._gone)
         if place is None or place.host == self.me:
             return ()
         self._asked_s[placed.job] = now_s

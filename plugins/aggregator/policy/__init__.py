@@ -16,7 +16,6 @@ Time is in whole microseconds and every comparison is of integers, so two hosts 
 from plugins.aggregator.policy.owners import (
     AGE_S,
     Candidate,
-    coordinator_place,
     era_of,
     is_old,
     load_now,
@@ -31,7 +30,6 @@ from plugins.aggregator.policy.owners import (
 __all__ = [
     "AGE_S",
     "Candidate",
-    "coordinator_place",
     "era_of",
     "is_old",
     "load_now",

@@ -143,12 +143,6 @@ def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:
     return ""
 
 
-def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Place | None:
-    """Place of the lowest live rank; None when all its hosts are gone."""
-    alive = [place for place in places if place.host not in gone]
-    return min(alive, key=lambda place: min(place.ranks), default=None)
-
-
 ERA_BITS = 20
 """Low bits of an epoch, which count within an era."""
 ERA_MAX = (1 << 32 - ERA_BITS) - 1

@@ -13,7 +13,7 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import job_of, number_of, table_id
 from plugins.aggregator.machine.events import GangPlaced
-from plugins.facts import JobPlaced, Place, TensorsSeen
+from plugins.facts import JobPlaced, Place, TensorsSeen, owner_of_table
 
 EARLY_MAX = 1024
 """Most jobs that are not placed whose ranks have said which tables they use: some come too early, some too late."""
@@ -115,9 +115,8 @@ class JobTables:
     def _gang(self, fact: JobPlaced, table: int) -> GangPlaced:
         """The gang of one table. Where nobody said which host is to own it, each table prefers another host of the
         job, so that no card carries more than its share."""
-        hosts = list(dict.fromkeys(place.host for place in fact.places))
         said = fact.owners[table] if table < len(fact.owners) else None
-        prefers = said or (hosts[table % len(hosts)] if hosts else None)
+        prefers = owner_of_table(fact, table)
         direct = self._is_direct(fact)
         stays = bool(said) or direct or table > 0 or bool(self._open[fact.job] - {0})
         what = table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, stays

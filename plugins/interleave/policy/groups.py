@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import Place
+from plugins.facts import Place, coordinator_place
 from plugins.interleave.policy.turn_order import numbered
 
 AUTO = "auto"
@@ -90,8 +90,8 @@ def groups_of(jobs: Iterable[PlacedJob]) -> tuple[PlacedGroup, ...]:
 
 def coordinator_of(job: PlacedJob, live: Collection[HostId]) -> HostId | None:
     """The host that speaks for the job: of its live hosts the one with its lowest process; None: no host lives."""
-    there = [place for place in job.places if place.host in live and place.ranks]
-    return min(there, key=lambda place: min(place.ranks)).host if there else None
+    found = coordinator_place(job.places, {place.host for place in job.places if place.host not in live})
+    return found.host if found is not None else None
 
 
 def proposer_of(group: PlacedGroup, jobs: Mapping[JobId, PlacedJob], live: Collection[HostId]) -> HostId | None:

@@ -60,7 +60,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pages of new volumes are encrypted and authenticated before they leave their host. `false`: a lender, and whoever
     listens on the way, can read them, and a lender can change them."""
     spill_queue: str = "16 MiB"
-    """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
+    """Pages acknowledged by a lender that may wait for the disk, per volume, at most 1 GiB; when full, writers wait."""
     remote_deadline: str = "2 s"
     """A lender that does not answer a page request for so long is given up; the disk answers."""
     rdma: Literal["auto", "off"] = "auto"
@@ -133,6 +133,8 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.spill_queue_pages < REQUEST_PAGES_MAX:
             least = format_size(REQUEST_PAGES_MAX * page)
             raise ValueError(f"spill_queue = {self.spill_queue!r}: expected at least {least}, the largest request")
+        if parse_size(self.spill_queue) > GIB:
+            raise ValueError(f"spill_queue = {self.spill_queue!r}: expected at most 1 GiB; it stays in memory")
 
     @property
     def slab_bytes(self) -> int:

@@ -1,1 +1,1 @@
-"""The tuners: of live elastic jobs (`tuner`), and as the paper has it, on modelled hosts (`disjoint`)."""
+"""Two tuners: `tuner` for live elastic jobs, `disjoint` for the paper's tables."""

@@ -31,7 +31,7 @@ import msgspec
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
-from plugins.tuner.machine.figures import Figure, measure
+from plugins.tuner.machine.figures import Figure, measure, named, short
 from plugins.tuner.policy import plan as planning
 from plugins.tuner.policy.cost import HostCosts, Load, epoch_of_shares
 from plugins.tuner.policy.gain import GAIN_MIN, is_worth_it
@@ -94,7 +94,7 @@ class StepFailed(msgspec.Struct, frozen=True):
     why: str
 
 
-TunerEvent = BatchReported | NicReported | HostsChanged | HostLost | StepDone | StepFailed
+DisjointEvent = BatchReported | NicReported | HostsChanged | HostLost | StepDone | StepFailed
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Perform(msgspec.Struct, frozen=True):
     step: Step
 
 
-TunerAction = Perform | LogEvent
+DisjointAction = Perform | LogEvent
 
 
 class DisjointTuner:
@@ -144,7 +144,7 @@ class DisjointTuner:
     def now(self) -> Configuration:
         return Configuration(dict(self.roles), dict(self.data), dict(self.model))
 
-    def handle(self, event: TunerEvent, now_s: float) -> Sequence[TunerAction]:
+    def handle(self, event: DisjointEvent, now_s: float) -> Sequence[DisjointAction]:
         match event:
             case BatchReported():
                 return self._timed(event)
@@ -182,7 +182,7 @@ class DisjointTuner:
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
-    def _timed(self, event: BatchReported) -> Sequence[TunerAction]:
+    def _timed(self, event: BatchReported) -> Sequence[DisjointAction]:
         if event.host not in self.roles or event.samples <= 0 or event.compute_s <= 0:
             return []
         measure(self.sample_s, event.host, event.compute_s / event.samples)
@@ -230,7 +230,7 @@ class DisjointTuner:
 
     # ---- deciding ----------------------------------------------------------------------------------------------------
 
-    def _decide(self) -> Sequence[TunerAction]:
+    def _decide(self) -> Sequence[DisjointAction]:
         hosts = self.hosts()
         if self.plan is not None or len(hosts) < 2 or any(self.orphans.values()):
             return []
@@ -241,13 +241,11 @@ class DisjointTuner:
         now_s, then_s = self.epoch_s(hosts), self._epoch_s(hosts, wanted)
         is_sound, leaving = self._is_sound(), self._leaving()
         if is_sound and not is_worth_it(now_s, then_s, self.gain_min):
-            return [self._note("Kept", f"{_short(now_s)} an epoch; the best would be {_short(then_s)}")]
-        because = f"was {_short(now_s)}" if is_sound else "a role or its blocks are missing"
+            return [self._note("Kept", f"{short(now_s)} an epoch; the best would be {short(then_s)}")]
+        because = f"was {short(now_s)}" if is_sound else "a role or its blocks are missing"
         if leaving:
-            because = (
-                f"{', '.join(leaving[:3])}{f' and {len(leaving) - 3} more' if len(leaving) > 3 else ''} must leave"
-            )
-        text = f"{len(split.workers)} workers and {len(split.servers)} servers: {_short(then_s)} an epoch; {because}"
+            because = f"{named(leaving)} must leave"
+        text = f"{len(split.workers)} workers and {len(split.servers)} servers: {short(then_s)} an epoch; {because}"
         plan = planning.compiled(self.now, wanted, self.computing)
         if not plan.steps:
             return [self._note("Kept", text)]
@@ -270,14 +268,14 @@ class DisjointTuner:
 
     # ---- moving ------------------------------------------------------------------------------------------------------
 
-    def _order(self) -> list[TunerAction]:
+    def _order(self) -> list[DisjointAction]:
         if self.plan is None:
             return []
         due = planning.ready(self.plan, self.begun, self.done)
         self.begun |= set(due)
         return [Perform(self.plans, at, self.plan.steps[at]) for at in due]
 
-    def _step_done(self, event: StepDone) -> Sequence[TunerAction]:
+    def _step_done(self, event: StepDone) -> Sequence[DisjointAction]:
         if self.plan is None or event.plan != self.plans or event.at not in self.begun - self.done:
             return []
         self.done.add(event.at)
@@ -288,13 +286,13 @@ class DisjointTuner:
             return self._order()
         return self._finished()
 
-    def _finished(self) -> list[TunerAction]:
+    def _finished(self) -> list[DisjointAction]:
         self.plan = None
         self.begun, self.done = set(), set()
         settled = self._note("Settled", f"plan {self.plans} is done")
         return [settled] if self._is_sound() else [settled, *self._decide()]
 
-    def _step_failed(self, event: StepFailed) -> Sequence[TunerAction]:
+    def _step_failed(self, event: StepFailed) -> Sequence[DisjointAction]:
         if self.plan is None or event.plan != self.plans or event.at not in self.begun - self.done:
             return []
         step = self.plan.steps[event.at]
@@ -321,7 +319,7 @@ class DisjointTuner:
 
     # ---- losing ------------------------------------------------------------------------------------------------------
 
-    def _lost(self, host: HostId) -> list[TunerAction]:
+    def _lost(self, host: HostId) -> list[DisjointAction]:
         self.available.pop(host, None)
         self.batches.pop(host, None)
         self.computing.discard(host)
@@ -343,7 +341,7 @@ class DisjointTuner:
         note = self._note("HostLost", f"{host}, {role or 'about to join'}")
         return [note, *self._recover([each for each in moving if each.source == host], taken_back)]
 
-    def _recover(self, moving: Sequence[Move], taken_back: Sequence[Recover] = ()) -> list[TunerAction]:
+    def _recover(self, moving: Sequence[Move], taken_back: Sequence[Recover] = ()) -> list[DisjointAction]:
         """Give orphaned blocks owners, which recover them, beside the steps under way."""
         steps: list[Step] = list(taken_back)
         waits = self.plan is not None and bool(self.begun - self.done)
@@ -403,7 +401,3 @@ def _is_deleted(host: HostId, steps: Sequence[Step]) -> bool:
 
 def _concerns(step: Step, host: HostId) -> bool:
     return host in (step.source, step.target) if isinstance(step, Move) else step.host == host
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.3g} s"

@@ -2,10 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+
+from covey.core.ids import HostId
 
 Key = TypeVar("Key")
 
@@ -60,3 +62,13 @@ def told_apart(figures: Mapping[Key, Figure], count_min: int) -> dict[Key, float
     return {
         key: each.mean if each.count >= count_min and each.differs(middle) else middle for key, each in figures.items()
     }
+
+
+def short(seconds: float) -> str:
+    """Seconds for people, to three digits."""
+    return f"{seconds:.3g} s"
+
+
+def named(hosts: Sequence[HostId]) -> str:
+    """The first three of these hosts by name, and how many more there are."""
+    return f"{', '.join(hosts[:3])}{f' and {len(hosts) - 3} more' if len(hosts) > 3 else ''}"

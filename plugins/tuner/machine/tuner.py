@@ -15,7 +15,11 @@ and nothing is decided before it is there: a card of unknown speed is no card wi
 A step is predicted from what the present one takes: the model (`policy/division.py`) says what traffic and computing
 change, and what it does not know about a step (the sums' own time, the script between steps) stays as it is. After each
 change the steps are measured again; both times stand in the event log. The tuner of a job whose steps it cannot predict
-says so and leaves the job alone, until a person asks for it again.
+says so and leaves the job alone until a person asks for it again. What a tuner knows is in its process only: another
+coordinator, a restarted agent and another start of the job begin anew.
+
+A host that the best division leaves without ranks and tables is none of the job's hosts any more. Nothing is measured
+there, so only a person brings it back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +30,7 @@ import msgspec
 from covey.core.events import LogEvent, Publish
 from covey.core.ids import HostId, JobId
 from plugins.facts import ArrangementsWanted, WantedArrangement
-from plugins.tuner.machine.figures import Figure, measure, told_apart
+from plugins.tuner.machine.figures import Figure, measure, named, short, told_apart
 from plugins.tuner.policy.division import (
     DividedJob,
     Division,
@@ -61,7 +65,10 @@ WRONG = 0.10
 WRONG_MAX = 3
 """Number of wrong predictions in a row after which the job is left alone."""
 BY = "the tuner"
-JUDGED_S_MIN, JUDGED_KEPT, KNOWN_MAX = 1e-6, 16, 32
+JUDGED_S_MIN = 1e-6
+"""Least seconds of a step that a prediction is divided by."""
+JUDGED_KEPT, KNOWN_MAX = 16, 32
+"""Most predictions that are kept, and most divisions that are known."""
 
 
 class HostNow(msgspec.Struct, frozen=True):
@@ -210,8 +217,7 @@ class Tuner:
             case JobDivided():
                 return self._arranged(event)
             case TensorsNow():
-                self.tensors = event
-                return []
+                return self._pushes(event)
             case HostMeasured():
                 return self._measured(event, now_s)
             case WishAnswered():
@@ -251,12 +257,12 @@ class Tuner:
             return "it has one host, and there is nothing to divide"
         if not self.tensors.used or not self.tensors.total_bytes:
             return "the bytes of its tensors are not known"
-        slow = sorted(host for host in self.now.hosts if not self._timed_enough(host))
-        if slow:
-            return f"{_named(slow)} timed fewer than {STEPS_MIN} steps since the last change"
+        untimed = self._untimed()
+        if untimed:
+            return f"{named(untimed)} timed fewer than {STEPS_MIN} steps since the last change"
         cards = sorted(host for host in self.hosts() if host not in self.cards)
         if cards:
-            return f"the bytes per second that the card of {_named(cards)} carries are not known"
+            return f"the bytes per second that the card of {named(cards)} carries are not known"
         return ""
 
     @property
@@ -270,6 +276,10 @@ class Tuner:
         if self.wish is not None:
             return f"looks whether steps take {short(self.wish.predicted_s)}{f': {lacks}' if lacks else ''}"
         return f"measures: {lacks}" if lacks else "keeps the job as it is, and measures"
+
+    def _untimed(self) -> list[HostId]:
+        """Hosts that have not timed enough steps in this configuration."""
+        return sorted(host for host in self.now.hosts if not self._timed_enough(host))
 
     def _timed_enough(self, host: HostId) -> bool:
         return self.steps.get(host, 0) >= STEPS_MIN and self.reports.get(host, 0) > REPORTS_MIN
@@ -287,9 +297,20 @@ class Tuner:
             for gone in [host for host in figures if host not in self.hosts()]:
                 del figures[gone]
         if self.wish is not None and (anew or event.config > self.wish.config):
-            self.wish = None
-            return [self._note("tuner", "the last prediction is not compared: the job was arranged anew meanwhile")]
+            return self._drop_wish("the job was arranged anew meanwhile")
         return []
+
+    def _pushes(self, event: TensorsNow) -> Sequence[TunerAction]:
+        """What was measured with other tensors says nothing about a step with these."""
+        if event == self.tensors:
+            return []
+        self.tensors, self.known = event, []
+        self._forget_steps()
+        return self._drop_wish("its ranks push other tensors now") if self.wish is not None else []
+
+    def _drop_wish(self, why: str) -> Sequence[TunerAction]:
+        self.wish = None
+        return [self._note("tuner", f"the last prediction is not compared: {why}")]
 
     def _forget_steps(self) -> None:
         self.steps, self.reports, self.step, self.best = {}, {}, None, None
@@ -345,11 +366,11 @@ class Tuner:
             return []
         if self.wish is not None:
             return self._judge() if self.wish.granted and self.wish.config == self.now.config else []
-        if now_s < self._not_before_s:
+        if now_s < self._not_before_s or self._untimed():
             return []
         lacks = self.lacks()
         if lacks:
-            return self._say_once("tuner lacks", lacks) if "steps" not in lacks else []
+            return self._say_once("tuner lacks", lacks)
         self._not_before_s = now_s + REST_S
         return self._decide(self.step, now_s)
 
@@ -411,7 +432,7 @@ class Tuner:
 
     def _judge(self) -> Sequence[TunerAction]:
         """Compare the prediction with what the new configuration takes, once enough steps are measured."""
-        if self.wish is None or self.step is None or not all(map(self._timed_enough, self.now.hosts)):
+        if self.wish is None or self.step is None or self._untimed():
             return []
         judged = Judged(self.wish.before_s, self.wish.predicted_s, max(JUDGED_S_MIN, self.step.mean))
         self.wish = None
@@ -450,11 +471,3 @@ def predicted(measured_s: float, model_s: float, then_s: float) -> float:
 def told(division: Division) -> str:
     """A division in words: `h0 5 ranks 2 tables, h1 3 ranks 0 tables`."""
     return ", ".join(f"{host} {part.ranks} ranks {part.tables} tables" for host, part in sorted(division.items()))
-
-
-def short(seconds: float) -> str:
-    return f"{seconds:.3g} s"
-
-
-def _named(hosts: Sequence[HostId]) -> str:
-    return f"{', '.join(hosts[:3])}{f' and {len(hosts) - 3} more' if len(hosts) > 3 else ''}"

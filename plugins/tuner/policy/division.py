@@ -58,7 +58,7 @@ class HostPace(msgspec.Struct, frozen=True):
     processes: int
     """Number of the job's processes there; 0: it only owns tables. Each carries a rank at least."""
     may_end: bool = False
-    """Whether its processes may end, and others carry their ranks."""
+    """Whether its processes may end, and others carry their ranks; or, where it has none, a first one begin."""
 
 
 class HostPart(msgspec.Struct, frozen=True):
@@ -130,7 +130,9 @@ def _processes(pace: HostPace, part: HostPart) -> int:
 
 
 def _may_carry(pace: HostPace, ranks: int) -> bool:
-    return ranks >= max(1, pace.processes) or (ranks == 0 and (pace.may_end or not pace.processes))
+    if not ranks:
+        return pace.may_end or not pace.processes
+    return ranks >= max(1, pace.processes) and (pace.may_end or pace.processes > 0)
 
 
 def _best(job: DividedJob, paces: Sequence[HostPace], now: Division) -> Division | None:

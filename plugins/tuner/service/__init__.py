@@ -40,6 +40,22 @@ slower, so windows are short; a token bucket in front of it makes it seem faster
 TOLD_S = 5.0
 """Seconds after which a report is not sent again: the next one has newer figures."""
 ASK_S = 2.0
+"""Seconds that another coordinator may take to answer what people ask."""
+EARLY_MAX = 64
+"""Most jobs that are not known to run, and whose tensors are known all the same: ranks may be heard before the log says
+that their job runs, and after it is over."""
+
+
+class JobTensors:
+    """What ranks of one start of a job push, as far as this host has heard."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.total_bytes = 0
+        """The most that was heard: another owner of a table, and a rank that begins again, tell anew from the first
+        tensor on."""
+        self.tables: set[int] = set()
+        """The tables that have tensors in them."""
 
 
 class TunerService(PluginService):
@@ -55,8 +71,7 @@ class TunerService(PluginService):
         self._asked: dict[JobId, TunerAsked] = {}
         self._begun: dict[JobId, int] = {}
         """`TunerAsked.asked` of each tuner."""
-        self._tensors: dict[JobId, tuple[int, set[int], int]] = {}
-        """Job -> epoch, tables that its ranks use, bytes of all."""
+        self._tensors: dict[JobId, JobTensors] = {}
         self._measures: dict[JobId, HostMeasures] = {}
         """Tuned jobs that use this host."""
         self._gone: set[HostId] = set()
@@ -83,10 +98,10 @@ class TunerService(PluginService):
                 if measures is not None and here is not None:
                     measures.timed(fact, here)
             case facts.TableUsed():
-                self._tensors_of(fact.job, fact.epoch)[1].add(fact.table)
+                self._tensors_of(fact.job, fact.epoch).tables.add(fact.table)
             case facts.TensorsSeen():
-                epoch, used, _ = self._tensors_of(fact.job, fact.epoch)
-                self._tensors[fact.job] = epoch, used, fact.total_bytes
+                tensors = self._tensors_of(fact.job, fact.epoch)
+                tensors.total_bytes = max(tensors.total_bytes, fact.total_bytes)
             case facts.ArrangementsAnswered():
                 for job in sorted(self.tuners):
                     self._feed(job, WishAnswered(fact.ask, fact.refused))
@@ -101,10 +116,16 @@ class TunerService(PluginService):
             case _:
                 pass
 
-    def _tensors_of(self, job: JobId, epoch: int) -> tuple[int, set[int], int]:
+    def _tensors_of(self, job: JobId, epoch: int) -> JobTensors:
+        """Where to note what a rank of this start of the job pushes; of an older one nothing is kept."""
         found = self._tensors.get(job)
-        if found is None or found[0] < epoch:
-            found = self._tensors[job] = (epoch, set(), 0)
+        if found is not None and found.epoch > epoch:
+            return JobTensors(epoch)
+        if found is None or found.epoch < epoch:
+            found = self._tensors[job] = JobTensors(epoch)
+            others = [each for each in self._tensors if each not in self._placed]
+            for each in others[: max(0, len(others) - EARLY_MAX)]:
+                del self._tensors[each]
         return found
 
     def _settle_all(self) -> None:
@@ -116,7 +137,7 @@ class TunerService(PluginService):
         placed, asked = self._placed.get(job), self._asked.get(job)
         if placed is None or asked is None or not asked.asked or asked.epoch != placed.epoch:
             self._measures.pop(job, None)
-            self.tuners.pop(job, None)
+            self._end_tuner(job)
             return
         if self._uses(placed):
             measures = self._measures.get(job)
@@ -128,20 +149,24 @@ class TunerService(PluginService):
         else:
             self._measures.pop(job, None)
         if self._coordinator(placed) != self.host.id:
-            self.tuners.pop(job, None)
+            self._end_tuner(job)
             return
-        now = job_now(placed, asked.processes_min)
+        now = job_now(placed)
         if job not in self.tuners or self._begun.get(job) != asked.asked:
             self.tuners[job] = Tuner(job, now, f"{self.host.id}.{self.host.boot}.{asked.asked}.", self.settings.gain)
             self._begun[job] = asked.asked
         self._feed(job, now)
 
+    def _end_tuner(self, job: JobId) -> None:
+        self.tuners.pop(job, None)
+        self._begun.pop(job, None)
+
     def _uses(self, placed: JobPlaced) -> bool:
         return self.host.id in (*owners_of_job(placed), *(place.host for place in placed.places))
 
     def _coordinator(self, placed: JobPlaced) -> HostId | None:
-        alive = [place for place in placed.places if place.host not in self._gone]
-        return min(alive, key=lambda place: min(place.ranks)).host if alive else None
+        place = facts.coordinator_place(placed.places, self._gone)
+        return place.host if place is not None else None
 
     def _here(self, job: JobId) -> Place | None:
         placed = self._placed.get(job)
@@ -189,8 +214,9 @@ class TunerService(PluginService):
             return
         tensors = self._tensors.get(job)
         placed = self._placed[job]
-        if tensors is not None and tensors[0] == placed.epoch:
-            self._feed(job, TensorsNow(tensors[2], tuple(sorted(each for each in tensors[1] if each < placed.tables))))
+        if tensors is not None and tensors.epoch == placed.epoch:
+            tables = tuple(sorted(each for each in tensors.tables if each < placed.tables))
+            self._feed(job, TensorsNow(tensors.total_bytes, tables))
         times = report.step_s, report.pass_s, report.communicate_s
         self._feed(
             job, HostMeasured(sender, report.epoch, report.config, report.steps, *times, report.card_bytes_per_s)
@@ -244,13 +270,11 @@ class TunerService(PluginService):
 
 
 def owners_of_job(placed: JobPlaced) -> Sequence[HostId]:
-    """The host of each table: as the log says, else the host of its number among those of the job."""
-    hosts = list(dict.fromkeys(place.host for place in placed.places))
-    named = [*placed.owners, *[HostId("")] * (placed.tables - len(placed.owners))]
-    return [host or hosts[table % len(hosts)] for table, host in enumerate(named)] if hosts else []
+    """The host of each table."""
+    return [host for table in range(placed.tables) if (host := facts.owner_of_table(placed, table)) is not None]
 
 
-def job_now(placed: JobPlaced, processes_min: int) -> JobDivided:
+def job_now(placed: JobPlaced) -> JobDivided:
     """The job's arrangement as its tuner needs it."""
     hosts = {
         place.host: HostNow(len(place.ranks), sum(len(placed.carried.get(process, ())) for process in place.ranks))
@@ -262,4 +286,4 @@ def job_now(placed: JobPlaced, processes_min: int) -> JobDivided:
     )
     has_gpus = any(place.gpus for place in placed.places)
     owners = tuple(owners_of_job(placed))
-    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, processes_min)
+    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, placed.workers)

@@ -6,8 +6,6 @@ from plugins.tuner.messages import HostTimed
 
 CARRIED_MIN = 1e5
 """Bytes per second below which a card was idle, and nothing is known of it."""
-PROCESSES_MAX = 256
-"""Most processes of a host that are told apart; what the others time is left out."""
 STEP_S_MAX = 86_400.0
 """Most seconds of a step that are believed."""
 
@@ -51,29 +49,37 @@ class HostMeasures:
 
     def __init__(self, placed: JobPlaced) -> None:
         self._times: dict[int, ProcessTimes] = {}
+        self._most_bytes_per_s = 0.0
+        """The most that the card carried since the last report with steps."""
         self.place(placed)
 
     def place(self, placed: JobPlaced) -> None:
-        """The job is arranged like this; what was timed in an older configuration is forgotten."""
+        """The job is arranged like this; what was measured in an older configuration is forgotten."""
         self.placed = placed
         self._times.clear()
+        self._most_bytes_per_s = 0.0
 
     def timed(self, fact: StepTimed, here: Place) -> None:
         if fact.epoch != self.placed.epoch or fact.rank not in here.ranks or not 0 < fact.step_s < STEP_S_MAX:
             return
-        if fact.rank in self._times or len(self._times) < PROCESSES_MAX:
-            self._times.setdefault(fact.rank, ProcessTimes()).add(fact)
+        self._times.setdefault(fact.rank, ProcessTimes()).add(fact)
 
     def report(self, here: Place | None, card_bytes_per_s: float) -> HostTimed:
-        """The report of this host; what was timed is forgotten. Without steps of all its processes there are none."""
+        """The report of this host, whose card carried this since the last one. Before each of its processes has done a
+        step the report is empty, and what was measured stays for the next: a step may last longer than reports are
+        apart, and the card is busy for a part of it only."""
+        self._most_bytes_per_s = max(self._most_bytes_per_s, card_bytes_per_s)
         placed, times = self.placed, self._times
         of = placed.job, placed.epoch, placed.config
-        if here is None or not set(here.ranks[:PROCESSES_MAX]) <= times.keys():
-            return HostTimed(*of, 0, card_bytes_per_s=card_bytes_per_s if here is None else 0.0)
+        if here is not None and not set(here.ranks) <= times.keys():
+            return HostTimed(*of, 0)
+        most, self._most_bytes_per_s = self._most_bytes_per_s, 0.0
+        if here is None:
+            return HostTimed(*of, 0, card_bytes_per_s=most)
         carried = {process: max(1, len(placed.carried.get(process, (process,)))) for process in times}
         pass_s = max(each.compute_s / each.steps / carried[process] for process, each in times.items())
         step_s = max(each.step_s / each.steps for each in times.values())
         communicate_s = min(each.communicate_s / each.steps for each in times.values())
         steps = min(each.steps for each in times.values())
         self._times = {}
-        return HostTimed(*of, steps, step_s, pass_s, communicate_s, card_bytes_per_s)
+        return HostTimed(*of, steps, step_s, pass_s, communicate_s, most)

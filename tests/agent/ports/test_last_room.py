@@ -18,6 +18,7 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import RESERVE, LastingLog, free_in, kept_free, reserve_of
 from agent.ports.processes import shim
 from covey.core.ids import HostId
+from plugins.memory.datapath.spill.spill_writer import left_name, list_name
 
 MIB = 1 << 20
 DISK_BYTES = 32 * MIB
@@ -169,6 +170,19 @@ async def test_a_volume_writes_over_what_it_has_on_a_full_disk(place: Path, disk
     assert await disk.read_at(name, 0, 8192) == b"y" * 4096 + b"x" * 4096
     with pytest.raises(OSError, match="less than"):
         await disk.write_at(name, 8192, b"z")
+
+
+async def test_what_a_killed_process_left_is_saved_where_the_log_could_be_written(
+    place: Path, disk: DirectoryDisk
+) -> None:
+    """Its log is written over in place, so near the last room too; what the process had acknowledged must not be lost
+    for want of the same room."""
+    fill(place, MIB)
+    name = left_name("memory/volumes/v")
+    with pytest.raises(OSError, match="less than"):
+        await disk.replace(list_name("memory/volumes/v"), b"x")
+    await disk.replace(name, b"x" * (MIB // 2))
+    assert await disk.read(name) == b"x" * (MIB // 2)
 
 
 async def test_an_agent_has_a_new_boot_on_a_disk_that_takes_nothing_at_all(place: Path, disk: DirectoryDisk) -> None:

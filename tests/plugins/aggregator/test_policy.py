@@ -48,13 +48,6 @@ def test_jobs_that_start_together_spread_over_equal_hosts() -> None:
     assert all(first.count(one.host) > 25 for one in hosts)
 
 
-def test_the_coordinator_is_where_the_lowest_live_rank_is() -> None:
-    places = [Place(B, (2, 3), ()), Place(A, (0, 1), ()), Place(C, (4,), ())]
-    assert policy.coordinator_place(places, ()) == places[1]
-    assert policy.coordinator_place(places, {A}) == places[0]
-    assert policy.coordinator_place(places, {A, B, C}) is None
-
-
 @given(grant=st.integers(1, 1000), world=st.integers(1, 64), above=st.integers(0, 1 << 20), data=st.data())
 def test_no_two_coordinators_ever_use_the_same_epoch(grant: int, world: int, above: int, data: st.DataObject) -> None:
     above += grant << 32

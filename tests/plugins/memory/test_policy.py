@@ -165,6 +165,7 @@ def test_the_defaults_are_the_papers_where_it_has_any() -> None:
         ("lease", "0 s"),
         ("grace", "soon"),
         ("spill_queue", "64 KiB"),
+        ("spill_queue", "1025 MiB"),
         ("hot_requests_per_s", -1.0),
         ("hot_requests_per_s", float("nan")),
         ("hot_requests_per_s", "lots"),

@@ -82,6 +82,26 @@ async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_ho
         assert (await look(again))[:3] == [13, 11, 12]
 
 
+async def test_a_record_whose_place_is_being_used_again_is_not_brought_home() -> None:
+    """It is on disk, and the process died while another record was put in its place."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1, places=8)
+        put(spill, 1, p0=10, p1=11)
+        await spill.written(2)
+        assert not spill.log.synced
+        ring = spill.ring
+        before = ring.count
+        put(spill, 2, p2=12, p3=13, p4=14, p5=15, p6=16, p7=17)
+        bench.disk.gate.clear()
+        ring.put_page(before + 6, 3, 8, content(8, 18))  # in the place of page 0
+        ring._count[0] = before + 6  # and it is not whole yet
+        bench.disk.gate.set()
+        await die(spill, writer=False)
+        left = await bench.disk.read("v/log/left")
+        assert left is not None and content(8, 18) not in left and content(1, 11) in left
+        assert (await look(await opened(bench, 2)))[:9] == [10, 11, 12, 13, 14, 15, 16, 17, 0]
+
+
 async def left_behind(bench: Bench, writes: int = 201) -> None:
     """A volume's process dies while the disk takes nothing; page n modulo 40 has word n, up to `writes`."""
     spill = await opened(bench, 1)
@@ -136,6 +156,28 @@ async def test_a_ring_has_room_for_what_a_longer_one_left() -> None:
     async with a_bench() as bench:
         await left_behind(bench)
         assert sorted((await look(await opened(bench, 2, places=8)))[:40]) == list(range(162, 202))
+
+
+async def test_a_file_of_what_was_left_that_cannot_be_deleted_holds_up_nobody() -> None:
+    async with a_bench() as bench:
+        await left_behind(bench)
+        delete, tried = bench.directory.delete, list[str]()
+
+        async def failing(name: str) -> None:
+            tried.append(name)
+            raise OSError(5, "broken")
+
+        bench.directory.delete = failing  # type: ignore[method-assign]
+        spill = await opened(bench, 2)
+        await spill.flush()
+        put(spill, 300, p3=300)
+        await spill.flush()
+        assert tried and set(tried) == {"v/log/left"} and not spill.refused
+        bench.directory.delete = delete  # type: ignore[method-assign]
+        put(spill, 301, p3=301)
+        await spill.flush()
+        assert await bench.disk.read("v/log/left") is None
+        await die(spill)
 
 
 async def test_what_was_left_does_not_replace_what_is_newer() -> None:

@@ -371,6 +371,33 @@ async def test_what_a_failed_sync_dropped_is_named_until_it_is_written_anew(monk
         assert (await look(await opened(bench, 3, places=16)))[5:7] == [55, 0]
 
 
+async def test_what_a_failed_sync_dropped_is_saved_from_the_ring_of_a_killed_process() -> None:
+    """It is not in the log any more, and the process had no time to write it anew."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=1)
+        await spill.flush()
+        put(spill, 2, p1=11, p2=12)
+        await spill.written(3)
+        slot, block = spill.table.segment_of(spill.table.places[1])
+        refused = asyncio.Event()
+
+        async def failing(name: str) -> None:
+            await bench.directory.write_at(f"v/log/{slot:08x}", block * PAGE, bytes(PAGE))
+            bench.disk.gate.clear()
+            refused.set()
+            raise OSError(5, "broken")
+
+        sync, bench.disk.sync = bench.disk.sync, failing  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="broken"):
+            await spill.flush()
+        assert refused.is_set()
+        bench.disk.sync = sync  # type: ignore[method-assign]
+        bench.disk.gate.set()
+        await die(spill, writer=False)
+        assert (await look(await opened(bench, 2)))[:3] == [1, 11, 12]
+
+
 async def test_what_a_lender_holds_of_it_is_written_anew_by_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))

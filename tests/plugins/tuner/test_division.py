@@ -49,6 +49,7 @@ def test_no_division_of_all_is_shorter(hosts: list[HostPace], ranks: int, tables
     assert sum(part.tables for part in found.values()) == tables
     assert step_s(job, hosts, found) <= shortest * (1 + SLACK) * (1 + 1e-6)
     assert all(found[each.host].ranks >= each.processes for each in hosts if not each.may_end), "each process has one"
+    assert not any(found[each.host].ranks for each in hosts if not each.processes and not each.may_end)
 
 
 def test_equal_hosts_are_both_and_carry_equally_much() -> None:
@@ -76,6 +77,14 @@ def test_a_host_with_a_slow_processor_only_serves_where_it_may() -> None:
     assert best_division(job, hosts, {}, processes_min=4)[H[3]].ranks == 1
     kept = [*alike(3), HostPace(H[3], 10.0, 100 * MB, 1)]
     assert best_division(job, kept, {})[H[3]].ranks == 1
+
+
+def test_a_host_whose_processes_hold_gpus_and_has_none_gets_none() -> None:
+    """A mere server of such a job has no GPU to compute with."""
+    hosts = [*alike(2), HostPace(H[2], 0.01, 10 * MB, 0)]
+    assert best_division(DividedJob(12, 3, MB / 10), hosts, {})[H[2]].ranks == 0
+    free = [*alike(2), HostPace(H[2], 0.01, 10 * MB, 0, may_end=True)]
+    assert best_division(DividedJob(12, 3, MB / 10), free, {})[H[2]].ranks == 4
 
 
 def test_tables_go_where_the_card_is_fast() -> None:

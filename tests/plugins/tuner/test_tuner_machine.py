@@ -12,6 +12,7 @@ from covey.core.ids import HostId, JobId
 from plugins.tuner.machine.disjoint import (
     Available,
     BatchReported,
+    DisjointAction,
     DisjointTuner,
     HostLost,
     HostsChanged,
@@ -19,7 +20,6 @@ from plugins.tuner.machine.disjoint import (
     Perform,
     StepDone,
     StepFailed,
-    TunerAction,
 )
 from plugins.tuner.machine.figures import Figure
 from plugins.tuner.policy.cost import Load
@@ -40,8 +40,8 @@ def tuner(workers: int = 2, hosts: int = 6) -> DisjointTuner:
     return DisjointTuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:hosts], FAST), batches_min=3)
 
 
-def timed(of: DisjointTuner, times: int, sample_s: float = 2e-3) -> list[TunerAction]:
-    actions: list[TunerAction] = []
+def timed(of: DisjointTuner, times: int, sample_s: float = 2e-3) -> list[DisjointAction]:
+    actions: list[DisjointAction] = []
     for _ in range(times):
         for host in sorted(host for host, role in of.roles.items() if role == "worker"):
             actions += of.handle(BatchReported(host, 10_000, 10_000 * sample_s), 0.0)
@@ -49,7 +49,7 @@ def timed(of: DisjointTuner, times: int, sample_s: float = 2e-3) -> list[TunerAc
     return actions
 
 
-def finish(of: DisjointTuner, actions: list[TunerAction], rng: random.Random) -> None:
+def finish(of: DisjointTuner, actions: list[DisjointAction], rng: random.Random) -> None:
     orders = [each for each in actions if isinstance(each, Perform)]
     while orders:
         order = orders.pop(rng.randrange(len(orders)))
@@ -278,7 +278,7 @@ def test_a_host_differs_from_its_kind_by_a_twentieth_and_by_more_than_chance() -
 # ---- lost hosts ------------------------------------------------------------------------------------------------------
 
 
-def performs(actions: Sequence[TunerAction]) -> list[Perform]:
+def performs(actions: Sequence[DisjointAction]) -> list[Perform]:
     return [each for each in actions if isinstance(each, Perform)]
 
 

@@ -15,9 +15,9 @@ from covey.ports.probes import CardNow
 from plugins import facts
 from plugins.base import Host
 from plugins.facts import ArrangementsAnswered, ArrangementsWanted, JobPlaced, Place, TunerAsked
-from plugins.tuner.machine.tuner import REPORTS_MIN
+from plugins.tuner.machine.tuner import REPORTS_MIN, TensorsNow
 from plugins.tuner.messages import HostTimed, TunedHere, TunedNow, TunerSettings
-from plugins.tuner.service import TunerService
+from plugins.tuner.service import EARLY_MAX, TunerService
 from plugins.tuner.service.measured import CARRIED_MIN, CardWindow, HostMeasures
 
 JOB = JobId("j1")
@@ -29,7 +29,7 @@ CARRIED = {at: tuple(range(at, 12, 3)) for at in range(3)}
 def placed(
     config: int = 0, carried: dict[int, tuple[int, ...]] = CARRIED, places: tuple[Place, ...] = PLACES
 ) -> JobPlaced:
-    return JobPlaced(JOB, 1, "default", 12, places, 3, 0, config, carried)
+    return JobPlaced(JOB, 1, "default", 12, places, 3, 0, config, carried, workers=3)
 
 
 class FakeHost:
@@ -73,7 +73,7 @@ def service(host: HostId, asked: int = 7) -> tuple[TunerService, FakeHost]:
     fake = FakeHost(host)
     tuner = TunerService(cast(Host, fake))
     tuner.on_fact(placed())
-    tuner.on_fact(TunerAsked(JOB, 1, asked, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, asked))
     return tuner, fake
 
 
@@ -91,10 +91,10 @@ def test_nothing_is_measured_before_somebody_asks_and_after_it_is_off() -> None:
     step(tuner, 1)
     second(tuner, fake)
     assert fake.sent == [] and tuner.tuners == {}
-    tuner.on_fact(TunerAsked(JOB, 1, 9, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 9))
     second(tuner, fake)
     assert [to for to, _ in fake.sent] == [H[0]]
-    tuner.on_fact(TunerAsked(JOB, 1, 0, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 0))
     second(tuner, fake)
     assert len(fake.sent) == 1
 
@@ -129,6 +129,21 @@ def test_a_host_that_only_owns_tables_reports_its_card_alone() -> None:
     said = HostMeasures(placed()).report(None, 5e6)
     assert said.steps == 0 and said.card_bytes_per_s == 5e6
     assert HostMeasures(placed()).report(PLACES[0], 5e6).card_bytes_per_s == 0, "no step was under way"
+
+
+def test_what_a_card_carried_in_a_long_step_is_told_with_the_step() -> None:
+    """A step may last longer than reports are apart, and push in an earlier report's time than it ends in."""
+    measures = HostMeasures(placed())
+    assert measures.report(PLACES[1], 9e8).card_bytes_per_s == 0
+    measures.timed(facts.StepTimed(JOB, 1, 1, 5, 6.0, 0.1, 0.0, {}), PLACES[1])
+    said = measures.report(PLACES[1], 1e6)
+    assert said.steps == 1 and said.card_bytes_per_s == 9e8
+    measures.timed(facts.StepTimed(JOB, 1, 1, 6, 6.0, 0.1, 0.0, {}), PLACES[1])
+    assert measures.report(PLACES[1], 1e6).card_bytes_per_s == 1e6, "each is told once"
+    measures.report(PLACES[1], 9e8)
+    measures.place(placed(config=1))
+    measures.timed(facts.StepTimed(JOB, 1, 1, 7, 6.0, 0.1, 0.0, {}), PLACES[1])
+    assert measures.report(PLACES[1], 0.0).card_bytes_per_s == 0, "that was another configuration"
 
 
 def test_an_idle_card_or_one_that_came_up_anew_tells_nothing() -> None:
@@ -180,9 +195,9 @@ def test_another_host_decides_once_the_coordinator_is_gone_and_begins_from_nothi
 def test_who_asks_again_lets_the_tuner_begin_anew() -> None:
     tuner, _ = service(H[0])
     before = tuner.tuners[JOB]
-    tuner.on_fact(TunerAsked(JOB, 1, 7, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 7))
     assert tuner.tuners[JOB] is before
-    tuner.on_fact(TunerAsked(JOB, 1, 8, 3))
+    tuner.on_fact(TunerAsked(JOB, 1, 8))
     assert tuner.tuners[JOB] is not before
 
 
@@ -192,6 +207,49 @@ def test_a_job_that_is_over_is_forgotten() -> None:
     second(tuner, fake)
     assert tuner.tuners == {} and fake.sent == []
     reports(tuner, fake, H[2])
+
+
+def test_what_ranks_of_an_older_start_push_does_not_count() -> None:
+    tuner, fake = service(H[0])
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    tuner.on_fact(facts.TensorsSeen(JOB, 0, 9000, 900_000))
+    tuner.on_fact(facts.TableUsed(JOB, 0, 2))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors == TensorsNow(100_000, (0,))
+
+
+def test_a_table_whose_new_owner_has_seen_a_part_of_it_is_as_large_as_before() -> None:
+    tuner, fake = service(H[0])
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    for _ in range(3):
+        reports(tuner, fake, H[2])
+    steps = dict(tuner.tuners[JOB].steps)
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 60_000))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors.total_bytes == 100_000 and tuner.tuners[JOB].steps[H[0]] > steps[H[0]]
+
+
+def test_ranks_may_be_heard_before_the_log_says_that_their_job_runs() -> None:
+    fake = FakeHost(H[0])
+    tuner = TunerService(cast(Host, fake))
+    tuner.on_fact(facts.TableUsed(JOB, 1, 1))
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    tuner.on_fact(placed())
+    tuner.on_fact(TunerAsked(JOB, 1, 7))
+    reports(tuner, fake, H[2])
+    assert tuner.tuners[JOB].tensors == TensorsNow(100_000, (1,))
+
+
+def test_what_is_known_of_jobs_that_are_over_does_not_grow() -> None:
+    tuner, _ = service(H[0])
+    tuner.on_fact(facts.TableUsed(JOB, 1, 0))
+    for number in range(200):
+        tuner.on_fact(facts.TableUsed(JobId(f"late{number}"), 1, 0))
+    assert len(tuner._tensors) == EARLY_MAX + 1 and JOB in tuner._tensors
+    tuner.on_fact(facts.JobUnplaced(JOB, 1, True))
+    assert tuner._begun == {} and JOB not in tuner._tensors
 
 
 def test_a_job_that_is_not_tuned_is_refused_in_words() -> None:

@@ -87,8 +87,8 @@ class LogKeeper:
         were copied."""
 
         self.left: list[spill_load.LeftRun] = []
-        """What the earlier process put and did not write; whoever opens puts it into the ring, before `settle`: from
-        then on the writer takes what the ring has for all that is not in the log."""
+        """Records that the earlier process put and that the log does not have. `Spill.open` puts them into the ring
+        before `settle`, because the writer then takes all that the ring has and the log has not."""
         self._left_until: int | None = None
         """The number of records that must be durable before the file with `left` may go; None: there is no such
         file."""
@@ -122,7 +122,7 @@ class LogKeeper:
         self.torn = found.torn
         self.left = [] if left is None else spill_load.newer(left, self.table)
         self._left_until = None if left is None else len(self.left)
-        if len(self.left) > self.ring.places:  # it was longer when they were put
+        if len(self.left) > self.ring.places:  # it was longer then, or a run of zeros is several now
             self.ring.close()
             self.ring = self._made_ring(len(self.left))
         self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
@@ -158,15 +158,16 @@ class LogKeeper:
     async def connect(self) -> None:
         if not self.writer.is_up:
             end = self._end(self.log.batch + 1)
-            await self.writer.connect(self.ring, self._listed.salt, end, self.log.written)
+            await self.writer.connect(self.ring, self._listed.salt, end, self.log.synced)
 
     # ---- orders ----
 
     async def do(self, due: Next) -> None:
         await self._do(due)
         if self._left_until is not None and self.log.synced >= self._left_until and not self.log.owed:
-            await self._env.disk.delete(left_name(self._prefix))
-            self._left_until = None
+            with contextlib.suppress(OSError):  # the next order tries again; the log has all of it
+                await self._env.disk.delete(left_name(self._prefix))
+                self._left_until = None
 
     async def _do(self, due: Next) -> None:
         match due:

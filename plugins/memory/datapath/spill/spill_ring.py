@@ -1,11 +1,12 @@
 """The ring between a volume's process and the writer of its spill log: memory of both, so that a page is copied once.
 
-    [records put so far, u64][a row for each place (`log_records.ROW`)][a page for each place]
+    [records put so far, u64][records begun, u64][a row for each place (`log_records.ROW`)][a page for each place]
 
 Records are numbered as they are put; number n is in place n modulo the size. The volume's process puts records and
 says which the writer may take; the writer fills in their checksums. A place is used again once its record is on disk,
-which the volume's process alone decides. The count is written after the record it counts: a writer that outlives the
-volume's process finds whole records only.
+which the volume's process alone decides. The count is written after the record it counts, and the number of those begun
+before: a writer that outlives the volume's process knows which records are whole, also of those that are on disk and
+whose place is not used again yet.
 """
 
 import struct
@@ -37,7 +38,7 @@ class SpillRing:
 
     def __init__(self, shared: SharedRing, places: int, page_bytes: int) -> None:
         self.shared, self.places, self.page_bytes = shared, places, page_bytes
-        self._count = shared.view[:8].cast("Q")
+        self._count = shared.view[:16].cast("Q")
         self._row_bytes = shared.view[COUNT_BYTES : COUNT_BYTES + places * ROW_BYTES]
         self._rows: Rows = np.frombuffer(self._row_bytes, ROW)
         self._pages = shared.view[_data_at(places) : _data_at(places) + places * page_bytes]
@@ -47,22 +48,30 @@ class SpillRing:
         """Number of records put so far."""
         return self._count[0]
 
+    @property
+    def first(self) -> int:
+        """Number of the first record that is whole: the places of those before are being used again, or were."""
+        return max(0, self._count[1] - self.places)
+
     # ---- the volume's process ----
 
     def put_page(self, number: int, version: int, page: int, content: memoryview | bytes) -> None:
         """Put one record, whose number is `count`. Its place is free."""
         place, size = number % self.places, self.page_bytes
+        self._count[1] = number + 1
         self._pages[place * size : place * size + size] = content
         _ROW.pack_into(self._row_bytes, place * _ROW_BYTES, version, page, 0, 0, 0)
         self._count[0] = number + 1
 
     def put_zeros(self, number: int, version: int, page: int, pages: int) -> None:
         """Put one record for a run of pages of zeros."""
+        self._count[1] = number + 1
         _ROW.pack_into(self._row_bytes, number % self.places * _ROW_BYTES, version, page, pages, 0, 0)
         self._count[0] = number + 1
 
     def put_run(self, number: int, version: int, first: int, pages: int, content: memoryview) -> None:
         """Put a record for each of a run of pages."""
+        self._count[1] = number + pages
         done = 0
         for place, run in self._spans(number, number + pages):
             size = self.page_bytes

@@ -51,8 +51,8 @@ class SpillHello(SpillFrame, frozen=True):
     page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
     salt: Number
     end: LogEnd
-    written: Number
-    """How many of the ring's records are in the log."""
+    synced: Number
+    """How many of the ring's records are in the log, durably."""
 
 
 class SpillReady(SpillFrame, frozen=True):

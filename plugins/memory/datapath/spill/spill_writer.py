@@ -119,8 +119,8 @@ class SpillWriter:
         self._block = hello.page_bytes
         self._disk = cast(GatherDisk, env.disk)
         self._end = hello.end
-        self._written = hello.written
-        """Number of records that are written."""
+        self._durable = self._written = hello.synced
+        """Numbers of records that are in the log, durably, and at least written."""
         self._marks = 0
         self._parts: list[bytes] = []
         """Data of the next order that came in parts."""
@@ -281,15 +281,17 @@ class SpillWriter:
     async def _sync(self, sync: LogSync) -> None:
         for slot in sync.slots:
             await self._disk.sync(segment_name(self._prefix, slot))
+        self._durable = self._written
         self._marks += 1
         mark = log_records.pack_mark(sync.batch, self._salt)
         with contextlib.suppress(OSError):  # if it is lost, the next process reads and checks more than it must
             await self._disk.write_at(mark_name(self._prefix), self._marks % 2 * ALIGNED, mark)
 
     async def bring_home(self) -> int:
-        """When the volume's process is gone, save the records that were put and are not written in a file of their own.
-        A segment may have no room for them, and a lender may have taken its copies back already. Returns how many."""
-        start, count = self._written, self._ring.count
+        """When the volume's process is gone, save the records that were put and are not durable in a file of their own:
+        what was written and not synced may be dropped by the disk, a segment may have no room for the others, and a
+        lender may have taken its copies back already. Returns how many."""
+        start, count = max(self._durable, self._ring.first), self._ring.count
         if start >= count:
             return 0
         rows = self._ring.rows(start, count)

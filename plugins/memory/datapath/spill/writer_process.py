@@ -78,14 +78,14 @@ class WriterProcess:
                     raise ConnectionRefusedError(f"the writer of the volume's log is gone: {why}") from None
             await asyncio.sleep(LOOK_S)
 
-    async def connect(self, ring: SpillRing, salt: int, end: LogEnd, written: int) -> None:
+    async def connect(self, ring: SpillRing, salt: int, end: LogEnd, synced: int) -> None:
         """Tell the writer that was started, or another, what it writes from. WriterGone."""
         try:
             if self._owner is None:
                 await self.start()
             stream, self._owner = self._owner, None
             assert stream is not None
-            hello = SpillHello(ring.shared.name, ring.places, ring.page_bytes, salt, end, written)
+            hello = SpillHello(ring.shared.name, ring.places, ring.page_bytes, salt, end, synced)
             await write_frame(stream, hello)
             if not isinstance(await _answer(stream), SpillReady):
                 raise ConnectionAbortedError("it gave an unexpected answer")

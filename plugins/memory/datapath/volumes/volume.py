@@ -6,12 +6,12 @@
     flush   every write acknowledged before is in the log and synced
 
 So at any moment the newest content of a page is in the ring or in the log, and the lender's copy is a faster one of the
-same version. Losing the lender loses nothing, nor does the death of this process, after which the log's writer saves
-the ring, or of the writer alone; losing both, or power, loses only the ring, and what was acknowledged of it is at the
-lenders: the next process asks each of them which versions it holds and copies what is newer than the log back to this
-host (`lenders`). Until a lender has
-answered, reads of pages of which it may hold a newer version wait; they are not answered from the disk. It cannot hold
-a newer one of a page that was flushed and not written since (`flushed_regions`).
+same version. Losing the lender loses nothing, nor does the death of the writer alone, nor that of this process alone,
+after which the log's writer saves what of the ring is not durable in the log. Losing both, or power, loses only the
+ring, and what was acknowledged of it is at the lenders: the next process asks each of them which versions it holds and
+copies what is newer than the log back to this host (`lenders`). Until a lender has answered, reads of pages of which it
+may hold a newer version wait; they are not answered from the disk. It cannot hold a newer one of a page that was
+flushed and not written since (`flushed_regions`).
 
 The five holes of Infiniswap's released code are closed by this shape: (1) a page's version changes when a write
 begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the ring is read

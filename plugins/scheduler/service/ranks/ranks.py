@@ -320,7 +320,7 @@ class LocalRanks:
 
     def _tell_tuned(self, job: Job) -> None:
         self.told_tuned[job.id] = job.healing.tuned[1]
-        self.host.publish(TunerAsked(job.id, job.grant.epoch, job.healing.tuned[1], job.spec.workers))
+        self.host.publish(TunerAsked(job.id, job.grant.epoch, job.healing.tuned[1]))
 
     def tell_again(self) -> None:
         """Tell the plugins again, after a restart of the agent: those that start anew may have forgotten what was
