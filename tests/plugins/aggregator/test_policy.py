@@ -15,7 +15,6 @@ from plugins.aggregator import messages, policy
 from plugins.aggregator.messages import AggregatorSettings, Assigned, KnownOwner, Offer
 from plugins.aggregator.messages import Any as AnyMessage
 from plugins.aggregator.policy import Candidate
-from plugins.facts import Place
 
 JOB = JobId("j1")
 A, B, C = HostId("a"), HostId("b"), HostId("c")
