@@ -241,9 +241,9 @@ class RemoteSpill:
         for place, at in zip(places_in_block(arrays), offsets, strict=True):
             whole[at : at + len(place)] = place
         slot = self._slots.taken()
+        if slot >= self._of.blocks:
+            raise NoRoom(f"volume {self._volume} has no slot left")
         try:
-            if slot >= self._of.blocks:
-                raise NoRoom(f"volume {self._volume} has no slot left")
             self._opened().write_from(whole, slot * self._slot)
         except (OSError, RemoteMemoryError) as error:
             self._slots.given_back(slot)

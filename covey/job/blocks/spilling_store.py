@@ -275,7 +275,7 @@ class SpillingStore(BlockStore):
         if self._next is None or self._next[0] != at:
             self._next = at, None
             self._changed.notify_all()
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._read_ahead, name="covey-ahead", daemon=True)
                 self._thread.start()
 
@@ -288,12 +288,15 @@ class SpillingStore(BlockStore):
                     return
                 block = self._next[0]
                 at = self._outside.get(block)
-            found = None
             try:
                 found = None if at is None else self._read(block, at)
-            finally:
+            except BaseException:
                 with self._changed:
-                    self._came(block, found)
+                    self._thread = None  # the next Block ahead begins another
+                    self._came(block, None)
+                raise
+            with self._changed:
+                self._came(block, found)
 
     def _came(self, block: int, found: BlockArrays | None) -> None:
         """The Block that comes ahead of use is here; None: it cannot be read. The caller holds the lock."""
