@@ -223,11 +223,14 @@ class RemoteSpill:
     def _opened(self) -> "RemoteArray":
         """The volume. OSError once it was closed: it is not made anew."""
         from covey.arrays.remote_array import RemoteArray
+        from covey.arrays.remote_memory import RemoteMemory
 
         if self._closed:
             raise OSError(f"volume {self._volume} was closed")
         if self._array is None:
-            self._array = RemoteArray(self._volume, self._of.blocks * self._slot, "uint8", way="explicit")
+            size = self._of.blocks * self._slot
+            memory = RemoteMemory.open(self._volume, size, scratch=True)  # killing is how processes of a job end
+            self._array = RemoteArray(memory, size, "uint8", way="explicit")
         return self._array
 
     def write(self, block: int, arrays: BlockArrays) -> SpilledAt:
