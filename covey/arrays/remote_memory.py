@@ -21,6 +21,7 @@ from covey.core.ids import JobId
 from covey.core.units import format_size, parse_size
 from covey.core.version import VERSION
 from covey.kernel.this_process import this_process
+from covey.ports.processes import ProcessId
 from covey.wire import frames
 from covey.wire import job as wire
 from covey.wire.headers import Op
@@ -62,6 +63,7 @@ class RemoteMemory:
         mirror: int = 0,
         parity: str = "",
         create: bool | None = None,
+        scratch: bool = False,
     ) -> "RemoteMemory":
         """Open the volume of this name on this host's agent, or make it. `size` in bytes or as text (`"64 MiB"`),
         rounded up to whole pages; an existing volume must have the same size. `agent_socket`: the agent's `jobs.sock`,
@@ -70,8 +72,9 @@ class RemoteMemory:
 
         `create`: None makes a volume that does not exist, unless other hosts hold pages of one with this name whose
         record this host has lost; True makes it even then, new and empty; False never makes one. A volume that this
-        host has is opened as it is. Waits as long as the agent works on the volume, and logs what it waits for.
-        RemoteMemoryError when the agent refuses or is not there."""
+        host has is opened as it is. `scratch`: a new volume is removed once this process has ended, however it ends.
+        Waits as long as the agent works on the volume, and logs what it waits for. RemoteMemoryError when the agent
+        refuses or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
             raise RemoteMemoryError(
@@ -81,7 +84,9 @@ class RemoteMemory:
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
         make: wire.Make = "" if create is None else "anew" if create else "never"
-        wanted = wire.VolumeWanted(volume, size_bytes, mirror, parity, *_of_job(path), make)
+        wanted = wire.VolumeWanted(
+            volume, size_bytes, mirror, parity, *_of_job(path), make, _this() if scratch else None
+        )
         memory = cls(_ask_agent(path, wanted, wire.VolumeAt), path)
         memory._connect()
         return memory
@@ -292,6 +297,12 @@ def _opened_again(volume: str, size_bytes: int, path: str, agent_socket: str) ->
     """Open the volume again, for pickle. It never makes one: on another host that would be a different, empty
     volume."""
     return RemoteMemory.open(volume, size_bytes, agent_socket, create=False) if agent_socket else RemoteMemory.at(path)
+
+
+def _this() -> ProcessId:
+    """This process, as the agent finds it."""
+    with open("/proc/self/stat", "rb") as file:
+        return ProcessId(os.getpid(), int(file.read().rpartition(b")")[2].split()[19]))
 
 
 def _of_job(path: str) -> tuple[JobId | None, int, str]:

@@ -10,6 +10,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
+from covey.ports.processes import ProcessId
 from covey.wire.sums import Now, Order
 
 PROTOCOL = 1
@@ -321,6 +322,8 @@ class VolumeWanted(Frame, frozen=True):
     token: str = ""
     """COVEY_TOKEN of the job's ranks on this host."""
     make: Make = ""
+    scratch: ProcessId | None = None
+    """The process for which the volume is made: it is removed once that process has ended. None: it stays."""
 
 
 class VolumeComing(Frame, frozen=True):

@@ -53,3 +53,6 @@ class BlockStore:
 
     def close(self) -> None:
         """Give up what is not in memory."""
+
+    def abandon(self) -> None:
+        """Close this process's ends in a forked child, where a lock may be held for ever."""

@@ -26,6 +26,10 @@ from covey.job.blocks.spilled import NoRoom, SpilledAt, SpillPlace
 
 STEPS_MEASURED = 3
 """Steps whose median is one measurement; the step in which the number changes is not among them."""
+AHEAD_MAX = 64
+"""Blocks after the one in use among which the next one from outside is looked for."""
+CLOSE_S = 5.0
+"""Most seconds that `close` waits for a Block that is being read, and for one that is being written."""
 
 
 class SpillingStore(BlockStore):
@@ -45,6 +49,10 @@ class SpillingStore(BlockStore):
         self._name, self._spill, self.resident_max, self._people = name, spill, resident_max, people
         self._changed = threading.Condition(self._lock)
         self._writing = threading.Lock()
+        self._sizes: dict[int, int] = {}
+        """Bytes of each Block, in memory or outside."""
+        self._here_bytes = 0
+        """Bytes of the Blocks in `_here`."""
         self._outside: dict[int, SpilledAt] = {}
         """Blocks that have been written, by number."""
         self._away: set[int] = set()
@@ -68,11 +76,11 @@ class SpillingStore(BlockStore):
     # ---- as every store ----
 
     def __contains__(self, block: int) -> bool:
-        return block in self._here or block in self._outside
+        return block in self._sizes
 
     def __iter__(self) -> Iterator[int]:
         with self._lock:
-            return iter(sorted({*self._here, *self._outside}))
+            return iter(sorted(self._sizes))
 
     def get(self, block: int) -> BlockArrays | None:
         """The Block, wherever it is; None: it is not here, or cannot be read any more."""
@@ -99,8 +107,9 @@ class SpillingStore(BlockStore):
         with self._changed:
             if block not in self._here and found is not None:
                 self._using = block, found
-                if block not in self._away and self._bytes_here() + bytes_in_block(found) <= self.resident_max:
-                    self._here[block] = found
+                more = self._sizes.get(block, self.resident_max + 1)  # it was dropped meanwhile
+                if block not in self._away and self._here_bytes + more <= self.resident_max:
+                    self._keep(block, found)
             if self._next is not None and self._next[0] == block:
                 self._next = None
             self._look_ahead(block)
@@ -108,14 +117,17 @@ class SpillingStore(BlockStore):
 
     def put(self, block: int, arrays: BlockArrays) -> None:
         with self._changed:
-            self._here[block] = arrays
-            fits = block not in self._away and self._bytes_here() <= self.resident_max
+            self._let_go(block)
+            self._sizes[block] = bytes_in_block(arrays)
+            self._keep(block, arrays)
+            fits = block not in self._away and self._here_bytes <= self.resident_max
         if not fits:
             self._put_outside(block)
 
     def drop(self, block: int) -> None:
         with self._changed:
-            self._here.pop(block, None)
+            self._let_go(block)
+            self._sizes.pop(block, None)
             self._away.discard(block)
             at = self._outside.pop(block, None)
         if at is not None:
@@ -127,7 +139,7 @@ class SpillingStore(BlockStore):
         with self._lock:
             beside = {each[0]: each[1] for each in (self._using, self._next) if each is not None}
             more = (each for block, each in beside.items() if each is not None and block not in self._here)
-            return self._bytes_here() + sum(map(bytes_in_block, more))
+            return self._here_bytes + sum(map(bytes_in_block, more))
 
     def close(self) -> None:
         with self._changed:
@@ -136,8 +148,17 @@ class SpillingStore(BlockStore):
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(5.0)
-        self._spill.close()
+            self._thread.join(CLOSE_S)
+        if self._writing.acquire(timeout=CLOSE_S):  # else the place goes with the process
+            try:
+                self._spill.close()
+            finally:
+                self._writing.release()
+
+    def abandon(self) -> None:
+        self._closed = True
+        self._here, self._using, self._next = {}, None, None  # arrays from a disk are mapped, and keep its room taken
+        self._spill.abandon()
 
     # ---- what lies where ----
 
@@ -145,9 +166,9 @@ class SpillingStore(BlockStore):
         """A step has ended: measure, and perhaps put other Blocks outside."""
         now_s = self._now_s()
         with self._changed:
-            numbers = sorted({*self._here, *self._outside})
-            sizes = self._mean_bytes()
-            least = max(0, len(numbers) - int(self.resident_max // max(1, sizes)))
+            numbers = sorted(self._sizes)
+            mean = sum(self._sizes.values()) / max(1, len(numbers))
+            least = max(0, len(numbers) - int(self.resident_max // max(1, mean)))
         if self._climb is None or self._of_climb != (len(numbers), least):
             over = len(numbers) - least
             self._of_climb, self._climb = (len(numbers), least), Climb(over, over, 0)
@@ -171,9 +192,8 @@ class SpillingStore(BlockStore):
     def words(self) -> str:
         """What lies where, for people."""
         with self._lock:
-            numbers = {*self._here, *self._outside}
-            here, size = len(numbers - self._away), format_size(self._mean_bytes() * len(numbers - self._away))
-        kept = f"keeps {here} of {len(numbers)} Blocks of {self._name!r} in memory ({size})"
+            count, here = len(self._sizes), [size for block, size in self._sizes.items() if block not in self._away]
+        kept = f"keeps {len(here)} of {count} Blocks of {self._name!r} in memory ({format_size(sum(here))})"
         return f"{kept}, the others in {self._spill.where}"
 
     def _arrange(self, numbers: list[int], count: int) -> None:
@@ -188,11 +208,10 @@ class SpillingStore(BlockStore):
     def _put_outside(self, block: int) -> None:
         with self._writing:
             with self._changed:
-                arrays = self._here.get(block)
-                is_there = block in self._outside
-            if arrays is None or (self._full and not is_there):
-                return
-            if not is_there:
+                arrays, at = self._here.get(block), self._outside.get(block)
+                if arrays is None or self._closed or (self._full and at is None):
+                    return
+            if at is None:
                 try:
                     at = self._spill.write(block, arrays)
                 except NoRoom as error:
@@ -200,21 +219,22 @@ class SpillingStore(BlockStore):
                     what = f"Block {block} of {self._name!r} was not spilled and stays in memory"
                     self._people(f"says: {what}\n{error}\nnext: make room there, or set TMPDIR to a larger folder")
                     return
-                with self._changed:
-                    self._outside[block] = at
             with self._changed:
-                self._here.pop(block, None)
+                if self._here.get(block) is arrays:
+                    self._outside[block] = at
+                    self._let_go(block)
+                    return
+            self._spill.drop(at)  # the Block was dropped meanwhile
 
-    def _bytes_here(self) -> int:
-        return sum(map(bytes_in_block, self._here.values()))
+    def _keep(self, block: int, arrays: BlockArrays) -> None:
+        """The Block, which was not in memory, is. The caller holds the lock."""
+        self._here[block] = arrays
+        self._here_bytes += self._sizes[block]
 
-    def _mean_bytes(self) -> float:
-        """Mean size of a Block; the caller holds the lock."""
-        if self._here:
-            self._known_mean = self._bytes_here() / len(self._here)
-        return self._known_mean
-
-    _known_mean = 1.0
+    def _let_go(self, block: int) -> None:
+        """The Block is in memory no longer. The caller holds the lock."""
+        if self._here.pop(block, None) is not None:
+            self._here_bytes -= self._sizes[block]
 
     # ---- one ahead of use ----
 
@@ -226,23 +246,31 @@ class SpillingStore(BlockStore):
             return self._here.get(block)
 
     def _read(self, block: int, at: SpilledAt) -> BlockArrays | None:
+        if self._closed:
+            return None
         try:
             return self._spill.read(at)
-        except OSError as error:
-            self._people(f"loads Block {block} of {self._name!r} again: {error}")
+        except (OSError, MemoryError, ValueError) as error:
             with self._changed:
-                if self._outside.get(block) is at:
-                    del self._outside[block]
+                if self._closed or self._outside.get(block) is not at:
+                    return None  # it was dropped, or another thread has found this
+                del self._outside[block]
+                if block not in self._here:
+                    del self._sizes[block]
+            self._people(f"loads Block {block} of {self._name!r} again: {error}")
             self._spill.drop(at)
             return None
 
     def _look_ahead(self, block: int) -> None:
         """Begin to read the next Block in use that is outside. The caller holds the lock."""
-        at, seen = self._after.get(block), {block}
-        while at is not None and at not in seen and at in self._here:
-            seen.add(at)
+        if len(self._here) == len(self._sizes):
+            return
+        at = self._after.get(block)
+        for _ in range(AHEAD_MAX):
+            if at is None or at == block or at not in self._here:
+                break
             at = self._after.get(at)
-        if at is None or at in seen or at not in self._outside or self._closed:
+        if at is None or at == block or at in self._here or at not in self._outside or self._closed:
             return
         if self._next is None or self._next[0] != at:
             self._next = at, None
@@ -260,7 +288,13 @@ class SpillingStore(BlockStore):
                     return
                 block = self._next[0]
                 at = self._outside.get(block)
-            found = None if at is None else self._read(block, at)
+            try:
+                found = None if at is None else self._read(block, at)
+            except BaseException:
+                with self._changed:
+                    self._thread = None  # the next Block ahead begins another
+                    self._came(block, None)
+                raise
             with self._changed:
                 self._came(block, found)
 

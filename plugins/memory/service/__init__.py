@@ -144,6 +144,11 @@ class MemoryService(PluginService):
         job = self.accounts.jobs.get(peer.of_job) if peer.of_job is not None else None
         account = NOBODY if peer.of_job is None else Payer("" if job is None else job.tenant, peer.of_job)
         name = _volume_name(frame.volume)
+        if frame.scratch is not None:
+            if self.env.processes.find(frame.scratch) is None:
+                why = f"process {frame.scratch.pid}, with which it is to go, does not run on this host"
+                raise Refused(2, f"cannot open volume {name}", why, "open it without scratch=")
+            account = account._replace(scratch=frame.scratch)
         waits = partial(self._say_coming, peer, name)
         kind, make = Kind(frame.mirror, frame.parity), frame.make
         volume = await self.borrowing.attach(

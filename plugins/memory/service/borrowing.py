@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -203,6 +204,7 @@ class Borrowing:
                 sealed=settings.seal,
                 tenant=account.tenant,
                 job=account.job,
+                scratch=account.scratch,
                 members=count,
                 parity=parity,
             )
@@ -355,6 +357,10 @@ class Borrowing:
         links: dict[str, dict[int, Link]] = {}
         empty: dict[str, list[int]] = {}
         for name, volume in list(self.volumes.items()):
+            if volume.known.scratch is not None and self._env.processes.find(volume.known.scratch) is None:
+                with suppress(Refused):  # somebody has removed it
+                    await self.detach(name, -1)
+                continue
             await self._learn_payer(volume)
             counts = await self._count(volume)
             if counts is not None:

@@ -11,6 +11,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from covey.core.units import format_size
+from covey.ports.processes import ProcessId
 from plugins.base import Host
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.budgets import places_of
@@ -40,10 +41,12 @@ LOOK_AT_S = 1.0
 
 
 class Payer(NamedTuple):
-    """Tenant and job for which a volume is made; empty: none in particular."""
+    """For whom a volume is made; empty: nobody in particular."""
 
     tenant: str = ""
     job: str = ""
+    scratch: ProcessId | None = None
+    """The process with which the volume goes; None: it stays."""
 
 
 class Kind(NamedTuple):

@@ -58,6 +58,8 @@ class KnownVolume(msgspec.Struct, frozen=True):
     """For a volume without a disk: every slab once had all of its members."""
     parity: bool = False
     """One member of each slab has the parity of the others' pages; otherwise each has all pages."""
+    scratch: ProcessId | None = None
+    """The process with which the volume goes; None: it stays until it is removed."""
 
     @property
     def data(self) -> int:

@@ -344,3 +344,39 @@ def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words() -> None:
 def test_a_limit_of_volumes_is_a_number_that_makes_sense(key: str) -> None:
     with pytest.raises(ValueError, match=f"{key} = 0: expected 1 to 4096"):
         msgspec.convert({key: 0}, MemorySettings)
+
+
+# ---- volumes that go with a process ----------------------------------------------------------------------------------
+
+
+def test_a_scratch_volume_goes_with_its_process_and_frees_the_room_of_the_next() -> None:
+    """A process that is killed removes nothing itself; nor does the agent forget over a restart."""
+    settings = msgspec.structs.replace(SETTINGS, volumes_per_job_max=1)
+
+    async def sleeps(env: Any, command: Any) -> int:
+        await asyncio.sleep(1000)
+        return 0
+
+    with a_rack(2, settings) as rack:
+        process, lives = Process(JobId("j1")), rack.host("h1").run("script", sleeps)
+
+        def open_as(scratch: Any, name: str) -> object:
+            frame = VolumeWanted(name, 64 << 10, scratch=scratch)
+            rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
+            return process.said[-1]
+
+        assert isinstance(open_as(lives.id, "first"), VolumeAt)
+        rack.run(5)
+        assert [view.volume for view in rack.command("h1", "volumes")] == ["first"], "its process lives"
+        rack.processes["h1"].signal(9)
+        rack.host("h1").start_agent()
+        rack.run(5)
+        assert [view.volume for view in rack.command("h1", "volumes")] == ["first"]
+        lives.signal(9)
+        rack.run(5)
+        assert not rack.command("h1", "volumes") and not rack.host("h1").find("vold-first")
+        refused = open_as(lives.id, "second")
+        assert isinstance(refused, Refusal) and "does not run on this host" in refused.why
+        assert isinstance(open_as(None, "second"), VolumeAt)
+        rack.run(5)
+        assert [view.volume for view in rack.command("h1", "volumes")] == ["second"]
