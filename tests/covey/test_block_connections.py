@@ -1,5 +1,6 @@
 """Blocks over a connection: they arrive as they were, and whatever else a peer sends ends it without harm."""
 
+import errno
 import random
 import socket
 import threading
@@ -84,6 +85,47 @@ def test_a_block_arrives_as_it_was(givers: Any) -> None:
     assert taking.take(OF, 5) is None  # so what was told before has been read
     taking.close()
     assert taken == [(OF.key, 4)]
+
+
+def test_blocks_are_given_at_each_address_that_was_announced(givers: Any) -> None:
+    """The owner of the job's tensors has moved to a host that another card reaches."""
+    giving, first, _ = givers({4: {"": BIG}})
+    second = giving.address("127.0.0.2")
+    assert second.startswith("127.0.0.2:") and giving.address("127.0.0.1") == first
+    for address in (first, second):
+        taking = Taking(address, ME)
+        assert taking.take(OF, 4) is not None
+        taking.close()
+    giving.close()
+    for address in (first, second):
+        with pytest.raises(OSError):
+            Taking(address, ME)
+
+
+class Refusing:
+    """A listener that has no descriptor for the first connections."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._left = sock, 2
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._left:
+            self._left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_blocks_are_given_again_once_there_are_descriptors(givers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    listens = socket.create_server
+    monkeypatch.setattr(givings, "AGAIN_S", 0.001)
+    monkeypatch.setattr(socket, "create_server", lambda *words, **more: Refusing(listens(*words, **more)))
+    _, address, _ = givers({4: {"": BIG}})
+    taking = Taking(address, ME)
+    assert taking.take(OF, 4) is not None
+    taking.close()
 
 
 @pytest.mark.parametrize("wrong", [ME._replace(secret=b"x" * 16), ME._replace(epoch=8), ME._replace(job="j2")])
