@@ -42,6 +42,8 @@ SECRETS_MAX = 8
 """Epochs of which the secret is remembered: the two processes may know another newest one."""
 LOOK_S = 0.25
 """Most seconds until a wait for a Block looks again."""
+JOIN_S = 5.0
+"""Most seconds until a thread that takes has ended when its process does."""
 SAY_S = 30.0
 """Seconds after which people are told what Block a process waits for."""
 
@@ -93,6 +95,8 @@ class Exchange:
         self._secrets: dict[int, bytes] = {}
         self._takes: dict[int, threading.Thread] = {}
         """Threads that take, by process."""
+        self._takings: set[Taking] = set()
+        """The connections of these threads."""
         self._seeks: threading.Thread | None = None
         self._awaited: tuple[BlockSet, int] | None = None
         """The Block that the script waits for, which comes before others."""
@@ -149,8 +153,14 @@ class Exchange:
         """End all threads and connections. A second call is harmless."""
         with self._changed:
             self._closed = True
+            takes = list(self._takes.values())
+            for taking in self._takings:
+                taking.end()
             self._changed.notify_all()
         self._giving.close()
+        end_s = time.monotonic() + JOIN_S
+        for thread in takes:
+            thread.join(max(0.0, end_s - time.monotonic()))
         for each in self.sets.values():
             each.store.close()
 
@@ -158,6 +168,10 @@ class Exchange:
         """Close this process's ends in a forked child."""
         self._closed = True
         self._giving.abandon()
+        for taking in self._takings:
+            taking.close()
+        for each in self.sets.values():
+            each.store.abandon()
 
     # ---- from what carries ranks ----
 
@@ -342,28 +356,48 @@ class Exchange:
             if owner is None:
                 raise ConnectionError("nobody sums for this job now")
             taking = Taking(address, AsRank(self._me.job, self._me.first, owner.epoch, owner.secret))
+            with self._changed:
+                self._takings.add(taking)
             while (next := self._next_from(process)) is not None:
                 of, block = next
                 found = taking.take(of.declared, block)
                 if found is None:
                     raise ConnectionError("it has forgotten a Block")
-                with self._changed:
-                    if block % self._me.world_size in self._seeking.ours and block not in of.store:
-                        of.moved += 1
-                        of.store.put(block, found)
-                    self._changed.notify_all()
-                taking.done(of.declared, block)
+                if self._came(of, block, found):
+                    taking.done(of.declared, block)
         except OSError as error:
-            self._me.people(f"loads Blocks that process {process} has: {error!s}")
             with self._changed:
                 self._seeking.failed(process)
+                closed = self._closed
+            if not closed:
+                self._me.people(f"loads Blocks that process {process} has: {error!s}")
         finally:
             if taking is not None:
                 taking.close()
             with self._changed:
+                if taking is not None:
+                    self._takings.discard(taking)
                 self._takes.pop(process, None)
                 self._seek_on()
                 self._changed.notify_all()
+
+    def _came(self, of: BlockSet, block: int, found: BlockArrays) -> bool:
+        """A Block is here; whether it has a place. Writing it may take long, so nobody waits for that."""
+        rank = block % self._me.world_size
+        with self._changed:
+            if self._closed or rank not in self._seeking.ours:
+                return False
+            if block in of.store:
+                return True
+        of.store.put(block, found)
+        with self._changed:
+            stays = rank in self._seeking.ours or rank in self._left
+            if stays:
+                of.moved += 1
+            else:
+                of.store.drop(block)
+            self._changed.notify_all()
+        return stays
 
     def _next_from(self, process: int) -> tuple[BlockSet, int] | None:
         with self._changed:

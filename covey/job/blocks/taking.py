@@ -106,6 +106,11 @@ class Taking:
         if sent != found:
             raise WireError("bytes have changed on their way")
 
+    def end(self) -> None:
+        """Let whoever takes at this time see the end of the connection. Any thread may call."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()

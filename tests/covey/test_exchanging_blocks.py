@@ -1,0 +1,147 @@
+"""One process that takes Blocks from a real giver: what it holds up meanwhile, and what stays when ranks go on."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from covey.core.ids import HostId
+from covey.job.blocks.block_store import BlockStore
+from covey.job.blocks.block_wire import AboutBlocks, BlockArrays, BlocksHeld, BlocksWanted, encode_blocks
+from covey.job.blocks.data_blocks import DataBlocks, added, declared_blocks
+from covey.job.blocks.exchange import Exchange, ExchangingProcess
+from covey.job.blocks.giving import GivingBlocks
+from covey.tensors.numbers.telling import Tell, ToldByRank
+from covey.wire.job import AggregatorAt, Carries
+from tests.covey.test_data_blocks import JOB, content
+
+SECRET = b"s" * 16
+OWNER = AggregatorAt(JOB, 5, HostId("h1"), "127.0.0.1:9", SECRET)
+RANKS = 2
+
+
+class Hearing:
+    """Other ranks, which hear what is told and say nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[Tell] = []
+
+    def tell(self, said: Tell) -> None:
+        self.told.append(said)
+
+
+class Taker:
+    """Process 1 of a job of two ranks, which begins later, and process 0, which gives it its Blocks."""
+
+    def __init__(self, blocks: int, store: BlockStore) -> None:
+        self.others, self.store = Hearing(), store
+        self.said: list[str] = []
+        me = ExchangingProcess("j1", 1, 1, RANKS, lambda: OWNER, self.said.append)
+        self.exchange = Exchange(me, lambda: self.others)
+        declared = declared_blocks("data", blocks, content, "1 MiB")
+        self.data: DataBlocks = added(self.exchange, declared, content, RANKS, lambda: 1, store)
+        self.taken: list[int] = []
+        self.finds: Callable[[int], BlockArrays | None] = lambda block: {"": content(block)}
+        self.gives = GivingBlocks(
+            "j1", lambda epoch: SECRET, lambda _, block: self.finds(block), lambda _, block: self.taken.append(block)
+        )
+
+    def begin(self) -> None:
+        """Rank 1 comes here, and process 0 says that it has all its Blocks."""
+        self.exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+        held = {"data": tuple(range(1, self.data.blocks, RANKS))}
+        answer = encode_blocks(BlocksHeld(1, self.gives.address("127.0.0.1"), (), held))
+        assert self.exchange.told(ToldByRank(0, AboutBlocks.ANSWER, 0, answer))
+
+    def close(self) -> None:
+        self.exchange.close()
+        self.gives.close()
+
+
+@pytest.fixture
+def takers() -> Iterator[Callable[..., Taker]]:
+    made: list[Taker] = []
+
+    def make(blocks: int, store: BlockStore | None = None) -> Taker:
+        made.append(Taker(blocks, store or BlockStore()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class SlowStore(BlockStore):
+    """A store that writes for as long as `meanwhile` takes."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile, self.order = meanwhile, list[str]()
+
+    def put(self, block: int, arrays: BlockArrays) -> None:
+        self.meanwhile()
+        super().put(block, arrays)
+        self.order.append("put")
+
+    def close(self) -> None:
+        self.order.append("closed")
+
+
+def ends(call: Callable[[], object], within_s: float = 5.0) -> bool:
+    """Whether another thread is through with this call in time."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return not thread.is_alive()
+
+
+def test_nobody_waits_for_a_block_that_is_being_written(takers: Callable[..., Taker]) -> None:
+    """Neither the thread of the agent's link nor that of the tensors: no frame would be read meanwhile."""
+    ended: list[bool] = []
+
+    def meanwhile() -> None:
+        question = encode_blocks(BlocksWanted(7, (1,)))
+        ended.append(ends(lambda: taker.exchange.told(ToldByRank(0, AboutBlocks.QUESTION, 0, question)), 2.0))
+        ended.append(ends(lambda: taker.exchange.carries(Carries(1, {0: (0,), 1: (1,)})), 2.0))
+
+    taker = takers(3, SlowStore(meanwhile))
+    taker.begin()
+    assert (taker.data[1] == content(1)).all() and ended == [True, True]
+    assert (taker.data.loaded, taker.data.moved) == (0, 1)
+
+
+def test_what_is_written_comes_to_an_end_before_the_store_does(takers: Callable[..., Taker]) -> None:
+    begun = threading.Event()
+
+    def meanwhile() -> None:
+        begun.set()
+        while not taker.exchange._closed:
+            time.sleep(0.001)
+        time.sleep(0.1)  # so that a store which is not waited for is closed by now
+
+    store = SlowStore(meanwhile)
+    taker = takers(2, store)
+    taker.begin()
+    assert begun.wait(5.0)
+    taker.exchange.close()
+    assert store.order == ["put", "closed"]
+
+
+def test_no_block_is_waited_for_when_a_process_ends(takers: Callable[..., Taker]) -> None:
+    asked, never = threading.Event(), threading.Event()
+
+    def finds(block: int) -> None:
+        asked.set()
+        never.wait(20.0)
+
+    taker = takers(2)
+    taker.finds = finds
+    taker.begin()
+    assert asked.wait(5.0)
+    takes = list(taker.exchange._takes.values())
+    began_s = time.monotonic()
+    taker.exchange.close()
+    assert time.monotonic() - began_s < 1.0 and not any(each.is_alive() for each in takes)
+    never.set()
+    assert taker.said == [], "people are not told of what a process that ends does not take"
