@@ -308,8 +308,8 @@ def test_blocks_that_nobody_takes_are_kept_for_a_while_only(monkeypatch: pytest.
     assert data[1] is not None
     exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
     exchange.let_go([1])
-    exchange.stepped()
+    exchange.stepped([0])
     assert 1 in exchange.sets["data"].store
     monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
-    exchange.stepped()
+    exchange.stepped([0])
     assert 1 not in exchange.sets["data"].store

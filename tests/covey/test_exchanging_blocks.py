@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from covey.core.ids import HostId
+from covey.job.blocks import exchange as exchanges
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import AboutBlocks, BlockArrays, BlocksHeld, BlocksWanted, encode_blocks
 from covey.job.blocks.data_blocks import DataBlocks, added, declared_blocks
@@ -145,3 +146,69 @@ def test_no_block_is_waited_for_when_a_process_ends(takers: Callable[..., Taker]
     assert time.monotonic() - began_s < 1.0 and not any(each.is_alive() for each in takes)
     never.set()
     assert taker.said == [], "people are not told of what a process that ends does not take"
+
+
+def alone(blocks: int = 8, ranks: int = 4) -> Exchange:
+    """Process 0 of a job, which has all Blocks of one set."""
+    exchange = Exchange(ExchangingProcess("j1", 0, 0, ranks, lambda: None, lambda text: None), Hearing)
+    added(exchange, declared_blocks("data", blocks, content, "1 MiB"), content, ranks, lambda: 0)
+    for block in range(blocks):
+        exchange.sets["data"].store.put(block, {"": content(block)})
+    return exchange
+
+
+def test_blocks_of_a_rank_that_goes_on_before_it_was_adopted_are_kept_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchange = alone(ranks=2)
+    exchange.carries(Carries(2, {0: (0, 1)}))
+    exchange.carries(Carries(3, {0: (0,), 1: (1,)}))
+    exchange.stepped((0,))
+    exchange.stepped((0,))
+    assert set(exchange.sets["data"].store) == set(range(8)), "process 1 may ask for them"
+    monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
+    exchange.stepped((0,))
+    assert set(exchange.sets["data"].store) == {0, 2, 4, 6}
+
+
+def test_blocks_of_a_rank_that_goes_on_stay_while_it_is_carried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
+    exchange = alone(ranks=2)
+    exchange.carries(Carries(2, {0: (0, 1)}))
+    exchange.carries(Carries(3, {0: (0,), 1: (1,)}))
+    for _ in range(3):
+        exchange.stepped((0, 1))
+    assert set(exchange.sets["data"].store) == set(range(8))
+    exchange.let_go([1])
+    exchange.stepped((0,))
+    assert set(exchange.sets["data"].store) == {0, 2, 4, 6}
+
+
+def test_what_was_given_is_kept_once_its_rank_has_come_back() -> None:
+    """Process 1 has taken Block 1, and ended; process 2 is to have it next."""
+    exchange = alone(ranks=2)
+    exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
+    exchange._taken(exchange.sets["data"].declared.key, 1)
+    exchange.carries(Carries(2, {0: (0, 1)}))
+    exchange.carries(Carries(3, {0: (0,), 2: (1,)}))
+    exchange.let_go([1])
+    assert 1 in exchange.sets["data"].store
+
+
+def test_a_block_whose_rank_has_gone_when_it_is_here_at_last_is_not_kept(
+    takers: Callable[..., Taker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
+    went = threading.Event()
+
+    def meanwhile() -> None:
+        taker.exchange.carries(Carries(2, {0: (0, 1), 1: ()}))
+        for _ in range(2):
+            taker.exchange.stepped(())
+        went.set()
+
+    taker = takers(2, SlowStore(meanwhile))
+    taker.begin()
+    assert went.wait(5.0)
+    taker.exchange.close()
+    assert 1 not in taker.store and taker.data.moved == 0

@@ -14,7 +14,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -91,6 +91,8 @@ class Exchange:
         self.sets: dict[str, BlockSet] = {}
         self._left: dict[int, float] = {}
         """Ranks that another process carries by now, and when they went: what is theirs may be asked for."""
+        self._goes: set[int] = set()
+        """Ranks that another process is to carry, and that may still be carried here."""
         self._giving = GivingBlocks(me.job, self._secret, self._find, self._taken)
         self._secrets: dict[int, bytes] = {}
         self._takes: dict[int, threading.Thread] = {}
@@ -139,12 +141,13 @@ class Exchange:
             of.store.put(block, found)
         return found
 
-    def stepped(self) -> None:
-        """A step has ended: forget what nobody has asked for."""
+    def stepped(self, carried: Collection[int]) -> None:
+        """A step has ended, in which these ranks were carried here: forget what nobody has asked for."""
         for each in list(self.sets.values()):
             each.store.stepped()
         now_s = time.monotonic()
         with self._changed:
+            self._went(self._goes.difference(carried))
             for rank in [rank for rank, since_s in self._left.items() if now_s > since_s + KEEP_S]:
                 del self._left[rank]
                 self._forget(rank, lambda each, block: True)
@@ -178,20 +181,28 @@ class Exchange:
     def carries(self, now: Carries) -> None:
         """The agent says what each process carries."""
         with self._changed:
+            before = self._seeking.ours
             self._seeking.carries(now, time.monotonic())
-            for rank in self._seeking.ours:
+            ours = frozenset(self._seeking.ours)
+            self._goes = self._goes.union(before) - ours
+            for rank in ours:
                 self._left.pop(rank, None)
+            for each in self.sets.values():
+                each.given = {block for block in each.given if block % self._me.world_size not in ours}
             self._seek_on()
             self._changed.notify_all()
 
     def let_go(self, ranks: Iterable[int]) -> None:
         """Other processes push for these ranks by now. Their Blocks stay until these processes have them."""
         with self._changed:
-            for rank in ranks:
-                if rank in self._seeking.ours:
-                    continue  # it comes back at once
-                self._left[rank] = time.monotonic()
-                self._forget(rank, lambda each, block: block in each.given)
+            self._went(rank for rank in ranks if rank not in self._seeking.ours)  # else it comes back at once
+
+    def _went(self, ranks: Iterable[int]) -> None:
+        """These ranks are carried here no longer. The caller holds the lock."""
+        for rank in ranks:
+            self._goes.discard(rank)
+            self._left[rank] = time.monotonic()
+            self._forget(rank, lambda each, block: block in each.given)
 
     def _forget(self, rank: int, which: Callable[[BlockSet, int], bool]) -> None:
         for each in self.sets.values():
@@ -389,12 +400,12 @@ class Exchange:
                 return False
             if block in of.store:
                 return True
+            of.moved += 1  # whoever finds it in the store finds it counted
         of.store.put(block, found)
         with self._changed:
-            stays = rank in self._seeking.ours or rank in self._left
-            if stays:
-                of.moved += 1
-            else:
+            stays = rank in self._seeking.ours or rank in self._goes or rank in self._left
+            if not stays:
+                of.moved -= 1
                 of.store.drop(block)
             self._changed.notify_all()
         return stays
