@@ -212,3 +212,53 @@ def test_a_block_whose_rank_has_gone_when_it_is_here_at_last_is_not_kept(
     assert went.wait(5.0)
     taker.exchange.close()
     assert 1 not in taker.store and taker.data.moved == 0
+
+
+class CountingStore(BlockStore):
+    """A store that counts how often it is asked for a Block."""
+
+    looks = 0
+
+    def __contains__(self, block: int) -> bool:
+        self.looks += 1
+        return super().__contains__(block)
+
+
+def test_taking_blocks_takes_time_in_proportion_to_their_number(takers: Callable[..., Taker]) -> None:
+    """Who looks at all Blocks for each one holds a lock for seconds where there are thousands."""
+    store, blocks = CountingStore(), 600
+    taker = takers(2 * blocks, store)
+    taker.begin()
+    assert sum(1 for _ in taker.data.of(1)) == blocks == taker.data.moved
+    assert store.looks < 40 * blocks
+
+
+def test_a_block_that_rots_here_is_loaded_once_all_have_come(takers: Callable[..., Taker]) -> None:
+    """Whoever gave it has forgotten it."""
+    taker = takers(6)
+    taker.begin()
+    assert [k for k, _ in taker.data.of(1)] == [1, 3, 5] and taker.data.moved == 3
+    taker.store.drop(3)
+    taker.finds = lambda block: None
+    assert (taker.data[3] == content(3)).all() and (taker.data.loaded, taker.data.moved) == (1, 3)
+
+
+def test_the_block_that_the_script_waits_for_comes_first(takers: Callable[..., Taker]) -> None:
+    asked: list[int] = []
+    waited = threading.Event()
+
+    def finds(block: int) -> BlockArrays:
+        waited.wait(5.0)
+        asked.append(block)
+        return {"": content(block)}
+
+    taker = takers(20)
+    taker.finds = finds
+    taker.begin()
+    script = threading.Thread(target=taker.data.__getitem__, args=(15,))
+    script.start()
+    while taker.exchange._awaited is None:
+        time.sleep(0.001)
+    waited.set()
+    script.join(5.0)
+    assert 15 in asked[:2]

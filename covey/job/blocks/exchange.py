@@ -14,6 +14,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
@@ -99,6 +100,8 @@ class Exchange:
         """Threads that take, by process."""
         self._takings: set[Taking] = set()
         """The connections of these threads."""
+        self._emptied: set[int] = set()
+        """Processes that have nothing any more which is not here."""
         self._seeks: threading.Thread | None = None
         self._awaited: tuple[BlockSet, int] | None = None
         """The Block that the script waits for, which comes before others."""
@@ -111,6 +114,7 @@ class Exchange:
         """Another set."""
         with self._changed:
             self.sets[added.declared.name] = added
+            self._emptied.clear()
             self._seek_on()
 
     def block(self, of: BlockSet, block: int) -> BlockArrays:
@@ -128,6 +132,8 @@ class Exchange:
                 if isinstance(where, BlockLoads) or self._closed:
                     break
                 self._awaited = of, block
+                if isinstance(where, From):
+                    self._emptied.discard(where.process)
                 self._seek_on()
                 if now_s > said_s:
                     said_s += SAY_S
@@ -184,6 +190,7 @@ class Exchange:
             before = self._seeking.ours
             self._seeking.carries(now, time.monotonic())
             ours = frozenset(self._seeking.ours)
+            self._emptied.clear()
             self._goes = self._goes.union(before) - ours
             for rank in ours:
                 self._left.pop(rank, None)
@@ -206,8 +213,8 @@ class Exchange:
 
     def _forget(self, rank: int, which: Callable[[BlockSet, int], bool]) -> None:
         for each in self.sets.values():
-            for block in [block for block in each.store if block % self._me.world_size == rank]:
-                if which(each, block):
+            for block in range(rank, each.declared.blocks, self._me.world_size):
+                if block in each.store and which(each, block):
                     each.given.discard(block)
                     each.store.drop(block)
 
@@ -228,10 +235,14 @@ class Exchange:
 
     def _held(self, ask: int, ranks: tuple[int, ...]) -> BlocksHeld:
         """What is here of these ranks."""
+        size = self._me.world_size
+        known = [rank for rank in set(ranks) if 0 <= rank < size]
         with self._changed:
             sets = tuple(each.declared for each in self.sets.values())
             held = {
-                name: tuple(sorted(block for block in each.store if block % self._me.world_size in ranks))
+                name: tuple(
+                    block for rank in known for block in range(rank, each.declared.blocks, size) if block in each.store
+                )
                 for name, each in self.sets.items()
             }
         if not any(held.values()):
@@ -268,6 +279,7 @@ class Exchange:
         with self._changed:
             if not self._seeking.answered(rank, answer):
                 return
+            self._emptied.discard(rank)
             self._unlike = self._unlike or self._why_unlike(rank, answer)
             self._seek_on()
             self._changed.notify_all()
@@ -319,33 +331,34 @@ class Exchange:
             self._seeks.start()
 
     def _sources(self) -> dict[int, str]:
-        """The processes from which Blocks are to be taken, with their addresses."""
-        found = {}
-        for _, _, where in self._wanted():
-            found[where.process] = where.address
-        return found
+        """The processes from which Blocks are to be taken and are not being taken, with their addresses."""
+        found = self._seeking.sources().items()
+        return {each: address for each, address in found if each not in self._takes and each not in self._emptied}
 
-    def _wanted(self) -> Iterable[tuple[BlockSet, int, From]]:
-        """The Blocks that another process gives and that are not here, in the order in which they are used."""
-        now_s, size = time.monotonic(), self._me.world_size
+    def _wanted(self, process: int) -> Iterable[tuple[BlockSet, int]]:
+        """The Blocks that this process gives and that are not here, in the order in which they are used."""
         for rank in self._seeking.ours:
             for each in self.sets.values():
-                for block in range(rank, each.declared.blocks, size):
-                    if block not in each.store:
-                        where = self._seeking.where(rank, each.declared.name, block, now_s)
-                        if isinstance(where, From):
-                            yield each, block, where
+                for block in range(rank, each.declared.blocks, self._me.world_size):
+                    if self._gives(process, each, block):
+                        yield each, block
+
+    def _gives(self, process: int, of: BlockSet, block: int) -> bool:
+        """Whether this Block is to come from that process."""
+        if block in of.store:
+            return False
+        where = self._seeking.where(block % self._me.world_size, of.declared.name, block, time.monotonic())
+        return isinstance(where, From) and where.process == process
 
     def _seek(self) -> None:
         while True:
             with self._changed:
                 now_s = time.monotonic()
                 for process, address in self._sources().items():
-                    if process not in self._takes:
-                        self._takes[process] = threading.Thread(
-                            target=self._take, args=(process, address), name="covey-takes", daemon=True
-                        )
-                        self._takes[process].start()
+                    self._takes[process] = threading.Thread(
+                        target=self._take, args=(process, address), name="covey-takes", daemon=True
+                    )
+                    self._takes[process].start()
                 left_s = self._seeking.left_s(now_s)
                 if self._closed or left_s is None:
                     self._seeks = None
@@ -362,6 +375,7 @@ class Exchange:
     def _take(self, process: int, address: str) -> None:
         """Take all Blocks that this process gives."""
         taking: Taking | None = None
+        wanted = deque[tuple[BlockSet, int]]()
         try:
             owner = self._me.owner()
             if owner is None:
@@ -369,7 +383,7 @@ class Exchange:
             taking = Taking(address, AsRank(self._me.job, self._me.first, owner.epoch, owner.secret))
             with self._changed:
                 self._takings.add(taking)
-            while (next := self._next_from(process)) is not None:
+            while (next := self._next_from(process, wanted)) is not None:
                 of, block = next
                 found = taking.take(of.declared, block)
                 if found is None:
@@ -410,9 +424,20 @@ class Exchange:
             self._changed.notify_all()
         return stays
 
-    def _next_from(self, process: int) -> tuple[BlockSet, int] | None:
+    def _next_from(self, process: int, wanted: deque[tuple[BlockSet, int]]) -> tuple[BlockSet, int] | None:
+        """The next Block to take from this process. `wanted` is what it was to give, and is filled again when empty:
+        who looked at all Blocks for each one would hold the lock for long."""
         with self._changed:
             if self._closed:
                 return None
-            each = [(of, block) for of, block, where in self._wanted() if where.process == process]
-            return self._awaited if self._awaited in each else next(iter(each), None)
+            if self._awaited is not None and self._gives(process, *self._awaited):
+                return self._awaited
+            while True:
+                if not wanted:
+                    wanted.extend(self._wanted(process))
+                if not wanted:
+                    self._emptied.add(process)
+                    return None
+                next = wanted.popleft()
+                if self._gives(process, *next):
+                    return next
