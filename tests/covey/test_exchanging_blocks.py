@@ -41,7 +41,7 @@ class Taker:
         me = ExchangingProcess("j1", 1, 1, RANKS, lambda: OWNER, self.said.append)
         self.exchange = Exchange(me, lambda: self.others)
         declared = declared_blocks("data", blocks, content, "1 MiB")
-        self.data: DataBlocks = added(self.exchange, declared, content, RANKS, lambda: 1, store)
+        self.data: DataBlocks = added(self.exchange, declared, content, RANKS, lambda: 1, lambda: store)
         self.taken: list[int] = []
         self.finds: Callable[[int], BlockArrays | None] = lambda block: {"": content(block)}
         self.gives = GivingBlocks(
