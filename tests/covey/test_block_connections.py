@@ -1,11 +1,14 @@
 """Blocks over a connection: they arrive as they were, and whatever else a peer sends ends it without harm."""
 
 import errno
+import itertools
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -202,6 +205,8 @@ def answered(data: bytes) -> str:
 
 def test_any_bytes_in_the_place_of_a_block_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takings, "SILENT_S", 0.1)
+    monkeypatch.setattr(takings, "BLOCK_S", 0.1)
+    monkeypatch.setattr(takings, "LEAST_BYTES_S", 1 << 40)
     draw = random.Random(2)
     for _ in range(40):
         contents = bytes(draw.randbytes(draw.randint(0, 60)))
@@ -214,11 +219,25 @@ def test_any_bytes_in_the_place_of_a_block_are_refused(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_sends_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch, givers: Any) -> None:
-    monkeypatch.setattr(takings, "BLOCK_S", -10.0)
+    monkeypatch.setattr(takings, "time", SimpleNamespace(monotonic=itertools.count(0.0, 100.0).__next__))
     _, address, _ = givers({4: {"": BIG}})
     taking = Taking(address, ME)
     with pytest.raises(TimeoutError):
         taking.take(OF, 4)
+    taking.close()
+
+
+def test_a_block_that_is_read_from_a_disk_first_is_waited_for(monkeypatch: pytest.MonkeyPatch, givers: Any) -> None:
+    class Disk(dict[int, BlockArrays]):
+        def get(self, block: int, *words: Any) -> Any:
+            time.sleep(0.5)
+            return super().get(block)
+
+    monkeypatch.setattr(takings, "SILENT_S", 0.25)
+    _, address, _ = givers(Disk({4: {"": BIG}}))
+    taking = Taking(address, ME)
+    assert taking.take(OF, 4) is not None
+    assert taking._sock.gettimeout() == 0.25, "bytes of a Block that has begun to come follow at once"
     taking.close()
 
 
