@@ -33,8 +33,8 @@ from covey.kernel.this_process import OfOneProcess
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
 RESIDENT_PART = 4
-"""The part of the memory that the host has available which Blocks of a process may take unless the script says more:
-one fourth."""
+"""The part of the memory that the host has available which Blocks of one set in one process may take unless the script
+says more: one fourth. It does not know how many processes run there."""
 Load = Callable[[int], Any]
 
 
