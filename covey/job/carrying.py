@@ -221,7 +221,7 @@ class CarriedRanks:
         for member in self.members.values():
             member.healing.end(state)
         if self.blocks is not None:
-            self.blocks.stepped()
+            self.blocks.stepped(self.members)
 
     # ---- from the script ----
 

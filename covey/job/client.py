@@ -386,7 +386,6 @@ class JobClient(OfOneProcess):
         self._check_process(f"data {name!r} of job {self.id} is not available here")
         declared, client, of = declared_blocks(name, blocks, load, bytes), self._client(), (self.id, self.rank)
         me = ExchangingProcess(*of, self._me.incarnation, self.world_size, lambda: client.far.owner(0), client.tell)
-        store = store_of(declared, spill, resident, me)
         if self._blocks is None:
             self._blocks = Exchange(me, lambda: client.far)
             client.about_blocks = self._blocks.told
@@ -396,6 +395,7 @@ class JobClient(OfOneProcess):
                 carried.exchanges(self._blocks, told if self._me.elastic else None)
         assert load is not None, "declared_blocks has refused that"
         entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
+        store = lambda: store_of(declared, spill, resident, me)  # noqa: E731
         return added(self._blocks, declared, load, self.world_size, entered, store)
 
     def table(self) -> "ElasticTable":

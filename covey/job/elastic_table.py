@@ -57,13 +57,14 @@ class ElasticTable:
 
     def update(self, key: str, f: Applies, delta: Array) -> None:
         """This rank's part of the key's next value, f(value, sum of the deltas of all ranks). CoveyError outside
-        `with rank:` and when the ranks of this process give unlike functions; errors of `CarriedRank.push`."""
+        `with rank:` and when the code of `f` is not that of a rank before, where both are Python functions; errors of
+        `CarriedRank.push`."""
         carried = self._carried()
         rank = None if carried is None else carried.entered
         if carried is None or rank is None:
             raise CoveyError(f"key {key!r} was not updated", "no rank was entered", LOOP)
         before = self._updates.get(key)
-        if before is not None and _digest_of(before[0]) != _digest_of(f):
+        if before is not None and (was := code_digest(before[0])) and (now := code_digest(f)) and was != now:
             why = f"rank {rank} gives another function than a rank before it"
             raise CoveyError(f"key {key!r} was not updated", why, "give every rank the same f")
         if np.shape(delta) != self._values[key].shape:
@@ -88,7 +89,3 @@ class ElasticTable:
         updates, self._updates = self._updates, {}
         for key, (f, handle) in updates.items():
             self._values[key] = np.asarray(f(self._values[key], handle.wait()))
-
-
-def _digest_of(f: Applies) -> object:
-    return code_digest(f) or f

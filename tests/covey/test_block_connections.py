@@ -1,10 +1,14 @@
 """Blocks over a connection: they arrive as they were, and whatever else a peer sends ends it without harm."""
 
+import errno
+import itertools
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -86,6 +90,47 @@ def test_a_block_arrives_as_it_was(givers: Any) -> None:
     assert taken == [(OF.key, 4)]
 
 
+def test_blocks_are_given_at_each_address_that_was_announced(givers: Any) -> None:
+    """The owner of the job's tensors has moved to a host that another card reaches."""
+    giving, first, _ = givers({4: {"": BIG}})
+    second = giving.address("127.0.0.2")
+    assert second.startswith("127.0.0.2:") and giving.address("127.0.0.1") == first
+    for address in (first, second):
+        taking = Taking(address, ME)
+        assert taking.take(OF, 4) is not None
+        taking.close()
+    giving.close()
+    for address in (first, second):
+        with pytest.raises(OSError):
+            Taking(address, ME)
+
+
+class Refusing:
+    """A listener that has no descriptor for the first connections."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._left = sock, 2
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._left:
+            self._left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_blocks_are_given_again_once_there_are_descriptors(givers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    listens = socket.create_server
+    monkeypatch.setattr(givings, "AGAIN_S", 0.001)
+    monkeypatch.setattr(socket, "create_server", lambda *words, **more: Refusing(listens(*words, **more)))
+    _, address, _ = givers({4: {"": BIG}})
+    taking = Taking(address, ME)
+    assert taking.take(OF, 4) is not None
+    taking.close()
+
+
 @pytest.mark.parametrize("wrong", [ME._replace(secret=b"x" * 16), ME._replace(epoch=8), ME._replace(job="j2")])
 def test_who_is_not_of_the_job_gets_nothing(givers: Any, wrong: AsRank) -> None:
     _, address, _ = givers({4: {"": BIG}})
@@ -160,6 +205,8 @@ def answered(data: bytes) -> str:
 
 def test_any_bytes_in_the_place_of_a_block_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takings, "SILENT_S", 0.1)
+    monkeypatch.setattr(takings, "BLOCK_S", 0.1)
+    monkeypatch.setattr(takings, "LEAST_BYTES_S", 1 << 40)
     draw = random.Random(2)
     for _ in range(40):
         contents = bytes(draw.randbytes(draw.randint(0, 60)))
@@ -172,11 +219,25 @@ def test_any_bytes_in_the_place_of_a_block_are_refused(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_sends_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch, givers: Any) -> None:
-    monkeypatch.setattr(takings, "BLOCK_S", -10.0)
+    monkeypatch.setattr(takings, "time", SimpleNamespace(monotonic=itertools.count(0.0, 100.0).__next__))
     _, address, _ = givers({4: {"": BIG}})
     taking = Taking(address, ME)
     with pytest.raises(TimeoutError):
         taking.take(OF, 4)
+    taking.close()
+
+
+def test_a_block_that_is_read_from_a_disk_first_is_waited_for(monkeypatch: pytest.MonkeyPatch, givers: Any) -> None:
+    class Disk(dict[int, BlockArrays]):
+        def get(self, block: int, *words: Any) -> Any:
+            time.sleep(0.5)
+            return super().get(block)
+
+    monkeypatch.setattr(takings, "SILENT_S", 0.25)
+    _, address, _ = givers(Disk({4: {"": BIG}}))
+    taking = Taking(address, ME)
+    assert taking.take(OF, 4) is not None
+    assert taking._sock.gettimeout() == 0.25, "bytes of a Block that has begun to come follow at once"
     taking.close()
 
 

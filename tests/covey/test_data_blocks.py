@@ -20,13 +20,22 @@ from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.job.blocks import exchange as exchanges
 from covey.job.blocks import seeking
-from covey.job.blocks.block_wire import AboutBlocks, BlocksHeld, encode_blocks
+from covey.job.blocks.block_wire import (
+    BLOCK_BYTES_MAX,
+    BLOCKS_MAX,
+    SETS_MAX,
+    AboutBlocks,
+    BlocksHeld,
+    DeclaredBlocks,
+    encode_blocks,
+)
 from covey.job.blocks.data_blocks import DataBlocks, added, declared_blocks
 from covey.job.blocks.exchange import Exchange
 from covey.job.blocks.exchange import ExchangingProcess as BlockProcess
 from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript
 from covey.job.job_state import ScriptState, begun
 from covey.tensors.numbers.telling import Tell, ToldByRank
+from covey.tensors.numbers.tensor_wire import PART_BYTES_MAX
 from covey.wire.job import AggregatorAt, Carries
 from tests.covey.test_carrying import JOB, ElasticGang, Process, reached
 
@@ -240,9 +249,9 @@ def test_data_that_cannot_be_is_refused_in_three_lines() -> None:
     refused(lambda: declared_blocks("data", 5, content, 0), "bytes=0")
     exchange = Agents().exchange()
     added(exchange, declared_blocks("data", 5, content, 10), content, 2, lambda: None)
-    refused(
-        lambda: added(exchange, declared_blocks("data", 6, content, 10), content, 2, lambda: None), "5 Blocks already"
-    )
+    more = partial(added, exchange, load=content, world_size=2, entered=lambda: None, store=lambda: pytest.fail("made"))
+    refused(lambda: more(declared_blocks("data", 6, content, 10)), "5 Blocks already")
+    refused(lambda: more(declared_blocks("more", BLOCKS_MAX - 4, content, 10)), "65537 Blocks")
 
 
 def test_a_block_is_given_to_the_rank_that_it_belongs_to_alone() -> None:
@@ -270,6 +279,14 @@ def test_blocks_that_are_declared_otherwise_elsewhere_are_refused() -> None:
         assert exchange.told(ToldByRank(0, AboutBlocks.ANSWER, 0, answer))
         refused(partial(data.__getitem__, 1), word)
         exchange.close()
+
+
+def test_the_longest_answer_fits_into_a_message() -> None:
+    """A job's sets have at most so many Blocks together."""
+    sets = tuple(DeclaredBlocks(f"{at:64}", BLOCKS_MAX, BLOCK_BYTES_MAX, "c" * 32) for at in range(SETS_MAX))
+    part = BLOCKS_MAX // SETS_MAX
+    held = {each.name: tuple(range(BLOCKS_MAX - part, BLOCKS_MAX)) for each in sets}
+    assert len(encode_blocks(BlocksHeld((1 << 63) - 1, "a" * 80, sets, held))) < PART_BYTES_MAX
 
 
 class Silent:
@@ -308,8 +325,8 @@ def test_blocks_that_nobody_takes_are_kept_for_a_while_only(monkeypatch: pytest.
     assert data[1] is not None
     exchange.carries(Carries(1, {0: (0,), 1: (1,)}))
     exchange.let_go([1])
-    exchange.stepped()
+    exchange.stepped([0])
     assert 1 in exchange.sets["data"].store
     monkeypatch.setattr(exchanges, "KEEP_S", -1.0)
-    exchange.stepped()
+    exchange.stepped([0])
     assert 1 not in exchange.sets["data"].store

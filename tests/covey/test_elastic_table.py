@@ -1,6 +1,7 @@
 """`put`, `get` and `update` over rounds, by real processes that come and go."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,17 @@ def test_what_is_no_update_is_refused_in_three_lines() -> None:
     refused(lambda: made.update("w", lambda w, delta: w - delta, np.ones(3)), "another function")
     refused(lambda: made.put("v", np.ones(3)), "state was begun")
     refused(lambda: table(None).put("w", np.ones(3)), "one already")
+
+
+def moved(rate: float, w: Any, delta: Any) -> Any:
+    return w - rate * delta
+
+
+def test_each_rank_may_make_its_function_anew() -> None:
+    """Two equal `functools.partial`s are unlike to Python, and have no code that could be compared."""
+    ranks = Entered(0)
+    made = table(ranks)
+    for rank in (0, 1):
+        ranks.entered = rank
+        made.update("w", partial(moved, 0.1), np.ones(3))
+    assert ranks.pushed == [(0, "w"), (1, "w")]

@@ -41,6 +41,16 @@ def test_a_process_that_begins_later_asks_all_others() -> None:
     assert where(seeking, 2) == From(0, "10.0.0.1:5")
 
 
+def test_whose_blocks_are_sought_can_be_named_without_a_look_at_them() -> None:
+    seeking = SeekingBlocks(2, 2 << 16)
+    seeking.carries(GROWN, 0.0)
+    assert seeking.sources() == {}
+    seeking.answered(0, held(1, 2))
+    assert seeking.sources() == {0: "10.0.0.1:5"}
+    seeking.failed(0)
+    assert seeking.sources() == {}
+
+
 def test_nobody_has_a_block_once_all_have_said_so() -> None:
     seeking = SeekingBlocks(2, 2 << 16)
     seeking.carries(GROWN, 0.0)

@@ -26,7 +26,7 @@ class BlockStore:
         return self._here.get(block)
 
     def used(self, block: int) -> BlockArrays | None:
-        """The Block for the script, as `get` gives it."""
+        """The Block, which the script computes with now; None: it is not here."""
         return self.get(block)
 
     def put(self, block: int, arrays: BlockArrays) -> None:
@@ -55,4 +55,5 @@ class BlockStore:
         """Give up what is not in memory."""
 
     def abandon(self) -> None:
-        """Close this process's ends in a forked child, where a lock may be held for ever."""
+        """Close this process's descriptors in a forked child, where a lock may be held for ever. The parent keeps what is
+        not in memory."""

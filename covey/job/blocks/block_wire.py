@@ -30,7 +30,7 @@ from covey.wire.handshake import NONCE_BYTES
 from covey.wire.headers import WireError
 
 BLOCKS_MAX = 1 << 16
-"""Most Blocks of a set: an answer names those that a process holds."""
+"""Most Blocks of all sets of a job: an answer, which is one message, names those that a process holds."""
 SETS_MAX = 16
 """Most sets of Blocks of a job."""
 BLOCK_BYTES_MAX = 1 << 40
@@ -83,7 +83,7 @@ class BlocksWanted(msgspec.Struct, frozen=True):
 
 
 class BlocksHeld(msgspec.Struct, frozen=True):
-    """Answer: what this process holds of them."""
+    """Answer: what Blocks of the ranks in question the process that answers holds."""
 
     ask: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     address: Annotated[str, msgspec.Meta(max_length=80)] = ""

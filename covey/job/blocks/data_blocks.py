@@ -33,8 +33,8 @@ from covey.kernel.this_process import OfOneProcess
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
 RESIDENT_PART = 4
-"""The part of the memory that the host has available which Blocks of a process may take unless the script says more:
-one fourth."""
+"""The part of the memory that the host has available which Blocks of one set in one process may take unless the script
+says more: one fourth. It does not know how many processes run there."""
 Load = Callable[[int], Any]
 
 
@@ -137,14 +137,18 @@ def added(
     load: Load,
     world_size: int,
     entered: Callable[[], int | None],
-    store: BlockStore | None = None,
+    store: Callable[[], BlockStore] = BlockStore,
 ) -> DataBlocks:
-    """Another set of Blocks. CoveyError when there is one of that name, or too many."""
-    known = exchange.sets.get(declared.name)
+    """Another set of Blocks; `store` makes where they are kept. CoveyError when there is a set of that name, or there
+    are too many sets or Blocks."""
+    known, what = exchange.sets.get(declared.name), f"data {declared.name!r} was not declared"
     if known is not None or len(exchange.sets) >= SETS_MAX:
-        what = f"data {declared.name!r} was not declared"
         why = f"it has {known.declared.blocks} Blocks already" if known else f"a job has at most {SETS_MAX} sets"
         raise CoveyError(what, why, "declare each set once, with another name=, and keep what job.data returned")
-    of = BlockSet(declared, load, store or BlockStore())
+    blocks = declared.blocks + sum(each.declared.blocks for each in exchange.sets.values())
+    if blocks > BLOCKS_MAX:
+        why = f"the sets of this job would have {blocks} Blocks, and {BLOCKS_MAX} can be at most"
+        raise CoveyError(what, why, "give blocks= a smaller number: larger Blocks do as well")
+    of = BlockSet(declared, load, store())
     exchange.add(of)
     return DataBlocks(of, exchange, world_size, entered)

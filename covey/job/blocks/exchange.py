@@ -14,7 +14,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -42,6 +43,8 @@ SECRETS_MAX = 8
 """Epochs of which the secret is remembered: the two processes may know another newest one."""
 LOOK_S = 0.25
 """Most seconds until a wait for a Block looks again."""
+JOIN_S = 5.0
+"""Most seconds until a thread that takes has ended when its process does."""
 SAY_S = 30.0
 """Seconds after which people are told what Block a process waits for."""
 
@@ -89,10 +92,16 @@ class Exchange:
         self.sets: dict[str, BlockSet] = {}
         self._left: dict[int, float] = {}
         """Ranks that another process carries by now, and when they went: what is theirs may be asked for."""
+        self._goes: set[int] = set()
+        """Ranks that another process is to carry, and that may still be carried here."""
         self._giving = GivingBlocks(me.job, self._secret, self._find, self._taken)
         self._secrets: dict[int, bytes] = {}
         self._takes: dict[int, threading.Thread] = {}
         """Threads that take, by process."""
+        self._takings: set[Taking] = set()
+        """The connections of these threads."""
+        self._emptied: set[int] = set()
+        """Processes that have nothing any more which is not here."""
         self._seeks: threading.Thread | None = None
         self._awaited: tuple[BlockSet, int] | None = None
         """The Block that the script waits for, which comes before others."""
@@ -105,6 +114,7 @@ class Exchange:
         """Another set."""
         with self._changed:
             self.sets[added.declared.name] = added
+            self._emptied.clear()
             self._seek_on()
 
     def block(self, of: BlockSet, block: int) -> BlockArrays:
@@ -122,6 +132,8 @@ class Exchange:
                 if isinstance(where, BlockLoads) or self._closed:
                     break
                 self._awaited = of, block
+                if isinstance(where, From):
+                    self._emptied.discard(where.process)
                 self._seek_on()
                 if now_s > said_s:
                     said_s += SAY_S
@@ -135,12 +147,13 @@ class Exchange:
             of.store.put(block, found)
         return found
 
-    def stepped(self) -> None:
-        """A step has ended: forget what nobody has asked for."""
+    def stepped(self, carried: Collection[int]) -> None:
+        """A step has ended, in which these ranks were carried here: forget what nobody has asked for."""
         for each in list(self.sets.values()):
             each.store.stepped()
         now_s = time.monotonic()
         with self._changed:
+            self._went(self._goes.difference(carried))
             for rank in [rank for rank, since_s in self._left.items() if now_s > since_s + KEEP_S]:
                 del self._left[rank]
                 self._forget(rank, lambda each, block: True)
@@ -149,8 +162,14 @@ class Exchange:
         """End all threads and connections. A second call is harmless."""
         with self._changed:
             self._closed = True
+            takes = list(self._takes.values())
+            for taking in self._takings:
+                taking.end()
             self._changed.notify_all()
         self._giving.close()
+        end_s = time.monotonic() + JOIN_S
+        for thread in takes:
+            thread.join(max(0.0, end_s - time.monotonic()))
         for each in self.sets.values():
             each.store.close()
 
@@ -158,31 +177,44 @@ class Exchange:
         """Close this process's ends in a forked child."""
         self._closed = True
         self._giving.abandon()
+        for taking in self._takings:
+            taking.close()
+        for each in self.sets.values():
+            each.store.abandon()
 
     # ---- from what carries ranks ----
 
     def carries(self, now: Carries) -> None:
         """The agent says what each process carries."""
         with self._changed:
+            before = self._seeking.ours
             self._seeking.carries(now, time.monotonic())
-            for rank in self._seeking.ours:
+            ours = frozenset(self._seeking.ours)
+            self._emptied.clear()
+            self._goes = self._goes.union(before) - ours
+            for rank in ours:
                 self._left.pop(rank, None)
+            for each in self.sets.values():
+                each.given = {block for block in each.given if block % self._me.world_size not in ours}
             self._seek_on()
             self._changed.notify_all()
 
     def let_go(self, ranks: Iterable[int]) -> None:
         """Other processes push for these ranks by now. Their Blocks stay until these processes have them."""
         with self._changed:
-            for rank in ranks:
-                if rank in self._seeking.ours:
-                    continue  # it comes back at once
-                self._left[rank] = time.monotonic()
-                self._forget(rank, lambda each, block: block in each.given)
+            self._went(rank for rank in ranks if rank not in self._seeking.ours)  # else it comes back at once
+
+    def _went(self, ranks: Iterable[int]) -> None:
+        """These ranks are carried here no longer. The caller holds the lock."""
+        for rank in ranks:
+            self._goes.discard(rank)
+            self._left[rank] = time.monotonic()
+            self._forget(rank, lambda each, block: block in each.given)
 
     def _forget(self, rank: int, which: Callable[[BlockSet, int], bool]) -> None:
         for each in self.sets.values():
-            for block in [block for block in each.store if block % self._me.world_size == rank]:
-                if which(each, block):
+            for block in range(rank, each.declared.blocks, self._me.world_size):
+                if block in each.store and which(each, block):
                     each.given.discard(block)
                     each.store.drop(block)
 
@@ -203,10 +235,14 @@ class Exchange:
 
     def _held(self, ask: int, ranks: tuple[int, ...]) -> BlocksHeld:
         """What is here of these ranks."""
+        size = self._me.world_size
+        known = [rank for rank in set(ranks) if 0 <= rank < size]
         with self._changed:
             sets = tuple(each.declared for each in self.sets.values())
             held = {
-                name: tuple(sorted(block for block in each.store if block % self._me.world_size in ranks))
+                name: tuple(
+                    block for rank in known for block in range(rank, each.declared.blocks, size) if block in each.store
+                )
                 for name, each in self.sets.items()
             }
         if not any(held.values()):
@@ -243,6 +279,7 @@ class Exchange:
         with self._changed:
             if not self._seeking.answered(rank, answer):
                 return
+            self._emptied.discard(rank)
             self._unlike = self._unlike or self._why_unlike(rank, answer)
             self._seek_on()
             self._changed.notify_all()
@@ -294,33 +331,34 @@ class Exchange:
             self._seeks.start()
 
     def _sources(self) -> dict[int, str]:
-        """The processes from which Blocks are to be taken, with their addresses."""
-        found = {}
-        for _, _, where in self._wanted():
-            found[where.process] = where.address
-        return found
+        """The processes from which Blocks are to be taken and are not being taken, with their addresses."""
+        found = self._seeking.sources().items()
+        return {each: address for each, address in found if each not in self._takes and each not in self._emptied}
 
-    def _wanted(self) -> Iterable[tuple[BlockSet, int, From]]:
-        """The Blocks that another process gives and that are not here, in the order in which they are used."""
-        now_s, size = time.monotonic(), self._me.world_size
+    def _wanted(self, process: int) -> Iterable[tuple[BlockSet, int]]:
+        """The Blocks that this process gives and that are not here, in the order in which they are used."""
         for rank in self._seeking.ours:
             for each in self.sets.values():
-                for block in range(rank, each.declared.blocks, size):
-                    if block not in each.store:
-                        where = self._seeking.where(rank, each.declared.name, block, now_s)
-                        if isinstance(where, From):
-                            yield each, block, where
+                for block in range(rank, each.declared.blocks, self._me.world_size):
+                    if self._gives(process, each, block):
+                        yield each, block
+
+    def _gives(self, process: int, of: BlockSet, block: int) -> bool:
+        """Whether this Block is to come from that process."""
+        if block in of.store:
+            return False
+        where = self._seeking.where(block % self._me.world_size, of.declared.name, block, time.monotonic())
+        return isinstance(where, From) and where.process == process
 
     def _seek(self) -> None:
         while True:
             with self._changed:
                 now_s = time.monotonic()
                 for process, address in self._sources().items():
-                    if process not in self._takes:
-                        self._takes[process] = threading.Thread(
-                            target=self._take, args=(process, address), name="covey-takes", daemon=True
-                        )
-                        self._takes[process].start()
+                    self._takes[process] = threading.Thread(
+                        target=self._take, args=(process, address), name="covey-takes", daemon=True
+                    )
+                    self._takes[process].start()
                 left_s = self._seeking.left_s(now_s)
                 if self._closed or left_s is None:
                     self._seeks = None
@@ -337,37 +375,69 @@ class Exchange:
     def _take(self, process: int, address: str) -> None:
         """Take all Blocks that this process gives."""
         taking: Taking | None = None
+        wanted = deque[tuple[BlockSet, int]]()
         try:
             owner = self._me.owner()
             if owner is None:
                 raise ConnectionError("nobody sums for this job now")
             taking = Taking(address, AsRank(self._me.job, self._me.first, owner.epoch, owner.secret))
-            while (next := self._next_from(process)) is not None:
+            with self._changed:
+                self._takings.add(taking)
+            while (next := self._next_from(process, wanted)) is not None:
                 of, block = next
                 found = taking.take(of.declared, block)
                 if found is None:
                     raise ConnectionError("it has forgotten a Block")
-                with self._changed:
-                    if block % self._me.world_size in self._seeking.ours and block not in of.store:
-                        of.moved += 1
-                        of.store.put(block, found)
-                    self._changed.notify_all()
-                taking.done(of.declared, block)
+                if self._came(of, block, found):
+                    taking.done(of.declared, block)
         except OSError as error:
-            self._me.people(f"loads Blocks that process {process} has: {error!s}")
             with self._changed:
                 self._seeking.failed(process)
+                closed = self._closed
+            if not closed:
+                self._me.people(f"loads Blocks that process {process} has: {error!s}")
         finally:
             if taking is not None:
                 taking.close()
             with self._changed:
+                if taking is not None:
+                    self._takings.discard(taking)
                 self._takes.pop(process, None)
                 self._seek_on()
                 self._changed.notify_all()
 
-    def _next_from(self, process: int) -> tuple[BlockSet, int] | None:
+    def _came(self, of: BlockSet, block: int, found: BlockArrays) -> bool:
+        """A Block is here; whether it has a place. Writing it may take long, so nobody waits for that."""
+        rank = block % self._me.world_size
+        with self._changed:
+            if self._closed or rank not in self._seeking.ours:
+                return False
+            if block in of.store:
+                return True
+            of.moved += 1  # whoever finds it in the store finds it counted
+        of.store.put(block, found)
+        with self._changed:
+            stays = rank in self._seeking.ours or rank in self._goes or rank in self._left
+            if not stays:
+                of.moved -= 1
+                of.store.drop(block)
+            self._changed.notify_all()
+        return stays
+
+    def _next_from(self, process: int, wanted: deque[tuple[BlockSet, int]]) -> tuple[BlockSet, int] | None:
+        """The next Block to take from this process. `wanted` is what it was to give, and is filled again when empty:
+        who looked at all Blocks for each one would hold the lock for long."""
         with self._changed:
             if self._closed:
                 return None
-            each = [(of, block) for of, block, where in self._wanted() if where.process == process]
-            return self._awaited if self._awaited in each else next(iter(each), None)
+            if self._awaited is not None and self._gives(process, *self._awaited):
+                return self._awaited
+            while True:
+                if not wanted:
+                    wanted.extend(self._wanted(process))
+                if not wanted:
+                    self._emptied.add(process)
+                    return None
+                next = wanted.popleft()
+                if self._gives(process, *next):
+                    return next

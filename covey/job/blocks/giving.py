@@ -1,7 +1,8 @@
 """The end of a connection that gives data Blocks to processes that took their ranks over (`block_wire`).
 
 It listens from the first question on that it can answer, on the address from which this host reaches the owner of the
-job's tensors. One thread accepts, and each connection has a thread: a Block is read while the script computes.
+job's tensors: on another one, too, once the owner is where another card reaches it. One thread an address accepts, and
+each connection has a thread: a Block is read while the script computes.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -27,6 +29,7 @@ from covey.job.blocks.block_wire import (
     unpack_hello,
     unpack_request,
 )
+from covey.ports.addresses import joined
 from covey.wire.checksum import crc32
 from covey.wire.handshake import (
     HANDSHAKE_S,
@@ -39,6 +42,8 @@ from covey.wire.handshake import (
 )
 
 CONNECTIONS_MAX = 256
+AGAIN_S = 0.1
+"""Seconds until a connection is accepted again after one could not be: no descriptor was free, perhaps."""
 SILENT_S = 10.0
 """Seconds after which a process that does not read or ask is cut off."""
 YES = b"\1"
@@ -59,7 +64,7 @@ def receive(sock: socket.socket, size: int) -> bytearray:
 
 
 def fill(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Errors as of `receive`."""
+    """Fill `view`. ConnectionError when the connection ends before it is full; TimeoutError."""
     while view.nbytes:
         count = sock.recv_into(view, min(view.nbytes, PIECE_BYTES))
         if not count:
@@ -81,41 +86,43 @@ class GivingBlocks:
         the set's key, if it is here; `taken` is called with each Block that the other process has."""
         self._job, self._secret, self._find, self._taken = job_hash(job), secret, find, taken
         self._lock = threading.Lock()
-        self._listening: socket.socket | None = None
+        self._listening: dict[str, socket.socket] = {}
+        """By IP address."""
         self._connections: set[socket.socket] = set()
         self._strangers: Strangers[socket.socket] = Strangers()
         self._closed = False
 
     def address(self, ip: str) -> str:
-        """Where it listens, `ip:port`; it begins to with the first call. Empty: it cannot."""
+        """Where it listens at `ip`, as `ip:port`; it begins to with the first call. Empty: it cannot."""
         with self._lock:
             if self._closed:
                 return ""
-            if self._listening is None:
+            listening = self._listening.get(ip)
+            if listening is None:
                 family = socket.AF_INET6 if ":" in ip else socket.AF_INET
                 try:
-                    self._listening = socket.create_server((ip, 0), family=family, backlog=64)
+                    listening = socket.create_server((ip, 0), family=family, backlog=64)
                 except OSError:
                     return ""
-                listening = self._listening
+                self._listening[ip] = listening
                 threading.Thread(target=self._accept, args=(listening,), name="covey-gives", daemon=True).start()
-            port = self._listening.getsockname()[1]
-        return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            return joined(ip, listening.getsockname()[1])
 
     def close(self) -> None:
         """End all connections. A second call is harmless."""
         with self._lock:
-            self._closed, listening = True, self._listening
-            each = [*self._connections, *([] if listening is None else [listening])]
+            self._closed = True
+            listening = list(self._listening.values())
+            each = [*self._connections, *listening]
         for sock in each:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        if listening is not None:
-            listening.close()
+        for sock in listening:
+            sock.close()
 
     def abandon(self) -> None:
         """Close this process's ends in a forked child."""
-        for sock in (*self._connections, *([] if self._listening is None else [self._listening])):
+        for sock in (*self._connections, *self._listening.values()):
             sock.close()
 
     def _accept(self, listening: socket.socket) -> None:
@@ -123,7 +130,10 @@ class GivingBlocks:
             try:
                 sock, peer = listening.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(AGAIN_S)
+                continue
             with self._lock:
                 full = self._closed or len(self._connections) >= CONNECTIONS_MAX
                 goes = None if full else self._strangers.come(sock, peer[0])

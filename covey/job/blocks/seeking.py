@@ -48,6 +48,14 @@ WAITS, LOADS = BlockWaits(), BlockLoads()
 Where = From | BlockWaits | BlockLoads
 
 
+class _Held(NamedTuple):
+    """What a process has answered."""
+
+    address: str
+    blocks: Mapping[str, frozenset[int]]
+    """Numbers of the Blocks that it has, by set."""
+
+
 class _Sought:
     """The search for the Blocks of one rank."""
 
@@ -55,7 +63,7 @@ class _Sought:
         self.silent = set(asked)
         """Processes that may have them and have not answered."""
         self.until_s = now_s + ASK_S
-        self.held: dict[int, BlocksHeld] = {}
+        self.held: dict[int, _Held] = {}
         """Answers of processes that have some, by process."""
 
 
@@ -125,14 +133,13 @@ class SeekingBlocks:
         """Take an answer in; whether it was asked for."""
         if answer.ask != self._ask:
             return False
-        found = False
-        for sought in self._sought.values():
-            if process in sought.silent:
-                sought.silent.remove(process)
-                found = True
-                if answer.address and answer.held:
-                    sought.held[process] = answer
-        return found
+        waited = [sought for sought in self._sought.values() if process in sought.silent]
+        held = _Held(answer.address, {name: frozenset(blocks) for name, blocks in answer.held.items()})
+        for sought in waited:
+            sought.silent.remove(process)
+            if held.address and held.blocks:
+                sought.held[process] = held
+        return bool(waited)
 
     def failed(self, process: int) -> None:
         """What this process gave cannot be used, or it is slow or gone: it is asked for nothing more."""
@@ -140,14 +147,19 @@ class SeekingBlocks:
             sought.held.pop(process, None)
             sought.silent.discard(process)
 
+    def sources(self) -> dict[int, str]:
+        """The processes that have said that they have Blocks which are sought, with their addresses."""
+        found = (each.held.items() for each in self._sought.values())
+        return {process: held.address for every in found for process, held in every}
+
     def where(self, rank: int, name: str, block: int, now_s: float) -> Where:
         """Where a Block of this rank comes from that is not here."""
         sought = self._sought.get(rank)
         if sought is None:
             return LOADS
-        for process, answer in sought.held.items():
-            if block in answer.held.get(name, ()):
-                return From(process, answer.address)
+        for process, held in sought.held.items():
+            if block in held.blocks.get(name, ()):
+                return From(process, held.address)
         return WAITS if sought.silent and now_s < sought.until_s else LOADS
 
     def left_s(self, now_s: float) -> float | None:

@@ -37,9 +37,9 @@ from covey.wire.handshake import (
 from covey.wire.headers import WireError
 
 SILENT_S = 2.0
-"""Seconds without a byte after which a process counts as gone."""
+"""Seconds without a byte after which a process counts as gone, once a Block has begun to come."""
 BLOCK_S = 5.0
-"""Seconds that a Block of any size may take."""
+"""Seconds that a Block of any size may take to be read there, and then to come."""
 LEAST_BYTES_S = 8 << 20
 """Bytes a second below which a process counts as slow: most storage gives more."""
 
@@ -79,15 +79,16 @@ class Taking:
 
     def take(self, of: DeclaredBlocks, block: int) -> BlockArrays | None:
         """The Block; None: it is not there any more."""
-        end_s = time.monotonic() + BLOCK_S
         self._sock.sendall(pack_request(BlockRequest(BlockOp.GET, of.key, block)))
+        self._sock.settimeout(BLOCK_S + of.bytes_max / LEAST_BYTES_S)  # it may have to be read first
         head = unpack_head(receive(self._sock, HEAD_BYTES), of.bytes_max)
+        self._sock.settimeout(SILENT_S)
+        end_s = time.monotonic() + BLOCK_S + head.block_bytes / LEAST_BYTES_S
         if not head.is_here:
             return None
         contents = receive(self._sock, head.contents_bytes)
         self._compare(crc32(contents))
         found = empty_block(items_of(contents), head.block_bytes)
-        end_s += head.block_bytes / LEAST_BYTES_S
         for place in places_in_block(found):
             for at in range(0, len(place), PIECE_BYTES):
                 piece = place[at : at + PIECE_BYTES]
@@ -105,6 +106,11 @@ class Taking:
         (sent,) = SUM.unpack(receive(self._sock, SUM.size))
         if sent != found:
             raise WireError("bytes have changed on their way")
+
+    def end(self) -> None:
+        """Let whoever takes at this time see the end of the connection. Any thread may call."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
