@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from covey.core.ids import HostId, JobId
 from covey.wire.frames import pack, whole
 from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, decoder
-from plugins.scheduler.policy.carrying import carried_after, first_carried
+from plugins.scheduler.policy.carrying import carried_after, carriers_of, first_carried
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
@@ -91,7 +91,7 @@ class ElasticProcesses:
         self._forks, self._ranks, self._script, self._words = forks, ranks, script, words
         self._aggd = AggdThread(folder)
         self.carried: Mapping[int, tuple[int, ...]] = first_carried(ranks, processes)
-        self._config = 0
+        self._config, self._came = 0, dict[int, int]()
         at = self._aggd.serve(str(JOB), (GRANT << 32) + 1, ranks)
         found = AggregatorAt(JOB, at.epoch, HostId("h1"), at.address, SECRET)
         self._socket = AgentSocket(folder / "jobs.sock", found, Carries(0, dict(self.carried)))
@@ -118,9 +118,11 @@ class ElasticProcesses:
         for first in ends:
             self.kill(first)
             self.ended.append(self.now.pop(first))
-        self.carried = carried_after(self.carried, ends, begins)
+        old, self.carried = self.carried, carried_after(self.carried, ends, begins)
         self._config += 1
-        self._socket.tell(Carries(self._config, dict(self.carried)))
+        moved = carriers_of(self.carried).items() - carriers_of(old).items()
+        self._came |= {rank: self._config for rank, _ in moved}
+        self._socket.tell(Carries(self._config, dict(self.carried), dict(self._came)))
         new = [first for first in self.carried if first not in self.now]
         for first in new:
             self.now[first] = self._start(first, self._config << 16)

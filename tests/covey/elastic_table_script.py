@@ -1,7 +1,11 @@
-"""AddVector with an elastic table: each element ends as delta x steps x Blocks, whoever added it. Arguments: STEPS."""
+"""AddVector with an elastic table: each element ends as delta x steps x Blocks, whoever added it.
+
+Arguments: STEPS GO_ON. Steps are long until the file GO_ON exists.
+"""
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -10,7 +14,7 @@ import covey
 BLOCKS, WIDTH = 12, 500
 
 
-def main(steps: int) -> None:
+def main(steps: int, go_on: Path) -> None:
     with covey.join() as job:
         table = job.table()
         table.put("v", np.zeros(WIDTH))
@@ -23,7 +27,7 @@ def main(steps: int) -> None:
                     assert (table.get("v") == before).all() and (before == 3 * BLOCKS * step).all()
                     delta = sum((block for _, block in data.of(rank)), np.zeros(WIDTH))
                     table.update("v", lambda v, delta: v + 3 * delta, delta)
-                time.sleep(0.002)
+                time.sleep(0.002 if go_on.exists() else 0.1)
             print("step", step, flush=True)
         found = table.get("v")
         assert (found == 3 * steps * BLOCKS).all(), found
@@ -31,4 +35,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

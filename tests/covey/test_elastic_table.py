@@ -19,17 +19,18 @@ STEPS = 120
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ElasticProcesses]:
-    made = ElasticProcesses(PlainProcesses(), tmp_path / "j", 4, 2, SCRIPT, str(STEPS))
+    made = ElasticProcesses(PlainProcesses(), tmp_path / "j", 4, 2, SCRIPT, str(STEPS), str(tmp_path / "go on"))
     yield made
     made.close()
 
 
-def test_each_element_is_delta_times_steps_times_blocks_whatever_changes(job: ElasticProcesses) -> None:
+def test_each_element_is_delta_times_steps_times_blocks_whatever_changes(job: ElasticProcesses, tmp_path: Path) -> None:
     """Cruise's AddVector, while a process is added and another is killed for good. Reference: §3.3."""
     job.until(lambda: job.have_said("step 2\n"))
     (new,) = job.arrange([], 1)
     job.until(lambda: "step" in job.now[new].text())
     job.arrange([1], 0)
+    (tmp_path / "go on").touch()
     assert job.digest() == str(3 * STEPS * 12)
     assert "moved=3" in job.now[new].text(), "the three Blocks of one rank came from the process before"
 

@@ -15,7 +15,8 @@ from covey.job.blocks.exchange import Exchange, ExchangingProcess
 from covey.job.blocks.giving import GivingBlocks
 from covey.tensors.numbers.telling import Tell, ToldByRank
 from covey.wire.job import AggregatorAt, Carries
-from tests.covey.test_data_blocks import JOB, content
+from tests.covey.test_carrying import JOB
+from tests.covey.test_data_blocks import content
 
 SECRET = b"s" * 16
 OWNER = AggregatorAt(JOB, 5, HostId("h1"), "127.0.0.1:9", SECRET)

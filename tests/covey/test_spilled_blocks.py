@@ -205,7 +205,7 @@ def test_a_block_that_rots_is_loaded_again(tmp_path: Path) -> None:
         loads.append(k)
         return block(k)
 
-    data = added(exchange, declared_blocks("data", 3, load, SIZE), load, 1, lambda: 0, store)
+    data = added(exchange, declared_blocks("data", 3, load, SIZE), load, 1, lambda: 0, lambda: store)
     assert all(is_block(k, each) for k, each in data.of(0)) and loads == [0]
     assert "is not what was written" in said[0]
     exchange.close()
@@ -350,7 +350,12 @@ def test_a_volume_moves_the_bytes_of_a_block_and_not_those_of_the_largest(monkey
 
 def test_what_a_step_costs_does_not_grow_with_the_blocks_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[int] = []
-    monkeypatch.setattr(spilling_store, "bytes_in_block", lambda arrays: summed.append(1) or 10)
+
+    def ten(arrays: object) -> int:
+        summed.append(1)
+        return 10
+
+    monkeypatch.setattr(spilling_store, "bytes_in_block", ten)
     place, count = Memory(), 400
     store = SpillingStore("data", place, 10 * count - 10, lambda text: None)
     for k in range(count):

@@ -55,5 +55,5 @@ class BlockStore:
         """Give up what is not in memory."""
 
     def abandon(self) -> None:
-        """Close this process's descriptors in a forked child, where a lock may be held for ever. The parent keeps what is
-        not in memory."""
+        """Close this process's descriptors in a forked child, where a lock may be held for ever. The parent keeps what
+        is not in memory."""

@@ -246,7 +246,8 @@ class SpillingStore(BlockStore):
             return self._here.get(block)
 
     def _read(self, block: int, at: SpilledAt) -> BlockArrays | None:
-        if self._closed:
+        closed = self._closed
+        if closed:
             return None
         try:
             return self._spill.read(at)
