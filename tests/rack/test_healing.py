@@ -168,18 +168,28 @@ def test_shares_and_owners_of_an_elastic_job_change_while_it_runs(living: Living
 
 
 def test_data_that_spills_to_other_hosts_leaves_the_bits_as_they_are(living: LivingRack) -> None:
-    def trained(*more: str) -> str:
+    """A volume goes with its process, also with one that is killed."""
+
+    def submitted(*more: str) -> str:
         options = "--blocks=16", "--rows=4096", "--features=64", "--steps=24", *more
-        job = living.submit(EXAMPLES / "elastic" / "mlr.py", *options, workers=1, workers_max=4, gpus_per_worker=0)
+        return living.submit(EXAMPLES / "elastic" / "mlr.py", *options, workers=1, workers_max=4, gpus_per_worker=0)
+
+    def trained(job: str) -> str:
         ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
         assert ended["exit_code"] == 0, (ended["reason"], living.output(job))
         return living.output(job)
 
-    spilled, kept = trained("--spill=remote", "--resident=4 MiB"), trained()
+    def volumes() -> set[str]:
+        return {each["volume"] for each in living.agent().get("volumes").data}
+
+    killed = submitted("--spill=remote", "--resident=4 MiB", "--step-seconds=0.05")
+    wait("its Blocks lie elsewhere", volumes)
+    os.kill(ranks(living, killed)[0], signal.SIGKILL)
+    spilled, kept = trained(submitted("--spill=remote", "--resident=4 MiB")), trained(submitted())
     assert "the others in remote memory (volume j" in spilled
     found = [re.findall("state sha256=([0-9a-f]{64})", said) for said in (spilled, kept)]
     assert len(found[0]) == 1 and found[0] == found[1]
-    assert not living.agent().get("volumes").data, "its volume went with it"
+    wait("no volume is left", lambda: not volumes())
 
 
 def _as_said(living: LivingRack, job: str, hosts: list[str]) -> bool:
