@@ -289,15 +289,15 @@ class SpillingStore(BlockStore):
                     return
                 block = self._next[0]
                 at = self._outside.get(block)
+            found, is_over = None, True
             try:
                 found = None if at is None else self._read(block, at)
-            except BaseException:
+                is_over = False
+            finally:
                 with self._changed:
-                    self._thread = None  # the next Block ahead begins another
-                    self._came(block, None)
-                raise
-            with self._changed:
-                self._came(block, found)
+                    if is_over:
+                        self._thread = None  # the next Block ahead begins another
+                    self._came(block, found)
 
     def _came(self, block: int, found: BlockArrays | None) -> None:
         """The Block that comes ahead of use is here; None: it cannot be read. The caller holds the lock."""
