@@ -111,6 +111,7 @@ def test_of_a_host_those_that_came_last_end_and_never_the_one_that_carries_rank_
         (lambda job: {"epoch": 7}, "it is running under epoch 1, and does not run under 7"),
         (lambda job: {"processes": {H1: 2}}, "it has 4..16 processes, and would have 2"),
         (lambda job: {"processes": {H1: 20}}, "it has 4..16 processes, and would have 20"),
+        (lambda job: {"processes": {H1: 2, H2: 2, H3: 10**12}}, f"it has 4..16 processes, and would have {10**12 + 4}"),
         (lambda job: {"processes": {H1: 2, H2: 2, H3: -1}}, "-1 is not a number of processes"),
         (lambda job: {"shares": {H1: 11, H2: 4}}, "the shares of the hosts are 15 ranks together"),
         (lambda job: {"shares": {H1: 11, H3: 5}}, "h3 is to carry 5 ranks and has no process of the job"),

@@ -261,13 +261,13 @@ def planned(job: Job, wanted: WantedArrangement, number: int) -> PlannedJob:
     counts = wanted.processes or {place.host: len(place.ranks) for place in job.start.places}
     if min(counts.values()) < 0:
         raise WishRefused(f"{min(counts.values())} is not a number of processes")
+    total = sum(counts.values())
+    if total > job.spec.workers_max or (total < job.spec.workers and total < job.processes):
+        raise WishRefused(f"it has {explain.workers(job.spec)} processes, and would have {total}")
     ends = _ends(job, counts)
     stay = without(job.start.places, ends, job.spec.gpus_per_worker)
     has = {place.host: len(place.ranks) for place in stay}
     begins = [host for host, count in sorted(counts.items()) for _ in range(count - has.get(host, 0))]
-    total = sum(counts.values())
-    if total > job.spec.workers_max or (total < job.spec.workers and total < job.processes):
-        raise WishRefused(f"it has {explain.workers(job.spec)} processes, and would have {total}")
     where = {process: place.host for place in job.start.places for process in place.ranks}
     try:
         carried, names = carried_by_shares(job.start.carried, ends, begins, where, wanted.shares)
