@@ -35,8 +35,16 @@ JOBS_MAX = 64
 """The most jobs of one wish, as the log takes them (`Arranged`)."""
 
 
+NOT_NOW = 75
+"""agentctl's exit code of what is refused now, and may be asked again as it is (`Refused`)."""
+
+
 class WishRefused(ValueError):
-    """Why a wish cannot be, in words."""
+    """Why a wish cannot be, in words; `code` as in `Refused`."""
+
+    def __init__(self, why: str, code: int = 4) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +102,8 @@ class AnswerWish(msgspec.Struct, frozen=True):
 
     ask: str
     refused: str = ""
+    code: int = 4
+    """agentctl's exit code of a refusal (`Refused`)."""
 
 
 class AskedHost(NamedTuple):
@@ -207,14 +217,14 @@ class Wishes:
         wish = self._of(ask) if isinstance(ask, Reserve) else None
         if wish is None or wish.proposed is not None:
             return ()
-        return self._refuse(wish, f"{event.to} could not be reached")
+        return self._refuse(wish, f"{event.to} could not be reached", NOT_NOW)
 
     def _late(self, event: WishLate) -> Sequence[Action]:
         wish = self.wishes.get(event.ask)
         if wish is None or wish.proposed is not None:
             return ()
         silent = ", ".join(sorted({each.host for each in wish.asked if each not in wish.yes}))
-        return self._refuse(wish, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s")
+        return self._refuse(wish, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s", NOT_NOW)
 
     def _proposed(self, event: WishProposed) -> Sequence[Action]:
         wish = self.wishes.get(event.ask)
@@ -223,7 +233,9 @@ class Wishes:
         if isinstance(event.result, Applied):
             del self.wishes[event.ask]
             return [AnswerWish(event.ask)]
-        return self._refuse(wish, event.result if isinstance(event.result, str) else event.result.why)
+        if isinstance(event.result, str):
+            return self._refuse(wish, event.result, NOT_NOW)
+        return self._refuse(wish, event.result.why, event.result.code)
 
     # ---- steps ----
 
@@ -244,11 +256,11 @@ class Wishes:
         wish.proposed = Arranged(wall_s=0.0, jobs=jobs, by=seen.by[:1000], why=seen.why[:1000])
         return [ProposeWish(seen.ask, wish.proposed)]
 
-    def _refuse(self, wish: SearchedWish, why: str) -> Sequence[Action]:
+    def _refuse(self, wish: SearchedWish, why: str, code: int = 4) -> Sequence[Action]:
         """Give the wish up, so that no host holds GPUs for it."""
         del self.wishes[wish.seen.ask]
         over = [Send(each.host, Release(each.job, ask.epoch, ask.attempt)) for each, ask in wish.asked.items()]
-        return [*over, AnswerWish(wish.seen.ask, why)]
+        return [*over, AnswerWish(wish.seen.ask, why, code)]
 
 
 # ---- what a wish means for a job -------------------------------------------------------------------------------------
@@ -293,7 +305,7 @@ def planned(job: Job, wanted: WantedArrangement, number: int) -> PlannedJob:
 def _refuse_at_once(job: Job, wanted: WantedArrangement) -> None:
     """WishRefused, in words, where the log cannot obey, whatever is wanted."""
     if not job.spec.elastic:
-        raise WishRefused(f"it was submitted with {job.spec.workers} workers, and not with a range of them")
+        raise WishRefused(explain.not_elastic(job.spec))
     if job.state != "running" or job.grant.epoch != wanted.epoch:
         raise WishRefused(f"it is {job.state} under epoch {job.grant.epoch}, and does not run under {wanted.epoch}")
     if job.healing.healed != wanted.replaces:

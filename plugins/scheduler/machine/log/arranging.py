@@ -86,8 +86,8 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
 
 def tune_asked(queue: JobTable, job: Job, command: TuneAsked) -> Result:
     if not job.spec.elastic:
-        what, why = f"{job.id} is not tuned", f"it was submitted with {job.spec.workers} workers, and not with a range"
-        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        what = f"{job.id} is not tuned"
+        return NotApplied(4, what, explain.not_elastic(job.spec), "agentctl submit --workers 4..16 -- COMMAND")
     if command.on and job.spec.share_host:
         what, why = f"{job.id} is not tuned", "it shares hosts in turns, and the hosts of its group arrange it"
         return NotApplied(4, what, why, "see agentctl groups; or submit it without --share-host")
@@ -104,8 +104,7 @@ def refused_scale(job: Job, workers: int) -> NotApplied | None:
     """Why the job cannot have so many processes; None: it can, or its coordinator is to look for room."""
     spec, what, next = job.spec, f"{job.id} was not scaled", f"see agentctl job {job.id}"
     if not spec.elastic:
-        why = f"it was submitted with {spec.workers} workers, and not with a range of them"
-        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        return NotApplied(4, what, explain.not_elastic(spec), "agentctl submit --workers 4..16 -- COMMAND")
     if not spec.workers <= workers <= spec.workers_max:
         why = f"it was submitted with --workers {explain.workers(spec)}, and {workers} is out of that range"
         return NotApplied(4, what, why, f"agentctl scale {job.id} {min(max(workers, spec.workers), spec.workers_max)}")
