@@ -134,6 +134,7 @@ class SupervisedRunner:
                 del self._epochs[key]
                 self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
+            self._env.spawn(f"runner: found {key[0]}.{key[1]}", self._following.found(key, epoch))
             self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
 
     # ---- what plugins ask for ----
@@ -260,13 +261,18 @@ class SupervisedRunner:
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
-            if (process := known.state.pids.get(rank)) is not None:
-                known.said_to_have[rank] = process
-                self._following.tell_heals((job, epoch), known)
+            known.said_to_have[rank] = known.state.pids.get(rank)
+            self._following.tell_heals((job, epoch), known)
             self.joins(job, epoch, rank)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
+
+    def leaves(self, job: JobId, epoch: int, rank: int) -> None:
+        """Forget what a process said whose connection has ended, if nobody knows yet which process that was."""
+        known = self._epochs.get((job, epoch))
+        if known is not None and known.said_to_have.get(rank, ()) is None:
+            del known.said_to_have[rank]
 
     def _told(self, fact: Fact) -> None:
         if isinstance(fact, RanksStarted):
