@@ -399,6 +399,52 @@ async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(
         let_end(short)
 
 
+class LettingGo:
+    """A runner whose processes are let go by a port that only notes it, after `held_s`."""
+
+    def __init__(self, runner: SupervisedRunner, monkeypatch: pytest.MonkeyPatch, held_s: float) -> None:
+        self.pids: list[int] = []
+        monkeypatch.setattr("agent.jobs.runner.HELD_S", held_s)
+        monkeypatch.setattr(runner._env.processes, "let_go", self._noted)
+
+    async def _noted(self, pid: int) -> bool:
+        self.pids.append(pid)
+        return True
+
+
+async def test_a_successor_that_begins_held_back_is_let_go_by_time_too(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        lets_go = LettingGo(runner, monkeypatch, 0.01)
+        lost = runner.running()[J1, 1][5]
+        os.kill(lost, signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: runner.running()[J1, 1][5] in lets_go.pids)
+        assert lost not in lets_go.pids
+        let_end(short)
+
+
+async def test_a_process_that_is_gone_by_then_is_not_let_go(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid may be another process's by then."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        lets_go = LettingGo(runner, monkeypatch, 2.0)
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        lost = runner.running()[J1, 1][5]
+        os.kill(lost, signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: runner.running()[J1, 1][5] in lets_go.pids)
+        assert lost not in lets_go.pids
+        let_end(short)
+
+
 async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_says_so(short: str) -> None:
     async with agent(short) as (host, runner):
         await runner.start(place(short, 0))
@@ -459,7 +505,7 @@ async def test_a_process_whose_connection_ended_before_its_supervisor_answered_c
     """Its successor may be what the supervisor tells of."""
     pid = await begun_and_left(short)
     try:
-        async with agent(short) as (host, runner):
+        async with agent(short) as (_, runner):
             for rank in (0, 1):
                 await runner.heals(J1, 1, rank, 3)
             runner.leaves(J1, 1, 1)
