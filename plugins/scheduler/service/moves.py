@@ -64,7 +64,9 @@ class RunningMoves:
             raise Refused(2, what, why, f"agentctl scale {job.id} {job.processes}")
         away = sorted({place.host for place in job.start.places} - set(alive))
         if away and workers < job.processes:
-            raise Refused(75, what, explain.too_few_left(away), "try again once it is back, or given up: agentctl hosts")
+            raise Refused(
+                75, what, explain.too_few_left(away), "try again once it is back, or given up: agentctl hosts"
+            )
         before, sought = job.processes, job.healing.sought
         command = ScaleAsked(
             wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by

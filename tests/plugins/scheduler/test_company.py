@@ -11,7 +11,6 @@ from plugins.scheduler.policy.place import in_company, spread
 from tests.plugins.scheduler.rack import Rack, until
 from tests.virtual_time import play
 
-
 H1, H2, H3, H4 = (HostId(f"h{at}") for at in range(1, 5))
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import Applied, NotApplied, Result, TuneAsked
-from tests.plugins.scheduler.test_arranging import Elastic
 from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
+from tests.plugins.scheduler.test_arranging import Elastic
 from tests.plugins.scheduler.test_growing import elastic, first
 from tests.plugins.scheduler.test_queue import Told, halves, refusal
 

@@ -21,9 +21,10 @@ import msgspec
 from covey.core.events import Heard, Send, SetTimer, Undelivered
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place, WantedArrangement
-from plugins.scheduler.machine.gang.gang import ATTEMPTS
+from plugins.scheduler.machine.gang.gang import ATTEMPTS, wrong_yes
 from plugins.scheduler.machine.log.arranging import ended_in_part, lacks_state
 from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, Result
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
@@ -203,10 +204,8 @@ class Wishes:
                 return self._refuse(wish, f"{sender} has no room for {answer.job}: {answer.reason}")
             case Reserved():
                 reserve = wish.asked[each]
-                if len(set(answer.gpus)) != reserve.workers * reserve.gpus_per_worker:
-                    return self._refuse(
-                        wish, f"{sender} reserved {len(set(answer.gpus))} GPUs, not as many as requested"
-                    )
+                if wrong := wrong_yes(sender, answer, reserve.workers * reserve.gpus_per_worker):
+                    return self._refuse(wish, wrong)
                 wish.yes[each] = answer.gpus
                 return self._propose(wish) if len(wish.yes) == len(wish.asked) else ()
             case _:
@@ -335,6 +334,5 @@ def _arrangement(job: PlannedJob, gpus: Mapping[HostId, tuple[str, ...]]) -> Arr
     wanted, since = job.wanted, job.wanted.replaces + 1
     places = {place.host: place for place in job.stay}
     for host, names in job.names.items():
-        old = places.get(host, Place(host, (), ()))
-        places[host] = Place(host, (*old.ranks, *names), (*old.gpus, *gpus[host]), since)
+        places[host] = taken_over(Place(host, names, gpus[host], since), places.get(host))
     return Arrangement(wanted.epoch, wanted.replaces, tuple(places.values()), dict(wanted.shares), wanted.owners)
