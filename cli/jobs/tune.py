@@ -38,7 +38,7 @@ def run(context: Context) -> int:
         before = _now(context, job) if (known.data.get("elastic") or {}).get("tuned_by") else None
         if before is None or before["left_alone"]:
             context.agent.post("jobs", job, "tune", body={"on": True, "by": person()})
-            answer = _seen(context, job, before and before["asked"])
+            answer = _seen(context, job, None if before is None else before["asked"])
         else:
             answer = _seen(context, job)
     except AgentctlError as error:

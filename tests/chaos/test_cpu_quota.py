@@ -43,9 +43,7 @@ def test_a_controller_that_was_on_stays_on(cgroups: list[str], tmp_path: Path) -
     assert cgroups == ["+cpu"]
 
 
-def test_a_cgroup_that_stays_is_an_error(
-    cgroups: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cgroup_that_stays_is_an_error(cgroups: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_quota, "ENDS_S", 0.0)
     with pytest.raises(TimeoutError, match="was not removed"):
         CpuQuota("covey-a-test", 0.5).__exit__(None, None, None)

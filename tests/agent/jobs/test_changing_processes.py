@@ -486,7 +486,7 @@ async def begun_and_left(short: str) -> int:
         return pid
 
 
-async def test_what_processes_say_before_their_supervisor_answers_a_new_agent_is_not_forgotten(short: str) -> None:
+async def test_what_processes_say_before_their_supervisor_answers_is_not_forgotten(short: str) -> None:
     """They say it once per connection."""
     pid = await begun_and_left(short)
     try:
@@ -501,7 +501,7 @@ async def test_what_processes_say_before_their_supervisor_answers_a_new_agent_is
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_process_whose_connection_ended_before_its_supervisor_answered_counts_no_more(short: str) -> None:
+async def test_who_is_gone_before_its_supervisor_answers_counts_no_more(short: str) -> None:
     """Its successor may be what the supervisor tells of."""
     pid = await begun_and_left(short)
     try:
@@ -520,7 +520,7 @@ async def test_a_process_whose_connection_ended_before_its_supervisor_answered_c
 
 
 @pytest.mark.parametrize("they_come", [True, False])
-async def test_a_new_agent_does_not_say_that_nobody_has_the_state_before_all_had_time_to_say_so(
+async def test_a_new_agent_does_not_say_at_once_that_nobody_has_the_state(
     short: str, they_come: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log goes on with what the agent before said."""

@@ -95,7 +95,7 @@ def test_a_host_that_cannot_leaves_the_table_where_it_is_and_is_asked_ever_less(
     assert [at_s - asked_s[0] for at_s in asked_s] == [0, 20, 60, 140]
 
 
-def test_a_table_whose_said_owner_is_another_host_by_now_does_not_wait_for_what_that_one_declined() -> None:
+def test_a_table_whose_owner_is_another_by_now_does_not_wait_for_the_one_before() -> None:
     """Tables go along with processes that move; nobody says their owners anew."""
     play, _ = summed_by_a()
     play(said(C))

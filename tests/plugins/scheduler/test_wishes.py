@@ -328,8 +328,8 @@ async def test_a_wish_that_is_refused_says_why_and_holds_nothing(rack: Rack) -> 
     assert counts(rack, id) == {home: 2} and rack.job(id).healing.healed == 0 and not held(rack)
     rack.lead(None)
     assert await wished(rack, at.id, {id: wish(job, owners=(home,) * 4)}, "no leader")
-    said = await refused(at.call("arrange", id=id, owners=[home] * 4))
-    assert said.code == 75 and said.next.startswith("try again")
+    no = await refused(at.call("arrange", id=id, owners=[home] * 4))
+    assert no.code == 75 and no.next.startswith("try again")
     rack.lead(str(at.id))
 
 
