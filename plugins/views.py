@@ -280,6 +280,8 @@ class TunedJobView(msgspec.Struct, frozen=True, kw_only=True):
     """The index of the log at which somebody switched it on."""
     doing: str
     """What it does now, and what it lacks, in words."""
+    left_alone: bool
+    """Whether it has given up, since its predictions were wrong: it changes nothing before somebody asks again."""
     config: int
     hosts: list[TunedHostView]
     model_bytes: int

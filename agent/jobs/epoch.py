@@ -38,8 +38,12 @@ class Epoch:
         self.may_be_lost = False
         """Whether all ranks here may be lost, so that their supervisor suspends them when no leader confirms them; as
         last told."""
-        self.said_to_have: dict[int, ProcessId] = {}
-        """For each process of an elastic job that said that it has the job's state: who said so."""
+        self.said_to_have: dict[int, ProcessId | None] = {}
+        """For each process of an elastic job that said that it has the job's state: who said so. None: a process that
+        is connected, and of which no supervisor has told this agent yet."""
+        self.awaited_until_s = 0.0
+        """Until when processes that an earlier agent started may say again that they have the job's state, by
+        `Clock.now_s`."""
         self.have: tuple[int, ...] = ()
         """Processes that have the state, as last told."""
         self.stream: ByteStream | None = None
@@ -87,7 +91,8 @@ def have_now(epoch: Epoch) -> tuple[int, ...]:
         return ()
     pids, codes = epoch.state.pids, epoch.state.codes
     here = sorted(rank.rank for rank in epoch.record.spec.ranks)
-    return tuple(rank for rank in here if rank not in codes and pids.get(rank) == epoch.said_to_have.get(rank, ()))
+    said = epoch.said_to_have
+    return tuple(rank for rank in here if rank in pids and rank not in codes and pids[rank] == said.get(rank))
 
 
 def run_all(epoch: Epoch, state: SupervisorState) -> bool:

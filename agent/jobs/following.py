@@ -7,7 +7,7 @@ launched --> its socket says RanksStatus --> the last state it wrote says that a
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -51,6 +51,8 @@ LAUNCHES_MAX = 3
 RETRY_S = 0.1
 UNREADABLE_S = 1.0
 """Seconds to pause before the runner looks again for a supervisor whose state file could not be read."""
+JOIN_AGAIN_S = 5.0
+"""Seconds within which the processes of a job have found the next agent, and said again who has the job's state."""
 AGAIN_LEASE_S = 10.0
 """Seconds of lease for ranks whose supervisor and agent both died: the rest of their former lease is unknown. Those
 that may be lost stand still until the next one."""
@@ -246,10 +248,29 @@ class Following:
         spec = epoch.record.spec
         ranks = [rank.rank for rank in spec.ranks] if epoch.record.changed else list(epoch.state.pids)
         now = epoch.started and not epoch.ended and may_be_lost(ranks, epoch.state)
+        for rank, pid in epoch.state.pids.items():
+            if epoch.said_to_have.get(rank, pid) is None:
+                epoch.said_to_have[rank] = pid
         have = have_now(epoch)
+        if now and not epoch.may_be_lost and self._may_say_again(epoch, have):
+            return
         if (now, have) != (epoch.may_be_lost, epoch.have) and not epoch.ended:
             epoch.may_be_lost, epoch.have = now, have
             self._tell(heal_of(key, epoch))
+
+    def _may_say_again(self, epoch: Epoch, have: Collection[int]) -> bool:
+        """Whether processes that an earlier agent started are yet to say who has the state: what that agent said of
+        them holds until then."""
+        spec = epoch.record.spec
+        more = bool(spec.carried) and any(rank.rank not in have for rank in spec.ranks)
+        return more and self._env.clock.now_s() < epoch.awaited_until_s
+
+    async def found(self, key: Key, epoch: Epoch) -> None:
+        """Tell who has the state once the processes of an earlier agent had their time to say so."""
+        epoch.awaited_until_s = self._env.clock.now_s() + JOIN_AGAIN_S
+        await asyncio.sleep(JOIN_AGAIN_S)
+        epoch.awaited_until_s = 0.0
+        self.tell_heals(key, epoch)
 
     def _tell_started(self, key: Key, epoch: Epoch) -> None:
         """Tell that the ranks started: once, when all of them run, and again once ranks that joined them do, and those

@@ -34,12 +34,12 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
-from covey.ports.processes import LetsGo
+from covey.ports.processes import LetsGo, ProcessId
 from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
-from plugins.facts import RanksStarted, SparesReady
+from plugins.facts import RankReplaced, RanksStarted, SparesReady
 
 TOKEN_BYTES = 16
 HELD_S = 10.0
@@ -134,6 +134,7 @@ class SupervisedRunner:
                 del self._epochs[key]
                 self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
+            self._env.spawn(f"runner: found {key[0]}.{key[1]}", self._following.found(key, epoch))
             self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
 
     # ---- what plugins ask for ----
@@ -260,38 +261,45 @@ class SupervisedRunner:
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
-            if (process := known.state.pids.get(rank)) is not None:
-                known.said_to_have[rank] = process
-                self._following.tell_heals((job, epoch), known)
+            known.said_to_have[rank] = known.state.pids.get(rank)
+            self._following.tell_heals((job, epoch), known)
             self.joins(job, epoch, rank)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
 
+    def leaves(self, job: JobId, epoch: int, rank: int) -> None:
+        """Forget what a process said whose connection has ended, if nobody knows yet which process that was."""
+        known = self._epochs.get((job, epoch))
+        if known is not None and known.said_to_have.get(rank, ()) is None:
+            del known.said_to_have[rank]
+
     def _told(self, fact: Fact) -> None:
-        if isinstance(fact, RanksStarted):
-            for rank, pid in fact.pids.items():
-                self._let_go(self._epochs.get((fact.job, fact.epoch)), rank, pid, HELD_S)
+        if isinstance(fact, RanksStarted | RankReplaced):
+            for rank in fact.pids if isinstance(fact, RanksStarted) else (fact.rank,):
+                self._let_go((fact.job, fact.epoch), rank, HELD_S)
         self._tell(fact)
 
     def joins(self, job: JobId, epoch: int, rank: int) -> None:
         """Give a process that began beside others of its elastic job its share of the cores: it has imported what it
         needs, and its siblings wait for it from now on."""
-        known = self._epochs.get((job, epoch))
-        if known is not None and (process := known.state.pids.get(rank)) is not None:
-            self._let_go(known, rank, process.pid)
+        self._let_go((job, epoch), rank)
 
-    def _let_go(self, epoch: Epoch | None, rank: int, pid: int, after_s: float = 0.0) -> None:
-        processes = self._env.processes
-        spec = None if epoch is None else epoch.record.spec
-        begins = spec is not None and begins_beside_its_siblings(spec) and not spec.held_back
-        if begins and isinstance(processes, LetsGo):
-            self._env.spawn(f"let rank {rank} go", self._lets_go(processes, rank, pid, after_s))
+    def _let_go(self, key: Key, rank: int, after_s: float = 0.0) -> None:
+        epoch = self._epochs.get(key)
+        process = None if epoch is None else epoch.state.pids.get(rank)
+        if epoch is None or process is None or not isinstance(self._env.processes, LetsGo):
+            return
+        spec = epoch.record.spec
+        if begins_beside_its_siblings(spec) and not spec.held_back:
+            self._env.spawn(f"let rank {rank} go", self._lets_go(self._env.processes, epoch, rank, process, after_s))
 
-    async def _lets_go(self, processes: LetsGo, rank: int, pid: int, after_s: float) -> None:
+    async def _lets_go(self, processes: LetsGo, epoch: Epoch, rank: int, process: ProcessId, after_s: float) -> None:
         if after_s:
             await asyncio.sleep(after_s)
-        if not await processes.let_go(pid):
+        if epoch.state.pids.get(rank) != process or rank in epoch.state.codes:
+            return  # its pid may be of another process by now
+        if not await processes.let_go(process.pid):
             self._env.log.warning("a rank stays throttled", rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _keep_spares_of(self, epoch: Epoch, rank: int, pid: int, modules: tuple[str, ...]) -> None:

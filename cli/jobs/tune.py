@@ -19,7 +19,6 @@ from cli.table import Paint, table
 from covey.core.units import format_seconds, format_size
 
 TITLES = ("HOST", "ROLE", "PROCESSES", "RANKS", "TABLES", "BEST", "PASS", "CARD")
-GAVE_UP = "leaves the job alone"
 BEGINS_S, LOOK_S = 5.0, 0.2
 """How long a tuner is waited for that has just been switched on, and between two looks."""
 
@@ -36,9 +35,12 @@ def run(context: Context) -> int:
             context.agent.post("jobs", job, "tune", body={"on": False, "by": person()})
             return context.say_json({"job": job, "tuned": False}) if context.json else _off(context, job)
         known = context.agent.get("jobs", job)
-        if not (known.data.get("elastic") or {}).get("tuned_by") or _gave_up(context, job):
+        before = _now(context, job) if (known.data.get("elastic") or {}).get("tuned_by") else None
+        if before is None or before["left_alone"]:
             context.agent.post("jobs", job, "tune", body={"on": True, "by": person()})
-        answer = _seen(context, job)
+            answer = _seen(context, job, None if before is None else before["asked"])
+        else:
+            answer = _seen(context, job)
     except AgentctlError as error:
         not_found(context, error, job)
     if context.json:
@@ -54,19 +56,24 @@ def _off(context: Context, job: str) -> int:
     return 0
 
 
-def _gave_up(context: Context, job: str) -> bool:
+def _now(context: Context, job: str) -> Mapping[str, Any]:
+    """What the tuner of a job that is tuned knows now; nothing, where it has not begun."""
     try:
-        return str(context.agent.get("jobs", job, "tuner").data["doing"]).startswith(GAVE_UP)
+        data: Mapping[str, Any] = context.agent.get("jobs", job, "tuner").data
     except AgentctlError:
-        return False
+        return {"left_alone": False}
+    return data
 
 
-def _seen(context: Context, job: str) -> Any:
-    """What the tuner knows, once its coordinator has begun."""
+def _seen(context: Context, job: str, before: int | None = None) -> Any:
+    """What the tuner knows, once its coordinator has begun; `before`: when the tuner was switched on that had given up,
+    and whose answer is not waited for."""
     end_s = time.monotonic() + BEGINS_S
     while True:
         try:
-            return context.agent.get("jobs", job, "tuner")
+            answer = context.agent.get("jobs", job, "tuner")
+            if answer.data["asked"] != before or time.monotonic() > end_s:
+                return answer
         except AgentctlError:
             if time.monotonic() > end_s:
                 raise

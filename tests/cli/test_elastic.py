@@ -119,6 +119,7 @@ TUNED = {
     "coordinator": "gpu1",
     "asked": 9,
     "doing": "keeps the job as it is, and measures",
+    "left_alone": False,
     "config": 2,
     "hosts": [
         {
@@ -170,10 +171,10 @@ def test_tune_of_a_tuned_job_only_shows_unless_it_was_left_alone(
     agent.replies |= {"GET /v1/jobs/j1": tuned, "GET /v1/jobs/j1/tuner": TUNED, "POST /v1/jobs/j1/tune": tuned}
     assert run("tune", "j1")[0] == 0
     assert not [path for path, _ in agent.asked if path.startswith("POST")]
-    agent.replies["GET /v1/jobs/j1/tuner"] = TUNED | {
-        "doing": "leaves the job alone: its last 3 predictions were wrong"
-    }
-    assert run("tune", "j1")[0] == 0
+    looks = iter([TUNED | {"left_alone": True, "doing": "gave up"}] * 3)
+    agent.replies["GET /v1/jobs/j1/tuner"] = lambda body: next(looks, TUNED | {"asked": 12, "doing": "began anew"})
+    code, out, _ = run("tune", "j1")
+    assert code == 0 and "began anew" in out and "gave up" not in out, "its coordinator hears of it a moment later"
     assert [path for path, _ in agent.asked if path.startswith("POST")] == ["POST /v1/jobs/j1/tune"]
 
 

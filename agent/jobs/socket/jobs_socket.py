@@ -112,6 +112,7 @@ class Tokens(Protocol):
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
     def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
     def joins(self, job: JobId, epoch: int, rank: int) -> None: ...
+    def leaves(self, job: JobId, epoch: int, rank: int) -> None: ...
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
     async def heals(
         self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
@@ -268,6 +269,8 @@ class JobSocket:
             self._malformed(stream, error)
         finally:
             self._joined.remove(peer)
+            if peer.job is not None:
+                self._runner.leaves(peer.job, peer.epoch, peer.rank)
             peer.left()
             self._counted.gone(peer)
             writer.cancel()

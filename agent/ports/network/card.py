@@ -1,5 +1,6 @@
 """The network card under an address: which interface has it, and the bytes that it has carried."""
 
+import array
 import fcntl
 import ipaddress
 import socket
@@ -10,10 +11,13 @@ from covey.ports.probes import CardNow
 
 DEVICES = Path("/proc/net/dev")
 ADDRESSES_6 = Path("/proc/net/if_inet6")
-GET_ADDRESS = 0x8915
-"""SIOCGIFADDR: the IPv4 address of an interface."""
-NAME_MAX = 15
-"""Characters of an interface's name."""
+LIST_ADDRESSES = 0x8912
+"""SIOCGIFCONF: each IPv4 address, with its label: an interface's name, and for some of them a colon and more."""
+ENTRY = struct.Struct("16s4x4s16x")
+"""`struct ifreq` on 64-bit Linux: the label, and of its socket address the IPv4 address."""
+MORE = 16
+"""Entries of room for addresses that come between asking for their number and for themselves."""
+LOOPBACK = "lo"
 
 
 def card_now(address: str) -> CardNow | None:
@@ -39,25 +43,27 @@ def _interface(address: str) -> str | None:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
-    return _interface_6(wanted) if wanted.version == 6 else _interface_4(wanted)
-
-
-def _interface_6(wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    if wanted.is_loopback:
+        return LOOPBACK  # each of them, whether it names it or not
     try:
-        lines = ADDRESSES_6.read_text(encoding="ascii", errors="replace").splitlines()
+        addresses = _addresses_6() if wanted.version == 6 else _addresses_4()
     except OSError:
         return None
-    rows = [line.split() for line in lines]
-    return next((row[5] for row in rows if len(row) == 6 and bytes.fromhex(row[0]) == wanted.packed), None)
+    # an address that others reach over any card is often kept at the loopback too: its counters are no card's
+    return next((name for name, packed in addresses if packed == wanted.packed and name != LOOPBACK), None)
 
 
-def _interface_4(wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+def _addresses_6() -> list[tuple[str, bytes]]:
+    """Each IPv6 address, after its interface's name."""
+    rows = [line.split() for line in ADDRESSES_6.read_text(encoding="ascii", errors="replace").splitlines()]
+    return [(row[5], bytes.fromhex(row[0])) for row in rows if len(row) == 6]
+
+
+def _addresses_4() -> list[tuple[str, bytes]]:
+    """Each IPv4 address, after its interface's name: one has several where jobs, services or routes have their own."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asked.fileno(), GET_ADDRESS, struct.pack("256s", name[:NAME_MAX].encode()))
-            except OSError:
-                continue  # it has no IPv4 address
-            if answer[20:24] == wanted.packed:
-                return name
-    return None
+        length, _ = struct.unpack("iP", fcntl.ioctl(asked.fileno(), LIST_ADDRESSES, struct.pack("iP", 0, 0)))
+        room = array.array("B", bytes(length + MORE * ENTRY.size))
+        answer = fcntl.ioctl(asked.fileno(), LIST_ADDRESSES, struct.pack("iP", len(room), room.buffer_info()[0]))
+    entries = ENTRY.iter_unpack(room[: struct.unpack("iP", answer)[0]])
+    return [(label.split(b"\0")[0].decode(errors="replace").partition(":")[0], address) for label, address in entries]

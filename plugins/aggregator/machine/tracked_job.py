@@ -326,7 +326,7 @@ class TrackedJob:
         before, self.placed = self.placed, placed
         if placed.said_since > before.said_since:
             self.wish(None)
-        if placed.said_since != before.said_since:
+        if placed.said_since != before.said_since or stays_on(placed) != stays_on(before):
             self._home_s, self._home_pause_s = 0.0, HOME_S[0]
 
     # ---- transitions ----

@@ -60,6 +60,16 @@ def workers(spec: JobSpec) -> str:
     return f"{spec.workers}..{spec.workers_max}" if spec.elastic else str(spec.workers)
 
 
+def not_elastic(spec: JobSpec) -> str:
+    """Why the number of a job's processes, and what each of them does, stays."""
+    return f"it was submitted with {spec.workers} workers, and not with a range of them"
+
+
+def too_few_left(hosts: Sequence[HostId]) -> str:
+    """Why no processes of a job end while these hosts of it are away."""
+    return f"{', '.join(hosts)} is not alive, and what runs there may be lost: it would keep too few others"
+
+
 def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
     """GPUs that take no job, in words: `GPUs that take no job: h2 2 (XID 48: an uncorrectable memory error)`; empty:
     all take jobs."""

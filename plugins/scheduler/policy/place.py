@@ -116,11 +116,15 @@ def in_company(
     ranks_now: Mapping[HostId, int], group: str, company: Container[HostId], workers: int, pack: Pack
 ) -> Mapping[HostId, int]:
     """The hosts that a job without GPUs may have which takes turns with the jobs of a group, with the ranks of each:
-    those where jobs of its group are (`company`). Jobs that say `auto` also have hosts without ranks. All hosts when
-    there is none of these, or too few for workers that lie apart."""
+    those where jobs of its group are (`company`). Jobs that say `auto` also have hosts without ranks. Where these are
+    fewer than its workers, those with the fewest ranks besides, so that each worker has a host; ranks on the hosts of
+    the group do not count then, as they take turns. All hosts when none is of the group."""
     ours = {host: ranks for host, ranks in ranks_now.items() if host in company or (group == AUTO and not ranks)}
-    few = not ours or (pack == "apart" and len(ours) < workers)
-    return ranks_now if not group or few else ours
+    if not group or not ours:
+        return ranks_now
+    others = sorted((ranks, host) for host, ranks in ranks_now.items() if host not in ours)
+    more = {host: ranks for ranks, host in others[: max(0, workers - len(ours))]}
+    return {**dict.fromkeys(ours, 0), **more} if more and pack != "host" else ours
 
 
 def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:

@@ -18,6 +18,7 @@ from plugins.base import Host
 from plugins.facts import ArrangementsAnswered, ArrangementsWanted, WantedArrangement
 from plugins.scheduler.machine.gang.wishes import (
     JOBS_MAX,
+    NOT_NOW,
     AnswerWish,
     Event,
     PlannedJob,
@@ -33,6 +34,7 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import Applied, Result
 from plugins.scheduler.messages.wire import APART_MAX
+from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.log import RETRY_S, QueueLog
 
@@ -64,14 +66,14 @@ class Arrangements:
         self.wishes = Wishes(settings)
         self._free_for, self._perform = free_for, perform
         self._number = 0
-        self._asked: dict[str, asyncio.Future[str]] = {}
+        self._asked: dict[str, asyncio.Future[AnswerWish]] = {}
         """What people asked for that is under way, by the name of the wish."""
 
     def wanted(self, fact: ArrangementsWanted) -> None:
         try:
             jobs = self._planned(fact)
         except WishRefused as refused:
-            self._answer(AnswerWish(fact.ask, str(refused)))
+            self._answer(AnswerWish(fact.ask, str(refused), refused.code))
             return
         self.feed(WishSeen(fact.ask, jobs, fact.by, fact.why))
 
@@ -93,15 +95,16 @@ class Arrangements:
         ask = f"{self.host.id}.{self._number}"
         answer = self._asked[ask] = asyncio.get_running_loop().create_future()
         self.wanted(ArrangementsWanted(ask, {job.id: wanted}, by, str(given.get("why", ""))[:WHY_MAX]))
-        if refused := await answer:
-            raise Refused(4, what, refused, f"agentctl job {job.id}")
+        if (said := await answer).refused:
+            again = "try again in a few seconds: " if said.code == NOT_NOW else ""
+            raise Refused(said.code, what, said.refused, f"{again}agentctl job {job.id}")
 
     def _planned(self, fact: ArrangementsWanted) -> tuple[PlannedJob, ...]:
         """What the wish means for each of its jobs. WishRefused."""
         if not 1 <= len(fact.jobs) <= JOBS_MAX:
             raise WishRefused(f"{len(fact.jobs)} jobs are to be arranged at once, and the log takes 1 to {JOBS_MAX}")
         if self.queue_log.behind:
-            raise WishRefused(f"the copy of the log on {self.host.id} is not current")
+            raise WishRefused(f"the copy of the log on {self.host.id} is not current", NOT_NOW)
         self._number = max(self._number + 1, int(1000 * self.queue_log.rack_clock.now_s()))
         return tuple(self._planned_job(id, wanted) for id, wanted in sorted(fact.jobs.items()))
 
@@ -113,21 +116,28 @@ class Arrangements:
             found = planned(job, wanted, self._number)
             self._refuse_hosts(job, found)
         except WishRefused as refused:
-            raise WishRefused(f"{id}: {refused}") from refused
+            raise WishRefused(f"{id}: {refused}", refused.code) from refused
         apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
         return found.counted(not job.counts, apart_from)
 
     def _refuse_hosts(self, job: Job, plan: PlannedJob) -> None:
-        """WishRefused where gossip does not know a host as alive, or knows no room there."""
+        """WishRefused where gossip does not know a host as alive, or no room there; or a host of the job is away, and
+        those whose processes are to end may be the last that have its state."""
         states = {view.host: view.state for view in self.host.hosts()}
         for host in sorted({*plan.names, *(owner for owner in plan.wanted.owners or () if owner)}):
             if states.get(host) != "alive":
                 raise WishRefused(f"{host} is {states.get(host) or 'not known as a host'}")
+        away = sorted(place.host for place in job.start.places if states.get(place.host) != "alive")
+        if away and sum(len(place.ranks) for place in plan.stay) < job.processes:
+            raise WishRefused(explain.too_few_left(away), NOT_NOW)
         free = self._free_for(job) if plan.names else {}
         for host, names in sorted(plan.names.items()):
             needed = len(names) * job.spec.gpus_per_worker
-            if host not in free or free[host] < needed:
-                raise WishRefused(f"{host} has no room: {needed} GPUs are needed and {free.get(host, 0)} are free")
+            if host not in free:
+                barred = eligible.bars(job.spec, self.queue.drained)
+                raise WishRefused(barred.get(host, f"{host} takes no jobs now"))
+            if free[host] < needed:
+                raise WishRefused(f"{host} has no room: {needed} GPUs are needed and {free[host]} are free")
 
     def feed(self, event: Event) -> None:
         for action in self.wishes.handle(event, self.host.env.clock.now_s()):
@@ -142,7 +152,7 @@ class Arrangements:
     def _answer(self, answer: AnswerWish) -> None:
         if (asked := self._asked.pop(answer.ask, None)) is not None:
             if not asked.done():  # whoever asked may be gone
-                asked.set_result(answer.refused)
+                asked.set_result(answer)
             return
         self.host.publish(ArrangementsAnswered(answer.ask, answer.refused))
 

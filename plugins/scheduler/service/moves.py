@@ -12,6 +12,7 @@ from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import PlacesLost, ScaleAsked, TuneAsked
+from plugins.scheduler.policy import explain
 from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import QueueLog
 
@@ -63,8 +64,9 @@ class RunningMoves:
             raise Refused(2, what, why, f"agentctl scale {job.id} {job.processes}")
         away = sorted({place.host for place in job.start.places} - set(alive))
         if away and workers < job.processes:
-            why = f"{', '.join(away)} is not alive, and what runs there may be lost: it would keep too few others"
-            raise Refused(75, what, why, "try again once it is back, or given up: agentctl hosts")
+            raise Refused(
+                75, what, explain.too_few_left(away), "try again once it is back, or given up: agentctl hosts"
+            )
         before, sought = job.processes, job.healing.sought
         command = ScaleAsked(
             wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by
@@ -83,10 +85,9 @@ class RunningMoves:
     async def tune(self, job: Job, given: Mapping[str, Any]) -> None:
         """Switch the tuner of an elastic job on or off, and return once the log has it. `given`: `on`. Refused says why
         it stays as it is."""
-        on, by, what = given.get("on") is not False, str(given.get("by", ""))[:BY_MAX], f"{job.id} is not tuned"
-        if not job.spec.elastic:
-            why = f"it was submitted with {job.spec.workers} workers, and not with a range of them"
-            raise Refused(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        on, by, what = given.get("on", True), str(given.get("by", ""))[:BY_MAX], f"{job.id} is not tuned"
+        if not isinstance(on, bool):
+            raise Refused(2, what, f"{str(on)[:40]!r} is neither true nor false", "give on: true or false")
         if job.state != "running":
             next = f"agentctl job {job.id}" if job.over else f"try again once it runs: agentctl job {job.id}"
             raise Refused(4, what, f"{job.id} is {job.state}", next)

@@ -34,6 +34,7 @@ def tuned_view(tuner: Tuner, coordinator: HostId, asked: int) -> TunedJobView:
         coordinator=coordinator,
         asked=asked,
         doing=tuner.doing,
+        left_alone=tuner.left_alone,
         config=tuner.now.config,
         hosts=hosts,
         model_bytes=tuner.tensors.total_bytes,

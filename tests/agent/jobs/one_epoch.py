@@ -27,6 +27,9 @@ class OneEpoch:
     def joins(self, job: JobId, epoch: int, rank: int) -> None:
         self.joined.append(rank)
 
+    def leaves(self, job: JobId, epoch: int, rank: int) -> None:
+        self.joined.remove(rank)
+
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         if self.asked is None:
             raise Refused(4, GRACE_KEPT, "no host asked", "wait")

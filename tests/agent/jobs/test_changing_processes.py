@@ -399,6 +399,52 @@ async def test_a_process_that_joins_leaves_the_cores_to_its_siblings_at_first(
         let_end(short)
 
 
+class LettingGo:
+    """A runner whose processes are let go by a port that only notes it, after `held_s`."""
+
+    def __init__(self, runner: SupervisedRunner, monkeypatch: pytest.MonkeyPatch, held_s: float) -> None:
+        self.pids: list[int] = []
+        monkeypatch.setattr("agent.jobs.runner.HELD_S", held_s)
+        monkeypatch.setattr(runner._env.processes, "let_go", self._noted)
+
+    async def _noted(self, pid: int) -> bool:
+        self.pids.append(pid)
+        return True
+
+
+async def test_a_successor_that_begins_held_back_is_let_go_by_time_too(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        lets_go = LettingGo(runner, monkeypatch, 0.01)
+        lost = runner.running()[J1, 1][5]
+        os.kill(lost, signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: runner.running()[J1, 1][5] in lets_go.pids)
+        assert lost not in lets_go.pids
+        let_end(short)
+
+
+async def test_a_process_that_is_gone_by_then_is_not_let_go(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid may be another process's by then."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        lets_go = LettingGo(runner, monkeypatch, 2.0)
+        await runner.start(place(short, 1))
+        await until(lambda: holds(short, runner, 1))
+        lost = runner.running()[J1, 1][5]
+        os.kill(lost, signal.SIGKILL)
+        await until(lambda: host.told(RankReplaced))
+        await until(lambda: runner.running()[J1, 1][5] in lets_go.pids)
+        assert lost not in lets_go.pids
+        let_end(short)
+
+
 async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_says_so(short: str) -> None:
     async with agent(short) as (host, runner):
         await runner.start(place(short, 0))
@@ -417,6 +463,78 @@ async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_
         await until(lambda: have() == (0,))
         await runner.heals(J1, 1, 1, 5, runner.running()[J1, 1][1])
         await until(lambda: have() == (0, 1))
+        let_end(short)
+
+
+def told_of_state(host: Here) -> list[tuple[int, ...]]:
+    """Who has the state, each time that it was told."""
+    return [told.have for told in host.told(RanksHeal)]
+
+
+async def begun_and_left(short: str) -> int:
+    """Let an agent start processes that say that they have the state, and leave; returns the pid of their supervisor,
+    which is stopped."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        for rank in (0, 1):
+            await runner.heals(J1, 1, rank, 3, runner.running()[J1, 1][rank])
+        await until(lambda: host.told(RanksHeal) and host.told(RanksHeal)[-1].may_be_lost)
+        assert told_of_state(host)[-1] == (0, 1)
+        pid = await supervisor_of(host)
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+
+async def test_what_processes_say_before_their_supervisor_answers_is_not_forgotten(short: str) -> None:
+    """They say it once per connection."""
+    pid = await begun_and_left(short)
+    try:
+        async with agent(short) as (host, runner):
+            for rank in (0, 1):
+                await runner.heals(J1, 1, rank, 3)
+            os.kill(pid, signal.SIGCONT)
+            await until(lambda: host.told(RanksHeal))
+            assert host.told(RanksHeal) == [RanksHeal(J1, 1, 0, True, (0, 1))]
+            let_end(short)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_who_is_gone_before_its_supervisor_answers_counts_no_more(short: str) -> None:
+    """Its successor may be what the supervisor tells of."""
+    pid = await begun_and_left(short)
+    try:
+        async with agent(short) as (_, runner):
+            for rank in (0, 1):
+                await runner.heals(J1, 1, rank, 3)
+            runner.leaves(J1, 1, 1)
+            os.kill(pid, signal.SIGCONT)
+            await until(lambda: runner.running())
+            await runner.heals(J1, 1, 1, 2)  # an older step: no word of who has the state
+            runner.leaves(J1, 1, 0)  # it is known which process that was
+            assert runner._epochs[J1, 1].said_to_have.keys() == {0}
+            let_end(short)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("they_come", [True, False])
+async def test_a_new_agent_does_not_say_at_once_that_nobody_has_the_state(
+    short: str, they_come: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log goes on with what the agent before said."""
+    monkeypatch.setattr("agent.jobs.following.JOIN_AGAIN_S", 60.0 if they_come else 0.3)
+    pid = await begun_and_left(short)
+    os.kill(pid, signal.SIGCONT)
+    async with agent(short) as (host, runner):
+        await until(lambda: runner.running())
+        await runner.heals(J1, 1, 0, 3)
+        assert not host.told(RanksHeal)
+        if they_come:
+            await runner.heals(J1, 1, 1, 3)
+        await until(lambda: host.told(RanksHeal))
+        assert told_of_state(host) == [(0, 1) if they_come else (0,)]
         let_end(short)
 
 

@@ -527,6 +527,7 @@ async def test_a_process_of_an_elastic_job_hears_what_it_carries_and_whenever_th
         found.socket.say_carries(J1, 3)
         assert await read_frame(stream, decoder) == Carries(6, {1: (1, 3, 0)})
         stream.close()
+        await until(lambda: not found.runner.joined)
 
 
 async def test_a_process_hears_what_it_carries_from_the_next_agent_too(short: str) -> None:

@@ -95,6 +95,18 @@ def test_a_host_that_cannot_leaves_the_table_where_it_is_and_is_asked_ever_less(
     assert [at_s - asked_s[0] for at_s in asked_s] == [0, 20, 60, 140]
 
 
+def test_a_table_whose_owner_is_another_by_now_does_not_wait_for_the_one_before() -> None:
+    """Tables go along with processes that move; nobody says their owners anew."""
+    play, _ = summed_by_a()
+    play(said(C))
+    for _ in range(100):
+        for to, _ in offers(play(rack())):
+            play(Heard(to, Declined(JOB, play.machine.jobs[JOB].epoch, "no memory is left")))
+        play.now_s += 1
+    play(said(B))
+    assert offers(play(rack())) == [(B, True)]
+
+
 def test_a_table_comes_back_to_ranks_when_nobody_says_an_owner_any_more() -> None:
     play, _ = summed_by_a()
     play(said(C))

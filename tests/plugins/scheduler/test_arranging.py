@@ -320,6 +320,16 @@ def test_nobody_ends_the_only_process_that_has_the_state() -> None:
     assert told.scale(4) == Applied(told.id)
 
 
+def test_who_has_the_state_is_said_by_the_host_where_it_runs_alone() -> None:
+    """What a host said before a process ended there may come late, when another host has one of that name."""
+    told = Elastic()
+    assert told.say(told.grown(h3=2)) == Applied()
+    late = {told.id: JobHeals(1, told.job.place_on(H1).since, True, (*told.names[H1], *told.names[H3]))}
+    told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={}, heals=late))
+    assert told.job.healing.have[H1] == told.names[H1]
+    assert told.job.heals_without((H2,)) and not told.job.heals_without((H1, H2)), "none on h3 has it yet"
+
+
 def test_processes_that_were_there_have_the_state_while_others_come() -> None:
     """A host is lost before any of the new ones has it."""
     told = Elastic()

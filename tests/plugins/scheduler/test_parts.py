@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.host.parts import Hold, Wish, choice
+from plugins.scheduler.machine.host.parts import Hold, WantedGpus, choice
 from plugins.scheduler.machine.host.reservations import GrantNews, HeldReservations, RanksGone, Reservations
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.policy.shared import device_of, is_part
@@ -31,37 +31,37 @@ def guest(job: str, *gpus: str) -> Hold:
 
 def test_an_opportunistic_job_goes_where_it_is_least_busy() -> None:
     """Reference: AntMan, Algorithm 1."""
-    chosen = choice(Wish(2, True), GPUS, [], uses({"a": 0.5, "b": 0.1}), TWO)
+    chosen = choice(WantedGpus(2, True), GPUS, [], uses({"a": 0.5, "b": 0.1}), TWO)
     assert (chosen.gpus, chosen.there) == (("b+1", "c+1"), 3)
 
 
 def test_a_guaranteed_job_takes_gpus_with_the_fewest_beside_and_none_of_another() -> None:
     """A GPU of which an upgraded job holds a part is not taken either. Reference: AntMan §3.3."""
     holds = [hold("j1", "a+1"), guest("j2", "b+1", "c+1"), guest("j3", "b+2")]
-    chosen = choice(Wish(1, False), GPUS, holds, {}, TWO)
+    chosen = choice(WantedGpus(1, False), GPUS, holds, {}, TWO)
     assert (chosen.gpus, chosen.there, chosen.why_not) == (("c",), 2, "1 held by guaranteed jobs")
 
 
 def test_beside_an_upgraded_job_there_is_room_for_as_many_others() -> None:
     holds = [hold("j1", "a+1"), guest("j2", "a+2")]
-    assert choice(Wish(1, True), ("a",), holds, uses(), TWO).gpus == ("a+3",)
+    assert choice(WantedGpus(1, True), ("a",), holds, uses(), TWO).gpus == ("a+3",)
     holds = [*holds, guest("j3", "a+3")]
-    full = choice(Wish(1, True), ("a",), holds, uses(), TWO)
+    full = choice(WantedGpus(1, True), ("a",), holds, uses(), TWO)
     assert (full.gpus, full.why_not) == ((), "1 with 2 opportunistic jobs already")
 
 
 def test_what_speaks_against_a_gpu_is_said() -> None:
     seen = uses({"a": 0.85}, {"b": 4}, {"c": "XID 79"})
-    no = choice(Wish(1, True, memory_bytes=8), GPUS, [], seen, TWO)
+    no = choice(WantedGpus(1, True, memory_bytes=8), GPUS, [], seen, TWO)
     said = "1 busy for 80% of the last 10 s or more, 1 refused (XID 79), 1 without enough free memory"
     assert (no.gpus, no.there, no.why_not) == ((), 0, said)
-    assert choice(Wish(1, True), GPUS, [], {}, TWO).why_not == "3 not measured yet"
-    assert choice(Wish(1, False), GPUS, [], seen, TWO).gpus == ("a",), "a guaranteed job makes its own room"
+    assert choice(WantedGpus(1, True), GPUS, [], {}, TWO).why_not == "3 not measured yet"
+    assert choice(WantedGpus(1, False), GPUS, [], seen, TWO).gpus == ("a",), "a guaranteed job makes its own room"
 
 
 def test_a_job_is_not_put_beside_one_that_it_slows_down() -> None:
     holds = [hold("j1", "a"), hold("j2", "b"), hold("j3", "c")]
-    chosen = choice(Wish(2, True, apart_from=(JobId("j1"),)), GPUS, holds, uses({"b": 0.7, "c": 0.7}), TWO)
+    chosen = choice(WantedGpus(2, True, apart_from=(JobId("j1"),)), GPUS, holds, uses({"b": 0.7, "c": 0.7}), TWO)
     assert (chosen.gpus, chosen.why_not) == (("b+1", "c+1"), "1 held by j1, which this job slows down")
 
 
@@ -89,7 +89,7 @@ def test_nobody_is_given_what_is_held(drawn: Any, gpus: int, opportunistic: bool
     holds: list[Hold] = []
     for number, (is_guest, _) in enumerate([*drawn, (opportunistic, "")]):
         wanted = gpus if number == len(drawn) else 1
-        chosen = choice(Wish(wanted, is_guest), GPUS, holds, uses(), sharing)
+        chosen = choice(WantedGpus(wanted, is_guest), GPUS, holds, uses(), sharing)
         assert len(chosen.gpus) in (0, wanted) and len({device_of(gpu) for gpu in chosen.gpus}) == len(chosen.gpus)
         if chosen.gpus:
             holds.append(hold(f"j{number}", *chosen.gpus, guaranteed=not is_guest))

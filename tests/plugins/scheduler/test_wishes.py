@@ -111,6 +111,7 @@ def test_of_a_host_those_that_came_last_end_and_never_the_one_that_carries_rank_
         (lambda job: {"epoch": 7}, "it is running under epoch 1, and does not run under 7"),
         (lambda job: {"processes": {H1: 2}}, "it has 4..16 processes, and would have 2"),
         (lambda job: {"processes": {H1: 20}}, "it has 4..16 processes, and would have 20"),
+        (lambda job: {"processes": {H1: 2, H2: 2, H3: 10**12}}, f"it has 4..16 processes, and would have {10**12 + 4}"),
         (lambda job: {"processes": {H1: 2, H2: 2, H3: -1}}, "-1 is not a number of processes"),
         (lambda job: {"shares": {H1: 11, H2: 4}}, "the shares of the hosts are 15 ranks together"),
         (lambda job: {"shares": {H1: 11, H3: 5}}, "h3 is to carry 5 ranks and has no process of the job"),
@@ -199,7 +200,8 @@ def test_what_the_log_refuses_is_said_in_its_words_and_nothing_is_held(result: A
     it.yes(H3, ask)
     actions = it.feed(WishProposed("w1", result))
     assert released(actions) == {H3}
-    assert answers(actions) == [AnswerWish("w1", result if isinstance(result, str) else result.why)]
+    why, code = (result, 75) if isinstance(result, str) else (result.why, result.code)
+    assert answers(actions) == [AnswerWish("w1", why, code)]
 
 
 def test_of_two_wishes_for_one_job_the_second_is_refused_and_those_for_others_go_on() -> None:
@@ -326,7 +328,39 @@ async def test_a_wish_that_is_refused_says_why_and_holds_nothing(rack: Rack) -> 
     assert counts(rack, id) == {home: 2} and rack.job(id).healing.healed == 0 and not held(rack)
     rack.lead(None)
     assert await wished(rack, at.id, {id: wish(job, owners=(home,) * 4)}, "no leader")
+    no = await refused(at.call("arrange", id=id, owners=[home] * 4))
+    assert no.code == 75 and no.next.startswith("try again")
     rack.lead(str(at.id))
+
+
+@on_a_rack(settings=QUIET)
+async def test_no_wish_ends_processes_while_another_host_of_the_job_is_away(rack: Rack) -> None:
+    """The others may be the last that have its state."""
+    id, at = await elastic(rack), first(rack)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    away = next(place.host for place in rack.job(id).start.places if place.host != at.id)
+    rack.states[away] = ("suspect", 0.0)
+    fewer = {place.host: 2 if place.host == away else 1 for place in rack.job(id).start.places}
+    said = await refused(at.call("arrange", id=id, processes=fewer))
+    assert said.code == 75 and said.why.startswith(f"{id}: {away} is not alive"), said
+    assert rack.job(id).processes == 4
+    assert (await at.call("arrange", id=id, owners=[at.id] * 4)).elastic.owners == (at.id,) * 4, "nothing ends"
+    rack.states[away] = ("alive", 0.0)
+    assert (await at.call("arrange", id=id, processes=fewer)).elastic.processes == sum(fewer.values())
+
+
+@on_a_rack(settings=QUIET)
+async def test_a_host_that_takes_no_jobs_is_named_so_also_where_no_gpus_are_wanted(rack: Rack) -> None:
+    view, at = await submit(rack, workers=2, workers_max=8, gpus_per_worker=0), first(rack)
+    id = JobId(view.id)
+    await until(lambda: rack.job(id).state == "running")
+    await heal(rack, id)
+    has = counts(rack, id)
+    other = next(host for host in rack.hosts if host not in has or host != at.id)
+    await at.service.queue_log.insist(HostDrained(wall_s=1.0, host=other, by="ann"))
+    said = await refused(at.call("arrange", id=id, processes={**has, other: has.get(other, 0) + 1}))
+    assert (said.code, said.why) == (4, f"{id}: {other} is drained, by ann")
 
 
 @on_a_rack(settings=QUIET)

@@ -339,8 +339,8 @@ class Gangs:
             return [] if placed else [Send(host, Release(answer.job, answer.epoch, answer.attempt))]
         if search.proposed is not None:
             return []
-        if len(set(answer.gpus)) != wanted * search.spec.gpus_per_worker:
-            return self._fail(search, f"{host} reserved {len(set(answer.gpus))} GPUs, not as many as requested")
+        if wrong := wrong_yes(host, answer, wanted * search.spec.gpus_per_worker):
+            return self._fail(search, wrong)
         search.yes[host] = answer
         if len(search.yes) < len(search.plan):
             return []
@@ -505,6 +505,12 @@ class Gangs:
     def _release(self, search: HostSearch) -> list[Action]:
         over = Release(search.job, search.epoch, search.attempt)
         return [Send(host, over) for host in search.plan]
+
+
+def wrong_yes(host: HostId, answer: Reserved, gpus: int) -> str:
+    """Why this yes to so many GPUs is none, in words; empty: it is one."""
+    reserved = len(set(answer.gpus))
+    return "" if reserved == gpus else f"{host} reserved {reserved} GPUs, not as many as requested"
 
 
 def job_of(command: Placement) -> JobId:

@@ -21,9 +21,10 @@ import msgspec
 from covey.core.events import Heard, Send, SetTimer, Undelivered
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place, WantedArrangement
-from plugins.scheduler.machine.gang.gang import ATTEMPTS
+from plugins.scheduler.machine.gang.gang import ATTEMPTS, wrong_yes
 from plugins.scheduler.machine.log.arranging import ended_in_part, lacks_state
 from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import Applied, Arranged, Arrangement, Result
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
@@ -35,8 +36,16 @@ JOBS_MAX = 64
 """The most jobs of one wish, as the log takes them (`Arranged`)."""
 
 
+NOT_NOW = 75
+"""agentctl's exit code of what is refused now, and may be asked again as it is (`Refused`)."""
+
+
 class WishRefused(ValueError):
-    """Why a wish cannot be, in words."""
+    """Why a wish cannot be, in words; `code` as in `Refused`."""
+
+    def __init__(self, why: str, code: int = 4) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +103,8 @@ class AnswerWish(msgspec.Struct, frozen=True):
 
     ask: str
     refused: str = ""
+    code: int = 4
+    """agentctl's exit code of a refusal (`Refused`)."""
 
 
 class AskedHost(NamedTuple):
@@ -193,10 +204,8 @@ class Wishes:
                 return self._refuse(wish, f"{sender} has no room for {answer.job}: {answer.reason}")
             case Reserved():
                 reserve = wish.asked[each]
-                if len(set(answer.gpus)) != reserve.workers * reserve.gpus_per_worker:
-                    return self._refuse(
-                        wish, f"{sender} reserved {len(set(answer.gpus))} GPUs, not as many as requested"
-                    )
+                if wrong := wrong_yes(sender, answer, reserve.workers * reserve.gpus_per_worker):
+                    return self._refuse(wish, wrong)
                 wish.yes[each] = answer.gpus
                 return self._propose(wish) if len(wish.yes) == len(wish.asked) else ()
             case _:
@@ -207,14 +216,14 @@ class Wishes:
         wish = self._of(ask) if isinstance(ask, Reserve) else None
         if wish is None or wish.proposed is not None:
             return ()
-        return self._refuse(wish, f"{event.to} could not be reached")
+        return self._refuse(wish, f"{event.to} could not be reached", NOT_NOW)
 
     def _late(self, event: WishLate) -> Sequence[Action]:
         wish = self.wishes.get(event.ask)
         if wish is None or wish.proposed is not None:
             return ()
         silent = ", ".join(sorted({each.host for each in wish.asked if each not in wish.yes}))
-        return self._refuse(wish, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s")
+        return self._refuse(wish, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s", NOT_NOW)
 
     def _proposed(self, event: WishProposed) -> Sequence[Action]:
         wish = self.wishes.get(event.ask)
@@ -223,7 +232,9 @@ class Wishes:
         if isinstance(event.result, Applied):
             del self.wishes[event.ask]
             return [AnswerWish(event.ask)]
-        return self._refuse(wish, event.result if isinstance(event.result, str) else event.result.why)
+        if isinstance(event.result, str):
+            return self._refuse(wish, event.result, NOT_NOW)
+        return self._refuse(wish, event.result.why, event.result.code)
 
     # ---- steps ----
 
@@ -244,11 +255,11 @@ class Wishes:
         wish.proposed = Arranged(wall_s=0.0, jobs=jobs, by=seen.by[:1000], why=seen.why[:1000])
         return [ProposeWish(seen.ask, wish.proposed)]
 
-    def _refuse(self, wish: SearchedWish, why: str) -> Sequence[Action]:
+    def _refuse(self, wish: SearchedWish, why: str, code: int = 4) -> Sequence[Action]:
         """Give the wish up, so that no host holds GPUs for it."""
         del self.wishes[wish.seen.ask]
         over = [Send(each.host, Release(each.job, ask.epoch, ask.attempt)) for each, ask in wish.asked.items()]
-        return [*over, AnswerWish(wish.seen.ask, why)]
+        return [*over, AnswerWish(wish.seen.ask, why, code)]
 
 
 # ---- what a wish means for a job -------------------------------------------------------------------------------------
@@ -261,13 +272,13 @@ def planned(job: Job, wanted: WantedArrangement, number: int) -> PlannedJob:
     counts = wanted.processes or {place.host: len(place.ranks) for place in job.start.places}
     if min(counts.values()) < 0:
         raise WishRefused(f"{min(counts.values())} is not a number of processes")
+    total = sum(counts.values())
+    if total > job.spec.workers_max or (total < job.spec.workers and total < job.processes):
+        raise WishRefused(f"it has {explain.workers(job.spec)} processes, and would have {total}")
     ends = _ends(job, counts)
     stay = without(job.start.places, ends, job.spec.gpus_per_worker)
     has = {place.host: len(place.ranks) for place in stay}
     begins = [host for host, count in sorted(counts.items()) for _ in range(count - has.get(host, 0))]
-    total = sum(counts.values())
-    if total > job.spec.workers_max or (total < job.spec.workers and total < job.processes):
-        raise WishRefused(f"it has {explain.workers(job.spec)} processes, and would have {total}")
     where = {process: place.host for place in job.start.places for process in place.ranks}
     try:
         carried, names = carried_by_shares(job.start.carried, ends, begins, where, wanted.shares)
@@ -293,7 +304,7 @@ def planned(job: Job, wanted: WantedArrangement, number: int) -> PlannedJob:
 def _refuse_at_once(job: Job, wanted: WantedArrangement) -> None:
     """WishRefused, in words, where the log cannot obey, whatever is wanted."""
     if not job.spec.elastic:
-        raise WishRefused(f"it was submitted with {job.spec.workers} workers, and not with a range of them")
+        raise WishRefused(explain.not_elastic(job.spec))
     if job.state != "running" or job.grant.epoch != wanted.epoch:
         raise WishRefused(f"it is {job.state} under epoch {job.grant.epoch}, and does not run under {wanted.epoch}")
     if job.healing.healed != wanted.replaces:
@@ -323,6 +334,5 @@ def _arrangement(job: PlannedJob, gpus: Mapping[HostId, tuple[str, ...]]) -> Arr
     wanted, since = job.wanted, job.wanted.replaces + 1
     places = {place.host: place for place in job.stay}
     for host, names in job.names.items():
-        old = places.get(host, Place(host, (), ()))
-        places[host] = Place(host, (*old.ranks, *names), (*old.gpus, *gpus[host]), since)
+        places[host] = taken_over(Place(host, names, gpus[host], since), places.get(host))
     return Arrangement(wanted.epoch, wanted.replaces, tuple(places.values()), dict(wanted.shares), wanted.owners)

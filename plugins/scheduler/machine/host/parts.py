@@ -42,7 +42,7 @@ class Hold(msgspec.Struct, frozen=True):
         return not self.guaranteed and any(map(is_part, self.gpus))
 
 
-class Wish(msgspec.Struct, frozen=True):
+class WantedGpus(msgspec.Struct, frozen=True):
     """What a gang asks of one host."""
 
     gpus: int
@@ -70,7 +70,7 @@ def refusals(refused: Mapping[str, str]) -> str:
 
 
 def choice(
-    wish: Wish,
+    wish: WantedGpus,
     gpus: Sequence[str],
     holds: Iterable[Hold],
     uses: Mapping[str, GpuUse],
@@ -113,7 +113,7 @@ def _owners(holds: Iterable[Hold]) -> tuple[dict[str, JobId], Counter[str]]:
 
 
 def _against(
-    gpu: str, wish: Wish, owners: Mapping[str, JobId], guests: int, use: GpuUse | None, sharing: Sharing
+    gpu: str, wish: WantedGpus, owners: Mapping[str, JobId], guests: int, use: GpuUse | None, sharing: Sharing
 ) -> str:
     """Why this GPU does not suit the wish, said behind a count of GPUs; empty: it does."""
     if use is not None and use.refusal:

@@ -17,7 +17,7 @@ import msgspec
 from covey.core.events import Heard, Send
 from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, Wish, choice, refusals
+from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, WantedGpus, choice, refusals
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
 from plugins.scheduler.policy.shared import device_of
@@ -232,7 +232,7 @@ class Reservations:
         if self.sharing is None:
             free = self.free()
             return ChosenGpus(tuple(free[:wanted]), len(free), refusals(self.out()))
-        wish = Wish(wanted, ask.opportunistic, ask.memory_bytes, ask.apart_from)
+        wish = WantedGpus(wanted, ask.opportunistic, ask.memory_bytes, ask.apart_from)
         return choice(wish, self.gpus, self.all(), self.uses, self.sharing, self.refused)
 
     def _release(self, over: Release) -> Sequence[Action]:

@@ -10,8 +10,9 @@ places names the one that it replaces: of two at once one is refused, and looks 
 An arrangement may also say which *share* of the ranks the processes of each host carry, and which host is to own each
 table; then processes may stay as they are. Shares hold for one configuration: after the next change that says none all
 processes carry equally many ranks again. Owners hold until somebody says others, also where the job has no process
-(a host that only sums); nobody is said any more for the tables of a host that is lost, drained, or whose last process
-of the job was given back, and those of processes that move go along. Another start begins without both.
+(a host that only sums); nobody is said any more for the tables of a host that is drained, that is lost with processes
+of the job, or whose last process of it was given back, and those of processes that move go along. A host that only sums
+keeps them when it is away: they go elsewhere meanwhile, and return with it. Another start begins without both.
 
 A host that has no process of the job any more is in `JobHealing.leaving` until it has reported that; a host where some
 are left ends the others by itself, and gives nobody their GPUs before it has.
@@ -86,8 +87,8 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
 
 def tune_asked(queue: JobTable, job: Job, command: TuneAsked) -> Result:
     if not job.spec.elastic:
-        what, why = f"{job.id} is not tuned", f"it was submitted with {job.spec.workers} workers, and not with a range"
-        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        what = f"{job.id} is not tuned"
+        return NotApplied(4, what, explain.not_elastic(job.spec), "agentctl submit --workers 4..16 -- COMMAND")
     if command.on and job.spec.share_host:
         what, why = f"{job.id} is not tuned", "it shares hosts in turns, and the hosts of its group arrange it"
         return NotApplied(4, what, why, "see agentctl groups; or submit it without --share-host")
@@ -104,8 +105,7 @@ def refused_scale(job: Job, workers: int) -> NotApplied | None:
     """Why the job cannot have so many processes; None: it can, or its coordinator is to look for room."""
     spec, what, next = job.spec, f"{job.id} was not scaled", f"see agentctl job {job.id}"
     if not spec.elastic:
-        why = f"it was submitted with {spec.workers} workers, and not with a range of them"
-        return NotApplied(4, what, why, "agentctl submit --workers 4..16 -- COMMAND")
+        return NotApplied(4, what, explain.not_elastic(spec), "agentctl submit --workers 4..16 -- COMMAND")
     if not spec.workers <= workers <= spec.workers_max:
         why = f"it was submitted with --workers {explain.workers(spec)}, and {workers} is out of that range"
         return NotApplied(4, what, why, f"agentctl scale {job.id} {min(max(workers, spec.workers), spec.workers_max)}")
@@ -209,10 +209,15 @@ def vacate(queue: JobTable, job: Job) -> str:
 # ---- the owners of tables ----
 
 
+def _said(owners: tuple[HostId, ...]) -> tuple[HostId, ...]:
+    """The owners of all tables as the log has them: none, where nobody is said for any table."""
+    return owners if any(owners) else ()
+
+
 def forget_owners(job: Job, hosts: Collection[HostId]) -> None:
     """Let nobody be said for the tables that are to be on these hosts."""
     owners = tuple(NOBODY_SAID if host in hosts else host for host in job.start.owners)
-    job.start.owners = owners if any(owners) else ()
+    job.start.owners = _said(owners)
 
 
 def owners_move(job: Job, hosts: Mapping[HostId, HostId]) -> None:
@@ -234,7 +239,7 @@ def owners_lost(queue: JobTable, host: HostId) -> None:
 
 def _owners_said(job: Job, owners: tuple[HostId, ...]) -> str:
     """Note the owners that somebody said, and return what changed, in words."""
-    before, job.start.owners = job.start.owners, owners if any(owners) else ()
+    before, job.start.owners = job.start.owners, _said(owners)
     job.start.owners_since = job.healing.healed
     if before == job.start.owners:
         return ""
@@ -276,7 +281,7 @@ def wrong_arrangement(queue: JobTable, job: Job, new: Arrangement, given: dict[H
     if wrong := _wrong_names(job, new, carried):
         return wrong
     if carried == job.start.carried:
-        stay = new.owners is None or (new.owners if any(new.owners) else ()) == job.start.owners
+        stay = new.owners is None or _said(new.owners) == job.start.owners
         return "its processes stay as they are, what they carry, and who owns its tables" if stay else ""
     if wrong := lacks_state(job, _vacated(job, ends), ends):
         return wrong
@@ -336,7 +341,7 @@ def _was_arranged(job: Job | None, new: Arrangement) -> bool:
         return False
     found = shares_of(job.start.carried, job.start.places)
     as_said = found == new.shares if new.shares else is_equal(job.start.carried)
-    return as_said and (new.owners is None or (new.owners if any(new.owners) else ()) == job.start.owners)
+    return as_said and (new.owners is None or _said(new.owners) == job.start.owners)
 
 
 # ---- the change ----

@@ -37,7 +37,7 @@ def heals(job: Job, host: HostId, said: JobHeals) -> None:
     known = [other for other in job.healing.may_be_lost if other != host]
     job.healing.may_be_lost = (*known, host) if said.may_be_lost else tuple(known)
     if job.spec.elastic:
-        job.healing.have = {**job.healing.have, host: said.have}
+        job.healing.have = {**job.healing.have, host: tuple(p for p in said.have if p in place.ranks)}
 
 
 def lose(job: Job, hosts: Collection[HostId]) -> bool:

@@ -236,7 +236,7 @@ class LocalRanks:
             sought = mine and job is not None and job.seeks and not hold.started
             here = here or sought
             elsewhere = mine and not here and job is not None and job.placed and job.place_on(self.host.id) is None
-            wished = job is not None and job.spec.elastic and not hold.started  # nobody knows but who asked: its lease
+            wished = job is not None and job.spec.elastic and not hold.started  # only its lease ends a wish's
             over = (elsewhere and not wished) or self.queue.over(id, hold.epoch)
             guaranteed = mine and job is not None and job.counts
             await self.dispatch(
