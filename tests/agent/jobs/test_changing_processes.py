@@ -5,8 +5,9 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -286,6 +287,21 @@ def living(short: str) -> dict[int, list[dict[str, str]]]:
     return found
 
 
+def of_folder(directory: str) -> list[int]:
+    """The live processes that were started for this folder, or in it."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        ticks = start_ticks(pid)
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                is_its = directory.encode() in file.read() or os.readlink(f"/proc/{pid}/cwd").startswith(directory)
+        except OSError:
+            continue
+        if is_its and ticks is not None and is_alive(ProcessId(pid, ticks)) and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
 @asynccontextmanager
 async def agent(short: str) -> AsyncIterator[tuple[Here, SupervisedRunner]]:
     """One life of an agent: what it started lives on."""
@@ -311,7 +327,7 @@ def holds(short: str, runner: SupervisedRunner, config: int) -> bool:
 
 async def arranged(short: str, runner: SupervisedRunner, config: int) -> None:
     """Ask for this configuration again and again, as the scheduler does, until it is there."""
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         while not holds(short, runner, config):
             await runner.start(place(short, config))
             await asyncio.sleep(0.01)
@@ -321,6 +337,11 @@ async def arranged(short: str, runner: SupervisedRunner, config: int) -> None:
 def short() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as directory:
         yield directory
+        while pids := of_folder(directory):  # of a test that failed: a supervisor starts what is killed again
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("killed", ["nobody", "agent", "supervisor", "both"])
