@@ -213,6 +213,11 @@ class Healing:
             self.machine.gone(ranks)
             self._changed.notify_all()
 
+    def carried_here(self, incarnation: int) -> None:
+        """This process is to carry its rank, as `HealingMachine.carried_here`."""
+        with self._changed:
+            self.machine.carried_here(incarnation)
+
     def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
         """Wait no more for the processes that carried these ranks, as `HealingMachine.carried_elsewhere` does."""
         with self._changed:

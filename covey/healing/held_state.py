@@ -20,9 +20,10 @@ Kept = dict[int, dict[int, bytes]]
 class HeldState:
     """The state in the script's own memory, which must not change while successors need it."""
 
-    def __init__(self, state: Mapping[str, Array], rounds: bytes, incarnation: int = 0, host: str = "") -> None:
-        """`rounds`: the round of each Block before the step; `incarnation`, `host`: of the process that gives."""
-        self._by, self._host = incarnation, host
+    def __init__(self, state: Mapping[str, Array], rounds: bytes, host: str = "") -> None:
+        """`rounds`: the round of each Block before the step; `host`: that of the process that gives."""
+        self.by, self._host = 0, host
+        """The least incarnation that stands for its carrying of this rank (`HealingMachine.carried_here`)."""
         items = tuple(Item(name, array.dtype.str, array.shape) for name, array in state.items())
         contents = encode_contents(Contents(items, rounds))
         each = [bytes_of_state(np.ascontiguousarray(array)) for array in state.values()]
@@ -68,7 +69,7 @@ class HeldState:
                 like,
                 yours,
                 self._host,
-                self._by,
+                self.by,
             )
             for part, others in enumerate(each)
         ]

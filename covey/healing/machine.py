@@ -66,6 +66,9 @@ class HealingMachine:
         """Number of the step that the script is in."""
         self._rank, self._now_s, self._say_on, self.gather = me.rank, now_s, say_on, gather
         self._first, self._incarnation, self._is_new = me.step, me.incarnation, me.incarnation > 0
+        self._as_of = me.incarnation
+        """Its incarnation, or what stands for one where it carries its rank again and never stopped
+        (`carried_here`)."""
         self._beside = Beside(me)
         self._neighbours = self._beside.neighbours
         self._state: Mapping[str, Array] = {}
@@ -205,6 +208,11 @@ class HealingMachine:
         for rank in ranks:
             self._held.pop(rank, None)
             self._behind.pop(rank, None)
+
+    def carried_here(self, incarnation: int) -> None:
+        """This process is to carry its rank in the configuration that stands for this incarnation, and may never have
+        stopped: what it says of the rank counts as that of a process that came by then."""
+        self._as_of = max(self._as_of, incarnation)
 
     def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
         """Other processes carry these ranks from now on, and have what they need for that, or ask for it with at least
@@ -353,7 +361,7 @@ class HealingMachine:
                 self._liked.add(told.rank)
             case About.PAST:
                 if not self._is_new and self.step > told.step:
-                    says = (Tell(told.rank, About.IS_PAST, told.step, self._incarnation.to_bytes(8, "little")),)
+                    says = (Tell(told.rank, About.IS_PAST, told.step, self._as_of.to_bytes(8, "little")),)
             case About.IS_PAST:
                 by = int.from_bytes(told.data, "little")  # a process before it may be connected yet, and be further
                 if self._behind.get(told.rank) == told.step and by >= self._newest.get(told.rank, 0):
@@ -423,7 +431,7 @@ class HealingMachine:
     def _hold(self, rank: int) -> Says:
         if self._gives is None:
             owns = {} if self.gather is None else {OWNS: array_of_owns(self.gather.owns)}
-            self._gives = HeldState({**self._state, **owns}, self.rounds_before, self._incarnation, self._beside.host)
+            self._gives = HeldState({**self._state, **owns}, self.rounds_before, self._beside.host)
         self._held[rank] = None
         if not self._is_saying:
             self._is_saying = True
@@ -434,6 +442,7 @@ class HealingMachine:
         kept = {**self._kept, self._rank: dict(self._own)}
         own = kept.pop(rank, {})
         yours = self._likes.get(rank)
+        gives.by = self._as_of
         haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours)
         return tuple(Tell(rank, About.HAVE, self.step, encode_have(have)) for have in haves)
 

@@ -111,7 +111,7 @@ class Have(msgspec.Struct, frozen=True):
     host: str = ""
     """Host of this rank; empty: not known."""
     by: int = 0
-    """Incarnation of the process that answers."""
+    """Incarnation of the process that answers, or what stands for it (`HealingMachine.carried_here`)."""
 
 
 encode_have = msgspec.msgpack.Encoder().encode

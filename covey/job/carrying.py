@@ -185,8 +185,10 @@ class CarriedRanks:
             return
         if self.blocks is not None:
             self.blocks.carries(carries)
-        for member in list(self.members.values()):
+        for rank, member in list(self.members.items()):
             member.healing.carried_elsewhere(moved)
+            if rank in self._machine.ours:
+                member.healing.carried_here(self._machine.came(rank))
         with self._joining:
             if self._joins:
                 self._join_newest()

@@ -51,6 +51,10 @@ class CarryingMachine:
         self.newest = carries
         return {rank: came << INCARNATION_BITS for rank, came in carries.came.items() if came > before}
 
+    def came(self, rank: int) -> int:
+        """The incarnation that stands for the configuration in which this rank came here; 0: it started here."""
+        return 0 if self.newest is None else self.newest.came.get(rank, 0) << INCARNATION_BITS
+
     @property
     def others_now(self) -> bool:
         """Whether a newer configuration is known than the one in force: then nothing is waited for any longer."""

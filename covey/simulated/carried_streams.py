@@ -81,8 +81,10 @@ class CarriedStreams:
     def told(self, carries: Carries) -> None:
         moved = self._machine.told(carries)
         if moved is not None:
-            for member in self.members.values():
+            for rank, member in self.members.items():
                 member.healing.carried_elsewhere(moved)
+                if rank in self._machine.ours:
+                    member.healing.machine.carried_here(self._machine.came(rank))
             if self._joins:
                 self._join_newest()
             self._wake()

@@ -308,6 +308,28 @@ def test_a_killed_process_is_carried_by_the_others_at_once(gangs: Callable[..., 
     assert gang.end() == fixed(tmp_path, 4)
 
 
+class NeverBegins(Process):
+    """A process that is ended before it has said anything to anybody."""
+
+    def __init__(self, gang: "ElasticGang", first: int, incarnation: int) -> None:
+        self.clients, self.carried, self.is_killed = [], None, False
+
+
+def test_ranks_that_came_back_and_were_never_taken_are_given_by_who_has_them(
+    gangs: Callable[..., ElasticGang], tmp_path: Path
+) -> None:
+    """Nobody adopted them anew: their first process carries them under its own incarnation, which is an older one."""
+    gang = gangs(4, 1)
+    gang.computes_s = 0.005
+    reached(gang, 3)
+    gang.makes = NeverBegins
+    gang.arrange([], 3)
+    gang.arrange(sorted(gang.now.keys() - {0}), 0)
+    gang.makes = Process
+    gang.arrange([], 1)
+    assert gang.end() == fixed(tmp_path, 4)
+
+
 def test_a_new_process_takes_ranks_over_while_nobody_waits_for_it(
     gangs: Callable[..., ElasticGang], tmp_path: Path
 ) -> None:
@@ -444,6 +466,9 @@ class Waiting:
             self.now.remove(self.name)
             return True
         return False
+
+    def carried_here(self, incarnation: int) -> None:
+        pass
 
     def carried_elsewhere(self, ranks: dict[int, int]) -> None:
         pass
