@@ -353,10 +353,18 @@ def test_where_there_are_no_descriptors_left_numbers_are_copied(monkeypatch: pyt
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        gc.collect()  # what other tests left open is not closed while this one counts
-        before = open_files()
+        made, pipe = list[int](), os.pipe
+
+        def noted() -> tuple[int, int]:
+            made.extend(ends := pipe())
+            return ends
+
+        monkeypatch.setattr(os, "pipe", noted)
         monkeypatch.setattr(os, "dup", none_left)
         with pytest.raises(OSError, match="Too many open files"):
             PageLender(ours.fileno())
         monkeypatch.undo()
-        assert open_files() == before, "the pipe that was made first is closed"
+        assert len(made) == 2
+        for end in made:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(end)
