@@ -152,9 +152,10 @@ def tune(rack: AgentRack, job: str) -> dict[str, Any]:
 
 
 def watched(rack: AgentRack, seconds: float) -> float:
-    """The median time between two steps, in seconds."""
+    """The median time between two steps, in seconds, of at least ten of them."""
     done = len(times(rack))
     time.sleep(seconds)
+    wait(lambda: len(times(rack)) > done + 10, lambda: "the job stands still", CHANGE_S)
     return statistics.median(after - before for before, after in pairwise(times(rack)[done:]))
 
 
