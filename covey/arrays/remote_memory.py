@@ -72,9 +72,9 @@ class RemoteMemory:
 
         `create`: None makes a volume that does not exist, unless other hosts hold pages of one with this name whose
         record this host has lost; True makes it even then, new and empty; False never makes one. A volume that this
-        host has is opened as it is. `scratch`: a new volume is removed once this process has ended, however it ends.
-        Waits as long as the agent works on the volume, and logs what it waits for. RemoteMemoryError when the agent
-        refuses or is not there."""
+        host has is opened as it is. `scratch`: a volume that is made so is removed once the process that opened it so
+        last has ended, however it ends. Waits as long as the agent works on the volume, and logs what it waits for.
+        RemoteMemoryError when the agent refuses or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
             raise RemoteMemoryError(

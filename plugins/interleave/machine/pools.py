@@ -304,8 +304,8 @@ class Pools:
     # ---- what is wanted ----------------------------------------------------------------------------------------------
 
     def members(self, name: str) -> list[PlacedJob]:
-        """The jobs of a pool, as the log has them."""
-        return [self.jobs[job] for job in self.pools[name].jobs]
+        """The jobs of a pool, as the log has them, in the order of their numbers."""
+        return [self.jobs[job] for job in sorted(self.pools[name].jobs, key=numbered)]
 
     def known(self, name: str, now_s: float) -> dict[JobId, Waiting]:
         """The profiles of a pool's jobs that count now, and the mini-batches that each has left."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -130,6 +129,9 @@ class Borrowing:
                 size = format_size(known.size_bytes)
                 slabs = f"slabs of {format_size(known.slab_bytes)}"
                 self._host.note(f"volume/{name}", "created", f"{size} in {slabs}{forming.in_words(known)}")
+            elif by.scratch is not None and known.scratch not in (None, by.scratch):  # a later process of the same name
+                found.known = msgspec.structs.replace(found.known, scratch=by.scratch)
+                await self._record.set_volume(found.known)
         await self._until_ready(found, began_s, waits)
         if found.known.members > 1 and not found.known.formed:
             await self._former.wait(found, began_s, waits)
@@ -235,6 +237,22 @@ class Borrowing:
                 why = "it is swap of this host, and its pages would be lost"
                 raise Refused(4, f"cannot remove volume {name}", why, f"agentctl volume unswap {name}")
             await self._forget(found)
+
+    def _outlived(self, volume: OpenVolume) -> bool:
+        """Whether the volume was to go with a process, which has ended."""
+        return volume.known.scratch is not None and self._env.processes.find(volume.known.scratch) is None
+
+    async def _remove_outlived(self, volume: OpenVolume) -> bool:
+        """Remove a volume that its process has left; whether it is gone. False where another process has opened it
+        meanwhile, and where the disk refuses: the next second tries again."""
+        name = volume.known.volume
+        async with self._changing:
+            if self.volumes.get(name) is volume and self._outlived(volume):
+                try:
+                    await self._forget(volume)
+                except OSError as error:
+                    self._env.log.warning("a volume of a process that has ended stays", volume=name, why=str(error))
+        return self.volumes.get(name) is not volume
 
     async def _forget(self, found: OpenVolume) -> None:
         name = found.known.volume
@@ -357,9 +375,7 @@ class Borrowing:
         links: dict[str, dict[int, Link]] = {}
         empty: dict[str, list[int]] = {}
         for name, volume in list(self.volumes.items()):
-            if volume.known.scratch is not None and self._env.processes.find(volume.known.scratch) is None:
-                with suppress(Refused):  # somebody has removed it
-                    await self.detach(name, -1)
+            if self._outlived(volume) and await self._remove_outlived(volume):
                 continue
             await self._learn_payer(volume)
             counts = await self._count(volume)

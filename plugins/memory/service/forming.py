@@ -41,7 +41,7 @@ LOOK_AT_S = 1.0
 
 
 class Payer(NamedTuple):
-    """For whom a volume is made; empty: nobody in particular."""
+    """For whom a volume is made: its tenant and job; empty: none in particular."""
 
     tenant: str = ""
     job: str = ""

@@ -380,3 +380,30 @@ def test_a_scratch_volume_goes_with_its_process_and_frees_the_room_of_the_next()
         assert isinstance(open_as(None, "second"), VolumeAt)
         rack.run(5)
         assert [view.volume for view in rack.command("h1", "volumes")] == ["second"]
+
+
+def test_a_scratch_volume_that_a_later_process_opens_by_its_name_goes_with_that_one() -> None:
+    """The next attempt of a job gives its volumes the names that those of the attempt before had."""
+
+    async def sleeps(env: Any, command: Any) -> int:
+        await asyncio.sleep(1000)
+        return 0
+
+    with a_rack(2) as rack:
+        process = Process(JobId("j1"))
+        first, later = (rack.host("h1").run("script", sleeps) for _ in range(2))
+        rack.attach("h1", "kept", "64 KiB")
+        for name, lives in (("scratch", first), ("scratch", later), ("kept", first)):
+            frame = VolumeWanted(name, 64 << 10, scratch=lives.id)
+            rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), frame))
+            assert isinstance(process.said[-1], VolumeAt)
+        first.signal(9)
+        rack.run(5)
+        assert {view.volume for view in rack.command("h1", "volumes")} == {"kept", "scratch"}, (
+            "and kept was not scratch"
+        )
+        rack.processes["h1"].signal(9)
+        rack.host("h1").start_agent()
+        later.signal(9)
+        rack.run(5)
+        assert {view.volume for view in rack.command("h1", "volumes")} == {"kept"}
