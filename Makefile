@@ -106,7 +106,7 @@ bench-groups: $(READY) ## jobs that share two hosts on shaped cards, in turns an
 	@$(BIN)/python bench/turns.py
 	@$(BIN)/python bench/groups_live.py $(ARGS)
 
-bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 8 minutes, as root)
+bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 10 minutes, as root)
 	@$(BIN)/python bench/elastic_changes.py $(ARGS)
 
 bench-tuner-live: $(READY) ## the tuner on three real hosts, one of them slow: a step before and after, the same bits (some 3 minutes, as root)

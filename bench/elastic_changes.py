@@ -36,6 +36,10 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, GPUS = 4, 4
 LOW, HIGH = 4, 16
+STEPS = 300
+"""Steps a change: more than a machine does meanwhile on which nothing else runs."""
+REFUSED_S = 60.0
+"""Seconds after which a change that is refused again and again is an error."""
 BLOCKS, BATCHES, FEATURES = 256, 16, 256
 KINDS = ("scale", "scale", "scale", "scale", "a process", "two processes", "a whole host")
 TRAIN = """
@@ -66,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--changes", type=int, default=60)
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two changes, more or less")
-    parser.add_argument("--steps", type=int, default=5000, help="enough for all changes")
+    parser.add_argument("--steps", type=int, help=f"enough for all changes (default: {STEPS} a change)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
     parser.add_argument("--data-mb", type=int, default=0, help="MB of data in Blocks, of all processes together")
     json_option(parser)
     args = parser.parse_args(argv)
-    elastic, fixed_size = scripts(args.steps, args.data_mb)
+    elastic, fixed_size = scripts(args.steps or STEPS * args.changes, args.data_mb)
     with Laboratory(HOSTS) as lab:
         rack = AgentRack(lab, gpus=GPUS, voters=3)
         rack.start()
@@ -159,6 +163,8 @@ def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]
 class Changes:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
+        self.asked_s = 0.0
+        """When the change that is made now was asked for."""
         self.killed = 0
         """Processes that were killed and started again."""
 
@@ -167,21 +173,31 @@ class Changes:
         for number in range(count):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
             kind = self._draws.choice(kinds)
-            began_s = time.monotonic()
+            self.asked_s = time.monotonic()
             words = self._scale() if kind == "scale" else self._lose(kind)
-            made.append(Change(began_s, kind, words))
+            made.append(Change(self.asked_s, kind, words))
             print(f"  change {number + 1} of {count}: {words}", file=sys.stderr, flush=True)
             self._rack.start()
         return made
 
     def _scale(self) -> str:
+        """Refused as long as a change before is under way: then it is asked for again, which is not the pause."""
         wanted = self._draws.choice([each for each in range(LOW, HIGH + 1) if each != self._now])
-        said = next(host for host in self._rack.hosts if host.is_up).shell(f"agentctl scale {self._job} {wanted}")
+        end_s = time.monotonic() + REFUSED_S
+        while True:
+            self.asked_s = time.monotonic()
+            said = next(host for host in self._rack.hosts if host.is_up).shell(f"agentctl scale {self._job} {wanted}")
+            if not said.returncode:
+                break
+            if time.monotonic() > end_s:
+                raise SystemExit(said.stdout + said.stderr)
+            time.sleep(0.5)
         self._now = wanted
-        return (said.stdout + said.stderr).strip().partition("\n")[0]
+        return said.stdout.strip().partition("\n")[0]
 
     def _lose(self, kind: str) -> str:
         wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
+        self.asked_s = time.monotonic()
         if kind == "a whole host":
             return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
         pids = sorted(pid for _, pid in self._processes())

@@ -18,6 +18,7 @@ from plugins.interleave.policy.rules import PRINTED
 from plugins.interleave.policy.schedule import schedule
 from sim.groups import groups
 from sim.groups import memory as group_memory
+from sim.groups.by_agents import by_agents
 from sim.groups.cluster import Outcome
 from sim.groups.memory import Load
 from sim.groups.strategies import Setting, alone, grouped, isolated, thrown_best
@@ -38,6 +39,8 @@ BARE_S = 40.0
 """Seconds of an iteration of the paper's 8 jobs on 32 hosts, less than its best with memory (44.3 s)."""
 TALKING = 0.137
 """Share of processors that a COMM takes: inferred, see `talking`."""
+RACK = 12, 16
+"""Jobs and hosts of the rack whose agents make the groups: as many jobs a host as elsewhere, nearly."""
 MEMORY_MAX = 3
 """Most jobs in a group when nothing is spilled."""
 
@@ -254,6 +257,37 @@ def talking(progress: Progress) -> Report:
     return Report("groups-talking", _data(rows), (Table("Communicating takes processors", COLUMNS, rows, notes),))
 
 
+def agents(progress: Progress) -> Report:
+    """Without a master: the machines of agents, one for each host of a rack, beside the one mind of the paper, which
+    may let jobs wait. Both assume that a move pauses a job for 30 s, as everywhere here; and once what was measured."""
+    ways: dict[str, Callable[[Sequence[Job], Setting], Outcome]] = {
+        "naive": lambda jobs, s: thrown_best(jobs, s)[0],
+        "as printed": lambda jobs, s: grouped(jobs, replace(s, manner=PRINTED)),
+        "groups (one mind)": grouped,
+        "agents": by_agents,
+        f"agents, moves of {groups.MEASURED_MOVE_S:g} s": lambda jobs, s: by_agents(
+            jobs, replace(s, move_s=groups.MEASURED_MOVE_S)
+        ),
+    }
+    rows: list[list[Cell]] = []
+    for name, way in ways.items():
+        found, moves = [], 0
+        for at, seed in enumerate(SEEDS):
+            progress((len(rows) + at / len(SEEDS)) / len(ways), f"{name}, seed {seed}")
+            jobs, setting = workload(RACK[0], random.Random(seed)), Setting(hosts=RACK[1], seed=seed)
+            outcome = way(jobs, setting)
+            base, moves = isolated(jobs, setting)[0], moves + outcome.moves
+            figures = (outcome.cpu, outcome.useful, outcome.net)
+            found.append([*groups.gains(base, outcome), *(100 * each for each in figures), outcome.running])
+        rows.append([name, *_mean(found), moves / len(SEEDS)])
+    notes = (
+        f"{RACK[0]} jobs on {RACK[1]} hosts, seeds {', '.join(map(str, SEEDS))}; gains over isolated at its best",
+        "agents: each host decides for itself, with the code that agentd runs; no job waits",
+    )
+    columns = ("how", *COLUMNS[1:3], *COLUMNS[5:], "jobs at once", "moves")
+    return Report("groups-agents", _data(rows), (Table("One rack, without a master", columns, rows, notes),))
+
+
 def spilled(progress: Progress) -> Report:
     """§4.4.8, figure 4.19: 8 jobs on 32 hosts, the same share on disk for all against shares that walk."""
     rng = random.Random(SEEDS[0])
@@ -387,6 +421,7 @@ EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "groups-error": errors,
     "groups-spread": spreads,
     "groups-talking": talking,
+    "groups-agents": agents,
     "groups-spilled": spilled,
     "groups-many": many,
     "groups-exhaustive": against_all,

@@ -4,7 +4,8 @@
 Jobs are made by seed in the manner of the paper's 80, or read from a file: a JSON list of objects with `work_s`
 (seconds of computing in one iteration, times the hosts it was measured on), `net_s` (seconds of communication),
 `iterations`, and, if wanted, `name`, `submit_s`, `input_gb` and `model_gb`. Subtasks are run one by one in virtual
-time; groups come from the policies of `plugins/interleave`, which see only measured times.
+time; groups come from the policies of `plugins/interleave`, which see only measured times. On the hosts of one rack
+(`--jobs 12 --hosts 16`) groups are also those that agents make, without anybody who knows everything.
 """
 
 import argparse
@@ -18,10 +19,12 @@ from typing import Annotated, Any
 import msgspec
 
 from covey.core.ids import JobId
+from plugins.interleave.policy.decide import WHOLE_JOBS_MAX
 from plugins.interleave.policy.model import JobProfile, Weights
 from plugins.interleave.policy.rules import OURS, PRINTED, WEIGHTS
 from plugins.interleave.policy.schedule import Grouping, schedule
 from sim.files import text_of
+from sim.groups.by_agents import by_agents
 from sim.groups.cluster import Outcome
 from sim.groups.strategies import Setting, alone, grouped, isolated, thrown_best
 from sim.groups.workload import PROFILED_ON, RATIO, SPREAD, Job, arriving, bursting, leaning, workload
@@ -32,6 +35,11 @@ SEED = 1
 PAPER = {"jct": 2.11, "makespan": 1.60, "cpu": 93.2, "net": 83.1, "jobs": 27.2, "groups": 6.7, "spilled": 34.0}
 """Harmony §4.4.3: gains over isolated, how busy its hosts were in percent, jobs and groups at once; §4.4.8: percent of
 input on disk."""
+RACK_HOSTS = 32
+"""Most hosts on which the machines of agents are run, one for each host: a rack."""
+MEASURED_MOVE_S = 0.5
+"""Seconds for which a change of its hosts stops a job of this runtime, rounded up: measured
+(docs/results/tuner.md)."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Size = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Whole = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -115,6 +123,10 @@ def compared(jobs: Sequence[Job], setting: Setting, progress: Progress) -> dict[
     )
     for name, way in ways:
         found[name] = way()
+    if setting.hosts <= RACK_HOSTS and len(jobs) <= WHOLE_JOBS_MAX:
+        found["agents"] = by_agents(jobs, setting, lambda share: progress(share, "agents"))
+        soon = replace(setting, move_s=MEASURED_MOVE_S)
+        found[f"agents, moves of {MEASURED_MOVE_S:g} s"] = by_agents(jobs, soon)
     return found
 
 
@@ -163,7 +175,7 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
             100 * each.net,
             each.running,
             each.groups,
-            100 * each.spilled if way.startswith(("groups", "as printed")) else None,
+            100 * each.spilled if way.startswith(("groups", "as printed", "agents")) else None,
             each.moves,
         ]
         for way, each in outcomes.items()
@@ -179,6 +191,8 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
         f"naive: two jobs in a set, the best of five sizes of sets; in one phase both lose {setting.contention:.0%}",
         f"measured times are up to {setting.error:.0%} wrong; a job that changes hosts pauses {setting.move_s:g} s",
         "as printed: the paper's algorithms, repaired, and its rules: jobs as they came, turns one by one, CPU 2 : 1",
+        "groups: one mind knows everything and lets jobs wait; agents: each host decides for itself, with the code "
+        f"that agentd runs, and no job waits (shown for at most {RACK_HOSTS} hosts and {WHOLE_JOBS_MAX} jobs)",
         "gains are over the first row; CPU and network: all hosts, from the first job to the last, start and tail "
         "included; useful: without collecting garbage and reloading",
     )
@@ -212,10 +226,13 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
 
 
 def _key(way: str, taken: dict[str, Any]) -> str:
-    """The name of a way in the JSON: isolated, isolated_16, naive, printed, groups, groups_said."""
+    """The name of a way in the JSON: isolated, isolated_16, naive, printed, groups, groups_said, agents, or
+    agents_soon."""
     first, _, rest = way.partition(",")
     if first == "groups":
         return "groups_said" if rest else "groups"
+    if first == "agents":
+        return "agents_soon" if rest else "agents"
     if first == "as printed":
         return "printed"
     return f"{first}_{PROFILED_ON}" if first in taken else first

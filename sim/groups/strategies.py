@@ -152,6 +152,13 @@ def _curve(spans: Sequence[tuple[float, float, int, float]], setting: Setting) -
     return found
 
 
+def wrong_times(jobs: Sequence[Job], setting: Setting) -> dict[str, tuple[float, float]]:
+    """The factors by which a job's times of computing and communicating are measured wrong."""
+    rng = random.Random(setting.seed)
+    off = setting.error
+    return {job.profile.job: (1 + rng.uniform(-1, 1) * off, 1 + rng.uniform(-1, 1) * off) for job in jobs}
+
+
 def grouped(jobs: Sequence[Job], setting: Setting, progress: Callable[[float], None] = lambda share: None) -> Outcome:
     """Run the jobs in groups as `plugins.interleave` makes them, from times measured with an error."""
     return _Grouped(jobs, setting).run(progress)
@@ -162,7 +169,6 @@ class _Grouped:
 
     def __init__(self, jobs: Sequence[Job], setting: Setting) -> None:
         self.setting, self.all = setting, list(jobs)
-        self.rng = random.Random(setting.seed)
         self.home = Groups(
             [HostId(f"h{n:04}") for n in range(setting.hosts)], setting.manner, TIMINGS, setting.group_max
         )
@@ -170,10 +176,7 @@ class _Grouped:
         self.rules = Rules(gap=setting.gap, talking=setting.talking, spill=setting.spill, laps=laps)
         self.shared: dict[int, Shared] = {}
         self.place: dict[str, tuple[HostId, ...]] = {}
-        self.wrong = {
-            job.profile.job: (1 + self.rng.uniform(-1, 1) * setting.error, 1 + self.rng.uniform(-1, 1) * setting.error)
-            for job in jobs
-        }
+        self.wrong = wrong_times(jobs, setting)
         self.works: dict[str, Work] = {}
         self.told: dict[str, int] = {}
 

@@ -12,6 +12,7 @@ from plugins.interleave.policy import model
 from plugins.interleave.policy.model import JobProfile
 from sim.groups import groups
 from sim.groups import memory as group_memory
+from sim.groups.by_agents import by_agents
 from sim.groups.cluster import Cluster, Event, Rules, Shared, Work
 from sim.groups.memory import Load
 from sim.groups.strategies import ALONE_ON, Setting, alone, grouped, isolated, thrown
@@ -112,8 +113,8 @@ def test_jobs_thrown_together_lose_as_much_to_comms() -> None:
 def test_a_share_of_processors_is_a_share() -> None:
     with pytest.raises(Wrong, match=r"--comm-cpu 1\.5"):
         groups.run(options("--comm-cpu", "1.5"), lambda share, text: None)
-    found = groups.run(options("--jobs", "6", "--hosts", "20", "--comm-cpu", "0.1"), lambda share, text: None).data
-    free = groups.run(options("--jobs", "6", "--hosts", "20"), lambda share, text: None).data
+    found = groups.run(options("--jobs", "6", "--hosts", "40", "--comm-cpu", "0.1"), lambda share, text: None).data
+    free = groups.run(options("--jobs", "6", "--hosts", "40"), lambda share, text: None).data
     for way in ("naive", "printed", "groups", "groups_said"):
         assert found[way]["makespan_s"] != free[way]["makespan_s"]
     assert found["isolated_16"]["makespan_s"] == free["isolated_16"]["makespan_s"]
@@ -181,7 +182,7 @@ def test_a_job_cannot_come_before_the_start(tmp_path: Path) -> None:
 def test_three_hosts_are_enough_to_compare() -> None:
     report = groups.run(options("--jobs", "2", "--hosts", "3"), lambda share, text: None)
     assert report.data["isolated"]["jct_gain"] == 1.0
-    for way in ("isolated", "naive", "printed", "groups", "groups_said"):
+    for way in ("isolated", "naive", "printed", "groups", "groups_said", "agents", "agents_soon"):
         found = report.data[way]
         assert 0 < found["jct_s_mean"] <= found["makespan_s"], way
         assert 0 < found["cpu_useful"] <= found["cpu_utilization"] <= 1 and 0 < found["network_utilization"] <= 1, way
@@ -233,3 +234,15 @@ def test_shares_that_walk_beat_the_best_share_for_all() -> None:
     assert group_memory.iteration_s(loads, walked.comp_s) <= min(
         group_memory.iteration_s(loads, felt.comp_s) for felt in fixed
     )
+
+
+def test_agents_that_decide_each_for_itself_come_near_to_the_one_mind() -> None:
+    """Reference: §4.3.2, without a master. Half of the jobs compute, half send: in groups of both they fill each
+    other's gaps."""
+    jobs = [*alike(3, work_s=240.0, net_s=5.0), *alike(6, work_s=40.0, net_s=30.0)[3:]]
+    setting = Setting(hosts=8, move_s=1.0)
+    base, _ = isolated(jobs, setting)
+    found, mind = by_agents(jobs, setting), grouped(jobs, setting)
+    assert found.moves, "agents arranged something"
+    assert base.makespan_s / found.makespan_s > 0.9 * base.makespan_s / mind.makespan_s > 1.1
+    assert len(found.jct_s) == len(jobs) and min(found.jct_s) > 0

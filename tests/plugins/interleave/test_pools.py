@@ -27,10 +27,10 @@ CPU, NET = (4.0, 0.4), (0.8, 2.4)
 def two_and_two(seed: int = 1, **more: float) -> Rack:
     """Two jobs that compute on one pair of hosts, two that send on the other."""
     rack = Rack(4, seed, **more)
-    rack.submit(J1, [H1, H2], *CPU)
-    rack.submit(J2, [H2, H1], *CPU)
-    rack.submit(J3, [H3, H4], *NET)
-    rack.submit(J4, [H4, H3], *NET)
+    rack.begin(J1, [H1, H2], *CPU)
+    rack.begin(J2, [H2, H1], *CPU)
+    rack.begin(J3, [H3, H4], *NET)
+    rack.begin(J4, [H4, H3], *NET)
     return rack
 
 
@@ -40,9 +40,9 @@ def in_force(rack: Rack) -> list[HostId]:
 
 def test_a_job_ends_and_the_others_get_its_hosts() -> None:
     rack = Rack(4)
-    rack.submit(J1, [H1, H2], *CPU)
-    rack.submit(J2, [H2, H1], *CPU)
-    rack.submit(J3, [H3, H4], *CPU, most=0)  # it is not elastic, and is never moved
+    rack.begin(J1, [H1, H2], *CPU)
+    rack.begin(J2, [H2, H1], *CPU)
+    rack.begin(J3, [H3, H4], *CPU, most=0)  # it is not elastic, and is never moved
     rack.run(200)
     assert rack.apart() == [((J1, J2), 2), ((J3,), 2)]
     before = len(rack.wishes)
@@ -136,15 +136,15 @@ def test_a_job_that_ends_while_a_wish_is_under_way_refuses_it_whole() -> None:
 def test_what_is_refused_is_not_asked_again_at_once_and_soon_without_idle_hosts() -> None:
     rack = Rack(6)
     rack.barred = {HostId("h5"), HostId("h6")}
-    rack.submit(J1, [H1, H2], *CPU)
-    rack.submit(J2, [H2, H1], *CPU)
-    rack.submit(J3, [H3, H4], *NET)
-    rack.submit(J4, [H4, H3], *NET)
+    rack.begin(J1, [H1, H2], *CPU)
+    rack.begin(J2, [H2, H1], *CPU)
+    rack.begin(J3, [H3, H4], *NET)
+    rack.begin(J4, [H4, H3], *NET)
     rack.run(400)
     refused = [wish for _, wish, why in rack.wishes if why]
     assert 1 <= len(refused) <= IDLE_REFUSALS + 1
     assert in_force(rack), "then it asks for what it can have"
-    assert all(host not in rack.barred for job in rack.jobs.values() for host in job.hosts)
+    assert all(host not in rack.barred for job in rack.log for host in rack.hosts_of(job))
     times = sorted(float(wish.ask.split("/")[2]) for _, wish, _ in rack.wishes)
     assert all(b - a >= BACK_OFF_S / 2 for a, b in itertools.pairwise(times))
 
@@ -169,8 +169,8 @@ def test_profiles_that_are_not_told_any_more_do_not_count() -> None:
 
 def test_only_a_host_of_the_job_is_believed_and_an_older_profile_changes_nothing() -> None:
     rack = Rack(4)
-    rack.submit(J1, [H1, H2], *CPU, most=0)
-    rack.submit(J3, [H3, H4], *NET, most=0)
+    rack.begin(J1, [H1, H2], *CPU, most=0)
+    rack.begin(J3, [H3, H4], *NET, most=0)
     rack.run(40)
     machine = rack.machines[H1]
     known = machine.profiles[J3].told
@@ -186,7 +186,7 @@ def test_only_a_host_of_the_job_is_believed_and_an_older_profile_changes_nothing
 
 def test_a_job_is_profiled_once_all_its_hosts_measured_enough_as_it_is_now() -> None:
     rack = Rack(2)
-    rack.submit(J1, [H1, H2], *CPU)
+    rack.begin(J1, [H1, H2], *CPU)
     rack.run(2)
     machine = rack.machines[H1]
     one = StepsMeasured(J1, 1, 0, 9, TIMINGS_MIN, 2.0, 0.4, 0.0, 3.0)
@@ -262,16 +262,16 @@ def test_no_job_is_lost_and_no_host_has_two_orders_whatever_happens(seed: int) -
         if dice < 0.4 and len(rack.jobs) < 5:
             hosts = rng.sample(live, min(len(live), rng.randint(1, 3)))
             name = JobId(f"j{rng.randint(1, 1 << 20)}")
-            rack.submit(name, hosts, rng.uniform(0.5, 6), rng.uniform(0.1, 3), most=rng.choice((0, 6)))
+            rack.begin(name, hosts, rng.uniform(0.5, 6), rng.uniform(0.1, 3), most=rng.choice((0, 6)))
         elif dice < 0.55 and len(rack.jobs) > 1:
             rack.end(rng.choice(sorted(rack.jobs)))
         elif dice < 0.65 and len(live) > 3:
-            spared = {job.hosts[0] for job in rack.jobs.values() if len(job.hosts) == 1}
+            spared = {rack.hosts_of(job)[0] for job in rack.log if len(rack.hosts_of(job)) == 1}
             if victims := sorted(set(live) - spared):
                 rack.kill(rng.choice(victims))
         rack.run(rng.randint(5, 40))
-    fixed = [job for job in rack.jobs.values() if not job.placed.workers]
-    assert all(name not in wish.jobs for _, wish, _ in rack.wishes for name in [job.placed.job for job in fixed])
+    fixed = [name for name, job in rack.log.items() if not job.workers]
+    assert all(name not in wish.jobs for _, wish, _ in rack.wishes for name in fixed)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
