@@ -102,8 +102,9 @@ bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Cove
 heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times: how long the others stand, the same bits (some 8 minutes)
 	@$(BIN)/python bench/healing_kills.py $(ARGS)
 
-bench-groups: $(READY) ## jobs that share two hosts on shaped cards, in turns and thrown together (some 3 minutes, as root)
+bench-groups: $(READY) ## jobs that share two hosts on shaped cards, in turns and thrown together; what the simulator assumes of them (some 4 minutes, as root)
 	@$(BIN)/python bench/turns.py
+	@$(BIN)/python bench/shared_hosts.py
 	@$(BIN)/python bench/groups_live.py $(ARGS)
 
 bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 10 minutes, as root)
