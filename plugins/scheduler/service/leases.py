@@ -101,9 +101,16 @@ class HostLeases:
         job = self.queue.jobs.get(id)
         return job is None or job.grant.epoch != epoch or job.spec.on_lost != "keep"
 
+    def _came(self, id: JobId, epoch: int) -> bool:
+        """Whether the job's ranks here came to it while it ran: they stand still when they are not confirmed in time,
+        from their beginning, since others may be started in their place."""
+        job = self.queue.jobs.get(id)
+        place = None if job is None or job.grant.epoch != epoch else job.place_on(self.host.id)
+        return place is not None and place.since > 0
+
     async def _renew_some(self, keys: tuple[Key, ...]) -> float:
         asked_s, question = self.host.env.clock.boot_s(), RenewLeases(self.host.id, keys)
-        hurry = not self._may_be_lost.isdisjoint(keys)
+        hurry = any(key in self._may_be_lost or self._came(*key) for key in keys)
         answer = await self._ask(question, self.terms.pause_s / PAUSE_RENEWALS if hurry else ASK_S)
         if answer is None:
             self._wanted |= dict.fromkeys(keys)

@@ -1,5 +1,6 @@
 """Elastic jobs that grow: where their coordinator looks for room, and what a person is told; on a rack of fakes too."""
 
+import asyncio
 from typing import Any
 
 from covey.core.events import Heard
@@ -10,6 +11,7 @@ from plugins.scheduler.messages.commands import Applied, Arranged, Attained, Job
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved
 from plugins.scheduler.policy.carrying import first_carried
+from plugins.scheduler.policy.leases import PAUSE_RENEWALS, terms
 from plugins.scheduler.policy.place import grow
 from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_gang import Coordinator, asks, proposals, timers
@@ -133,6 +135,22 @@ async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rac
     view = await at.call("scale", id=id, workers=2)
     assert (view.elastic.processes, view.elastic.config) == (2, 2)
     await until(lambda: not rack.job(id).healing.leaving)
+
+
+@on_a_rack()
+async def test_a_host_asks_for_processes_that_came_before_they_would_stand_still(rack: Rack) -> None:
+    """A supervisor suspends ranks that came to a running job 4 s after the question that was answered last, however
+    long they take to begin; each host asked every 5 s until they had the state."""
+    id, at = await elastic(rack), first(rack)
+    await at.call("scale", id=id, workers=8)
+    came = {place.host for place in rack.job(id).start.places if place.since}
+    await until(lambda: all((id, 1) in rack.hosts[host].machine.leases for host in came))
+    assert came
+    for _ in range(20):
+        await asyncio.sleep(1.0)
+        for host in map(rack.hosts.__getitem__, came):
+            asked_s = host.env.clock.boot_s() - host.machine.leases[id, 1].asked_s
+            assert asked_s <= terms(60.0).pause_s / PAUSE_RENEWALS + 1.0, f"{host} asked {asked_s:.1f} s ago"
 
 
 @on_a_rack()
