@@ -201,9 +201,11 @@ class Storm:
             self._lost(job, kind)
 
     def over(self) -> None:
-        """Let every drained host be used again."""
+        """Let every drained host be used again, and give the tenant of others a quota for each of its jobs: one that
+        lost its host is queued again."""
         for host in self.rack.hosts:
             self._ask("scheduler.resume", {"id": host}, tries=3)
+        self._ask("scheduler.quota_set", {"tenant": "green", "gpus": len(self.rack.hosts)}, tries=3)
 
     # ---- people ----
 

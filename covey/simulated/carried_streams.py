@@ -230,14 +230,18 @@ class CarriedStreams:
                 async with self._waiting():
                     pause_s = FIRST_ASK_S
                     while late := self._late():
-                        self._look()
-                        changed = self._changed
                         for member in late:
                             member.healing.ask_late()
                         with suppress(TimeoutError):
                             async with asyncio.timeout(pause_s):
-                                await changed.wait()
+                                await self._caught_up()
                         pause_s = min(2 * pause_s, ASK_S)
+
+    async def _caught_up(self) -> None:
+        """Wait until no successor is a step behind, whatever others say meanwhile."""
+        while self._late():
+            self._look()
+            await self._changed.wait()
 
     def _late(self) -> list[CarriedStream]:
         return [member for member in self.members.values() if member.healing.machine.is_ahead]

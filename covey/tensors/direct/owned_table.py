@@ -152,9 +152,9 @@ class OwnedTable:
         self._do(key, actions)
         self._follow(key, now_s)
 
-    def broken(self, key: int) -> None:
-        """An addition of this tensor failed, and its contributions are lost: the tensor begins without state, and all
-        ranks connect again and push once more."""
+    def begin_anew(self, key: int) -> None:
+        """Let a tensor begin without state: an addition failed, and its contributions are lost, or its newest result
+        is (`TensorSum.is_lost`). All ranks connect again, and push once more."""
         self.tensors[key] = self._sum_of(self.tensors[key].declared)
         for link in list(self.links.values()):
             link.close()
@@ -214,6 +214,8 @@ class OwnedTable:
             return None
         want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
         self._do(header.key, tensor.open(link.rank, header.round, want, ranks, hollow))
+        if tensor.is_lost:
+            self.begin_anew(header.key)
         self._follow(header.key, now_s)
         return tensor
 

@@ -236,7 +236,7 @@ class DirectOwner:
                 self._tell(f"could not add tensor {tensor.declared.name!r}, so all ranks push again: {error!r}")
                 with self.lock:
                     if table.tensors.get(key) is tensor:
-                        table.broken(key)
+                        table.begin_anew(key)
                 return
             with self.lock:
                 if not self._sums(table, key, tensor):

@@ -31,6 +31,7 @@ it there.
 
 A rank that took over from one that was lost may be `hollow`: it continues from a version of whose result it has no
 copy. It is asked for none; if it asks for a sum that would not be fetched otherwise, another rank is asked for that.
+When all ranks that held it are lost, one after the other, it is lost (`is_lost`), and the round is added once more.
 
 If the earlier aggregator lives it may bring a model's state (`block_copies`): one more that holds a version. If that is
 the newest that any rank holds no rank is asked, and what is pushed meanwhile is kept; else it is forgotten.
@@ -156,6 +157,8 @@ class TensorSum:
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
         self._hollow: set[int] = set()
         """Ranks that have no copy of the newest result, though they, or a process before theirs, said to hold it."""
+        self._behind: set[int] = set()
+        """Hollow ranks whose process is in the round of `version`: it pushes that again."""
         self._late: set[int] = set()
         """Hollow ranks that wait for the result of `version`, which is fetched for them."""
         self._here: set[int] = set()
@@ -191,8 +194,9 @@ class TensorSum:
         for all of these, of its host; None: for itself. `hollow`: it has no copy of that version's result."""
         self._spoken.say(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
-        hollow = hollow or (self.version is not None and version < self.version)
-        (self._hollow.add if hollow else self._hollow.discard)(rank)
+        is_behind = self.version is not None and version < self.version
+        (self._behind.add if is_behind else self._behind.discard)(rank)
+        (self._hollow.add if hollow or is_behind else self._hollow.discard)(rank)
         if rank == self._holder:
             self._holder = None  # a new connection: what was asked of the old one will not come
         if self.version is not None:
@@ -252,6 +256,12 @@ class TensorSum:
     def go_on(self) -> Sequence[StateTransfer]:
         """`copy` has changed: continue if the state is known now."""
         return self._recover() if self.version is None else ()
+
+    @property
+    def is_lost(self) -> bool:
+        """Is the result of `version` nowhere any more? It was never here, since all ranks said to hold it, and each has
+        a process since that is in its round. Then the sum has to begin anew, and all push that round again."""
+        return self.version is not None and not self.has_state and self._behind.issuperset(self._spoken)
 
     @property
     def may_be_copied(self) -> bool:

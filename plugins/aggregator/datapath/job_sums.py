@@ -263,6 +263,10 @@ class JobSums:
 
     def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
         """A worker said something about this tensor: perform the actions, and what can be added now."""
+        if tensor.is_lost:
+            self.env.log.warning("sum is lost, and added again", job=self.job, tensor=tensor.declared.name)
+            self._begin_anew(key)
+            return
         self.do(key, tensor, actions)
         self.rounds_here.follow(key, tensor.under_way)
         self.additions.put(self, key, tensor)
@@ -308,9 +312,13 @@ class JobSums:
     def broken(self, key: int, error: Exception) -> None:
         """An addition of this tensor failed, and its contributions are lost: it begins without state, as in a process
         that was started anew, and its workers connect again and push once more."""
-        declared = self.tensors[key].declared
-        self.env.log.error("addition failed", job=self.job, tensor=declared.name, why=repr(error), exc_info=error)
-        self.tensors[key] = self._sum_of(declared)
+        name = self.tensors[key].declared.name
+        self.env.log.error("addition failed", job=self.job, tensor=name, why=repr(error), exc_info=error)
+        self._begin_anew(key)
+
+    def _begin_anew(self, key: int) -> None:
+        """Let a tensor begin without state. All workers connect again, and push once more."""
+        self.tensors[key] = self._sum_of(self.tensors[key].declared)
         for link in list(self.links.values()):
             link.close()
 

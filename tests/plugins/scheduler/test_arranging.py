@@ -392,6 +392,31 @@ def test_a_move_exchanges_a_host_and_every_process_keeps_what_it_carries() -> No
     assert told.names == {H1: (0, 1), H3: (2, 3)} and told.job.start.carried == carried
 
 
+def test_a_move_to_processes_of_the_job_leaves_these_as_they_were() -> None:
+    """They may still begin, as processes of an earlier configuration, and others answer them."""
+    told = Elastic()
+    told.say(told.grown(h3=2))
+    came = dict(told.job.start.came)
+    told.say(MoveAsked(wall_s=1.0, job=told.id, epoch=1, host=H2, to=H3, coordinator=H1))
+    there = told.job.place_on(H3)
+    assert there is not None
+    places = {H2: Place(H3, (*there.ranks, 2, 3), (*there.gpus, "x", "y"), 2)}
+    assert told.say(Replaced(wall_s=1.0, job=told.id, epoch=1, places=places)) == Applied(told.id)
+    moved = told.job.carried_by((2, 3))
+    assert told.job.start.came == {**came, **dict.fromkeys(moved, 2)}
+
+
+def test_who_moves_has_no_state_until_its_new_host_says_so() -> None:
+    told = Elastic()
+    told.grow(h3=2)
+    told.say(MoveAsked(wall_s=1.0, job=told.id, epoch=1, host=H2, to=H4, coordinator=H1))
+    places = {H2: Place(H4, (2, 3), ("x", "y"), 2)}
+    assert told.say(Replaced(wall_s=1.0, job=told.id, epoch=1, places=places)) == Applied(told.id)
+    assert told.job.heals_without((H1,)) and not told.job.heals_without((H1, H3)), "none on h4 has it yet"
+    told.heal(H4)
+    assert told.job.heals_without((H1, H3))
+
+
 def test_a_drained_host_is_left_without_another_one_if_enough_processes_are_left() -> None:
     told = Elastic()
     told.grow(h3=2)

@@ -205,10 +205,11 @@ def was_replaced(job: Job, command: Replaced) -> bool:
 
 def replace(job: Job, command: Replaced) -> str:
     """Exchange the places, and say in words what continues where."""
-    said = []
+    said, moved = [], list[int]()
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
         assert before is not None
+        moved += before.ranks
         beside = ", beside the ranks that it has" if job.place_on(place.host) is not None else ""
         lost = ", which is lost" if host in job.healing.missing else ""
         said.append(f"{place.host} takes over {_ranks(before)} from {host}{lost}{beside}")
@@ -225,12 +226,12 @@ def replace(job: Job, command: Replaced) -> str:
     job.healing.missing = tuple(host for host in job.healing.missing if host not in command.places)
     job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in command.places}
     job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in (*command.places, *grown))
+    job.healing.have = {host: have for host, have in job.healing.have.items() if host not in command.places}
     job.start.timings = {
         host: timing for host, timing in job.start.timings.items() if host not in (*command.places, *grown)
     }
     job.healing.healed += 1
-    new = [process for place in command.places.values() for process in place.ranks]
-    job.start.came |= dict.fromkeys(job.carried_by(new), job.healing.healed)
+    job.start.came |= dict.fromkeys(job.carried_by(moved), job.healing.healed)
     return "; ".join(said)
 
 
