@@ -36,7 +36,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, GPUS = 4, 4
 LOW, HIGH = 4, 16
-STEPS = 300
+STEPS = 180
 """Steps a change: more than a machine does meanwhile on which nothing else runs."""
 REFUSED_S = 60.0
 """Seconds after which a change that is refused again and again is an error."""
