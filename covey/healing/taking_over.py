@@ -161,7 +161,7 @@ class TakingOver:
                 why = "all ranks of this job were lost, and with them what it had learnt"
                 raise StateLost(CANNOT, why, FROM_CHECKPOINT)
             if not sources:  # another one may have what it needs by now
-                alone, self._haves, self._parts = True, {}, {}
+                alone, self._haves, self._parts, self._sources = True, {}, {}, []
                 continue
             alone, have = False, self._haves[sources[0]]
             if like is not None:
