@@ -34,7 +34,7 @@ from covey.healing.state_pieces import (
     piece_of,
     why_too_slow,
 )
-from covey.healing.taking_over import Recovered
+from covey.healing.taking_over import Recovered, TakingOver
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
 from tests.quiet import until_blocked
 
@@ -112,6 +112,20 @@ class Given:
         assert isinstance(self.found, StateLost), self.found
         assert self.found.what and self.found.why and self.found.next
         return self.found.why
+
+
+def test_a_late_piece_of_a_lost_rank_is_dropped_while_all_are_asked_again() -> None:
+    """The thread that reads the connection ended with a KeyError, so the successor heard nothing any more."""
+    taking = TakingOver(2, 3, 1, lambda: 0.0, lambda: False, lambda kept: None)
+    steps = taking.state({}, 60.0, 60.0)
+    next(steps)
+    taking.have(0, Have(1, step=5, contents_bytes=8, contents_sum=b"x"))
+    taking.have(1, Have(1, is_new=True))
+    steps.send(None)
+    taking.lost(0)
+    pause = steps.send(None)
+    assert [said.about for said in pause.says] == [About.NEED, About.NEED], "all are asked again"
+    assert taking.came(0, b"a piece") == ()
 
 
 def test_the_state_comes_from_several_at_once_into_the_arrays_of_the_script() -> None:
