@@ -9,6 +9,8 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 
 SETTINGS = {"scheduler": {"demote_after_s": 30.0}}
+COPY_S = 60.0
+"""Seconds within which an agent runs again where all are away."""
 
 
 def play(rack: SimRack) -> None:
@@ -59,7 +61,13 @@ def known(rack: SimRack, job: JobId) -> Job:
 
 
 def newest(rack: SimRack) -> JobTable:
-    """The newest copy of the log on hosts that are alive: what was accepted a moment ago may not be in it."""
+    """The newest copy of the log on hosts that are alive: what was accepted a moment ago may not be in it. Runs the
+    rack until there is one."""
+    rack.until(lambda: bool(_copies(rack)), COPY_S, "some host has a copy of the log")
+    return max(_copies(rack), key=lambda queue: queue.index)
+
+
+def _copies(rack: SimRack) -> list[JobTable]:
+    """The copies of the log on hosts that are alive."""
     plugins = [rack.plugin(name, "scheduler") for name in rack.alive() if rack.began(name)]
-    found: JobTable = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
-    return found
+    return [plugin.queue for plugin in plugins if plugin is not None]
