@@ -32,7 +32,9 @@ def living() -> Iterator[LivingRack]:
 def digest(living: LivingRack, job: str) -> str:
     """The digest with which a job that ended well ended."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
-    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), ended["reason"]
+    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), (
+        f"{ended['reason']}\n{living.agentctl('logs', job)[1]}\n{living.agentctl('why', job)[1]}"
+    )
     found = re.search(r"state sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", living.output(job))
     assert found and float(found[2]) > 0.9, living.output(job)[-500:]
     return found[1]
@@ -125,6 +127,7 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     wait("others have the state", lambda: len(living.job(job)["elastic"]["have"]) > 1)
     os.kill(now[0], signal.SIGKILL)
     successor(living, job, 0, now[0])
+    time.sleep(2.0)  # until then the log may say so of the process that was killed
     wait("it has the state", lambda: 0 in living.job(job)["elastic"]["have"])
     scaled(2)
     assert digest(living, job) == undisturbed, "whoever carried which of its four ranks"
