@@ -198,7 +198,7 @@ def test_the_optimizer_steps_with_what_ranks_gave_and_numbers_are_averaged() -> 
     model = torch.nn.Linear(2, 1, bias=False)
     job: Any = _AloneJob()
     training = covey.torch.attach(model, torch.optim.SGD(model.parameters(), 0.5), job, elastic=True)
-    before, seen = model.weight.detach().clone(), []
+    expected, seen = model.weight.detach().clone(), []
     for step in training.steps(3):
         for rank in training.carried():
             with rank:
@@ -209,5 +209,6 @@ def test_the_optimizer_steps_with_what_ranks_gave_and_numbers_are_averaged() -> 
                     _ = mean.value
         training.step()
         seen.append(mean.value)
+        expected -= 0.5 * 3.0
     assert seen == [0.0, 1.0, 2.0] and training.next_step == 3
-    assert torch.equal(model.weight, before - 3 * 0.5 * 3.0)
+    assert torch.equal(model.weight, expected)
