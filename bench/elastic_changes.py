@@ -163,8 +163,6 @@ def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]
 class Changes:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
-        self.asked_s = 0.0
-        """When the change that is made now was asked for."""
         self.killed = 0
         """Processes that were killed and started again."""
 
@@ -173,19 +171,19 @@ class Changes:
         for number in range(count):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
             kind = self._draws.choice(kinds)
-            self.asked_s = time.monotonic()
-            words = self._scale() if kind == "scale" else self._lose(kind)
-            made.append(Change(self.asked_s, kind, words))
+            asked_s, words = self._scale() if kind == "scale" else self._lose(kind)
+            made.append(Change(asked_s, kind, words))
             print(f"  change {number + 1} of {count}: {words}", file=sys.stderr, flush=True)
             self._rack.start()
         return made
 
-    def _scale(self) -> str:
-        """Refused as long as a change before is under way: then it is asked for again, which is not the pause."""
+    def _scale(self) -> tuple[float, str]:
+        """Scale the job to another number. What is refused, as while another change is under way, is asked for again;
+        that is no part of the pause. Returns when it was accepted, and what was said."""
         wanted = self._draws.choice([each for each in range(LOW, HIGH + 1) if each != self._now])
         end_s = time.monotonic() + REFUSED_S
         while True:
-            self.asked_s = time.monotonic()
+            asked_s = time.monotonic()
             said = next(host for host in self._rack.hosts if host.is_up).shell(f"agentctl scale {self._job} {wanted}")
             if not said.returncode:
                 break
@@ -193,19 +191,20 @@ class Changes:
                 raise SystemExit(said.stdout + said.stderr)
             time.sleep(0.5)
         self._now = wanted
-        return said.stdout.strip().partition("\n")[0]
+        return asked_s, said.stdout.strip().partition("\n")[0]
 
-    def _lose(self, kind: str) -> str:
+    def _lose(self, kind: str) -> tuple[float, str]:
+        """Kill processes, or a host. Returns when, and a line on what was lost."""
         wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
-        self.asked_s = time.monotonic()
+        asked_s = time.monotonic()
         if kind == "a whole host":
-            return self._lose_host(self._draws.choice(self._rack.hosts[1:]))
+            return asked_s, self._lose_host(self._draws.choice(self._rack.hosts[1:]))
         pids = sorted(pid for _, pid in self._processes())
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
             self.killed += 1
-        return f"{kind} of {len(pids)} killed"
+        return asked_s, f"{kind} of {len(pids)} killed"
 
     def _processes(self) -> list[tuple[Host, int]]:
         found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py")]

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.start()
         rack.wait_up()
         for name in args.only:
-            found[name] = of_application(rack, name, args.pass_s, args.seconds)
+            of_application(rack, name, args.pass_s, args.seconds, found.setdefault(name, {"fixed": {}, "tuned": []}))
             keep(found, args.json)
     names = [split.name for split in SPLITS]
     print_head(f"STEP, ms | {' | '.join(names)} | tuned from {SPLITS[0].name} | from {SPLITS[-2].name} | of the best")
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def of_application(rack: AgentRack, name: str, pass_s: float, seconds: float) -> dict[str, Any]:
+def of_application(rack: AgentRack, name: str, pass_s: float, seconds: float, into: dict[str, Any]) -> None:
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
         for old in (host.folder / "root").glob("steps.*"):
@@ -95,22 +95,19 @@ def of_application(rack: AgentRack, name: str, pass_s: float, seconds: float) ->
         raise SystemExit(said.stdout + said.stderr)
     job = str(said.stdout.split()[0])
     wait(lambda: len(times(rack)) > 5, lambda: told(rack, job), 120.0)
-    fixed = {}
     for split in SPLITS[::-1]:
         arrange(rack, job, split)
-        fixed[split.name] = watched(rack, seconds)
-        print(f"  {name} {split.name}: {1000 * fixed[split.name]:.0f} ms", file=sys.stderr, flush=True)
-    tuned = []
+        into["fixed"][split.name] = step_s = watched(rack, seconds)
+        print(f"  {name} {split.name}: {1000 * step_s:.0f} ms", file=sys.stderr, flush=True)
     for start in (SPLITS[0], SPLITS[-2]):
         arrange(rack, job, start)
         found = tune(rack, job)
-        tuned.append({"from": start.name, "step_s": watched(rack, seconds), **found})
-        print(f"  {name} tuned from {start.name}: {tuned[-1]}", file=sys.stderr, flush=True)
+        into["tuned"].append({"from": start.name, "step_s": watched(rack, seconds), **found})
+        print(f"  {name} tuned from {start.name}: {into['tuned'][-1]}", file=sys.stderr, flush=True)
         shell(rack, f"agentctl tune {job} off")
     print(shell(rack, f"agentctl why {job}"), file=sys.stderr)
-    shell(rack, f"agentctl stop {job}")
-    wait(lambda: " stopped" in shell(rack, f"agentctl job {job}"), lambda: told(rack, job), 60.0)
-    return {"fixed": fixed, "tuned": tuned}
+    shell(rack, f"agentctl cancel {job}")
+    wait(lambda: not any(host.find("train.py") for host in rack.hosts), lambda: told(rack, job), 60.0)
 
 
 def arrange(rack: AgentRack, job: str, split: Split) -> None:

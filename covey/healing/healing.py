@@ -14,7 +14,7 @@ before both have it. So no rank gets a result of a step for which a lost rank's 
       NEED ->                              once its script waits for a tensor; from then on it waits until DONE
                                         <- HAVE(step, own states of the successor and of others)
       FETCH(where) ->                      those that are furthest (`covey.healing.taking_over`)
-                                        <- PIECE
+                                        <- PIECE; NOTHING, of a process that came in the place of the one asked
       DONE ->                              the script continues
 
 When a job has few ranks, all of them gather every rank's own state, as one more sum that is pushed first and waited for

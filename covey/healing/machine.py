@@ -352,6 +352,9 @@ class HealingMachine:
                     return (), "", False
                 says = self._taking.came(told.rank, told.data)
                 return says, "", not says  # no thread waits for a single piece
+            case About.NOTHING:
+                if self._is_new and told.step == self._incarnation:
+                    self._taking.gives_nothing(told.rank)
             case About.DONE:
                 says = self._done(told.rank, told.step)
             case About.LIKE:
@@ -448,7 +451,7 @@ class HealingMachine:
 
     def _give(self, asked: ToldByRank) -> Says:
         if asked.rank not in self._held or asked.step != self._newest[asked.rank]:
-            return ()
+            return (Tell(asked.rank, About.NOTHING, asked.step),)  # it asks a process that was lost
         piece = None if self._gives is None else self._gives.piece(asked.data)
         return () if piece is None else (Tell(asked.rank, About.PIECE, asked.step, piece),)
 

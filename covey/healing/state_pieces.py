@@ -56,6 +56,7 @@ class About(enum.IntEnum):
     LIKED = 9
     PAST = 10
     IS_PAST = 11
+    NOTHING = 12
 
 
 class Which(enum.IntEnum):

@@ -6,7 +6,8 @@
     compare      the bytes that came with the checksum that each of them made of its own
 
 A rank that is lost meanwhile gives no more, and the others give the rest. When all of these are lost the successor asks
-again: another rank may have what it needs by then.
+again: another rank may have what it needs by then. That a rank was lost is known when its successor asks, or answers
+that it gives nothing: a successor that carries several ranks asks as one of them.
 
 It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
 """
@@ -122,6 +123,11 @@ class TakingOver:
         self._changes += 1
         if rank in self._haves and not self._haves[rank].is_new:
             self._haves[rank] = Have(is_new=True)
+
+    def gives_nothing(self, rank: int) -> None:
+        """That rank was asked to give, and does not hold its state for this rank."""
+        if rank in self._giving(self._sources):
+            self.lost(rank)
 
     def carried_elsewhere(self, ranks: Mapping[int, int]) -> None:
         """Take nothing from processes of these ranks before the incarnation that is named for each: they may be gone,
@@ -270,9 +276,9 @@ class TakingOver:
     def _is_theirs(self, found: int, sources: list[int]) -> Stepwise[bool]:
         """Whether the bytes that came are those that the sources hold; False: all sources were lost meanwhile.
         StateLost when they differ."""
-        while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
+        while late := [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
             self._raise_if_closed()
-            yield self._pause()
+            yield self._pause(tuple(Tell(rank, About.FETCH, self._incarnation) for rank in late))
         giving = self._giving(sources)
         unlike = [rank for rank in giving if self._haves[rank].state_sum != found]
         if unlike:

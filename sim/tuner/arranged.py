@@ -18,8 +18,8 @@ from plugins.tuner.policy.division import DividedJob, Division, HostPace, HostPa
 from sim.report import Cell, Progress, Report, Table
 
 CHANGE_S = 1.0
-"""Seconds for which a change of an arrangement stops a job: measured, the median under load
-(docs/results/tuner.md)."""
+"""Seconds for which a change of an arrangement stops a job: the median that was measured with other work beside; with
+none it was 0.24 s (docs/results/tuner.md)."""
 REPORT_S = 2.0
 """Seconds between two reports of a host."""
 FOR_S = 600.0

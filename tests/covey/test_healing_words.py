@@ -185,6 +185,23 @@ def test_a_late_question_of_a_process_that_is_over_is_not_taken_for_the_newest()
     assert not thread.is_alive()
 
 
+def test_a_rank_that_does_not_hold_what_is_asked_for_says_so() -> None:
+    """It came in the place of a process that said it holds the state: who asks would wait for it."""
+    words = Words()
+    healing, result = made(words), threading.Event()
+    healing.begin({"w": np.ones(3, np.float32)})
+    healing.told(ToldByRank(1, About.FETCH, 1, b""))
+    assert words.of(About.NOTHING) == [Tell(1, About.NOTHING, 1)]
+    thread = waits(healing, result)
+    healing.told(ToldByRank(1, About.NEED, 1, b""))
+    healing.told(ToldByRank(1, About.FETCH, 1, b""))
+    assert len(words.of(About.NOTHING)) == 1, "it holds it, and says only what was asked for"
+    result.set()
+    healing.told(ToldByRank(1, About.DONE, 1, b""))
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(("asked", "is_needed"), [(3 << 16, True), ((3 << 16) - 1, False)])
 def test_news_of_who_carries_a_rank_that_come_after_its_question_change_nothing(asked: int, is_needed: bool) -> None:
     """A new process of an elastic job asked for the state before this process heard that there is one."""

@@ -59,8 +59,10 @@ class Given:
         self.others: dict[int, dict[int, bytes]] = {}
         self.healing = Healing(HealedRank(9, 10, 1), self, lambda: b"")
         self.found: Recovered | CoveyError | None = None
+        self.told: list[Tell] = []
 
     def tell(self, said: Tell) -> None:
+        self.told.append(said)
         if said.about in (About.NEED, About.FETCH):
             threading.Thread(target=self._answer, args=(said,), daemon=True).start()
 
@@ -126,6 +128,49 @@ def test_a_late_piece_of_a_lost_rank_is_dropped_while_all_are_asked_again() -> N
     pause = steps.send(None)
     assert [said.about for said in pause.says] == [About.NEED, About.NEED], "all are asked again"
     assert taking.came(0, b"a piece") == ()
+
+
+def asking(*ranks: int) -> tuple[TakingOver, Any, list[Tell]]:
+    """A successor that asks these ranks of 3 for what the state consists of; the pieces that it asks for."""
+    taking = TakingOver(2, 3, 1, lambda: 0.0, lambda: False, lambda kept: None)
+    steps = taking.state({}, 60.0, 60.0)
+    next(steps)
+    for rank in range(2):
+        have = Have(1, step=5, contents_bytes=2 * PIECE_BYTES, contents_sum=b"x")
+        taking.have(rank, have if rank in ranks else Have(1, is_new=True))
+    return taking, steps, list(steps.send(None).says)
+
+
+def test_who_gives_nothing_is_lost_although_its_successor_asks_as_another_rank() -> None:
+    """A successor that carries two ranks asks as the first of them alone."""
+    taking, steps, said = asking(0, 1)
+    assert {each.rank for each in said} == {0, 1} and {each.about for each in said} == {About.FETCH}
+    taking.gives_nothing(1)
+    assert {each.rank for each in steps.send(None).says} == {0}, "the piece that rank 1 was asked for, too"
+    taking.gives_nothing(0)
+    assert {each.about for each in steps.send(None).says} == {About.NEED}, "all are asked anew"
+
+
+def test_a_late_word_that_a_rank_gives_nothing_is_dropped_while_all_are_asked_again() -> None:
+    taking, steps, _ = asking(0)
+    taking.gives_nothing(0)
+    steps.send(None)
+    taking.have(0, Have(1, step=5, contents_bytes=8, contents_sum=b"x"))
+    taking.gives_nothing(0)
+    assert taking.survivors == [0], "it said since then that it has the state"
+
+
+def test_who_was_lost_before_it_said_what_its_bytes_sum_to_is_not_awaited() -> None:
+    given = Given({0: state(), 1: state()})
+    given.sums = False
+    given.held[0].make_sum()
+    thread = given.recover()
+    end_s = time.monotonic() + WITHIN_S
+    while not any(said.rank == 1 and not said.data for said in given.told if said.about is About.FETCH):
+        assert time.monotonic() < end_s, "who owes its checksum is not asked whether it still gives"
+        time.sleep(0.001)
+    given.healing.told(ToldByRank(1, About.NOTHING, 1, b""))
+    assert given.recovered(thread).step == 5
 
 
 def test_the_state_comes_from_several_at_once_into_the_arrays_of_the_script() -> None:

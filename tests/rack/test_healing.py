@@ -127,7 +127,6 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     wait("others have the state", lambda: len(living.job(job)["elastic"]["have"]) > 1)
     os.kill(now[0], signal.SIGKILL)
     successor(living, job, 0, now[0])
-    time.sleep(2.0)  # until then the log may say so of the process that was killed
     wait("it has the state", lambda: 0 in living.job(job)["elastic"]["have"])
     scaled(2)
     assert digest(living, job) == undisturbed, "whoever carried which of its four ranks"

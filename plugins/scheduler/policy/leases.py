@@ -35,7 +35,8 @@ HEAL_PAUSE_S = 4.0
 """The default of the setting `heal_pause_s` (chosen: longer than an agent's restart; with the slack it is over by the
 time that gossip has found a host dead, 5 s)."""
 PAUSE_RENEWALS = 4
-"""How often a host of ranks that may be lost asks before they are suspended: once a second with the defaults."""
+"""How often a host asks before ranks are suspended that may be lost, or came and have no state yet: once a second with
+the defaults."""
 PAUSE_SLACK_S = 1.5
 """Seconds from the end of that time until the last of a host's ranks stands still, on a busy machine. Late ones harm no
 sum: the host that sums hears only the newest process of a rank."""
