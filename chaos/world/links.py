@@ -204,8 +204,10 @@ class SimLinks:
         if name is None:
             self.world.mark("link refused", self.process.name, f"from {sender.host.name}")
             return
+        for hears in self.world.on_message:
+            hears(sender.process, self.process)
         self.world.mark("link", self.process.name, "", zlib.crc32(data))
-        if self._heard is not None:
+        if self._heard is not None and not self.closed:
             self.process.loop.call_soon(self._heard, name, data)
 
     def look(self) -> None:

@@ -34,6 +34,8 @@ class WorldSeen(Protocol):
     """The `chaos.world.links.SimLinks` that is open at each address."""
     on_loss: list[Any]
     """What is called with every process that ended, and with every host that lost its power."""
+    on_message: list[Any]
+    """What is called with who sent and who is to get each message of a connection, before that gets it."""
 
     def number(self) -> int:
         """A number that was never given before."""

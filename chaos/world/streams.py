@@ -264,6 +264,8 @@ class SimStream:
             raise BrokenPipeError(f"{self.peer} closed the connection")
 
     def arrived(self, chunk: bytes) -> None:
+        for hears in self.world.on_message:
+            hears(self.other.process, self.process)
         if self.closed:
             return
         self.world.mark("bytes", self.process.name, "", zlib.crc32(chunk))

@@ -107,6 +107,8 @@ class World:
         """Functions called with every process that ended, and with every host (no process) that lost its power."""
         self.on_log: list[Callable[[str, Mapping[str, Any]], None]] = []
         """Functions called with what is logged anywhere: the event, and its fields."""
+        self.on_message: list[Callable[[SimProcess, SimProcess], None]] = []
+        """Functions called with who sent and who is to get each message of a connection, before that gets it."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.process_count = 0

@@ -13,7 +13,7 @@ equally many of them:
     2 on a, 1 on b; a 5, b 3      0: 0 2 4   1: 1 3   on a      5: 5 6 7   on b
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from covey.core.ids import HostId
 from plugins.facts import Place
@@ -119,8 +119,8 @@ def _dealt(
     before: Carried, ends: Collection[int], sizes: Mapping[int, int], new: Sequence[int]
 ) -> tuple[dict[int, tuple[int, ...]], list[int]]:
     """What each process carries when those that stay have these sizes, and new ones `new`; and the names of the new
-    ones, in that order. A new process is named by the first of the ranks that it takes over, and not after one that
-    just ended, where that can be."""
+    ones, in that order. A new process is named by the first of the ranks that it takes over, and never after one that
+    just ended. ValueError when there is no other name."""
     kept = {process: list(before[process][:size]) for process, size in sizes.items()}
     stays = {rank for ranks in kept.values() for rank in ranks}
     left = sorted(rank for ranks in before.values() for rank in ranks if rank not in stays)
@@ -131,10 +131,26 @@ def _dealt(
     names = []
     for size in new:
         taken, left = left[:size], left[size:]
-        name = next((rank for rank in taken if rank not in ends), taken[0])
+        if all(rank in ends for rank in taken):
+            _exchange(taken, left, kept.values(), ends)
+        name = next(rank for rank in taken if rank not in ends)
         kept[name] = [name, *(rank for rank in taken if rank != name)]
         names.append(name)
     return {process: tuple(each) for process, each in sorted(kept.items())}, names
+
+
+def _exchange(taken: list[int], left: list[int], carried: Iterable[list[int]], ends: Collection[int]) -> None:
+    """Give `taken`, of which each rank has the name of a process that ended, one that has not: one that is left, else
+    the last of a process that carries several."""
+    for ranks, first in [(left, 0), *((each, 1) for each in carried)]:
+        for at in reversed(range(first, len(ranks))):
+            if ranks[at] not in ends:
+                taken[-1], ranks[at] = ranks[at], taken[-1]
+                return
+    raise ValueError(
+        f"more processes would begin than ranks are free to name them: rank {taken[0]} names one that would end; next: "
+        "ask for fewer processes first, and then for these"
+    )
 
 
 def ending(places: Sequence[Place], stay: Collection[int], count: int) -> list[int]:

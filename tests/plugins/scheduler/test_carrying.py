@@ -1,6 +1,7 @@
 """Each rank of an elastic job is carried by exactly one process, whatever begins and ends."""
 
 import random
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,11 @@ def whole(carried: Carried, ranks: int, processes: int) -> None:
     assert all(carries[0] == process for process, carries in carried.items())
     sizes = [len(carries) for carries in carried.values()]
     assert max(sizes) - min(sizes) <= 1
+
+
+def is_without_names(carried: Carried, ends: Collection[int], begins: int) -> bool:
+    """Whether more processes begin than there are ranks that name neither one that stays nor one that ends."""
+    return begins > sum(map(len, carried.values())) - len(carried)
 
 
 def test_a_job_starts_with_its_ranks_dealt_out() -> None:
@@ -42,6 +48,8 @@ def test_every_rank_is_carried_once_after_any_changes() -> None:
         for _ in range(12):
             ends = draw.sample(sorted(carried), draw.randint(0, len(carried) - 1))
             begins = draw.randint(0, ranks - len(carried) + len(ends))
+            if is_without_names(carried, ends, begins):
+                continue
             after = carried_after(carried, ends, begins)
             whole(after, ranks, len(carried) - len(ends) + begins)
             carried = after
@@ -89,6 +97,17 @@ def test_shares_that_cannot_be_are_refused_in_words(shares: dict[HostId, int], w
         carried_by_shares(first_carried(8, 2), (), [B], {0: A, 1: A}, shares)
 
 
+def test_a_process_that_begins_never_has_the_name_of_one_that_ends() -> None:
+    """The log took it for that process, and refused for ever that one host has a process less, and another one more."""
+    before = {0: (0, 2), 1: (1, 3), 4: (4,), 5: (5,)}
+    after, names = carried_by_shares(before, [1, 4], [C, C], {0: A, 1: A, 4: B, 5: B}, {})
+    assert not {1, 4} & set(names) and sorted(rank for each in after.values() for rank in each) == [*range(6)]
+    after, names = carried_by_shares(before, [4], [C], {0: A, 1: A, 4: B, 5: B}, {A: 4, B: 1, C: 1})
+    assert (after, names) == ({0: (0, 4), 1: (1, 3), 2: (2,), 5: (5,)}, [2])
+    with pytest.raises(ValueError, match="rank 1 names one that would end; next: ask for fewer processes first"):
+        carried_by_shares(first_carried(2, 2), [1], [B], {0: A, 1: A}, {})
+
+
 @given(st.randoms(use_true_random=False))
 def test_any_shares_are_carried_and_no_more_ranks_move_than_they_need(draw: random.Random) -> None:
     """Each rank is carried once; a process keeps its first rank, and as many of its ranks as it is to have; those of a
@@ -105,13 +124,18 @@ def test_any_shares_are_carried_and_no_more_ranks_move_than_they_need(draw: rand
         shares = dict(counts)
         for _ in range(ranks - sum(counts.values())):
             shares[draw.choice(sorted(counts))] += 1
+        if is_without_names(carried, ends, len(begins)):
+            with pytest.raises(ValueError, match="ask for fewer processes first, and then for these"):
+                carried_by_shares(carried, ends, begins, where, shares)
+            continue
         after, names = carried_by_shares(carried, ends, begins, where, shares)
+        assert not set(names) & set(ends)
         assert sorted(rank for each in after.values() for rank in each) == list(range(ranks))
         assert all(each[0] == process for process, each in after.items())
-        assert set(after) == (set(carried) - set(ends)) | set(names) and len(names) == len(begins)
-        for process in set(carried) - set(ends):
-            size = len(after[process])
-            assert set(carried[process][:size]) <= set(after[process]), "a process gives away what it may keep"
+        stay = set(carried) - set(ends)
+        assert set(after) == stay | set(names) and len(names) == len(begins)
+        gone = {process: set(carried[process][: len(after[process])]) - set(after[process]) for process in stay}
+        assert sum(map(len, gone.values())) <= (len(names) if ends else 0), "a process gives away what it may keep"
         where = {process: where[process] for process in carried if process not in ends} | dict(
             zip(names, begins, strict=True)
         )
