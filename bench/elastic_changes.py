@@ -6,10 +6,12 @@ Four hosts (network namespaces) with real agents and four GPUs each; `examples/e
 has 16 ranks (`--workers 4..16`). Each change is one of these, as a seed chooses: `agentctl scale` to another number; a
 process is killed; two are; the power of a host fails, which is back a little later. PAUSE: the longest time between two
 steps after the change, less the median of such times before it, in ms, until the next change; the start of new
-processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that were
-started again and had not been killed. Afterwards `examples/healing.py` runs with 16 processes and without changes: the
-same bits. With `--data-mb` both are `examples/elastic/mlr.py` with so much data in 256 Blocks, of which a step takes
-one in 16; LOADED and MOVED: Blocks that the processes which were left at the end had loaded, and had from others.
+processes, and the time to notice that a host is gone, are in it as far as others waited. OTHERS: processes that ended
+although nobody killed them and no smaller number was asked for. START: from when a greater number was asked for until a
+process that came had done its first step, in seconds, the median and the longest. Afterwards `examples/healing.py` runs
+with 16 processes and without changes: the same bits. With `--data-mb` both are `examples/elastic/mlr.py` with so much
+data in 256 Blocks, of which a step takes one in 16; LOADED and MOVED: Blocks that the processes which were left at the
+end had loaded, and had from others.
 (Needs root and iproute2.)
 """
 
@@ -64,6 +66,10 @@ class Change(NamedTuple):
     at_s: float
     kind: str
     words: str
+    ends: frozenset[int] = frozenset()
+    """Processes that were killed."""
+    less: int = 0
+    """How many processes less were asked for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         changes = made.all(args.changes, args.every, (args.only,) if args.only else KINDS)
         time.sleep(args.every)
         done_s, events = times(rack), shell(rack, f"agentctl why {job}")
+        others, starts = made.ended_unasked(), starts_of(rack, changes)
         said = shell(rack, f"agentctl job {job} --json")
         bits = digest(rack, job)
         blocks = re.findall(r"loaded=(\d+) moved=(\d+)", shell(rack, f"agentctl logs {job}"))
         fixed = digest(rack, submit(rack, fixed_size, str(HIGH)))
     pauses = pauses_of(done_s, changes)
-    others = len(re.findall(r"rank replaced", events)) - made.killed
     same = bits == fixed and '"attempt": 1,' in said
     if not same:
         print(f"{bits}, and {fixed} without changes\n{events}", file=sys.stderr)
@@ -103,11 +109,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             rest = f"{others} | {'yes' if same else 'NO'}" if not kind else " | "
             words = f"{statistics.median(found):.0f} | {found[len(found) * 9 // 10]:.0f} | {found[-1]:.0f}"
             print(f"| {kind or 'all'} | {len(found)} | {words} | {rest} |")
+    if starts:
+        print(f"\nSTART of {len(starts)} processes: {statistics.median(starts):.2f} s, at most {max(starts):.2f} s")
     if args.data_mb:
         loaded, moved = (sum(int(each[at]) for each in blocks) for at in (0, 1))
         print(f"\nBlocks of {args.data_mb} MB of data: {loaded} LOADED, {moved} MOVED")
-    keep({"same": same, "pauses_ms": pauses, "changes": [each.kind for each in changes]}, args.json)
-    return 0 if same else 1
+    kinds = [each.kind for each in changes]
+    keep({"same": same, "others": others, "pauses_ms": pauses, "changes": kinds, "starts_s": starts}, args.json)
+    return 0 if same and not others else 1
 
 
 def scripts(steps: int, data_mb: int) -> tuple[str, str]:
@@ -160,26 +169,47 @@ def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]
     return pauses
 
 
+def starts_of(rack: AgentRack, changes: Sequence[Change]) -> list[float]:
+    """Seconds from each scaling until the first step of each process that came by it."""
+    found = []
+    for host in rack.hosts:
+        for file in (host.folder / "root").glob("steps.*"):
+            first_s = float(file.read_text().split(maxsplit=1)[0])
+            before = [change for change in changes if change.at_s < first_s]
+            if before and before[-1].kind == "scale":
+                found.append(first_s - before[-1].at_s)
+    return found
+
+
 class Changes:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
-        self.killed = 0
-        """Processes that were killed and started again."""
+        self._made = list[tuple[frozenset[int], Change]]()
+        """Each change, and the processes before it."""
 
     def all(self, count: int, every_s: float, kinds: Sequence[str]) -> list[Change]:
         made = []
         for number in range(count):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
             kind = self._draws.choice(kinds)
-            asked_s, words = self._scale() if kind == "scale" else self._lose(kind)
-            made.append(Change(asked_s, kind, words))
-            print(f"  change {number + 1} of {count}: {words}", file=sys.stderr, flush=True)
+            before = self._pids()
+            change = self._scale() if kind == "scale" else self._lose(kind)
+            made.append(change)
+            self._made.append((before, change))
+            print(f"  change {number + 1} of {count}: {change.words}", file=sys.stderr, flush=True)
             self._rack.start()
         return made
 
-    def _scale(self) -> tuple[float, str]:
+    def ended_unasked(self) -> int:
+        """How many processes ended that nobody had killed, beside those that a smaller number took away."""
+        found, after = 0, [*(pids for pids, _ in self._made[1:]), self._pids()]
+        for (before, change), then in zip(self._made, after, strict=True):
+            found += max(0, len(before - then - change.ends) - change.less)
+        return found
+
+    def _scale(self) -> Change:
         """Scale the job to another number. What is refused, as while another change is under way, is asked for again;
-        that is no part of the pause. Returns when it was accepted, and what was said."""
+        that is no part of the pause."""
         wanted = self._draws.choice([each for each in range(LOW, HIGH + 1) if each != self._now])
         end_s = time.monotonic() + REFUSED_S
         while True:
@@ -190,21 +220,25 @@ class Changes:
             if time.monotonic() > end_s:
                 raise SystemExit(said.stdout + said.stderr)
             time.sleep(0.5)
-        self._now = wanted
-        return asked_s, said.stdout.strip().partition("\n")[0]
+        less, self._now = max(0, self._now - wanted), wanted
+        return Change(asked_s, "scale", said.stdout.strip().partition("\n")[0], less=less)
 
-    def _lose(self, kind: str) -> tuple[float, str]:
-        """Kill processes, or a host. Returns when, and a line on what was lost."""
+    def _lose(self, kind: str) -> Change:
+        """Kill processes, or a host."""
         wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
         asked_s = time.monotonic()
         if kind == "a whole host":
-            return asked_s, self._lose_host(self._draws.choice(self._rack.hosts[1:]))
-        pids = sorted(pid for _, pid in self._processes())
+            host = self._draws.choice(self._rack.hosts[1:])
+            ends = frozenset(pid for each, pid in self._processes() if each is host)
+            return Change(asked_s, kind, self._lose_host(host), ends)
+        pids = sorted(self._pids())
         lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
-            self.killed += 1
-        return asked_s, f"{kind} of {len(pids)} killed"
+        return Change(asked_s, kind, f"{kind} of {len(pids)} killed", frozenset(lost))
+
+    def _pids(self) -> frozenset[int]:
+        return frozenset(pid for _, pid in self._processes())
 
     def _processes(self) -> list[tuple[Host, int]]:
         found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py")]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from covey.kernel.pages import PAGE_BYTES  # noqa: E402
 from covey.tensors.turns.holder import ProcessTurns  # noqa: E402
-from covey.tensors.turns.page import TurnsPage  # noqa: E402
+from covey.tensors.turns.page import USE, TurnsPage  # noqa: E402
 from covey.tensors.turns.rules import HOLDS  # noqa: E402
 
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def of(memory: mmap.mmap, slot: int) -> ProcessTurns:
     made = ProcessTurns()
-    made.page_came(memory, slot, os.getpid())
+    made.page_came(memory, slot, TurnsPage(memory).get(slot, USE))
     return made
 
 
