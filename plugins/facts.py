@@ -400,6 +400,8 @@ class StepTimed(Fact, frozen=True):
     """Seconds in which the process sent under a turn (COMM); 0 in a job that takes no turns."""
     turns_s: float = 0.0
     """Seconds of `step_s` in which the script waited for turns of other jobs; not in `communicate_s`."""
+    added_s: float = 0.0
+    """Seconds of a processor that the process used while its script waited for sums; 0 in a job that takes no turns."""
 
 
 class JobHooked(Fact, frozen=True):
@@ -475,6 +477,19 @@ class RanksAwaited(Fact, frozen=True):
     """The epoch of the grant, as in `JobPlaced`."""
     ranks: tuple[int, ...]
     waits_s: float
+
+
+class SumsWorked(Fact, frozen=True):
+    """What the `aggd` of this host did for one table of a job since it was asked last, about a second before."""
+
+    job: JobId
+    epoch: int
+    """The epoch of the grant, as in `JobPlaced`."""
+    table: JobId
+    rounds: int
+    """Rounds of its most frequent tensor, at least one: mini-batches."""
+    worked_s: float
+    """Seconds of a processor that it used for them."""
 
 
 class SpareChanged(Fact, frozen=True):

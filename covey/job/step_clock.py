@@ -40,7 +40,7 @@ class StepClock:
         number = self._step if told.step is None else int(told.step)
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
         talked_s = communicated_s - self._communicated_s if told.communicate_s is None else float(told.communicate_s)
-        sent_s, turned_s = turns.sending_s - self._turns.sending_s, turns.waited_s - self._turns.waited_s
+        sent_s, turned_s, added_s = (now - before for now, before in zip(turns, self._turns, strict=True))
         left_s = max(0.0, took_s - talked_s - told.input_s - turned_s)
         computed_s = left_s if told.compute_s is None else float(told.compute_s)
         self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
@@ -55,6 +55,7 @@ class StepClock:
             input_s=float(told.input_s),
             sending_s=sent_s,
             turns_s=turned_s,
+            added_s=added_s,
             memory_bytes=int(told.memory_bytes),
             boundary=told.boundary,
         )

@@ -150,6 +150,8 @@ class Stepped(Frame, frozen=True):
     """Highest use of device memory in bytes; for a process without a device, its resident memory; 0: not known."""
     boundary: str = "script"
     """What a mini-batch is here: as the script says, or what `covey.hooks` counts; at most 32 characters."""
+    added_s: float = 0.0
+    """Seconds of a processor that the process used while its script waited for sums; 0 in a job that takes no turns."""
 
 
 class Hooked(Frame, frozen=True):

@@ -123,10 +123,11 @@ def test_damaged_frames_of_turns_are_refused_and_no_other_error_comes() -> None:
 
 def test_a_step_says_what_of_it_was_sending_and_waiting_for_turns() -> None:
     clock = StepClock()
-    clock.stepped(STEP, 0.0, TurnsSpent(1.0, 3.0))
-    told = clock.stepped(STEP, 0.0, TurnsSpent(1.25, 3.75))
+    clock.stepped(STEP, 0.0, TurnsSpent(1.0, 3.0, 0.5))
+    told = clock.stepped(STEP, 0.0, TurnsSpent(1.25, 3.75, 0.625))
     assert (told.sending_s, told.turns_s, told.communicate_s, told.input_s) == (0.25, 0.75, 0.5, 0.25)
     assert told.compute_s == 2.0 - 0.5 - 0.25 - 0.75, "waiting for a turn is no computing"
+    assert told.added_s == 0.125
 
 
 def test_a_rank_that_waits_for_its_turn_does_not_hang() -> None:

@@ -140,6 +140,30 @@ def test_a_script_that_computes_keeps_the_processors_until_it_has_had_them_for_l
     second.close()
 
 
+def test_what_a_process_works_while_its_script_waits_for_sums_is_counted(page: Page) -> None:
+    worked_s = [10.0]
+    turns = ProcessTurns(worked_s=lambda: worked_s[0])
+    turns.page_came(page.map, 0, page.turns.get(0, USE))
+    turns.computes()
+    worked_s[0] += 4.0  # it computes
+    for _ in range(2):
+        turns.computed()
+        worked_s[0] += 0.5
+    turns.computes()
+    worked_s[0] += 4.0
+    turns.computes()
+    assert turns.spent().added_s == 1.0
+    turns.close()
+
+
+def test_what_a_turn_costs_is_measured_by_the_bench() -> None:
+    bench = Path(__file__).resolve().parents[2] / "bench" / "turns.py"
+    ran = subprocess.run([sys.executable, str(bench), "--turns", "100"], capture_output=True, text=True, timeout=60.0)
+    rows = [line.split(" | ") for line in ran.stdout.splitlines() if line.startswith("| ") and line[2:4] != "--"]
+    assert [row[0] for row in rows[1:]] == ["| processors, free", "| network, free", "| handed over"], ran.stderr
+    assert all(float(row[1]) > 0 for row in rows[1:])
+
+
 def test_a_turn_is_not_lost_while_its_script_gives_it(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that beats looks and writes at once: a script that gives in between, and waits for its next turn,
     would lose its wish."""

@@ -371,7 +371,8 @@ class JobSocket:
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """Handle a step. FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN)
         is left out, and so is a step of another process than the one that counts for its rank."""
-        times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s, frame.sending_s, frame.turns_s)
+        turns = frame.sending_s, frame.turns_s, frame.added_s
+        times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s, *turns)
         counts = (frame.step, frame.memory_bytes)
         good = all(0 <= count <= STEP_MAX for count in counts) and all(0 <= time <= SECONDS_MAX for time in times)
         if peer.job is None or not good:
@@ -390,7 +391,6 @@ class JobSocket:
         self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
         of = (*rank, frame.step, *times[:3], metrics)
         boundary = plain(frame.boundary, BOUNDARY_MAX)
-        turns = frame.sending_s, frame.turns_s
         self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, boundary, *turns))
 
     def _heartbeat(self, peer: ConnectedProcess, frame: Heartbeat) -> None:

@@ -64,7 +64,9 @@ class ProcessTurns:
         """Held by the thread that takes or gives the network."""
         self._sending = self._coming = 0
         """Threads that send, and posts that are yet to be sent, under one turn."""
-        self._sent_s = self._waited_s = 0.0
+        self._sent_s = self._waited_s = self._added_s = 0.0
+        self._waits_since_s: float | None = None
+        """The processor time of this process when its script began to wait for sums; None: it does not."""
         self._words = threading.RLock()
         """Held while the words of this process are looked at and written: by the script's thread, by those that send,
         and by the one that beats."""
@@ -107,11 +109,17 @@ class ProcessTurns:
         taker = self._taker
         if taker is not None and not self._by_threads:
             self._give(taker, "comp")
+            if self._waits_since_s is None:
+                self._waits_since_s = self._worked_s()
 
     def computes(self) -> None:
         """The script has what it waited for. Returns once it is its turn to compute."""
         taker = self._taker
         if taker is not None and not self._by_threads and self.on:
+            since_s, self._waits_since_s = self._waits_since_s, None
+            if since_s is not None:
+                with self._lock:
+                    self._added_s += self._worked_s() - since_s
             self._take(taker, "comp")
 
     def in_background(self) -> None:
@@ -168,7 +176,7 @@ class ProcessTurns:
 
     def spent(self) -> TurnsSpent:
         with self._lock:
-            return TurnsSpent(self._sent_s, self._waited_s)
+            return TurnsSpent(self._sent_s, self._waited_s, self._added_s)
 
     # ---- inside ----
 

@@ -10,6 +10,9 @@ class TurnsSpent(NamedTuple):
     """Seconds in which it sent under a turn."""
     waited_s: float = 0.0
     """Seconds that its script waited for turns."""
+    added_s: float = 0.0
+    """Seconds of a processor that it used while its script waited for sums: it added, received and sent. 0 where the
+    script computes meanwhile (`ProcessTurns.in_background`)."""
 
 
 NO_TURNS = TurnsSpent()

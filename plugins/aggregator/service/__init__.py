@@ -54,7 +54,7 @@ from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
 from plugins.aggregator.service.rdma import told as rdma_told
 from plugins.aggregator.service.tables import JobTables
-from plugins.aggregator.service.view import awaited, direct_view, view
+from plugins.aggregator.service.view import awaited, direct_view, view, worked
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import AggregatorNow, HostView
 from plugins.starting import Pauses
@@ -202,7 +202,9 @@ class AggregatorService(PluginService):
                 async with asyncio.timeout(POLL_S):
                     await self._doubted.wait()
             self._doubted.clear()
-            self.now = await self._order(GetStatus())
+            before, self.now = self.now.jobs, await self._order(GetStatus())
+            for fact in worked(before, self.now.jobs):
+                self.host.publish(fact)
             orders: list[Order] = [*paces(self.owner, self.now), *self._away.orders(self.now)]
             for order in orders:
                 await self._order(order)

@@ -1,5 +1,7 @@
 """Views of a job that this host sums, for people and for other plugins."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from covey.core.ids import HostId
@@ -8,13 +10,24 @@ from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.sums import JobCounters
 from plugins.aggregator.machine.direct_tables import DirectTables
 from plugins.aggregator.machine.owner import Owner
-from plugins.facts import RanksAwaited
+from plugins.facts import RanksAwaited, SumsWorked
 from plugins.views import AggregatorJobView
 
 
 def awaited(job: JobCounters) -> RanksAwaited:
     """The ranks for which the job's round waits, if any is under way."""
     return RanksAwaited(job_of(job.job), grant_of(job.epoch), tuple(job.missing), job.waits_s)
+
+
+def worked(before: Sequence[JobCounters], now: Sequence[JobCounters]) -> list[SumsWorked]:
+    """What was done for each table from one look to the next; of what is new in the second one nothing is known."""
+    known, found = {(job.job, job.epoch): job for job in before}, list[SumsWorked]()
+    for job in now:
+        old = known.get((job.job, job.epoch))
+        if old is not None and job.iterations > old.iterations and job.busy_us >= old.busy_us:
+            took_s, rounds = (job.busy_us - old.busy_us) / 1e6, job.iterations - old.iterations
+            found.append(SumsWorked(job_of(job.job), grant_of(job.epoch), job.job, rounds, took_s))
+    return found
 
 
 def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:

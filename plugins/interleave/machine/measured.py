@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import StepTimed
+from plugins.facts import StepTimed, SumsWorked
 from plugins.interleave.machine.timed import WEIGHT
 from plugins.interleave.messages import ProfileTold, StepsMeasured
 from plugins.interleave.policy.groups import PlacedJob
@@ -30,9 +30,10 @@ class _Average(msgspec.Struct):
     comm_s: float = 0.0
     sent_s: float = 0.0
     step_s: float = 0.0
+    added_s: float = 0.0
     seen: int = 0
 
-    def add(self, comp_s: float, comm_s: float, sent_s: float, step_s: float) -> None:
+    def add(self, comp_s: float, comm_s: float, sent_s: float, step_s: float, added_s: float) -> None:
         self.seen += 1
         count = self.seen - SKIPPED
         if count < 1:
@@ -42,6 +43,7 @@ class _Average(msgspec.Struct):
         self.comm_s += share * (comm_s - self.comm_s)
         self.sent_s += share * (sent_s - self.sent_s)
         self.step_s += share * (step_s - self.step_s)
+        self.added_s += share * (added_s - self.added_s)
 
     @property
     def timings(self) -> int:
@@ -55,28 +57,37 @@ class StepsHere:
         self.job, self.epoch, self.config = job, epoch, config
         self.step = 0
         self._processes: dict[int, _Average] = {}
+        self._tables: dict[JobId, float] = {}
+        """Processor time of this host's `aggd` in a mini-batch, seconds, by table."""
 
     def stepped(self, fact: StepTimed) -> None:
         """Count one mini-batch of a process here."""
-        took = fact.compute_s, fact.communicate_s, fact.sending_s, fact.step_s
+        took = fact.compute_s, fact.communicate_s, fact.sending_s, fact.step_s, fact.added_s
         if not all(0 <= each <= 1e9 for each in took):
             return
         self.step = max(self.step, fact.step)
         self._processes.setdefault(fact.rank, _Average()).add(*took)
 
+    def summed(self, fact: SumsWorked) -> None:
+        """Count what this host's `aggd` did for one table in some mini-batches."""
+        each_s = fact.worked_s / fact.rounds
+        self._tables[fact.table] = self._tables.get(fact.table, each_s) * (1 - WEIGHT) + WEIGHT * each_s
+
     def told(self) -> StepsMeasured | None:
         """The message to the job's coordinator; None while nothing is measured. The processes of one job compute here
-        at the same time, so the longest of them counts."""
+        at the same time, so the longest of them counts; what they and the `aggd` of this host do for sums meanwhile
+        comes to that, all of it, since it keeps the processors from other jobs as computing does."""
         known = [each for each in self._processes.values() if each.timings]
         if not known:
             return None
+        added_s = sum(each.added_s for each in known) + sum(self._tables.values())
         return StepsMeasured(
             job=self.job,
             epoch=self.epoch,
             config=self.config,
             step=self.step,
             timings=min(each.timings for each in known),
-            comp_s=max(each.comp_s for each in known),
+            comp_s=max(each.comp_s for each in known) + added_s,
             comm_s=min(each.comm_s for each in known),
             sent_s=max(each.sent_s for each in known),
             step_s=max(each.step_s for each in known),

@@ -23,6 +23,7 @@ from plugins.facts import (
     JobPlaced,
     JobUnplaced,
     StepTimed,
+    SumsWorked,
     WantedArrangement,
 )
 from plugins.interleave.machine.measured import TIMINGS_MIN, StepsHere, profile_of
@@ -75,7 +76,7 @@ class SecondBegan(msgspec.Struct, frozen=True):
     """A second has passed."""
 
 
-PoolsEvent = JobPlaced | JobUnplaced | StepTimed | ArrangementsAnswered | HostsNow | SecondBegan | Heard
+PoolsEvent = JobPlaced | JobUnplaced | StepTimed | SumsWorked | ArrangementsAnswered | HostsNow | SecondBegan | Heard
 PoolsAction = Send | Publish | LogEvent
 
 
@@ -150,8 +151,8 @@ class Pools:
                 self._placed(event, now_s)
             case JobUnplaced():
                 self._unplaced(event, now_s)
-            case StepTimed():
-                self._stepped(event)
+            case StepTimed() | SumsWorked():
+                self._worked(event)
             case HostsNow(live, usable):
                 self.live, self._usable = live, usable
             case Heard(sender, message):
@@ -227,10 +228,14 @@ class Pools:
 
     # ---- what is measured, and told ----------------------------------------------------------------------------------
 
-    def _stepped(self, fact: StepTimed) -> None:
+    def _worked(self, fact: StepTimed | SumsWorked) -> None:
         job, here = self.jobs.get(fact.job), self._here.get(fact.job)
-        if job is not None and here is not None and fact.epoch == job.epoch:
+        if job is None or here is None or fact.epoch != job.epoch:
+            return
+        if isinstance(fact, StepTimed):
             here.stepped(fact)
+        else:
+            here.summed(fact)
 
     def _heard(self, sender: HostId, message: Message, now_s: float) -> None:
         match message:

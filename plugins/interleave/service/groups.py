@@ -8,7 +8,7 @@ import msgspec
 from covey.core.events import Fact, Heard
 from covey.core.ids import HostId, JobId
 from plugins.base import Host
-from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, drained
+from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, SumsWorked, drained
 from plugins.interleave.machine.pools import HostsNow, Pools, PoolsEvent, SecondBegan
 from plugins.interleave.policy.decide import Decision, PoolView, decide
 from plugins.interleave.policy.groups import PlacedGroup, arranger_of, groups_of
@@ -35,7 +35,7 @@ class HostGroups:
     def on_fact(self, fact: Fact) -> None:
         """Hear what the log says of jobs, what their processes tell, and what became of a wish."""
         match fact:
-            case JobPlaced() | JobUnplaced() | StepTimed() | ArrangementsAnswered():
+            case JobPlaced() | JobUnplaced() | StepTimed() | SumsWorked() | ArrangementsAnswered():
                 self._feed(fact)
             case SecondPassed():
                 views = self._host.hosts()

@@ -12,9 +12,20 @@ from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import GetStatus, JobCounters, Now, Serve
+from plugins.aggregator.service.view import worked
+from plugins.facts import SumsWorked
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
+
+
+def test_what_was_done_for_a_table_is_told_from_one_look_to_the_next() -> None:
+    def at(table: str, busy_us: int, iterations: int, epoch: int = EPOCH) -> JobCounters:
+        return JobCounters(JobId(table), epoch, 4, 4, 1, 8, 1, 0, 0, busy_us, iterations)
+
+    before = [at("j1", 500, 7), at("j1/1", 500, 7), at("j2", 500, 7), at("j3", 500, 7)]
+    now = [at("j1", 2500, 11), at("j1/1", 600, 7), at("j2", 300, 9), at("j3", 900, 9, EPOCH + 1), at("j4", 9, 9)]
+    assert worked(before, now) == [SumsWorked(JobId("j1"), 1, JobId("j1"), 4, 0.002)]
 
 
 def counters(owner: AggdThread) -> JobCounters:

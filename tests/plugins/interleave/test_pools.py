@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
-from plugins.facts import ArrangementsAnswered, StepTimed
+from plugins.facts import ArrangementsAnswered, StepTimed, SumsWorked
 from plugins.interleave.machine.measured import TIMINGS_MIN, StepsHere
 from plugins.interleave.machine.pools import AGE_S, BACK_OFF_S, IDLE_REFUSALS, HostsNow, Pools, SecondBegan
 from plugins.interleave.messages import ProfilesTold, ProfileTold, StepsMeasured
@@ -217,6 +217,18 @@ def test_the_first_mini_batch_after_a_change_does_not_count() -> None:
     told = here.told()
     assert told is not None
     assert (told.timings, told.comp_s, told.comm_s, told.step_s) == (3, 2.0, 0.5, 3.0)
+
+
+def test_what_sums_take_of_a_hosts_processors_counts_as_computing() -> None:
+    """Of all processes, since it keeps other jobs from computing whoever of them adds, and of the host's aggd."""
+    here = StepsHere(J1, 1, 3)
+    for step in range(3):
+        for rank, comp_s, added_s in ((0, 2.0, 0.25), (1, 1.0, 0.5)):
+            here.stepped(StepTimed(J1, 1, rank, step, 3.0, comp_s, 0.5, {}, added_s=added_s))
+    for table, worked_s in (("j1", 1.0), ("j1/1", 0.5)):
+        here.summed(SumsWorked(J1, 1, JobId(table), 4, worked_s))
+    told = here.told()
+    assert told is not None and told.comp_s == pytest.approx(2.0 + 0.25 + 0.5 + (1.0 + 0.5) / 4)
 
 
 def test_a_pool_where_nothing_is_due_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
