@@ -220,7 +220,7 @@ def test_the_first_mini_batch_after_a_change_does_not_count() -> None:
 
 
 def test_what_sums_take_of_a_hosts_processors_counts_as_computing() -> None:
-    """Of all processes, since it keeps other jobs from computing whoever of them adds, and of the host's aggd."""
+    """Whoever adds keeps other jobs from computing: each process of the job, and the host's aggd."""
     here = StepsHere(J1, 1, 3)
     for step in range(3):
         for rank, comp_s, added_s in ((0, 2.0, 0.25), (1, 1.0, 0.5)):
