@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, is_leaving, started_of
+from agent.jobs.epoch import Epoch, ended_before_others, ended_of, have_now, heal_of, is_leaving, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
@@ -218,6 +218,13 @@ class SupervisedRunner:
     def leaving(self, job: JobId, epoch: int) -> bool:
         known = self._epochs.get((job, epoch))
         return known is not None and is_leaving(known)
+
+    def have_state(self, job: JobId, epoch: int) -> tuple[int, ...]:
+        known = self._epochs.get((job, epoch))
+        if known is None or not known.told or known.stop is not None:
+            return ()
+        find, pids = self._env.processes.find, known.state.pids
+        return tuple(rank for rank in have_now(known) if find(pids[rank]) is not None)
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         known = self._epochs.get((job, epoch))
