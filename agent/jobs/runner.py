@@ -269,8 +269,8 @@ class SupervisedRunner:
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
             known.said_to_have[rank] = known.state.pids.get(rank)
-            self._following.tell_heals((job, epoch), known)
             self.joins(job, epoch, rank)
+        self._following.tell_heals((job, epoch), known)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))

@@ -14,6 +14,7 @@ import pytest
 
 from agent.jobs.records import decoder as record_decoder
 from agent.jobs.runner import SupervisedRunner
+from agent.jobs.successors import NEVER
 from agent.jobs.supervision import (
     HealRank,
     JoinRanks,
@@ -509,6 +510,20 @@ async def test_a_process_that_is_lost_has_not_the_state_though_its_supervisor_is
         await runner.stop(J1, 1, 0.0, "enough")
         assert runner.have_state(J1, 1) == ()
         await until(lambda: host.told(RanksEnded))
+
+
+async def test_a_process_that_is_through_gives_nobody_the_state_any_more(short: str) -> None:
+    """Else a job grows by processes that find nobody who gives it to them."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        for rank in (0, 1):
+            await runner.heals(J1, 1, rank, 3)
+        await runner.heals(J1, 1, 1, NEVER)
+        assert told_of_state(host)[-1] == (0,)
+        await until(lambda: runner._epochs[J1, 1].state.healing.get(1) == RankHealing(NEVER))
+        assert told_of_state(host)[-1] == runner.have_state(J1, 1) == (0,)
+        let_end(short)
 
 
 def told_of_state(host: Here) -> list[tuple[int, ...]]:
