@@ -45,7 +45,7 @@ class Wisher:
         ask = f"w{len(self.wished)}"
         self.wished[ask] = wanted
         for id, each in wanted.items():
-            self._before[id, each.epoch, each.replaces] = counts_of(self.rack.plugin(name, "scheduler").queue.jobs[id])
+            self._before[id, each.epoch, each.replaces] = self._counts(id, each)
         self.rack.world.mark("wished", name, ", ".join(map(str, wanted)))
 
         async def publish() -> None:
@@ -53,6 +53,14 @@ class Wisher:
 
         process.spawn(f"wish {ask}", publish())
         return ask
+
+    def _counts(self, id: JobId, wanted: WantedArrangement) -> dict[HostId, int]:
+        """How many processes the job has on each host in the configuration that is to be replaced. The agent that is
+        asked may not have heard of the job yet, or of that configuration."""
+        plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
+        copies = [plugin.queue.jobs.get(id) for plugin in plugins if plugin is not None]
+        known = [job for job in copies if job is not None and job.grant.epoch == wanted.epoch]
+        return next(counts_of(job) for job in known if job.healing.healed == wanted.replaces)
 
     def check(self) -> None:
         """Raise AssertionError when two wishes that replace one configuration are both in force, and want unlike

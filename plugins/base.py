@@ -232,6 +232,10 @@ class Runner(Protocol):
         newer `RanksSpec.since`. In an elastic job `start` with a higher `RanksSpec.config` also ends processes that are
         not in the place any more, and changes which ranks the others carry."""
 
+    def have_state(self, job: JobId, epoch: int) -> tuple[int, ...]:
+        """The processes of an elastic job here that have its state, and are alive at this moment, whatever their
+        supervisor has said by now."""
+
     def leaving(self, job: JobId, epoch: int) -> bool:
         """Whether processes that left an elastic job's place here may still run, so that their GPUs are in use;
         `RanksStarted` is told again once none does."""

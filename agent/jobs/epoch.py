@@ -3,6 +3,7 @@
 import asyncio
 
 from agent.jobs.records import Key, StartRecord
+from agent.jobs.successors import NEVER
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
 from covey.ports.processes import ProcessId
 from covey.ports.streams import ByteStream
@@ -86,13 +87,17 @@ def heal_of(key: Key, epoch: Epoch) -> RanksHeal:
 
 
 def have_now(epoch: Epoch) -> tuple[int, ...]:
-    """The processes of an elastic job here that have its state: not those that took the place of one that said so."""
+    """The processes of an elastic job here that have its state and give it: not those that took the place of one that
+    said so, nor those that are through."""
     if not epoch.record.spec.carried or epoch.ended:
         return ()
     pids, codes = epoch.state.pids, epoch.state.codes
     here = sorted(rank.rank for rank in epoch.record.spec.ranks)
     said = epoch.said_to_have
-    return tuple(rank for rank in here if rank in pids and rank not in codes and pids[rank] == said.get(rank))
+    through = {rank for rank, known in epoch.state.healing.items() if known.step >= NEVER}
+    through |= {rank for rank, step in epoch.heals.items() if step >= NEVER}
+    have = (rank for rank in here if rank in pids and rank not in codes and pids[rank] == said.get(rank))
+    return tuple(rank for rank in have if rank not in through)
 
 
 def run_all(epoch: Epoch, state: SupervisorState) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, is_leaving, started_of
+from agent.jobs.epoch import Epoch, ended_before_others, ended_of, have_now, heal_of, is_leaving, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
@@ -219,6 +219,13 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return known is not None and is_leaving(known)
 
+    def have_state(self, job: JobId, epoch: int) -> tuple[int, ...]:
+        known = self._epochs.get((job, epoch))
+        if known is None or not known.told or known.stop is not None:
+            return ()
+        find, pids = self._env.processes.find, known.state.pids
+        return tuple(rank for rank in have_now(known) if find(pids[rank]) is not None)
+
     def may_join(self, job: JobId, epoch: int) -> bool:
         known = self._epochs.get((job, epoch))
         return known is not None and known.told and not known.ended and known.stop is None
@@ -262,8 +269,8 @@ class SupervisedRunner:
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
             known.said_to_have[rank] = known.state.pids.get(rank)
-            self._following.tell_heals((job, epoch), known)
             self.joins(job, epoch, rank)
+        self._following.tell_heals((job, epoch), known)
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))

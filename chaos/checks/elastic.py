@@ -81,7 +81,8 @@ class OneProcessEach(RanksHeld):
 
 class ProcessesPlaced:
     """The processes of an elastic job that run are those that the log has on their hosts, others end within a bound;
-    and those that the log has begin within a bound where an agent is alive."""
+    and those that the log has begin within a bound where an agent is alive. Until a host has said that a process that
+    stays has the state, those that are to end run on, however long it is away."""
 
     name, every_s = "processes of elastic jobs run where the log has them", 1.0
 
@@ -97,10 +98,10 @@ class ProcessesPlaced:
         for rank in (rank for rank in ranks_of(world) if rank.elastic):
             runs.add((rank.host, rank.job, rank.epoch, rank.rank))
             job = queue.jobs.get(JobId(rank.job))
-            if job is not None and job.grant.epoch == rank.epoch and not _is_placed(job, rank):
+            if job is not None and job.grant.epoch == rank.epoch and not _is_placed(job.as_sure(), rank):
                 strays.add(("stray", rank.host, rank.job, str(rank.rank), str(rank.process.id.pid)))
         alive = set(self.rack.alive())
-        for job in queue.live():
+        for job in [job.as_sure() for job in queue.live()]:
             if not job.spec.elastic or job.state != "running" or job.ending.codes or job.healing.gone:
                 continue
             for place in job.start.places:

@@ -270,6 +270,8 @@ class QuotaHeld(RanksHeld):
     def __init__(self, rack: RackSeen, quotas: dict[str, int]) -> None:
         super().__init__(rack)
         self.quotas = quotas
+        self._gangs: dict[str, int] = {}
+        """The GPUs of the gang of each elastic job, which stay known while no agent runs."""
 
     def look(self, ranks: list[Rank]) -> None:
         used: dict[str, int] = {}
@@ -292,8 +294,10 @@ class QuotaHeld(RanksHeld):
         one, known = processes[0], known_job(self.rack, processes[0].job)
         if one.job_class == "opportunistic" and not self._upgraded(one.job):
             return one.tenant, 0
+        if known is not None:
+            self._gangs[one.job] = known.spec.gpus
         held = sum(len(process.gpus) for process in processes)
-        return one.tenant, held if known is None else min(held, known.spec.gpus)
+        return one.tenant, min(held, self._gangs.get(one.job, held))
 
     def _upgraded(self, job: str) -> bool:
         plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]

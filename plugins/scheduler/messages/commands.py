@@ -320,6 +320,14 @@ class JobHeals(msgspec.Struct, frozen=True):
     """In an elastic job: the processes there that have the job's state now (`plugins.facts.RanksHeal`)."""
 
 
+class StateStays(msgspec.Struct, frozen=True):
+    """On a host, a process of an elastic job that stays where it is in this configuration has the job's state."""
+
+    epoch: Epoch
+    config: Count
+    """`JobHealing.healed`."""
+
+
 class Attained(CommandBase, frozen=True, kw_only=True):
     """A host: what its GPUs have done for each job since its submission, GPU·s. It only grows (max-merge)."""
 
@@ -333,6 +341,8 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Step times of jobs that run there and report steps."""
     heals: Annotated[dict[JobId, JobHeals], Meta(max_length=4096)] = {}
     """Changes in whether the host and its ranks may be lost, by job."""
+    stays: Annotated[dict[JobId, StateStays], Meta(max_length=4096)] = {}
+    """Jobs of which processes are to end, and of which one that stays there has the state now."""
 
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked

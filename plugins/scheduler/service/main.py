@@ -203,6 +203,8 @@ class SchedulerService(PluginService):
             self.ranks.told_by.may_be_lost(fact)
             self.leases.may_be_lost((fact.job, fact.epoch))
             self.env.spawn(f"{fact.job} may lose ranks here", self.ranks.checkpoint(fact.job))
+            if (job := self.queue.jobs.get(fact.job)) is not None and job.healing.sure is not None:
+                self._look.set()  # what stays may have the state now, so that others may end
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
             self.early.on_fact(fact)

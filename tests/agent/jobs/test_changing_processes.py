@@ -14,6 +14,7 @@ import pytest
 
 from agent.jobs.records import decoder as record_decoder
 from agent.jobs.runner import SupervisedRunner
+from agent.jobs.successors import NEVER
 from agent.jobs.supervision import (
     HealRank,
     JoinRanks,
@@ -484,6 +485,44 @@ async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_
         await until(lambda: have() == (0,))
         await runner.heals(J1, 1, 1, 5, runner.running()[J1, 1][1])
         await until(lambda: have() == (0, 1))
+        let_end(short)
+
+
+async def test_a_process_that_is_lost_has_not_the_state_though_its_supervisor_is_silent(short: str) -> None:
+    """Others end only while one that stays has it (`Runner.have_state`)."""
+    async with agent(short) as (host, runner):
+        assert runner.have_state(J1, 1) == ()
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        await runner.heals(J1, 1, 0, 3)
+        assert runner.have_state(J1, 1) == (0,)
+        await runner.heals(J1, 1, 1, 3)
+        pid = await supervisor_of(host)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.kill(runner.running()[J1, 1][1], signal.SIGKILL)
+            await until(lambda: runner.have_state(J1, 1) == (0,))
+            assert told_of_state(host)[-1] == (0, 1), "nobody has said yet that it is gone"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: host.told(RankReplaced))
+        assert runner.have_state(J1, 1) == (0,), "its successor is yet to get the state"
+        await runner.stop(J1, 1, 0.0, "enough")
+        assert runner.have_state(J1, 1) == ()
+        await until(lambda: host.told(RanksEnded))
+
+
+async def test_a_process_that_is_through_gives_nobody_the_state_any_more(short: str) -> None:
+    """Else a job grows by processes that find nobody who gives it to them."""
+    async with agent(short) as (host, runner):
+        await runner.start(place(short, 0))
+        await until(lambda: holds(short, runner, 0))
+        for rank in (0, 1):
+            await runner.heals(J1, 1, rank, 3)
+        await runner.heals(J1, 1, 1, NEVER)
+        assert told_of_state(host)[-1] == (0,)
+        await until(lambda: runner._epochs[J1, 1].state.healing.get(1) == RankHealing(NEVER))
+        assert told_of_state(host)[-1] == runner.have_state(J1, 1) == (0,)
         let_end(short)
 
 

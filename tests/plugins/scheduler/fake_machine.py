@@ -109,6 +109,8 @@ class Machine:
         self.outputs: dict[tuple[JobId, int], bytes] = {}
         self.saves_and_exits = False
         """Whether its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
+        self.without_state: set[int] = set()
+        """Processes that run here, and do not have the state of their elastic job."""
         self.takes_no_more = False
         """Whether no rank may join those that run here."""
         self.dying: set[tuple[JobId, int]] = set()
@@ -181,6 +183,10 @@ class FakeRunner:
         self.machine.dying.discard((job, epoch))
         spec = self.machine.ranks[job, epoch]
         self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+
+    def have_state(self, job: JobId, epoch: int) -> tuple[int, ...]:
+        spec = self.machine.ranks.get((job, epoch))
+        return tuple(rank.rank for rank in spec.ranks if rank.rank not in self.machine.without_state) if spec else ()
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         return not self.machine.takes_no_more

@@ -16,6 +16,10 @@ keeps them when it is away: they go elsewhere meanwhile, and return with it. Ano
 
 A host that has no process of the job any more is in `JobHealing.leaving` until it has reported that; a host where some
 are left ends the others by itself, and gives nobody their GPUs before it has.
+
+No process ends, and none begins or carries other ranks, before a host has said that a process that stays has the job's
+state now (`JobHealing.sure`): all of those may have died since the log last heard of them. Meanwhile the job goes on as
+it was, and one that was started again takes the state from those that are to end.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,6 +30,7 @@ from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import barred_place, wrong_gpus
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.replacing import not_sure
 from plugins.scheduler.messages.commands import (
     Applied,
     Arranged,
@@ -361,6 +366,8 @@ def _changed(
     new = {part.host: len(part.ranks) for part in _new_parts(job, places)}
     was, is_now = _where(job, before), _where(job, places)
     ends = was.keys() - is_now.keys()
+    if any(was[process].host not in lost for process in ends):
+        not_sure(job)
     job.start.carried = _carried(job, places, shares)
     moved = carriers_of(job.start.carried).items() - carriers_of(carried).items()
     job.start.came = job.start.came | {rank: job.healing.healed + 1 for rank, _ in moved}

@@ -179,6 +179,21 @@ class JobEnding(msgspec.Struct):
     """The exit code of a job that is over."""
 
 
+class SureStart(msgspec.Struct, frozen=True):
+    """An elastic job before processes of it were to end: hosts leave it so until some host has said that a process that
+    stays has the job's state. The log may not have heard yet that all of those have died."""
+
+    config: int
+    """The number of this configuration."""
+    places: tuple[Place, ...]
+    leaving: tuple[Place, ...]
+    """Places of earlier configurations whose processes were to end already."""
+    carried: dict[int, tuple[int, ...]]
+    came: dict[int, int]
+    owners: tuple[HostId, ...]
+    owners_since: int
+
+
 class JobHealing(msgspec.Struct):
     """What a gang that continues without some of its hosts, or on others, remembers under this grant
     (`machine/log/replacing.py`)."""
@@ -215,6 +230,9 @@ class JobHealing(msgspec.Struct):
     keeps it."""
     losses: tuple[int, int] = (0, 0)
     """The newest step that was known when the job last lost a host, and how many hosts it has lost since that step."""
+    sure: SureStart | None = None
+    """In an elastic job: how it was before processes were to end that may be the last with its state; None: a host has
+    said since that one that stays has it, or none ends."""
 
 
 class JobMeasured(msgspec.Struct):
@@ -328,6 +346,24 @@ class Job(msgspec.Struct, kw_only=True):
     def processes(self) -> int:
         """The number of processes that carry the job's ranks now, or at its newest start; 0: it has not started."""
         return sum(len(place.ranks) for place in self.start.places)
+
+    def as_sure(self) -> "Job":
+        """The job as its hosts are to have it: as it was, while nobody knows that processes that stay have its state
+        (`JobHealing.sure`). Once a process has ended by itself, no other can take the state any more."""
+        sure, healing = self.healing.sure, self.healing
+        if sure is None or self.state != "running" or self.ending.codes or healing.gone:
+            return self
+        start = msgspec.structs.replace(
+            self.start,
+            places=sure.places,
+            carried=sure.carried,
+            came=sure.came,
+            owners=sure.owners,
+            owners_since=sure.owners_since,
+        )
+        leaving = tuple(place for place in sure.leaving if place in healing.leaving)
+        was = msgspec.structs.replace(healing, healed=sure.config, leaving=leaving, sure=None)
+        return msgspec.structs.replace(self, start=start, healing=was)
 
     def carriers(self, ranks: Collection[int]) -> list[int]:
         """The processes that carry these ranks; in a job that is not elastic a rank is its own process."""

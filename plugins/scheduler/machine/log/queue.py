@@ -209,6 +209,10 @@ def _attained(queue: JobTable, command: Attained) -> Result:
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)
+    for id, stays in sorted(command.stays.items()):
+        job = queue.jobs.get(id)
+        if job is not None and replacing.state_stays(job, command.host, stays):
+            queue.touch(job)
     for id, steps in sorted(command.steps.items()):
         job = queue.jobs.get(id)
         if job is not None and job.placed and job.grant.epoch == steps.epoch and job.place_on(command.host) is not None:

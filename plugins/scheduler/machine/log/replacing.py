@@ -19,8 +19,8 @@ from collections.abc import Collection, Container, Mapping
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import wrong_gpus
-from plugins.scheduler.machine.log.jobs import Job, JobHealing
-from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced
+from plugins.scheduler.machine.log.jobs import Job, JobHealing, SureStart
+from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced, StateStays
 from plugins.scheduler.policy import eligible
 from plugins.scheduler.policy.eligible import Drain
 
@@ -40,6 +40,27 @@ def heals(job: Job, host: HostId, said: JobHeals) -> None:
         job.healing.have = {**job.healing.have, host: tuple(p for p in said.have if p in place.ranks)}
 
 
+def not_sure(job: Job) -> None:
+    """Let the hosts of an elastic job, some of whose processes are to end, leave it as it is until one of them says
+    that a process that stays has the job's state."""
+    start, healing = job.start, job.healing
+    if healing.sure is None:
+        owners = start.owners, start.owners_since
+        healing.sure = SureStart(
+            healing.healed, start.places, healing.leaving, dict(start.carried), dict(start.came), *owners
+        )
+
+
+def state_stays(job: Job, host: HostId, said: StateStays) -> bool:
+    """Let processes end that were to, since one that stays on this host has the job's state. False: none waits for
+    that, or not in this configuration."""
+    is_so = (job.grant.epoch, job.healing.healed) == (said.epoch, said.config) and job.place_on(host) is not None
+    if job.healing.sure is None or not is_so:
+        return False
+    job.healing.sure = None
+    return True
+
+
 def lose(job: Job, hosts: Collection[HostId]) -> bool:
     """Note the hosts that a gang has lost and heals without. False: it has lost too many without making a step."""
     step, count = job.start.step or 0, len(hosts)
@@ -48,6 +69,8 @@ def lose(job: Job, hosts: Collection[HostId]) -> bool:
         job.healing.missing = (*job.healing.missing, *sorted(hosts))
     job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in hosts)
     job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in hosts}
+    if hosts:
+        job.healing.sure = None  # a process that lacks the state waits for ranks that only this change has elsewhere
     job.start.timings = {host: timing for host, timing in job.start.timings.items() if host not in hosts}
     if not _stays(job, job.healing.moving):
         job.healing.moving = {}  # the last ones that have what all others need stay where they are
@@ -63,6 +86,7 @@ def whole_again(job: Job) -> None:
     """Look for no places any more: the gang stopped, or was placed anew."""
     job.healing.missing, job.healing.moving = (), {}
     job.healing.wanted, job.healing.wanted_by = 0, ""
+    job.healing.sure = None
 
 
 def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) -> NotApplied | None:
@@ -206,6 +230,8 @@ def was_replaced(job: Job, command: Replaced) -> bool:
 def replace(job: Job, command: Replaced) -> str:
     """Exchange the places, and say in words what continues where."""
     said, moved = [], list[int]()
+    if job.spec.elastic and any(host not in job.healing.missing for host in command.places):
+        not_sure(job)
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
         assert before is not None
@@ -231,7 +257,7 @@ def replace(job: Job, command: Replaced) -> str:
         host: timing for host, timing in job.start.timings.items() if host not in (*command.places, *grown)
     }
     job.healing.healed += 1
-    job.start.came |= dict.fromkeys(job.carried_by(moved), job.healing.healed)
+    job.start.came = job.start.came | dict.fromkeys(job.carried_by(moved), job.healing.healed)
     return "; ".join(said)
 
 
@@ -242,6 +268,8 @@ def ended(job: Job, host: HostId) -> None:
 
 def left(job: Job, host: HostId) -> None:
     """Forget the place that the job had on this host: it is over."""
+    if job.healing.sure is not None and any(place.host == host for place in job.healing.sure.places):
+        job.healing.sure = None
     job.healing.leaving = tuple(place for place in job.healing.leaving if place.host != host)
 
 

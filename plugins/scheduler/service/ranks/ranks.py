@@ -52,6 +52,7 @@ from plugins.scheduler.service.ranks.rankspec import hold_of, ranks_spec
 from plugins.scheduler.service.ranks.reach import unreachable
 from plugins.scheduler.service.ranks.reports import report_of, with_late_ranks
 from plugins.scheduler.service.ranks.step_times import StepTimes
+from plugins.scheduler.service.ranks.sure_of_state import SureOfState
 from plugins.scheduler.service.ranks.telling_ranks import TellingRanks
 from plugins.scheduler.service.views import sharing_of
 
@@ -93,6 +94,7 @@ class LocalRanks:
         self.reported: dict[JobId, float] = {}
         """The part of `service_gpu_s` that the log knows."""
         self.told_by = TellingRanks(host, self.steps)
+        self.sure = SureOfState(host, log)
         self.dirty: dict[JobId, None] = {}
         """Jobs that are to be looked at."""
         self.sick = ""
@@ -213,9 +215,12 @@ class LocalRanks:
     async def _look_at(self, id: JobId, behind: bool) -> None:
         await self._reservations_of(id)
         await self._stop_old(id, behind)
-        job = self.queue.jobs.get(id)
+        newest = self.queue.jobs.get(id)
         if behind:
             return
+        job = newest.as_sure() if newest is not None else None
+        if newest is not None and newest.healing.sure is not None:
+            self.sure.look(newest)
         await self._tell(id, job)
         if job is not None and job.placed and job.awaits(self.host.id):
             place = job.place_on(self.host.id)
@@ -259,7 +264,7 @@ class LocalRanks:
             state = job.state if job is not None and job.grant.epoch == epoch else ""
             if self.queue.over(id, epoch) or state == "stopping":
                 await self._stop(id, epoch, job)
-            elif state == "running" and not behind and job is not None and self._are_replaced(job):
+            elif state == "running" and not behind and job is not None and self._are_replaced(job.as_sure()):
                 await self._note_asked(id, epoch)
                 await self.host.runner.stop(id, epoch, 0.0, f"they move to another host, away from {self.host.id}")
 
@@ -328,7 +333,7 @@ class LocalRanks:
         for id, epoch in sorted(self.told.items()):
             job = self.queue.jobs.get(id)
             if job is not None and job.placed and job.grant.epoch == epoch:
-                self._tell_placed(job)
+                self._tell_placed(job.as_sure())
 
     async def _run(self, job: Job, place: Place) -> None:
         hold = self.reservations.find(job.id, job.grant.epoch)

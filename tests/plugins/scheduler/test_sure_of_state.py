@@ -1,0 +1,152 @@
+"""Processes of an elastic job end only while one that stays has the job's state: what the log remembers until a host
+has said so, and what hosts do meanwhile, on a rack of fakes."""
+
+import asyncio
+
+import pytest
+
+from covey.core.ids import HostId
+from plugins.facts import JobPlaced, Place, RanksHeal
+from plugins.scheduler.messages.commands import Applied, Attained, CancelAsked, MoveAsked, Replaced, StateStays
+from plugins.scheduler.service.ranks.rankspec import ranks_spec
+from plugins.scheduler.service.ranks.sure_of_state import staying
+from tests.plugins.scheduler.rack import Rack, on_a_rack, until
+from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
+from tests.plugins.scheduler.test_growing import elastic, first, heal
+
+
+def stays(told: Elastic, host: HostId, config: int | None = None, epoch: int | None = None) -> None:
+    """Let a host say that a process there has the state."""
+    job = told.job
+    said = StateStays(job.grant.epoch if epoch is None else epoch, job.healing.healed if config is None else config)
+    told.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, stays={told.id: said}))
+
+
+def moved(told: Elastic, host: HostId, to: HostId) -> None:
+    """Move the processes of a host to another one."""
+    job, place = told.job, told.job.place_on(host)
+    asked = MoveAsked(wall_s=1.0, job=told.id, epoch=job.grant.epoch, host=host, to=to, coordinator=H1)
+    assert told.say(asked) == Applied(told.id)
+    gpus = tuple(f"{to}.{at}" for at in range(len(place.gpus)))
+    new = {host: Place(to, place.ranks, gpus, job.healing.healed + 1)}
+    assert told.say(Replaced(wall_s=1.0, job=told.id, epoch=job.grant.epoch, places=new)) == Applied(told.id)
+
+
+@pytest.mark.parametrize("change", ["shrinks", "moves"])
+def test_hosts_leave_a_job_as_it_was_until_one_says_that_who_stays_has_its_state(change: str) -> None:
+    told = Elastic()
+    told.grow(h3=1)
+    before = told.job
+    was = before.start.places, before.start.carried, before.start.came, before.healing.healed
+    if change == "shrinks":
+        told.scale(4)
+    else:
+        moved(told, H2, H4)
+    now = told.job
+    sure = now.as_sure()
+    assert (sure.start.places, sure.start.carried, sure.start.came, sure.healing.healed) == was
+    assert (now.healing.healed, now.start.places != was[0]) == (2, True)
+    gone = H3 if change == "shrinks" else H2
+    assert sure.place_on(gone) is not None and sure.left_on(gone) is None and now.left_on(gone) is not None
+    told.queue.changed()
+    stays(told, gone)
+    stays(told, H1, config=1)
+    stays(told, H1, epoch=0)
+    assert told.job.healing.sure is not None and not told.queue.changed()
+    stays(told, H1)
+    assert told.job.as_sure() is told.job and told.queue.changed() == [told.id]
+    stays(told, H1)
+    assert not told.queue.changed()
+
+
+def test_what_is_known_for_sure_stays_so_until_the_newest_change_is() -> None:
+    told = Elastic()
+    told.grow(h3=1, h4=1)
+    told.scale(5)
+    told.scale(4)
+    assert told.job.healing.healed == 3 and told.job.as_sure().healing.healed == 1
+    stays(told, H1, config=2)
+    assert told.job.as_sure().processes == 6, "the process that had it may be one of those that end since"
+    stays(told, H1)
+    assert told.job.as_sure().processes == 4
+
+
+def test_a_change_that_ends_no_process_is_not_waited_for() -> None:
+    told = Elastic()
+    told.grow(h3=1)
+    assert told.job.healing.sure is None
+    told.lose(H3)
+    assert told.job.healing.sure is None, "those that ended are gone already"
+
+
+@pytest.mark.parametrize("why", ["a host is lost", "the place is left", "a process is done", "it stops"])
+def test_nobody_waits_for_the_state_where_that_would_be_in_vain(why: str) -> None:
+    told = Elastic()
+    told.grow(h3=1, h4=1)
+    told.scale(5)
+    (leaving,) = (place.host for place in told.job.healing.leaving)
+    assert told.job.as_sure() is not told.job
+    if why == "a host is lost":
+        told.lose(H2)
+    elif why == "the place is left":
+        told.left(leaving)
+    elif why == "a process is done":
+        told.report(told.id, H2, {2: 0, 3: 0})
+    else:
+        told.say(CancelAsked(wall_s=1.0, job=told.id))
+    assert told.job.as_sure() is told.job
+
+
+def test_places_left_earlier_are_left_while_others_wait() -> None:
+    told = Elastic()
+    told.grow(h3=1, h4=1)
+    told.scale(5)
+    (earlier,) = (place.host for place in told.job.healing.leaving)
+    stays(told, H1)
+    told.scale(4)
+    assert [place.host for place in told.job.as_sure().healing.leaving] == [earlier]
+    told.left(earlier)
+    assert told.job.healing.sure is not None and not told.job.as_sure().healing.leaving
+
+
+def test_a_process_stays_where_it_keeps_its_name_and_its_gpus() -> None:
+    told = Elastic(gpus_per_worker=1)
+    here = told.job.place_on(H1)
+    known = ranks_spec(told.job, here, {})
+    assert staying(known, here, 1) == {0, 1}
+    assert staying(known, Place(H1, (0, 5), here.gpus), 1) == {0}
+    assert staying(known, Place(H1, (0, 1), (here.gpus[0], "another")), 1) == {0}
+
+
+# ---- on a rack of fakes ----------------------------------------------------------------------------------------------
+
+
+def without_state(rack: Rack, *ranks: int) -> None:
+    for host in rack.hosts.values():
+        host.machine.without_state = set(ranks)
+
+
+def running(rack: Rack) -> int:
+    return sum(len(spec.ranks) for host in rack.hosts.values() for spec in host.machine.ranks.values())
+
+
+@on_a_rack()
+async def test_processes_run_on_while_none_of_those_that_stay_has_the_state(rack: Rack) -> None:
+    """They died before the log heard of it, and those that are to end are the last that have it."""
+    id, at = await elastic(rack), first(rack)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    await until(lambda: running(rack) == 4)
+    before = {name: host.machine.ranks.get((id, 1)) for name, host in rack.hosts.items()}
+    without_state(rack, *range(8))
+    await at.call("scale", id=id, workers=2)
+    await asyncio.sleep(20.0)
+    assert rack.job(id).processes == 2 and rack.job(id).healing.leaving
+    assert {name: host.machine.ranks.get((id, 1)) for name, host in rack.hosts.items()} == before
+    placed = [fact for fact in at.told if isinstance(fact, JobPlaced) and fact.job == id]
+    assert sum(len(place.ranks) for place in placed[-1].places) == 4
+    without_state(rack)
+    stayed = next(place for place in rack.job(id).start.places if place.ranks)
+    rack.hosts[stayed.host].publish(RanksHeal(id, 1, stayed.since, True, stayed.ranks))
+    await until(lambda: not rack.job(id).healing.leaving)
+    assert running(rack) == 2
