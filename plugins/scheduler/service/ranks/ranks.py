@@ -238,11 +238,10 @@ class LocalRanks:
             mine = job is not None and job.grant.epoch == hold.epoch
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
             here = here and not hold.joins
-            sought = mine and job is not None and job.seeks and not hold.started
-            here = here or sought
             elsewhere = mine and not here and job is not None and job.placed and job.place_on(self.host.id) is None
-            wished = job is not None and job.spec.elastic and not hold.started  # only its lease ends a wish's
-            over = (elsewhere and not wished) or self.queue.over(id, hold.epoch)
+            # what is held for a wish, or for who looks for more hosts, ends with its lease: whoever asked may be gone
+            asked = job is not None and (job.spec.elastic or job.seeks) and not hold.started
+            over = (elsewhere and not asked) or self.queue.over(id, hold.epoch)
             guaranteed = mine and job is not None and job.counts
             await self.dispatch(
                 GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed, joins=hold.joins)
