@@ -69,7 +69,14 @@ class RunningMoves:
             )
         before, sought = job.processes, job.healing.sought
         command = ScaleAsked(
-            wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by
+            wall_s=0.0,
+            job=job.id,
+            epoch=job.grant.epoch,
+            workers=workers,
+            coordinator=alive[0],
+            by=by,
+            replaces=job.healing.healed,
+            sought=sought,
         )
         await self.log.change(command, f"scale {job.id}")
         if workers <= before:

@@ -8,7 +8,7 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.elastic import REST_S, freed, to_shrink
-from plugins.scheduler.machine.leader.leader import ScheduleTick
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
 from plugins.scheduler.messages.commands import (
     Applied,
     Arranged,
@@ -19,6 +19,7 @@ from plugins.scheduler.messages.commands import (
     GpusKept,
     Granted,
     JobHeals,
+    NotApplied,
     PlaceFailed,
     PlacesLost,
     QuotaSet,
@@ -105,6 +106,19 @@ def test_extras_end_for_a_guaranteed_job_that_waits_and_no_job_stops() -> None:
     rack.left(id)
     said = rack.settle()
     assert rack.state(waits) == "running" and not of(said, TakenBack, ScaleAsked) and rack.processes(id) == 5
+
+
+def test_a_person_who_was_faster_than_the_leader_keeps_what_was_asked_for() -> None:
+    rack = Stretching([4, 4], {})
+    id = rack.elastic(2, 8, now=8)
+    rack.submit(2, "bob")
+    tick = ScheduleTick(tuple(RackHost(host, gpus) for host, gpus in rack.totals.items()), 1.0)
+    (late,) = of(rack.proposed(tick), ScaleAsked)
+    assert late.workers == 6
+    rack.say(ScaleAsked(wall_s=1.0, job=id, epoch=1, workers=5, coordinator=H1, by="ann"))
+    rack.left(id)
+    assert isinstance(rack.say(late), NotApplied)
+    assert (rack.processes(id), rack.queue.jobs[id].healing.wanted) == (5, 0)
 
 
 def test_while_processes_end_no_more_are_given_back_and_no_other_gets_their_gpus() -> None:

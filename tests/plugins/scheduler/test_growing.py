@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from plugins.facts import JobPlaced, Place
@@ -135,6 +136,18 @@ async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rac
     view = await at.call("scale", id=id, workers=2)
     assert (view.elastic.processes, view.elastic.config) == (2, 2)
     await until(lambda: not rack.job(id).healing.leaving)
+
+
+@on_a_rack()
+async def test_of_two_people_who_scale_a_job_at_once_one_is_told_to_look_again(rack: Rack) -> None:
+    id, at = await elastic(rack), first(rack)
+    asked = [at.call("scale", id=id, workers=workers, by=by) for workers, by in ((4, "ann"), (6, "bob"))]
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    (refusal,) = [each for each in said if isinstance(each, Refused)]
+    assert refusal.what == "j1 was not scaled" and "was faster: it is to grow to " in refusal.why
+    assert refusal.next == "look again: agentctl job j1"
+    (view,) = [each for each in said if not isinstance(each, Refused)]
+    assert view.elastic.processes == rack.job(id).processes == rack.job(id).healing.at_most
 
 
 @on_a_rack()
