@@ -353,10 +353,12 @@ class QuotaView(msgspec.Struct, frozen=True):
     gpus: int | None
     """The tenant's quota of GPUs; None: not limited."""
     used: int
-    """GPUs that the tenant's guaranteed jobs hold."""
+    """GPUs that the tenant's guaranteed jobs hold, or are owed: an elastic one that lost hosts keeps its claim on its
+    lower number of processes."""
     queued_jobs: int
     opportunistic: int = 0
-    """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them."""
+    """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them: those of opportunistic jobs, and of
+    elastic jobs' processes over their lower number."""
 
 
 class SlabView(msgspec.Struct, frozen=True):

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
@@ -136,6 +138,26 @@ async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rac
     view = await at.call("scale", id=id, workers=2)
     assert (view.elastic.processes, view.elastic.config) == (2, 2)
     await until(lambda: not rack.job(id).healing.leaving)
+
+
+@on_a_rack()
+@pytest.mark.parametrize(("kind", "beyond"), [("guaranteed", (0, 2, 0)), ("opportunistic", (2, 4, 2))])
+async def test_gpus_of_processes_over_the_lower_number_are_held_beyond_the_quota(
+    rack: Rack, kind: str, beyond: tuple[int, int, int]
+) -> None:
+    id, at = await elastic(rack, **{"class": kind}), first(rack)
+
+    async def shown() -> tuple[int, int]:
+        (tenant,) = await at.call("quotas")
+        return tenant.used, tenant.opportunistic
+
+    used = 2 if kind == "guaranteed" else 0
+    assert await shown() == (used, beyond[0])
+    await at.call("scale", id=id, workers=4)
+    assert await shown() == (used, beyond[1])
+    await heal(rack, id)
+    await at.call("scale", id=id, workers=2)
+    assert await shown() == (used, beyond[2])
 
 
 @on_a_rack()

@@ -329,6 +329,12 @@ class Job(msgspec.Struct, kw_only=True):
         """The number of processes that carry the job's ranks now, or at its newest start; 0: it has not started."""
         return sum(len(place.ranks) for place in self.start.places)
 
+    @property
+    def extras(self) -> int:
+        """The number of processes over the job's lower number, which count against no quota; 0: it does not run, or is
+        not elastic."""
+        return max(0, self.processes - self.spec.workers) if self.placed and self.spec.elastic else 0
+
     def carriers(self, ranks: Collection[int]) -> list[int]:
         """The processes that carry these ranks; in a job that is not elastic a rank is its own process."""
         if not self.spec.elastic:
