@@ -82,6 +82,16 @@ def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     assert "CARRIES" in out and "ranks 0 4 8\n" in out and "ranks 12-13, not begun yet\n" in out
 
 
+def test_submit_and_job_say_that_a_range_goes_beyond_the_rack(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
+    assert "range" not in run("job", "j1")[1]
+    view["elastic"] = ELASTIC | {"over_rack": "it never has more than 8 here"}
+    agent.replies["POST /v1/jobs"] = view
+    code, out, err = run("submit", "--workers", "2..64", "--", "true")
+    assert code == 0 and err.splitlines()[0] == "note: it never has more than 8 here" and out.startswith("j1 ")
+    out = [" ".join(line.split()) for line in run("job", "j1")[1].splitlines()]
+    assert "range it never has more than 8 here" in out
+
+
 def test_job_shows_shares_and_the_hosts_that_are_to_own_tables(
     run: Run, agent: FakeAgent, view: dict[str, Any]
 ) -> None:

@@ -160,6 +160,25 @@ async def test_gpus_of_processes_over_the_lower_number_are_held_beyond_the_quota
     assert await shown() == (used, beyond[2])
 
 
+@on_a_rack({"gpu1": 4, "gpu2": 3, "gpu3": 1})
+async def test_a_range_beyond_the_rack_runs_and_everybody_is_told_what_it_never_has(rack: Rack) -> None:
+    at = first(rack)
+    view = await submit(rack, workers=2, workers_max=64, gpus_per_worker=2)
+    said = (
+        "it was submitted with --workers 2..64, and the hosts that it may use have room for 3 processes "
+        "with 2 GPUs each: it never has more than 3 here"
+    )
+    assert view.elastic.over_rack == said
+    assert (view.id, "range over the rack", said) in [note[:3] for note in at.notes]
+    await until(lambda: rack.job(view.id).state == "running")
+    assert (await rack["gpu2"].call("job", id=view.id)).elastic.over_rack == said
+    fits = await submit(rack, workers=1, workers_max=3, gpus_per_worker=2)
+    assert fits.elastic.over_rack == "", "every GPU counts, whoever holds it now"
+    none = await submit(rack, workers=1, workers_max=64, gpus_per_worker=0)
+    assert none.elastic.over_rack == "", "processes without GPUs fit anywhere"
+    assert (await submit(rack, workers=1)).elastic is None
+
+
 @on_a_rack()
 async def test_of_two_people_who_scale_a_job_at_once_one_is_told_to_look_again(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
