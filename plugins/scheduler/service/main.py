@@ -375,8 +375,8 @@ class SchedulerService(PluginService):
             raise Refused(never.code, never.what, never.why, never.next)
 
     def _could_use(self, spec: JobSpec) -> Mapping[HostId, int] | None:
-        """GPUs of each host that the job could use with every host back that went away and every GPU well; None: a voter
-        is missing here, or some host has not said yet, or does not know, what it has."""
+        """GPUs of each host that the job could use with every host back that went away and every GPU well; None: a
+        voter is missing here, or some host has not said yet, or does not know, what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         told = len(rack) == len(hosts) and all(host.known for host in rack)
