@@ -242,6 +242,9 @@ class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
     for one table. Who owns each now: `agentctl tensors`."""
     tuned_by: str = ""
     """Who switched the tuner on (`agentctl tune`); empty: it is off."""
+    over_rack: str = ""
+    """Why it never has as many processes as its range allows on this rack, in words; empty: it could have them, or
+    nobody knows. A list of jobs does not say it."""
 
 
 class TunedHostView(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,10 +356,12 @@ class QuotaView(msgspec.Struct, frozen=True):
     gpus: int | None
     """The tenant's quota of GPUs; None: not limited."""
     used: int
-    """GPUs that the tenant's guaranteed jobs hold."""
+    """GPUs that the tenant's guaranteed jobs hold, or are owed: an elastic one that lost hosts keeps its claim on its
+    lower number of processes."""
     queued_jobs: int
     opportunistic: int = 0
-    """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them."""
+    """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them: those of opportunistic jobs, and of
+    elastic jobs' processes over their lower number."""
 
 
 class SlabView(msgspec.Struct, frozen=True):

@@ -82,6 +82,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("state", job["state"]),
         ("why", job["reason"]),
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
+        ("range", (job.get("elastic") or {}).get("over_rack")),
         ("wants", wants(job)),
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("shares", shares(job)),

@@ -1,8 +1,8 @@
 """Show or set how many GPUs a tenant may hold: `agentctl quota` shows all tenants, `agentctl quota TENANT N` sets a
 quota, `agentctl quota TENANT none` lifts it.
 
-USED is what the tenant's guaranteed jobs hold; BEYOND what its opportunistic jobs hold until guaranteed jobs need
-it."""
+USED is what the tenant's guaranteed jobs hold, or are owed. BEYOND is what is held until guaranteed jobs need it: by
+its opportunistic jobs, and by processes of its elastic jobs over their lower number."""
 
 import argparse
 

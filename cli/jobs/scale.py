@@ -13,12 +13,14 @@ from cli.context import Context, not_found, person
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
     parser.add_argument("workers", metavar="N", type=int, help="the number of processes, in the range of its --workers")
+    parser.add_argument("--why", metavar="TEXT", default="", help="why, for agentctl why: up to 500 characters")
 
 
 def run(context: Context) -> int:
     args = context.args
     try:
-        answer = context.agent.post("jobs", args.job, "scale", body={"workers": args.workers, "by": person()})
+        body = {"workers": args.workers, "by": person()} | ({"why": args.why} if args.why else {})
+        answer = context.agent.post("jobs", args.job, "scale", body=body)
     except AgentctlError as error:
         not_found(context, error, args.job)
     if context.json:

@@ -104,6 +104,8 @@ def run(context: Context) -> int:
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
     job = send(context.agent, spec)
+    if over_rack := (job.get("elastic") or {}).get("over_rack"):
+        print(f"note: {over_rack}", file=sys.stderr)
     if args.follow:
         from cli.jobs.logs import follow, ranks_in
 

@@ -73,6 +73,13 @@ def test_scale_says_how_many_there_are_now_and_why(run: Run, agent: FakeAgent, v
     assert out == "j1 has 3 processes: ann: from 2 to 3 processes: 1 more on h3; next: agentctl job j1\n"
 
 
+def test_who_scales_a_job_may_say_why(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
+    agent.replies["POST /v1/jobs/j1/scale"] = view
+    assert run("scale", "j1", "5")[0] == 0 and "why" not in agent.asked[-1][1]
+    assert run("scale", "j1", "5", "--why", "the night is quiet")[0] == 0
+    assert agent.asked[-1][1]["why"] == "the night is quiet"
+
+
 def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     run: Run, agent: FakeAgent, view: dict[str, Any]
 ) -> None:
@@ -80,6 +87,16 @@ def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     out = run("job", "j1")[1]
     assert "2..16, now 3" in out and "5 processes: ann" in out and "configuration 2" in out
     assert "CARRIES" in out and "ranks 0 4 8\n" in out and "ranks 12-13, not begun yet\n" in out
+
+
+def test_submit_and_job_say_that_a_range_goes_beyond_the_rack(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
+    assert "range" not in run("job", "j1")[1]
+    view["elastic"] = ELASTIC | {"over_rack": "it never has more than 8 here"}
+    agent.replies["POST /v1/jobs"] = view
+    code, out, err = run("submit", "--workers", "2..64", "--", "true")
+    assert code == 0 and err.splitlines()[0] == "note: it never has more than 8 here" and out.startswith("j1 ")
+    lines = [" ".join(line.split()) for line in run("job", "j1")[1].splitlines()]
+    assert "range it never has more than 8 here" in lines
 
 
 def test_job_shows_shares_and_the_hosts_that_are_to_own_tables(

@@ -141,6 +141,9 @@ class MoveAsked(CommandBase, frozen=True, kw_only=True):
     by: Text = ""
     gang: JobId | None = None
     """The gang that waits for the move. It is only named in its events."""
+    replaces: Count | None = None
+    """The number of the configuration on which this was decided (`JobHealing.healed`): the job must still have it.
+    None: nobody says."""
 
 
 class Replaced(CommandBase, frozen=True, kw_only=True):
@@ -166,6 +169,12 @@ class ScaleAsked(CommandBase, frozen=True, kw_only=True):
     coordinator: HostId
     by: Text = ""
     why: Text = ""
+    replaces: Count | None = None
+    """The number of the configuration on which this was decided (`JobHealing.healed`): the job must still have it.
+    None: nobody says."""
+    sought: Count | None = None
+    """How often places for the job had been looked for then (`JobHealing.sought`): nobody may have asked for more
+    processes since. None: nobody says."""
 
 
 class TuneAsked(CommandBase, frozen=True, kw_only=True):

@@ -112,6 +112,18 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
     return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
 
 
+def range_over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> str:
+    """Why an elastic job never has as many processes as its range allows, though it may run; empty: it could have them.
+    `totals`: GPUs per host."""
+    if not spec.elastic or not spec.gpus_per_worker:
+        return ""
+    most = sum(total // spec.gpus_per_worker for total in totals.values())
+    if most >= spec.workers_max:
+        return ""
+    room = f"the hosts that it may use have room for {processes(most)} with {gpus(spec.gpus_per_worker)} each"
+    return f"it was submitted with --workers {workers(spec)}, and {room}: it never has more than {most} here"
+
+
 def _fits_in_empty(spec: JobSpec, totals: Mapping[HostId, int]) -> int:
     """Workers of this gang that the rack could hold if it were empty."""
     if not spec.gpus_per_worker:

@@ -26,6 +26,13 @@ def whole(given: Mapping[str, Any], field: str, default: int) -> int:
         raise Refused(2, f"invalid {field}", why, "give a whole number") from error
 
 
+def text(given: Mapping[str, Any], field: str, most: int) -> str:
+    """The first `most` characters of a text, from whatever JSON may hold, as the log can hold it; empty: none was
+    given."""
+    value = given.get(field)
+    return "" if value is None else str(value)[:most].encode(errors="replace").decode()
+
+
 def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
     value = given.get(field, default)
     try:

@@ -364,20 +364,31 @@ class SchedulerService(PluginService):
         if not await self.queue_log.until(lambda: id in self.queue.jobs, SHOWN_S):
             why = f"{id} is in the queue, but this host's copy of the log does not show it yet"
             raise Refused(75, f"{id} was submitted", why, f"agentctl job {id}")
+        if over_rack := self._range_over_rack(spec):
+            self.host.note(id, "range over the rack", over_rack)
         return await self._job({"id": id})
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
-        """Refuse what this rack could never hold, even with every host back that went away and every GPU well. Nothing
-        is refused while a voter is missing here, or some host has not said yet, or does not know, what it has."""
+        """Refuse what this rack could never hold. Nothing is refused while the whole rack is not known."""
+        may_use = self._could_use(spec)
+        never = explain.over_rack(spec, may_use) if may_use is not None else None
+        never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
+        if never is not None:
+            raise Refused(never.code, never.what, never.why, never.next)
+
+    def _could_use(self, spec: JobSpec) -> Mapping[HostId, int] | None:
+        """GPUs of each host that the job could use with every host back that went away and every GPU well; None: a
+        voter is missing here, or some host has not said yet, or does not know, what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         told = len(rack) == len(hosts) and all(host.known for host in rack)
         whole = told and {host.host for host in rack} >= set(self.host.log.voters)
-        may_use = eligible.open_to(spec, {host.host: host.gpus for host in rack}, {})
-        never = explain.over_rack(spec, may_use) if whole else None
-        never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
-        if never is not None:
-            raise Refused(never.code, never.what, never.why, never.next)
+        return eligible.open_to(spec, {host.host: host.gpus for host in rack}, {}) if whole else None
+
+    def _range_over_rack(self, spec: JobSpec) -> str:
+        """Why an elastic job never has as many processes here as its range allows, in words; empty: it could."""
+        may_use = self._could_use(spec) if spec.elastic else None
+        return explain.range_over_rack(spec, may_use) if may_use is not None else ""
 
     @property
     def _demotes(self) -> bool:
@@ -421,7 +432,10 @@ class SchedulerService(PluginService):
         heard = {host: answer for host, answer in answers.items() if answer is not None}
         view = views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
         silent = tuple(host for host in sorted(answers) if host not in heard)
-        return msgspec.structs.replace(view, unanswered=silent)
+        elastic = view.elastic
+        if elastic is not None and not job.over and (over_rack := self._range_over_rack(job.spec)):
+            elastic = msgspec.structs.replace(elastic, over_rack=over_rack)
+        return msgspec.structs.replace(view, unanswered=silent, elastic=elastic)
 
     async def _ask_places(self, job: Job, wait_s: float) -> dict[HostId, JobNowAnswer | None]:
         """What each host of the gang says about its ranks; None: it has not answered in time."""

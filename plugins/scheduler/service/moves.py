@@ -18,7 +18,8 @@ from plugins.scheduler.service.log import QueueLog
 
 MOVED_S = 8.0
 """Seconds for which a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
-BY_MAX = 100
+BY_MAX, WHY_MAX = 100, 500
+"""The most characters of who asked, and of why."""
 WORKERS_MAX = 4096
 """The most processes that the log is asked for; what a job may have is its own range."""
 
@@ -52,8 +53,10 @@ class RunningMoves:
 
     async def scale(self, job: Job, given: Mapping[str, Any]) -> None:
         """Give an elastic job more or fewer processes, and return once the log has them, or some of them where there is
-        not room for all. `given`: `workers`, how many it is to have. Refused says why their number stays."""
-        workers, by = asked.whole(given, "workers", 0), str(given.get("by", ""))[:BY_MAX]
+        not room for all. `given`: `workers`, how many it is to have; `why`, for the event log. Refused says why their
+        number stays."""
+        workers, by = asked.whole(given, "workers", 0), asked.text(given, "by", BY_MAX)
+        reason = asked.text(given, "why", WHY_MAX)
         what = f"{job.id} was not scaled"
         alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
         if job.state != "running" or not alive:
@@ -69,7 +72,15 @@ class RunningMoves:
             )
         before, sought = job.processes, job.healing.sought
         command = ScaleAsked(
-            wall_s=0.0, job=job.id, epoch=job.grant.epoch, workers=workers, coordinator=alive[0], by=by
+            wall_s=0.0,
+            job=job.id,
+            epoch=job.grant.epoch,
+            workers=workers,
+            coordinator=alive[0],
+            by=by,
+            why=reason,
+            replaces=job.healing.healed,
+            sought=sought,
         )
         await self.log.change(command, f"scale {job.id}")
         if workers <= before:

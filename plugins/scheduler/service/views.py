@@ -452,6 +452,7 @@ def quota_views(queue: JobTable) -> list[QuotaView]:
         tenants.add(tenant)
         queued[tenant] += job.state == "queued"
         beyond[tenant] += job.spec.gpus if job.state in HOLDING and not job.counts else 0
+        beyond[tenant] += job.extras * job.spec.gpus_per_worker
     return [
         QuotaView(
             tenant=tenant,

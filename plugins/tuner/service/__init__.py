@@ -1,4 +1,4 @@
-"""The tuner at work: every host of a tuned job measures, and the job's coordinator decides.
+"""The tuner at work: every host of an elastic job measures, and the coordinator of a tuned one decides.
 
 The log says which jobs are tuned (`TunerAsked`), so that survives restarts of agents and another coordinator, which is
 the host of the job's lowest process that is alive: the one that also decides about its sums. It begins to measure then
@@ -6,6 +6,9 @@ from nothing.
 
     StepTimed, bytes of the card --every few seconds--> HostTimed --> the coordinator's machine
     the machine --> ArrangementsWanted --> the scheduler's log --> ArrangementsAnswered, JobPlaced
+
+Steps of a job that nobody tunes are timed all the same, so that the event log has what each change of it did
+(`machine/changes.py`). The card is looked at for tuned jobs alone.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ from plugins import facts
 from plugins.base import Command, Host, PluginService
 from plugins.facts import JobPlaced, Place, TunerAsked
 from plugins.tuner import messages
+from plugins.tuner.machine.changes import JobChanges
 from plugins.tuner.machine.tuner import (
     HostMeasured,
     HostNow,
@@ -66,6 +70,8 @@ class TunerService(PluginService):
         self.settings = host.settings(messages.TunerSettings)
         self.tuners: dict[JobId, Tuner] = {}
         """The tuners of jobs whose coordinator is here."""
+        self.changes: dict[JobId, JobChanges] = {}
+        """What changes of elastic jobs do whose coordinator is here."""
         self._placed: dict[JobId, JobPlaced] = {}
         """Elastic jobs that run."""
         self._asked: dict[JobId, TunerAsked] = {}
@@ -73,7 +79,7 @@ class TunerService(PluginService):
         """`TunerAsked.asked` of each tuner."""
         self._tensors: dict[JobId, JobTensors] = {}
         self._measures: dict[JobId, HostMeasures] = {}
-        """Tuned jobs that use this host."""
+        """Elastic jobs that use this host."""
         self._gone: set[HostId] = set()
         self._card = CardWindow()
         self._looks = False
@@ -134,9 +140,10 @@ class TunerService(PluginService):
 
     def _settle(self, job: JobId) -> None:
         """Measure here, and run the tuner here, if that is what the log and the hosts that are alive say."""
-        placed, asked = self._placed.get(job), self._asked.get(job)
-        if placed is None or asked is None or not asked.asked or asked.epoch != placed.epoch:
+        placed, asked = self._placed.get(job), self._tuned(job)
+        if placed is None:
             self._measures.pop(job, None)
+            self.changes.pop(job, None)
             self._end_tuner(job)
             return
         if self._uses(placed):
@@ -145,17 +152,31 @@ class TunerService(PluginService):
                 self._measures[job] = HostMeasures(placed)
             elif measures.placed != placed:
                 measures.place(placed)
-            self._look_at_card()
+            if asked is not None:
+                self._look_at_card()
         else:
             self._measures.pop(job, None)
         if self._coordinator(placed) != self.host.id:
+            self.changes.pop(job, None)
             self._end_tuner(job)
             return
         now = job_now(placed)
+        if job not in self.changes:
+            self.changes[job] = JobChanges(job, now)
+        self._watch(job, now)
+        if asked is None:
+            self._end_tuner(job)
+            return
         if job not in self.tuners or self._begun.get(job) != asked.asked:
             self.tuners[job] = Tuner(job, now, f"{self.host.id}.{self.host.boot}.{asked.asked}.", self.settings.gain)
             self._begun[job] = asked.asked
         self._feed(job, now)
+
+    def _tuned(self, job: JobId) -> TunerAsked | None:
+        """Who asked for the tuner of this start of the job; None: nobody has."""
+        placed, asked = self._placed.get(job), self._asked.get(job)
+        on = placed is not None and asked is not None and asked.asked and asked.epoch == placed.epoch
+        return asked if on else None
 
     def _end_tuner(self, job: JobId) -> None:
         self.tuners.pop(job, None)
@@ -182,7 +203,7 @@ class TunerService(PluginService):
 
     async def _looking(self) -> None:
         try:
-            while self._measures:
+            while any(self._tuned(job) for job in self._measures):
                 self._card.look(self.env.probes.card(self.host.advertise), self.env.clock.now_s())
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -192,9 +213,11 @@ class TunerService(PluginService):
         if now_s - self._reported_s < self.settings.report_s:
             return
         self._reported_s = now_s
-        carried = self._card.taken() if self._measures else 0.0
+        carried = self._card.taken() if self._looks else 0.0
         for job, measures in sorted(self._measures.items()):
             report, to = measures.report(self._here(job), carried), self._coordinator(measures.placed)
+            if not report.steps and self._tuned(job) is None:
+                continue
             if to == self.host.id:
                 self._heard(to, report)
             elif to is not None:
@@ -210,6 +233,11 @@ class TunerService(PluginService):
 
     def _heard(self, sender: HostId, report: HostTimed) -> None:
         job = JobId(report.job)
+        if job not in self.changes:
+            return
+        times = report.step_s, report.pass_s, report.communicate_s
+        measured = HostMeasured(sender, report.epoch, report.config, report.steps, *times, report.card_bytes_per_s)
+        self._watch(job, measured)
         if job not in self.tuners:
             return
         tensors = self._tensors.get(job)
@@ -217,10 +245,16 @@ class TunerService(PluginService):
         if tensors is not None and tensors.epoch == placed.epoch:
             tables = tuple(sorted(each for each in tensors.tables if each < placed.tables))
             self._feed(job, TensorsNow(tensors.total_bytes, tables))
-        times = report.step_s, report.pass_s, report.communicate_s
-        self._feed(
-            job, HostMeasured(sender, report.epoch, report.config, report.steps, *times, report.card_bytes_per_s)
-        )
+        self._feed(job, measured)
+
+    def _watch(self, job: JobId, event: JobDivided | HostMeasured) -> None:
+        """Note what a change of the job did, unless its tuner made it: that one says what it had predicted, too."""
+        wish = self.tuners[job].wish if job in self.tuners else None
+        config = self._placed[job].config
+        for note in self.changes[job].handle(event):
+            by_tuner = wish is not None and wish.granted and wish.config == config
+            if not (by_tuner and isinstance(event, HostMeasured)):
+                self.perform(note, lambda back: None)
 
     def _feed(self, job: JobId, event: TunerEvent) -> None:
         for action in self.tuners[job].handle(event, self.env.clock.now_s()):

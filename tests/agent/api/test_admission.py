@@ -1,6 +1,7 @@
 """Who may ask what over which listener of the agent's HTTP, and every way in which a client may end its connection."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -143,6 +144,28 @@ async def test_another_user_who_reaches_the_unix_socket_is_asked_who_he_is(rig: 
         said = await asyncio.to_thread(as_user, 64_999, partial(raw, rig.path, head.encode()))
         assert "403" in said and "for uid 0 and root, and uid 64999 sent the request" in said, said
     assert rig.api.asked == [] and rig.http.refused == {"uid": 3}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("change", ["scale", "tune", "arrange", "move", "cancel"])
+async def test_a_job_is_changed_by_nobody_but_the_user_whose_jobs_the_agent_runs(rig: Rig, change: str) -> None:
+    """Whoever connects says that they are root; the kernel says who they are, and they are told in three lines."""
+    os.chmod(rig.path, 0o666)
+    os.chmod(os.path.dirname(rig.path), 0o711)
+    body = b'{"workers": 5, "on": true, "by": "root", "uid": 0}'
+    head = f"POST /v1/jobs/j1/{change} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Covey: 1\r\n"
+    asked = f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    said = await asyncio.to_thread(as_user, 64_999, partial(raw, rig.path, asked))
+    status, _, answer = said.partition("\n\n")  # a pipe of text has no returns
+    assert status.startswith("HTTP/1.1 403 ")
+    refusal = json.loads(answer)
+    assert refusal["what"] == "this request is not allowed"
+    assert refusal["why"] == "this socket is for uid 0 and root, and uid 64999 sent the request"
+    assert refusal["next"] == "run agentctl as the agent's user, or as root"
+    assert rig.api.asked == [], "nothing was changed, and nobody was asked to"
+    said = await asyncio.to_thread(as_user, 0, partial(raw, rig.path, asked))
+    assert "not allowed" not in said
+    assert f"scheduler.{change}" in [name for name, _ in rig.api.asked] or f"does not answer scheduler.{change}" in said
 
 
 def raw(path: str, data: bytes) -> str:

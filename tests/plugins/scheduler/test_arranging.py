@@ -174,6 +174,68 @@ def test_whole_hosts_end_before_parts_of_hosts_and_the_newest_first() -> None:
     assert without(places, [5, 6], 1) == (old, mid)
 
 
+# ---- two at once ----
+
+
+def decided(told: Elastic) -> dict[str, int]:
+    """The configuration on which somebody decides now."""
+    return {"replaces": told.job.healing.healed, "sought": told.job.healing.sought}
+
+
+def test_a_shrink_of_the_leader_that_a_person_overtook_lets_the_job_not_grow() -> None:
+    told = Elastic()
+    told.grow(h2=1, h3=3)
+    stale = {"by": "the leader", "why": "j2 waits", **decided(told)}
+    assert told.scale(5, **decided(told)) == Applied(told.id)
+    said = refusal(told.scale(6, **stale))
+    assert (said.what, said.why) == (
+        "j1 was not scaled",
+        "it has 5 processes by now: its configuration is 2, not 1",
+    )
+    assert said.next == "look again: agentctl job j1"
+    assert (told.job.processes, told.job.healing.wanted, told.job.healing.at_most) == (5, 0, 5)
+
+
+def test_of_two_people_who_ask_for_more_at_once_the_second_is_refused() -> None:
+    told = Elastic()
+    both = decided(told)
+    assert told.scale(7, **both) == Applied(told.id)
+    said = refusal(told.scale(9, **{**both, "by": "bob"}))
+    assert said.why == "somebody else was faster: it is to grow to 7 (ann)"
+    assert (told.job.healing.wanted, told.job.healing.wanted_by) == (7, "ann")
+    assert told.scale(7, **both) == Applied(told.id), "ann is heard once, and told yes twice"
+    assert told.scale(9, **{**decided(told), "by": "bob"}) == Applied(told.id), "bob has looked again"
+    assert told.job.healing.wanted == 9
+
+
+def test_the_leader_asks_for_no_more_than_a_person_did_whatever_it_knew() -> None:
+    told = Elastic()
+    told.scale(4)
+    said = refusal(told.scale(6, by="the leader", why="GPUs are free"))
+    assert said.why == "no more than 4 processes were asked for since"
+    assert not told.job.healing.wanted
+    told.lose(H2)
+    assert told.scale(4, by="the leader", **decided(told)) == Applied(told.id), "its gang is whole again"
+
+
+def test_whoever_says_no_configuration_is_heard_as_before() -> None:
+    told = Elastic()
+    told.grow(h2=1, h3=3)
+    assert told.scale(6) == told.scale(5, sought=None) == Applied(told.id)
+
+
+def test_a_move_that_was_decided_on_another_configuration_is_refused() -> None:
+    told = Elastic()
+    before = told.job.healing.healed
+    told.grow(h2=1)
+    asked = MoveAsked(wall_s=1.0, job=told.id, epoch=1, host=H2, to=H3, coordinator=H1, replaces=before)
+    said = refusal(told.say(asked))
+    assert (said.what, said.next) == ("j1 was not moved", "look again: agentctl job j1")
+    assert said.why == "its ranks moved meanwhile: its configuration is 1 by now, and not 0"
+    assert not told.job.healing.moving
+    assert told.say(msgspec.structs.replace(asked, replaces=before + 1)) == Applied(told.id)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

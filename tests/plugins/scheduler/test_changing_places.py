@@ -1,6 +1,8 @@
 """Processes of an elastic job come to its hosts and leave them, on a rack of fakes: what runs, what each carries, and
 which GPUs are held until when."""
 
+import asyncio
+
 import pytest
 
 from covey.core.events import Heard
@@ -72,6 +74,32 @@ async def test_processes_come_and_go_and_gpus_are_free_once_they_have_ended(rack
     rack.finish("j1")
     await until(lambda: rack.job("j1").state == "done")
     await until(lambda: len(held.free()) == 2)
+
+
+@on_a_rack()
+async def test_a_job_is_served_by_the_gpus_that_it_holds_also_while_processes_end(rack: Rack) -> None:
+    host, one, other = await elastic(rack)
+    ranks = host.service.ranks
+
+    async def served() -> float:
+        """GPU·s of ten seconds."""
+        before = ranks.service_gpu_s.get(J1, 0.0)
+        await asyncio.sleep(10.0)
+        return ranks.service_gpu_s[J1] - before
+
+    assert await served() == pytest.approx(10.0, abs=1.1), "one process, one GPU"
+    arranged(rack, Place(host.id, (0, 2), (one, other), since=1))
+    await until(lambda: len(carries(host)) == 2)
+    assert await served() == pytest.approx(20.0, abs=2.1), "its lower number is 1 all the same"
+    host.machine.die_slowly = True
+    arranged(rack, Place(host.id, (0,), (one,), since=1))
+    await until(lambda: len(carries(host)) == 1)
+    assert await served() == pytest.approx(20.0, abs=2.1), "the process that left may still run"
+    host.runner.all_left(J1, 1)
+    await until(lambda: ranks.reservations.free() == [other])
+    assert await served() == pytest.approx(10.0, abs=1.1)
+    assert rack.job("j1").attained_gpu_s == pytest.approx(60.0, abs=15.0), "the log hears every ten seconds"
+    assert rack.job("j1").ran_s(ranks.log.rack_clock.now_s()) < rack.job("j1").attained_gpu_s
 
 
 @on_a_rack()

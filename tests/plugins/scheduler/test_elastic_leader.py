@@ -7,8 +7,9 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
+from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.elastic import REST_S, freed, to_shrink
-from plugins.scheduler.machine.leader.leader import ScheduleTick
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
 from plugins.scheduler.messages.commands import (
     Applied,
     Arranged,
@@ -19,8 +20,10 @@ from plugins.scheduler.messages.commands import (
     GpusKept,
     Granted,
     JobHeals,
+    NotApplied,
     PlaceFailed,
     PlacesLost,
+    Promoted,
     QuotaSet,
     RanksReported,
     ScaleAsked,
@@ -105,6 +108,19 @@ def test_extras_end_for_a_guaranteed_job_that_waits_and_no_job_stops() -> None:
     rack.left(id)
     said = rack.settle()
     assert rack.state(waits) == "running" and not of(said, TakenBack, ScaleAsked) and rack.processes(id) == 5
+
+
+def test_a_person_who_was_faster_than_the_leader_keeps_what_was_asked_for() -> None:
+    rack = Stretching([4, 4], {})
+    id = rack.elastic(2, 8, now=8)
+    rack.submit(2, "bob")
+    tick = ScheduleTick(tuple(RackHost(host, gpus) for host, gpus in rack.totals.items()), 1.0)
+    (late,) = of(rack.proposed(tick), ScaleAsked)
+    assert late.workers == 6
+    rack.say(ScaleAsked(wall_s=1.0, job=id, epoch=1, workers=5, coordinator=H1, by="ann"))
+    rack.left(id)
+    assert isinstance(rack.say(late), NotApplied)
+    assert (rack.processes(id), rack.queue.jobs[id].healing.wanted) == (5, 0)
 
 
 def test_while_processes_end_no_more_are_given_back_and_no_other_gets_their_gpus() -> None:
@@ -292,3 +308,73 @@ def test_who_waits_for_extras_keeps_what_is_free_where_it_is_to_run() -> None:
     waits = rack.submit(5, "bob")
     (kept,) = of(rack.look(), GpusKept)
     assert (kept.job, kept.gpus) == (waits, {H2: 2})
+
+
+# ---- the time that it ran --------------------------------------------------------------------------------------------
+
+
+def served(rack: Stretching, id: JobId, seconds: float, processes: int) -> None:
+    """Let the job run for so long with so many processes, each on a GPU."""
+    job = rack.queue.jobs[id]
+    done = {id: job.attained_gpu_s + seconds * processes}
+    host, now_s = job.start.places[0].host, rack.queue.rack_s + seconds
+    rack.say(Attained(wall_s=1.0, rack_s=now_s, host=host, service_gpu_s=done))
+
+
+def stopped(rack: Stretching, id: JobId) -> None:
+    job = rack.queue.jobs[id]
+    rack.say(TakenBack(wall_s=1.0, job=id, epoch=job.grant.epoch, cause="preempted", reason="a test"))
+    for place in job.awaited:
+        said: dict[str, Any] = {"host": place.host, "since": place.since, "asked": True}
+        codes = dict.fromkeys(place.ranks, -9)
+        rack.say(RanksReported(wall_s=1.0, job=id, epoch=job.grant.epoch, codes=codes, **said))
+    assert rack.state(id) == "queued"
+
+
+def test_a_job_that_had_many_gpus_did_not_run_for_longer() -> None:
+    """The knob promotes what waited twice as long as it ran: 100 s on 8 GPUs are no 400 s, though its width is 2."""
+    rack = Stretching([8], {}, promote_knob=2.0, starve_limit_s=None)
+    id = rack.elastic(2, 8, now=8)
+    served(rack, id, 100.0, 8)
+    assert (rack.queue.jobs[id].attained_gpu_s, rack.queue.jobs[id].ran_s(100.0)) == (800.0, 100.0)
+    for time in ("first", "second"):
+        stopped(rack, id)
+        other = rack.submit(8, "bob")
+        rack.settle()
+        assert (rack.state(other), rack.state(id)) == ("running", "queued"), time
+        assert not of(rack.look(190.0), Promoted), time
+        assert [each.job for each in of(rack.look(20.0), Promoted)] == [id], time
+        assert rack.queue.jobs[id].priority.base_ran_s == rack.queue.jobs[id].ran_s(rack.queue.rack_s)
+        rack.end(rack.queue.jobs[other])
+        rack.settle()
+        rack.heal(id)
+        rack.grow(id, 8)
+        served(rack, id, 100.0, 8)
+
+
+def test_a_spread_job_moves_together_for_what_it_ran_and_what_it_holds() -> None:
+    rack = Stretching([4, 4], {})
+    id = rack.elastic(2, 8, now=6)
+    job = rack.queue.jobs[id]
+    assert [len(place.gpus) for place in job.start.places] == [4, 2] and (job.width, job.spec.width) == (6, 2)
+    served(rack, id, 400.0, 6)
+
+    def merges(loss: float) -> bool:
+        moves = Defragmenting(rack.queue)
+        moves.begin(0.0, {}, True)
+        return moves.merge(job, loss, {H1: 4, H2: 0}, rack.totals, 1.0) is not None
+
+    assert merges(0.01), "it loses 4 s of 400, and stands still for 3"
+    assert not merges(0.005), "it ran 400 s, not 1200"
+
+
+def test_the_width_of_a_job_is_what_it_holds() -> None:
+    rack = Stretching([4, 4], {})
+    id = rack.elastic(2, 8, now=6)
+    job = rack.queue.jobs[id]
+    assert (job.width, job.extras) == (6, 4)
+    stopped(rack, id)
+    assert (job.width, job.extras) == (2, 0), "what it starts with"
+    plain = rack.queue.jobs[rack.submit(3, "bob")]
+    rack.settle()
+    assert (plain.width, plain.extras) == (plain.spec.width, 0) == (3, 0)

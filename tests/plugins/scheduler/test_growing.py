@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+from covey.core.errors import Refused
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from plugins.facts import JobPlaced, Place
@@ -124,17 +127,69 @@ def first(rack: Rack) -> Any:
 @on_a_rack()
 async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
-    view = await at.call("scale", id=id, workers=4, by="ann")
+    view = await at.call("scale", id=id, workers=4, by="ann", why="the night is quiet \ud800")
     assert (view.elastic.processes, view.elastic.workers_max, view.elastic.config) == (4, 8, 1)
     assert (view.workers, view.gpus, view.elastic.wanted) == (2, 2, 0)
     assert sorted(rank for ranks in view.elastic.carried.values() for rank in ranks) == list(range(8))
-    assert view.reason.startswith("ann: from 2 to 4 processes: ")
+    assert view.reason.startswith("ann, the night is quiet ?: from 2 to 4 processes: ")
     told = [fact for fact in at.told if isinstance(fact, JobPlaced) and fact.job == id]
     assert told[-1].world_size == 8 and sum(len(place.ranks) for place in told[-1].places) == 4
     await heal(rack, id)
     view = await at.call("scale", id=id, workers=2)
     assert (view.elastic.processes, view.elastic.config) == (2, 2)
     await until(lambda: not rack.job(id).healing.leaving)
+
+
+@on_a_rack()
+@pytest.mark.parametrize(("kind", "beyond"), [("guaranteed", (0, 2, 0)), ("opportunistic", (2, 4, 2))])
+async def test_gpus_of_processes_over_the_lower_number_are_held_beyond_the_quota(
+    rack: Rack, kind: str, beyond: tuple[int, int, int]
+) -> None:
+    given: dict[str, Any] = {"class": kind}
+    id, at = await elastic(rack, **given), first(rack)
+
+    async def shown() -> tuple[int, int]:
+        (tenant,) = await at.call("quotas")
+        return tenant.used, tenant.opportunistic
+
+    used = 2 if kind == "guaranteed" else 0
+    assert await shown() == (used, beyond[0])
+    await at.call("scale", id=id, workers=4)
+    assert await shown() == (used, beyond[1])
+    await heal(rack, id)
+    await at.call("scale", id=id, workers=2)
+    assert await shown() == (used, beyond[2])
+
+
+@on_a_rack({"gpu1": 4, "gpu2": 3, "gpu3": 1})
+async def test_a_range_beyond_the_rack_runs_and_everybody_is_told_what_it_never_has(rack: Rack) -> None:
+    at = first(rack)
+    view = await submit(rack, workers=2, workers_max=64, gpus_per_worker=2)
+    said = (
+        "it was submitted with --workers 2..64, and the hosts that it may use have room for 3 processes "
+        "with 2 GPUs each: it never has more than 3 here"
+    )
+    assert view.elastic.over_rack == said
+    assert (view.id, "range over the rack", said) in [note[:3] for note in at.notes]
+    await until(lambda: rack.job(view.id).state == "running")
+    assert (await rack["gpu2"].call("job", id=view.id)).elastic.over_rack == said
+    fits = await submit(rack, workers=1, workers_max=3, gpus_per_worker=2)
+    assert fits.elastic.over_rack == "", "every GPU counts, whoever holds it now"
+    none = await submit(rack, workers=1, workers_max=64, gpus_per_worker=0)
+    assert none.elastic.over_rack == "", "processes without GPUs fit anywhere"
+    assert (await submit(rack, workers=1)).elastic is None
+
+
+@on_a_rack()
+async def test_of_two_people_who_scale_a_job_at_once_one_is_told_to_look_again(rack: Rack) -> None:
+    id, at = await elastic(rack), first(rack)
+    asked = [at.call("scale", id=id, workers=workers, by=by) for workers, by in ((4, "ann"), (6, "bob"))]
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    (refusal,) = [each for each in said if isinstance(each, Refused)]
+    assert refusal.what == "j1 was not scaled" and "was faster: it is to grow to " in refusal.why
+    assert refusal.next == "look again: agentctl job j1"
+    (view,) = [each for each in said if not isinstance(each, BaseException)]
+    assert view.elastic.processes == rack.job(id).processes == rack.job(id).healing.at_most
 
 
 @on_a_rack()

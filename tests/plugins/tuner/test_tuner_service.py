@@ -40,6 +40,7 @@ class FakeHost:
         self.published: list[Fact] = []
         self.sent: list[tuple[HostId, Message]] = []
         self.noted: list[tuple[str, str]] = []
+        self.spawned: list[str] = []
         self.env = SimpleNamespace(
             host=id,
             clock=SimpleNamespace(now_s=lambda: self.now_s),
@@ -50,6 +51,7 @@ class FakeHost:
         )
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        self.spawned.append(name)
         if name == "tuner send":
             asyncio.run(work)
         else:
@@ -86,17 +88,101 @@ def second(tuner: TunerService, fake: FakeHost, seconds: float = 2.0) -> None:
     tuner.on_fact(facts.SecondPassed(fake.now_s))
 
 
-def test_nothing_is_measured_before_somebody_asks_and_after_it_is_off() -> None:
+def test_steps_alone_are_measured_before_somebody_asks_and_after_it_is_off() -> None:
     tuner, fake = service(H[1], asked=0)
     step(tuner, 1)
     second(tuner, fake)
-    assert fake.sent == [] and tuner.tuners == {}
-    tuner.on_fact(TunerAsked(JOB, 1, 9))
+    ((to, said),) = fake.sent
+    assert (to, cast(HostTimed, said).steps, tuner.tuners, fake.spawned) == (H[0], 1, {}, ["tuner send"])
     second(tuner, fake)
-    assert [to for to, _ in fake.sent] == [H[0]]
+    assert len(fake.sent) == 1, "it did no step, and nobody needs to know of its card"
+    tuner.on_fact(TunerAsked(JOB, 1, 9))
+    assert fake.spawned[-1] == "tuner looks at the card"
+    second(tuner, fake)
+    assert [to for to, _ in fake.sent] == [H[0]] * 2
     tuner.on_fact(TunerAsked(JOB, 1, 0))
     second(tuner, fake)
-    assert len(fake.sent) == 1
+    assert len(fake.sent) == 2
+    tuner.on_fact(facts.JobUnplaced(JOB, 1, True))
+    step(tuner, 1)
+    second(tuner, fake)
+    assert len(fake.sent) == 2
+
+
+def timed(tuner: TunerService, step_s: float, config: int, steps: int = 8, hosts: int = 3) -> None:
+    for host in H[:hosts]:
+        asyncio.run(tuner.on_message(host, HostTimed(JOB, 1, config, steps, step_s, 0.01, 0.04, 0.0)))
+
+
+MORE = {at: tuple(range(at, 12, 4)) for at in range(4)}
+GROWN = (*PLACES[:2], Place(H[2], (2, 3), ("GPU-2", "GPU-3"), 1))
+
+
+def test_what_a_change_did_to_a_step_is_noted_whoever_made_it() -> None:
+    tuner, fake = service(H[0], asked=0)
+    for _ in range(3):
+        timed(tuner, 0.4, 0)
+    tuner.on_fact(placed(1, MORE, GROWN))
+    timed(tuner, 9.0, 1)
+    timed(tuner, 9.0, 0)
+    assert fake.noted == [], "the change is in the first report, and the other one is late"
+    timed(tuner, 0.3, 1)
+    timed(tuner, 0.3, 1, hosts=2)
+    assert fake.noted == [], "one host has timed 8 steps"
+    timed(tuner, 0.3, 1)
+    said = "configuration 1, from 3 to 4 processes: 0.3 s a step measured; before 0.4 s"
+    assert fake.noted == [("measured", said)]
+    timed(tuner, 0.3, 1)
+    assert len(fake.noted) == 1, "once"
+    tuner.changes[JOB].check()
+
+
+def test_a_change_before_the_last_one_was_measured_is_said() -> None:
+    tuner, fake = service(H[0], asked=0)
+    timed(tuner, 0.4, 0)
+    tuner.on_fact(placed(1, MORE, GROWN))
+    timed(tuner, 0.3, 1)
+    tuner.on_fact(placed(2))
+    why = "the job was changed again before 16 steps of each host were timed"
+    assert fake.noted == [
+        ("not measured", f"configuration 1, from 3 to 4 processes: {why}; before: too few steps were timed")
+    ]
+    for _ in range(3):
+        timed(tuner, 0.5, 2)
+    assert fake.noted[-1] == (
+        "measured",
+        "configuration 2, from 4 to 3 processes: 0.5 s a step measured; before: too few steps were timed",
+    )
+    tuner.on_fact(JobPlaced(JOB, 2, "default", 12, PLACES, 3, 0, 0, CARRIED, workers=3))
+    assert len(fake.noted) == 2 and tuner.changes[JOB].change is None, "another start is no change"
+
+
+def test_what_the_tuner_changed_is_noted_by_the_tuner_alone() -> None:
+    tuner, fake = service(H[0])
+    for table in range(3):
+        tuner.on_fact(facts.TableUsed(JOB, 1, table))
+    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
+    for _ in range(REPORTS_MIN + 1):
+        reports(tuner, fake, H[2])
+    (asked,) = [fact for fact in fake.published if isinstance(fact, ArrangementsWanted)]
+    tuner.on_fact(placed(config=1))
+    tuner.on_fact(ArrangementsAnswered(asked.ask, ""))
+    for _ in range(REPORTS_MIN + 1):
+        reports(tuner, fake, H[2], config=1)
+    assert [event for event, _ in fake.noted].count("tuned") == 1
+    assert "measured" not in [event for event, _ in fake.noted]
+
+
+def test_only_the_coordinator_notes_what_a_change_did() -> None:
+    tuner, fake = service(H[1], asked=0)
+    assert not tuner.changes
+    tuner.on_fact(facts.HostGone(H[0], left=False))
+    tuner.on_fact(placed(1, MORE, GROWN))
+    for _ in range(3):
+        timed(tuner, 0.3, 1)
+    assert [event for event, _ in fake.noted] == ["measured"]
+    tuner.on_fact(facts.HostSeen(H[0]))
+    assert not tuner.changes
 
 
 def test_a_host_reports_seconds_of_one_rank_to_the_host_of_the_lowest_process() -> None:

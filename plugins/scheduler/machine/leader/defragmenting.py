@@ -117,7 +117,7 @@ class Defragmenting:
         takers = {host: free.get(host, 0) for host in hosts}
         movable = [place for other in others for place in self._movable(other, takers)]
         found = together(job.spec.workers, job.spec.gpus_per_worker, takers, movable) if movable else None
-        ran_s = job.attained_gpu_s / job.spec.width
+        ran_s = job.ran_s(self.queue.rack_s)
         return found if found and gains(job.spec.gpus, ran_s, loss, found) else []
 
     def merge(self, job: Job, loss: float, free: Gpus, hosts: Container[HostId], wall_s: float) -> MoveAsked | None:
@@ -138,7 +138,7 @@ class Defragmenting:
         if any(is_part(gpu) for place in places for gpu in place.gpus):
             return None
         found = merging(gang, {host: gpus for host, gpus in free.items() if host in hosts})
-        if not found or not merging_gains(gang, job.attained_gpu_s / spec.width, loss, len(found)):
+        if not found or not merging_gains(gang, job.ran_s(self.queue.rack_s), loss, len(found)):
             return None
         leaves, to = found[0]
         coordinator = leaves_to(job, leaves, hosts)
@@ -153,7 +153,7 @@ class Defragmenting:
             return []
         hosts = frozenset((*(place.host for place in job.start.places), *eligible.bars(job.spec, self.queue.drained)))
         return [
-            Movable(job.id, place.host, len(place.gpus), job.spec.width, hosts)
+            Movable(job.id, place.host, len(place.gpus), job.width, hosts)
             for place in job.start.places
             if place.gpus and place.host in takers and leaves_to(job, place.host, takers) is not None
             if not any(map(is_part, place.gpus))

@@ -103,6 +103,8 @@ def scale_asked(job: Job, workers: int, why: str, alive: Mapping[HostId, int], w
         coordinator=coordinator,
         by=LEADER,
         why=why[:1000],
+        replaces=job.healing.healed,
+        sought=job.healing.sought,
     )
 
 

@@ -105,7 +105,7 @@ class StarvationTimers:
         queue = queue_of(attained, thresholds)
         if not job.counts or (job.priority.promoted is not None and queue == 0):
             return None
-        ran_s = attained / job.spec.width
+        ran_s = job.ran_since_promotion_s(self.queue.rack_s)
         return promoted_after(queue, ran_s, job.priority.waited_s, self.settings.knob, self.settings.starve_limit_s)
 
     def _jobs(self, ids: Iterable[JobId]) -> list[Job]:

@@ -5,7 +5,8 @@
 
 A change ends processes, begins processes, or both, in one entry of the log: which process carries which rank follows
 from that (`policy/carrying.py`). Each change is a new configuration, `JobHealing.healed`, and a command that proposes
-places names the one that it replaces: of two at once one is refused, and looks again.
+places, a move or a number of processes names the one on which it was decided: of two at once one is refused, and looks
+again.
 
 An arrangement may also say which *share* of the ranks the processes of each host carry, and which host is to own each
 table; then processes may stay as they are. Shares hold for one configuration: after the next change that says none all
@@ -71,6 +72,10 @@ class ProcessPlace(NamedTuple):
 
 
 def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
+    if stale := _stale_scale(job, command):
+        if (job.healing.wanted or job.processes) == command.workers:
+            return Applied(job.id)  # it was heard before, or somebody else asked for as many
+        return NotApplied(4, f"{job.id} was not scaled", stale, f"look again: agentctl job {job.id}")
     refused = refused_scale(job, command.workers)
     if refused is not None:
         return refused
@@ -88,6 +93,20 @@ def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
         forget_owners(job, _vacated(job, ends))
         queue.say(job, "shrank", f"{by}: {_changed(queue, job, without(job.start.places, ends, _each(job)))}")
     return Applied(job.id)
+
+
+def _stale_scale(job: Job, command: ScaleAsked) -> str:
+    """What became of the job since this was decided, in words; empty: nothing that matters."""
+    now, healing = job.processes, job.healing
+    if command.replaces not in (None, healing.healed):
+        return f"it has {explain.processes(now)} by now: its configuration is {healing.healed}, not {command.replaces}"
+    if command.sought not in (None, healing.sought):
+        wanted = f"it is to grow to {healing.wanted} ({healing.wanted_by})" if healing.wanted else "its places changed"
+        return f"somebody else was faster: {wanted}"
+    most = max(healing.at_most, job.spec.workers)
+    if command.by == LEADER and healing.at_most and command.workers > max(now, most):
+        return f"no more than {explain.processes(most)} were asked for since"
+    return ""
 
 
 def tune_asked(queue: JobTable, job: Job, command: TuneAsked) -> Result:

@@ -122,6 +122,7 @@ def place_failed(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
 
 def promoted(queue: JobTable, job: Job) -> Result:
     job.priority.promoted, job.priority.base_gpu_s = queue.index, job.attained_gpu_s
+    job.priority.base_ran_s = job.ran_s(queue.rack_s) if job.spec.elastic else 0.0
     job.priority.queued_s, job.priority.waited_s = queue.clock_s, 0.0
     queue.note(job.id, "promoted", "it waited so long that it moves to the highest queue")
     return Applied(job.id)

@@ -114,6 +114,8 @@ class JobPriority(msgspec.Struct):
     """Index of the newest promotion."""
     base_gpu_s: float = 0.0
     """Attained service at the newest promotion, GPU·s."""
+    base_ran_s: float = 0.0
+    """In an elastic job: seconds that it had run at the newest promotion."""
     demoted: int | None = None
     """Index at which this job of class auto became opportunistic."""
     upgraded: int | None = None
@@ -278,6 +280,12 @@ class Job(msgspec.Struct, kw_only=True):
         began_s = self.times.began_rack_s
         return self.times.ran_s + (0.0 if began_s is None else max(0.0, rack_s - began_s))
 
+    def ran_since_promotion_s(self, rack_s: float) -> float:
+        """Seconds that the job has run since its newest promotion; `rack_s` as in `ran_s`."""
+        if not self.spec.elastic:
+            return max(0.0, self.attained_gpu_s - self.priority.base_gpu_s) / self.spec.width
+        return max(0.0, self.ran_s(rack_s) - self.priority.base_ran_s)
+
     @property
     def job_class(self) -> JobClass:
         """The job's class now, whatever was asked for."""
@@ -364,6 +372,20 @@ class Job(msgspec.Struct, kw_only=True):
         leaving = tuple(place for place in sure.leaving if place in healing.leaving)
         was = msgspec.structs.replace(healing, healed=sure.config, leaving=leaving, sure=None)
         return msgspec.structs.replace(self, start=start, healing=was)
+
+    @property
+    def width(self) -> int:
+        """What the job's service grows by per second: the GPUs of its processes, or their number where they use none;
+        before it runs, those that it starts with."""
+        if not (self.placed and self.spec.elastic):
+            return self.spec.width
+        return self.processes * (self.spec.gpus_per_worker or 1)
+
+    @property
+    def extras(self) -> int:
+        """The number of processes over the job's lower number, which count against no quota; 0: it does not run, or is
+        not elastic."""
+        return max(0, self.processes - self.spec.workers) if self.placed and self.spec.elastic else 0
 
     def carriers(self, ranks: Collection[int]) -> list[int]:
         """The processes that carry these ranks; in a job that is not elastic a rank is its own process."""

@@ -95,6 +95,9 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
     if job.place_on(command.host) is None:
         where = ", ".join(place.host for place in job.start.places)
         return NotApplied(4, what, f"no rank of it is on {command.host}", f"its hosts are {where}")
+    if command.replaces not in (None, job.healing.healed):
+        why = f"its ranks moved meanwhile: its configuration is {job.healing.healed} by now, and not {command.replaces}"
+        return NotApplied(4, what, why, f"look again: agentctl job {job.id}")
     if command.to is not None and (why := _not_there(job, command.host, command.to)):
         return NotApplied(4, what, why, "name another host, or none")
     if command.to is not None and (why := eligible.bars(job.spec, drained).get(command.to, "")):
@@ -180,7 +183,15 @@ def move_asked(
 ) -> MoveAsked:
     """The command that moves the job's ranks on this host elsewhere; `gang`: the one that waits for that."""
     return MoveAsked(
-        wall_s=wall_s, job=job.id, epoch=job.grant.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
+        wall_s=wall_s,
+        job=job.id,
+        epoch=job.grant.epoch,
+        host=host,
+        to=to,
+        coordinator=coordinator,
+        by=by,
+        gang=gang,
+        replaces=job.healing.healed,
     )
 
 

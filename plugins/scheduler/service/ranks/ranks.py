@@ -468,11 +468,18 @@ class LocalRanks:
         self._last_s = now_s
         for (id, epoch), pids in self.host.runner.running().items():
             job = self.queue.jobs.get(id)
-            place = job.place_on(self.host.id) if job is not None and job.grant.epoch == epoch else None
-            if job is None or place is None or not pids:
+            if job is None or job.grant.epoch != epoch or not pids or not (width := self._width(job)):
                 continue
             known = max(self.service_gpu_s.get(id, 0.0), job.measured.attained.get(self.host.id, 0.0))
-            self.service_gpu_s[id] = known + passed_s * (len(place.gpus) or len(place.ranks))
+            self.service_gpu_s[id] = known + passed_s * width
+
+    def _width(self, job: Job) -> int:
+        """What the job's service here grows by per second. GPUs of an elastic job's processes that are ending are
+        counted as long as they hold them."""
+        place, hold = job.place_on(self.host.id), self.reservations.find(job.id, job.grant.epoch)
+        if job.spec.elastic and job.spec.gpus_per_worker and hold is not None and hold.started:
+            return len(hold.gpus)
+        return 0 if place is None else len(place.gpus) or len(place.ranks)
 
     # ---- saying it in the log ----
 
