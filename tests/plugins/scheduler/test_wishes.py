@@ -422,6 +422,24 @@ async def test_owners_of_a_drained_host_are_forgotten_and_all_hosts_hear_of_it(r
 
 
 @on_a_rack(settings=QUIET)
+async def test_what_a_killed_coordinator_had_reserved_is_free_after_its_lease_however_often_one_looks(
+    rack: Rack,
+) -> None:
+    """As long as people asked again for more processes, hosts kept GPUs for whoever had asked first and was gone."""
+    id = await elastic(rack)
+    other = next(host for host in rack.hosts if host not in counts(rack, id))
+    ranks = rack.hosts[other].service.ranks
+    job = ranks.queue.jobs[id]
+    await ranks.dispatch(Heard(first(rack).id, Reserve(id, job.grant.epoch, 7, 1, 1, False, 15.0)))
+    until_s = dict(ranks.reservations.lease_until_s)
+    job.healing.wanted = job.processes + 1
+    assert job.seeks and len(held(rack)) == 1
+    await ranks._reservations_of(id)
+    assert len(held(rack)) == 1 and ranks.reservations.lease_until_s == until_s
+    job.healing.wanted = 0
+
+
+@on_a_rack(settings=QUIET)
 async def test_processes_that_leave_before_they_started_are_reported_by_their_host(rack: Rack) -> None:
     """Their lease had not come yet."""
     id, at = await elastic(rack), first(rack)
