@@ -354,9 +354,11 @@ class CarriedRanks:
         newest = self._machine.newest
         if newest is None:
             return
-        for rank in self._machine.ours:
-            if rank not in self.members and rank not in self._new:
-                self._new[rank] = self._made(rank, newest.config)
+        ends, begins = self._machine.to_join(self.members, {rank: new.config for rank, new in self._new.items()})
+        for rank in ends:
+            self._new.pop(rank).client.close()
+        for rank in begins:
+            self._new[rank] = self._made(rank, newest.config)
 
     def _made(self, rank: int, config: int) -> CarriedMember:
         """This process as that rank, which has nothing yet."""

@@ -73,6 +73,17 @@ class CarryingMachine:
         self.config = self.newest.config
         return [rank for rank in self.ours if rank not in here]
 
+    def to_join(self, here: Collection[int], joined: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """What becomes of a process that takes its state over, and carries `here` only its first rank: the ranks as
+        which it no longer joins, and those as which it does from now on. `joined`: by rank as which it has joined, the
+        configuration in which it did. A rank that has come here in a later one was another process's in between, and
+        owners hear that one."""
+        newest = self.newest
+        if newest is None:
+            return [], []
+        ends = [rank for rank, config in joined.items() if rank not in self.ours or config < newest.came.get(rank, 0)]
+        return ends, [rank for rank in self.ours if rank not in here and (rank not in joined or rank in ends)]
+
     def lets_go(self, gone: Mapping[int, int]) -> bool:
         """Other processes push for these ranks by now, so they are carried here no longer. `gone`: the configuration in
         which each came here. Whether one has come back meanwhile, and is to be adopted anew."""

@@ -190,9 +190,11 @@ class CarriedStreams:
         newest = self._machine.newest
         if newest is None:
             return
-        for rank in self._machine.ours:
-            if rank not in self.members and rank not in self._new:
-                self._new[rank] = self._made(rank, newest.config)
+        ends, begins = self._machine.to_join(self.members, {rank: new.config for rank, new in self._new.items()})
+        for rank in ends:
+            self._close(self._new.pop(rank))
+        for rank in begins:
+            self._new[rank] = self._made(rank, newest.config)
 
     def _made(self, rank: int, config: int) -> CarriedStream:
         """This process as that rank, which has nothing yet."""

@@ -41,6 +41,19 @@ def test_a_rank_comes_in_the_incarnation_of_its_configuration() -> None:
     assert machine().incarnation(4) == 4 << 16 | 5
 
 
+def test_a_process_that_takes_over_joins_anew_as_a_rank_that_was_anothers_in_between() -> None:
+    """Owners hear the newer process of a rank: who had joined in the configuration before answered nobody as that."""
+    process = CarryingMachine(0, 5, None)
+    assert process.to_join([0], {}) == ([], []), "nothing was said yet"
+    process.told(Carries(3, {0: (0, 2, 3), 1: (1,)}, {2: 2, 3: 3}))
+    assert process.to_join([0], {}) == ([], [2, 3])
+    process.told(Carries(5, {0: (0, 2, 3), 1: (1,)}, {2: 2, 3: 5}))
+    assert process.to_join([0], {2: 3, 3: 3}) == ([3], [3])
+    assert process.to_join([0], {2: 3, 3: 5}) == ([], [])
+    process.told(Carries(6, {0: (0, 2), 1: (1, 3)}, {2: 2, 3: 6}))
+    assert process.to_join([0], {2: 3, 3: 5}) == ([3], [])
+
+
 def test_a_rank_that_went_and_came_back_is_adopted_anew() -> None:
     process = machine(2)
     process.told(Carries(4, {0: (0,), 2: (2,), 1: (1,)}))
