@@ -188,6 +188,11 @@ class JobClient(OfOneProcess):
         self._hooked = Hooked(to[:160], problem[:400])
         self._say(self._hooked)
 
+    @property
+    def turns(self) -> ProcessTurns:
+        """The turns of this process, which takes none unless its job shares its host."""
+        return self._turns
+
     def share(self, user: PageUser) -> None:
         """From now on `user` obeys the limits that this host's agent sets, once the agent sends some."""
         self._pages.user = user

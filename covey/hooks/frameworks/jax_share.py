@@ -19,6 +19,7 @@ import jax
 from jax._src.array import ArrayImpl
 
 from covey.hooks.limits.sharing import MemoryUsed, ShareControl
+from covey.hooks.thread_state import ThreadState
 
 RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.0003, 0.005
 """Seconds between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each look
@@ -188,22 +189,3 @@ def _waited(wait: Callable[[Any], Any], array: Any) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-class ThreadState:
-    """The kernel's word on a thread of this process, usually the same thread each time."""
-
-    def __init__(self) -> None:
-        self._of, self._file = 0, -1
-
-    def runs(self, native_id: int) -> bool:
-        """Whether the thread runs, or would if it had a core; True also when not known."""
-        try:
-            if native_id != self._of:
-                if self._file >= 0:
-                    os.close(self._file)
-                self._file, self._of = -1, 0
-                self._file, self._of = os.open(f"/proc/self/task/{native_id}/stat", os.O_RDONLY), native_id
-            return b") R " in os.pread(self._file, 128, 0)
-        except OSError:
-            return True
