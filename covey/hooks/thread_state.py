@@ -1,6 +1,7 @@
-"""Whether a thread of this process runs, as the kernel says."""
+"""Whether threads of this process run, as the kernel says."""
 
 import os
+import threading
 
 
 class ThreadState:
@@ -20,3 +21,16 @@ class ThreadState:
             return b") R " in os.pread(self._file, 128, 0)
         except OSError:
             return True
+
+
+def others_run() -> bool:
+    """Whether any thread but the one that asks runs, or would if it had a core."""
+    own = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", "rb") as state:
+                if thread != own and b") R " in state.read(128):
+                    return True
+        except OSError:  # it has ended since
+            continue
+    return False

@@ -4,6 +4,7 @@
                            -->  limits hold: wait for the result, then stop until the rates allow more
     the newest result is ready (the script waited for it, or a thread here saw it)  -->  idle
         on cores: only while the script's thread sleeps, looked at until it runs again
+    a jitted call returned, and jobs share this host in turns  -->  ask for the turn to compute
 
 So one call at a time runs while limits hold, and the script can be stopped between calls but not within one. JAX takes
 its memory when it starts, and keeps it: `StartMemory` says how much, and no smaller limit is obeyed.
@@ -20,6 +21,7 @@ from jax._src.array import ArrayImpl
 
 from covey.hooks.limits.sharing import MemoryUsed, ShareControl
 from covey.hooks.thread_state import ThreadState
+from covey.hooks.turns.hooked import HookedTurns
 
 RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.0003, 0.005
 """Seconds between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each look
@@ -131,6 +133,32 @@ class JittedWork:
             time.sleep(LONG_LOOK_S if slept_for_long else SLEEPS_LOOK_S if sleeps else RUNS_LOOK_S)
         if not self._share.flagged:
             self._share.idles(False)  # no rank reads it now; a later reader must not find an old value
+
+
+class CallTurns:
+    """The turns of a script on a host that jobs share, between its jitted calls: after a call it asks for the turn that
+    it does not have. `wait` is JAX's own `block_until_ready` of an array."""
+
+    def __init__(self, turns: HookedTurns, wait: Callable[[Any], Any]) -> None:
+        self._turns, self._wait = turns, wait
+        self._before: Callable[[], None] | None = None
+
+    def put_in(self, before: Callable[[], None]) -> None:
+        self._before = before
+
+    def take_out(self) -> None:
+        self._before = None
+
+    def batch_ended(self, result: Any) -> None:
+        """A mini-batch ended with the call that returned this."""
+        if self._before is not None and (array := _one_of(result)) is not None:
+            self._turns.batch_ended(lambda: _waited(self._wait, array))
+
+    def ask(self) -> None:
+        """A call returned: wait for the turn, if one is needed. What a signal's handler raises is the script's."""
+        before = self._before
+        if before is not None:
+            before()
 
 
 class StartMemory:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from covey.hooks.gate.native import NativeGate
 from covey.hooks.limits.sharing import Stops
-from covey.hooks.thread_state import ThreadState
+from covey.hooks.thread_state import ThreadState, others_run
 from covey.tensors.turns.holder import ProcessTurns
 
 LOOK_S = 0.004
@@ -80,7 +80,7 @@ class PolledTurns:
             used_s, has_comp = time.process_time(), self._has_comp
             time.sleep(LOOK_S)
             used = (time.process_time() - used_s) / (time.monotonic() - began_s)
-            if has_comp and self._has_comp and used < IDLE_SHARE and not self._script_runs():
+            if has_comp and self._has_comp and used < IDLE_SHARE and not self._script_runs() and not others_run():
                 return True
         return False
 

@@ -59,12 +59,15 @@ class HookedTurns:
 
     # ---- the script's threads ----
 
-    def batch_ended(self) -> None:
-        """A mini-batch ended in this thread."""
+    def batch_ended(self, finish: Callable[[], object] = lambda: None) -> None:
+        """A mini-batch ended in this thread, which is where a turn ends if another job waits for one. `finish` waits
+        until the device is done with it."""
         turns = self._turns
         if self.on and turns is not None:
             self._script_is(threading.current_thread())
-            turns.batch_ended()
+            if turns.comp_wanted:
+                finish()
+                turns.rests()
 
     def waits(self) -> None:
         """This thread begins to wait for input or for other ranks."""

@@ -176,11 +176,11 @@ class ProcessTurns:
         if self._hooks_take(taker):
             self._give_held(taker)
 
-    def batch_ended(self) -> None:
-        """A mini-batch of the script ended, which is where a turn ends if another job waits for one."""
+    @property
+    def comp_wanted(self) -> bool:
+        """Whether this process has the turn to compute, and another job waits for it."""
         taker = self._taker
-        if self._hooks_take(taker) and taker.holds("comp") and taker.others_wait("comp"):
-            self._give_held(taker)
+        return self._hooks_take(taker) and taker.holds("comp") and taker.others_wait("comp")
 
     def _hooks_take(self, taker: Taker | None) -> TypeGuard[Taker]:
         return taker is not None and self.on and taker.owns and (self._by_threads or not self._by_sums)

@@ -1,36 +1,36 @@
 """PyTorch scripts without a line about Covey take turns to compute: real processes, on a page of this test."""
 
 import asyncio
+import itertools
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from agent.ports.memory.pages import MemfdPages
-from covey.kernel.pages import PAGE_BYTES
-from covey.tensors.turns.holder import ProcessTurns
-from covey.tensors.turns.page import LOST, USE, TurnsPage
+from covey.tensors.turns.page import AT, LOST, TURNS
 from covey.tensors.turns.rules import HOLDS, WAITS
-from covey.wire.job import TurnsHere
-from tests.agent.here import until
-from tests.covey.agents import J1, Agent
-from tests.covey.hooks.torch_jobs import NEEDS_TORCH, TorchRank, gate_folder, running
+from tests.agent.here import here, until
+from tests.covey.agents import Agent
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH, WHOLE_HEAD, TorchRank, gate_folder, running
+from tests.covey.hooks.turns_host import TELL, Host, compute_in_turns
 
 pytestmark = NEEDS_TORCH
-TELLS = """
-def tell(word):
-    with open(os.environ["TOLD"], "a") as lines: lines.write(f"{word} {time.monotonic()}\\n")
+TELLS = (
+    TELL
+    + """
 def batch(seconds=0.02):
-    x + 0
+    model[0](x)
     tell("begins"); work(seconds); tell("ends")
     o.zero_grad(); o.step()
 def work(seconds):
     end = time.thread_time() + seconds
     while time.thread_time() < end: model(x).square().mean().backward()
 """
+)
 TRAINS = TELLS + "while True: batch()"
 SLEEPS = (
     TELLS
@@ -42,57 +42,6 @@ while True:
 )
 
 
-class Host:
-    """A page of turns, and scripts that are on it, each of a job of its own."""
-
-    def __init__(self, agent: Agent, folder: Path) -> None:
-        self._agent, self._folder = agent, folder
-        self.page = MemfdPages().make_handed(PAGE_BYTES)
-        self.turns = TurnsPage(self.page.view)
-        self.turns.prepare()
-        self._scripts = AsyncExitStack()
-
-    async def run(self, slot: int, script: str, **environ: str) -> TorchRank:
-        """Run the script as a job of its own in this slot."""
-        self.turns.assign(slot, slot + 1, slot)
-        more = {"COVEY_GATE": str(gate_folder()), "TOLD": str(self._folder / str(slot)), **environ}
-        rank = await self._scripts.enter_async_context(running(self._agent, script, rank=slot, **more))
-        (peer,) = [peer for peer in self._agent.socket.peers(J1) if peer.rank == slot]
-        peer.hand(TurnsHere(slot, self.turns.get(slot, USE)), self.page)
-        return rank
-
-    def beside(self, slot: int) -> ProcessTurns:
-        """This test, as a process of another job."""
-        self.turns.assign(slot, slot + 1, slot)
-        made = ProcessTurns(worked_s=time.monotonic)  # as if it computed all the time
-        made.page_came(self.page.view, slot, self.turns.get(slot, USE))
-        return made
-
-    def doing(self, state: int) -> list[int]:
-        """Slots that hold COMP, or wait for it."""
-        return [claim.slot for claim in self.turns.claims("comp", time.monotonic_ns()) if claim.state == state]
-
-    def told(self, slot: int) -> list[tuple[str, float]]:
-        """What the script in this slot told, and when (CLOCK_MONOTONIC)."""
-        path = self._folder / str(slot)
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [(line.split()[0], float(line.split()[1])) for line in lines if line.count(" ") == 1]
-
-    def spans(self, slot: int, begins: str = "begins", ends: str = "ends") -> list[tuple[float, float]]:
-        """From each of these words to the next of those."""
-        found, began_s = list[tuple[float, float]](), 0.0
-        for word, at_s in self.told(slot):
-            if word == begins:
-                began_s = at_s
-            elif word == ends and began_s:
-                found.append((began_s, at_s))
-        return found
-
-    async def close(self) -> None:
-        await self._scripts.aclose()
-        self.page.close()
-
-
 @pytest.fixture
 async def host(agent: Agent, tmp_path: Path) -> AsyncIterator[Host]:
     made = Host(agent, tmp_path)
@@ -100,19 +49,11 @@ async def host(agent: Agent, tmp_path: Path) -> AsyncIterator[Host]:
     await made.close()
 
 
-def overlaps(some: list[tuple[float, float]], others: list[tuple[float, float]]) -> int:
-    """How many of these spans overlap with one of those."""
-    return sum(any(a < d and c < b for c, d in others) for a, b in some)
-
-
-async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host) -> None:
+@pytest.mark.parametrize("built", [True, False], ids=["operators", "modules"])
+async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, built: bool) -> None:
     for slot in range(2):
-        await host.run(slot, TRAINS)
-    await until(lambda: len(host.turns.claims("comp", time.monotonic_ns())) == 2, 20)
-    since_s = time.monotonic() + 1.0
-    await until(lambda: all(len([s for s in host.spans(slot) if s[0] > since_s]) > 30 for slot in range(2)), 60)
-    first, second = ([s for s in host.spans(slot) if s[0] > since_s] for slot in range(2))
-    assert overlaps(first, second) <= len(first) // 20, (len(first), len(second))
+        await host.run(slot, TRAINS, **({} if built else {"COVEY_GATE": "/nonexistent"}))
+    await compute_in_turns(host)
 
 
 async def test_while_one_script_waits_another_computes(host: Host) -> None:
@@ -189,3 +130,61 @@ async def test_a_script_that_is_alone_is_asked_nothing(host: Host) -> None:
     host.turns.free(1)
     await until(lambda: host.told(0)[-1][0] == "on0", 20)
     assert not host.doing(HOLDS)
+
+
+COLLECTIVES = (
+    TELLS
+    + """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETS"], world_size=2, rank=int(os.environ["RANK"]))
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+o = torch.optim.SGD(ddp.parameters(), 0.01)
+def step():
+    o.zero_grad(); ddp(x).square().mean().backward(); o.step()
+while True:
+    work(0.005); step()
+    mine = torch.ones(3)
+    dist.all_reduce(mine)
+    assert mine[0] == 2
+    tell("step")
+"""
+)
+
+
+@asynccontextmanager
+async def another_agent() -> AsyncIterator[Agent]:
+    with TemporaryDirectory(prefix="covey-") as directory:
+        async with here(directory) as there:
+            made = Agent(there)
+            await made.socket.start()
+            yield made
+            await made.socket.stop()
+
+
+async def test_collectives_of_two_jobs_on_two_hosts_in_unlike_order_go_on(agent: Agent, tmp_path: Path) -> None:
+    """Nobody waits for other ranks with a turn. Otherwise each job would have the turn of one host, and wait for its
+    rank on the other host, which waits there for the turn of the other job: until turns are lost, a second later.
+
+    Reference: §4.3.1."""
+    hosts = [Host(agent, tmp_path / str(at)) for at in range(2)]
+    async with AsyncExitStack() as stack:
+        agents = [agent, await stack.enter_async_context(another_agent())]
+        started = list[Awaitable[TorchRank]]()
+        for job, rank in itertools.product(range(2), range(2)):
+            told = {"TOLD": str(tmp_path / str(rank) / str(job)), "MEETS": str(tmp_path / f"meets{job}")}
+            more = {"COVEY_GATE": str(gate_folder()), "RANK": str(rank), **told}
+            started.append(stack.enter_async_context(running(agents[job], COLLECTIVES, rank, WHOLE_HEAD, **more)))
+        await asyncio.gather(*started)
+        for job, rank in itertools.product(range(2), range(2)):
+            hosts[rank].hand(job, job ^ rank, agents[job], rank)
+        since_s = time.monotonic() + 1.0
+
+        def steps(rank: int, job: int) -> int:
+            return sum(word == "step" and at_s > since_s for word, at_s in hosts[rank].told(job))
+
+        await until(lambda: all(steps(*at) >= 40 for at in itertools.product(range(2), range(2))), 60)
+        turns = [[host.turns.get(slot, AT["comp"] + TURNS) for slot in range(2)] for host in hosts]
+        lost = [[host.turns.get(slot, LOST) for slot in range(2)] for host in hosts]
+        assert min(map(min, turns)) > 20 and lost == [[0, 0], [0, 0]], (turns, lost)
+    for host in hosts:
+        await host.close()
