@@ -45,13 +45,13 @@ async def test_a_process_takes_turns_on_the_page_that_its_agent_hands_it(agent: 
     turns = TurnsPage(page.view)
     turns.prepare()
     turns.assign(0, 1, 0)
-    assert not client._turns.on
+    assert not client.turns.on
     peer_of(agent, 1).hand(TurnsHere(0, 1), page)
-    await until(lambda: client._turns.on)
-    client._turns.computes()
-    assert turns.claims("comp", 0) == [] and len(turns.claims("comp", client._turns._now_ns())) == 1
+    await until(lambda: client.turns.on)
+    client.turns.computes()
+    assert turns.claims("comp", 0) == [] and len(turns.claims("comp", client.turns._now_ns())) == 1
     await asyncio.to_thread(client.close)
-    assert turns.claims("comp", client._turns._now_ns()) == [], "a process that leaves gives its turns"
+    assert turns.claims("comp", client.turns._now_ns()) == [], "a process that leaves gives its turns"
     page.close()
 
 
@@ -62,13 +62,13 @@ async def test_a_process_goes_on_with_its_page_while_no_agent_is_there(agent: Ag
     for slot in range(2):
         turns.assign(slot, slot + 1, slot)
     peer_of(agent, 1).hand(TurnsHere(0, 1), page)
-    await until(lambda: client._turns.on)
+    await until(lambda: client.turns.on)
     other = ProcessTurns()
     other.page_came(page.view, 1, 1)
     await agent.socket.stop()
     other.computes()
-    waiting = asyncio.create_task(asyncio.to_thread(client._turns.computes))
-    await until(lambda: client._turns.waits)
+    waiting = asyncio.create_task(asyncio.to_thread(client.turns.computes))
+    await until(lambda: client.turns.waits)
     other.computed()
     await waiting
     assert [claim.slot for claim in turns.claims("comp", time.monotonic_ns()) if claim.state == HOLDS] == [0]
@@ -85,7 +85,7 @@ async def test_a_page_that_cannot_be_used_ends_that_connection_only(agent: Agent
     first.hand(TurnsHere(slot, 1), page)
     await until(lambda: first.gone)
     await until(lambda: any(peer is not first for peer in agent.socket.peers(J1)))
-    assert not client._turns.on
+    assert not client.turns.on
     await asyncio.to_thread(client.close)
     page.close()
 

@@ -33,8 +33,8 @@ IDLE_SHARE = 0.02
 HELD_MAX_S = 300.0
 """Seconds after which a script that still computes loses its turn to another job that waits."""
 UNSEEN_MAX_S = 10.0
-"""As `HELD_MAX_S`, where hooks take the turns: one operator later it asks for the next one, so nothing is lost. It is
-for scripts whose mini-batches do not end visibly."""
+"""Seconds after which a script gives its turn to another job that waits, where hooks take the turns and see no end of a
+mini-batch. The next operator asks for the next turn, so nothing is lost."""
 
 
 ORDERS = platform.machine() == "x86_64"

@@ -110,25 +110,29 @@ async def test_a_signal_reaches_a_script_that_waits_for_its_turn_and_no_wish_is_
 ALONE = (
     TELLS
     + """
-def callbacks():
-    from covey.hooks.turns import hooked
-    return int(hooked.of_process().on)
+from covey.hooks.turns import hooked
+turns = hooked.of_process()
+def costs_us():
+    for _ in range(300):
+        turns._turns.rests()
+        began_ns = time.perf_counter_ns(); x + 0; yield (time.perf_counter_ns() - began_ns) // 1000
 while True:
-    batch(); tell(f"on{callbacks()}")
+    batch(); tell("on" if turns.on else "off")
+    if turns.on: tell(min(costs_us()))
 """
 )
 
 
-async def test_a_script_that_is_alone_is_asked_nothing(host: Host) -> None:
+async def test_who_is_alone_is_asked_nothing_and_a_free_turn_costs_microseconds(host: Host) -> None:
     await host.run(0, ALONE)
     await until(lambda: len(host.told(0)) > 30, 20)
-    assert not host.doing(HOLDS) and {word for word, _ in host.told(0)} == {"begins", "ends", "on0"}
+    assert not host.doing(HOLDS) and {word for word, _ in host.told(0)} == {"begins", "ends", "off"}
     mine = host.beside(1)
-    await until(lambda: host.told(0)[-1][0] == "on1", 20)
-    await asyncio.to_thread(mine.begins)
+    await until(lambda: any(word.isdigit() for word, _ in host.told(0)), 20)
+    assert min(int(word) for word, _ in host.told(0) if word.isdigit()) < 20
     mine.close()
     host.turns.free(1)
-    await until(lambda: host.told(0)[-1][0] == "on0", 20)
+    await until(lambda: host.told(0)[-1][0] == "off", 20)
     assert not host.doing(HOLDS)
 
 
