@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from agent.ports.memory.pages import MemfdPage, MemfdPages
 from covey.core.ids import JobId
@@ -127,6 +128,14 @@ def test_a_step_says_what_of_it_was_sending_and_waiting_for_turns() -> None:
     told = clock.stepped(STEP, 0.0, TurnsSpent(1.25, 3.75))
     assert (told.sending_s, told.turns_s, told.communicate_s, told.input_s) == (0.25, 0.75, 0.5, 0.25)
     assert told.compute_s == 2.0 - 0.5 - 0.25 - 0.75, "waiting for a turn is no computing"
+
+
+def test_turns_of_mini_batches_that_were_not_told_are_no_part_of_the_next_one() -> None:
+    """Hooks tell of a mini-batch some times a second, and not of those in between."""
+    clock, seen = StepClock(), replace(STEP, communicate_s=None, boundary="optimizer")
+    clock.stepped(replace(seen, step=9), 8.0, TurnsSpent(1.0, 3.0))
+    told = clock.stepped(replace(seen, step=13), 10.0, TurnsSpent(2.0, 4.0))
+    assert (told.communicate_s, told.sending_s, told.turns_s) == (0.5, 0.25, 0.25)
 
 
 def test_a_rank_that_waits_for_its_turn_does_not_hang() -> None:

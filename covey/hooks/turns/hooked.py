@@ -43,6 +43,7 @@ class HookedTurns:
         """Where the gates look, and whose thread asks; None: they do not."""
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._broken = False
         os.register_at_fork(after_in_child=self._forked)
 
@@ -98,9 +99,10 @@ class HookedTurns:
 
     def _wake(self) -> None:
         turns = self._turns
-        if turns is not None and turns.on and self._gates and self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="covey-rests", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if turns is not None and turns.on and self._gates and self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="covey-rests", daemon=True)
+                self._thread.start()
         self._changed.set()
 
     def _watch(self) -> None:
@@ -137,7 +139,7 @@ class HookedTurns:
     def _forked(self) -> None:
         """Reset in a forked child: the slot is the parent's."""
         self.on, self._turns, self._word, self._thread = False, None, None, None
-        self._changed = threading.Event()
+        self._changed, self._starting = threading.Event(), threading.Lock()
 
 
 def is_ours(trace: TracebackType | None) -> bool:
