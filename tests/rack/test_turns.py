@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_jobs_of_a_group_take_turns_and_end_with_their_sums(living: LivingRack) 
         assert "in turns with group night of tenant default" in shown
     assert any(turns_s(living, job) for job in jobs), "nobody waited for a turn"
     for job in stock:
-        wait(f"a step of {job} that waited for a turn", lambda job=job: turns_s(living, job) > 0)
+        wait(f"a step of {job} that waited for a turn", partial(turns_s, living, job))
     for job in stock:
         living.agentctl("cancel", job)
 

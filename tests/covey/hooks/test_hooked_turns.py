@@ -51,6 +51,7 @@ async def host(agent: Agent, tmp_path: Path) -> AsyncIterator[Host]:
 
 @pytest.mark.parametrize("built", [True, False], ids=["operators", "modules"])
 async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, built: bool) -> None:
+    """A host runs one COMP at a time, also of scripts that push nothing. Reference: §4.3.1."""
     for slot in range(2):
         await host.run(slot, TRAINS, **({} if built else {"COVEY_GATE": "/nonexistent"}))
     await compute_in_turns(host)
