@@ -46,6 +46,7 @@ WALLS = {
     "covey/hooks/frameworks/jax_hooks.py",
     "covey/hooks/frameworks/torch_hooks.py",
     "covey/hooks/frameworks/torch_memory.py",
+    "covey/hooks/turns/hooked.py",
     "covey/hooks/watch.py",
     "covey/tensors/aggregator/aggregator_rounds.py",
     "covey/torch.py",

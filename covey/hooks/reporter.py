@@ -11,6 +11,7 @@ from covey.hooks import rank_of
 from covey.hooks.limits.sharing import ShareControl
 from covey.hooks.quiet import NEVER, Quiet
 from covey.hooks.reports.steps import JITTED_CALL, OPTIMIZER, Step, StepCounter
+from covey.hooks.turns.hooked import HookedTurns
 from covey.job import client as clients
 from covey.job.client import JobClient
 
@@ -100,6 +101,9 @@ class Reporter:
         """Events that were no news: the optimizer that stepped, or None and how long a batch took; and when."""
         self._share: ShareControl | None = None
         self._shares = False
+        self._turns: HookedTurns | None = None
+        self._turned: JobClient | None = None
+        """The client whose turns the hooks take."""
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
@@ -115,13 +119,14 @@ class Reporter:
         memory_bytes: Callable[[], int] | None = None,
         communicate_s: Callable[[], float | None] | None = None,
         share: ShareControl | None = None,
+        turns: HookedTurns | None = None,
     ) -> None:
         """A further framework is hooked. `share` obeys the limits of a shared device, if this host's agent sets some,
-        but not in a child that the script forks."""
+        but not in a child that the script forks; `turns` takes turns, if the job shares its host."""
         if share is not None and self._share is None:
             share.before_telling(self.catch_up)
             self._quiet = share.quiet
-        self._share = self._share or share
+        self._share, self._turns = self._share or share, self._turns or turns
         self.to = f"{self.to}; {to}" if self.to else to
         self._memory += [memory_bytes] if memory_bytes is not None else []
         self._communicate_s = communicate_s or self._communicate_s
@@ -246,6 +251,9 @@ class Reporter:
         if self._client is not None and self._share is not None and not self._shares:
             self._shares = True
             self._client.share(self._share)
+        if self._client is not None and self._turns is not None and self._turned is not self._client:
+            self._turned = self._client
+            self._turns.takes(self._client.turns, self.failed)
         return self._client
 
 

@@ -126,7 +126,7 @@ class JobClient(OfOneProcess):
         """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
         self.heartbeats = Heartbeats()
-        self._turns = turns = ProcessTurns()
+        self.turns = turns = ProcessTurns()
         self.heartbeats.waits_for_turn = lambda: turns.waits  # without this client, which would outlive its `close`
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
@@ -200,7 +200,7 @@ class JobClient(OfOneProcess):
             if not self._joined:
                 self._steps.clear()
             talked_s = 0.0 if self._tensors is None else self._tensors.communicate_s
-            stepped = self._clock.stepped(told, talked_s, self._turns.spent())
+            stepped = self._clock.stepped(told, talked_s, self.turns.spent())
             self._steps.append(pack(stepped))
         self.heartbeats.sign(stepped.step if self._by_hand else None)
         self._wakes.wake()
@@ -282,7 +282,7 @@ class JobClient(OfOneProcess):
             incarnation=incarnation,
             host=self._me.host,
             in_vain=lambda why: self._say(InVain(why[:800])),
-            turns=self._turns,
+            turns=self.turns,
             **more,
         )
         made.newest_step = self._clock.newest_step
@@ -430,7 +430,7 @@ class JobClient(OfOneProcess):
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
-        self._turns.close()
+        self.turns.close()
         for part in (self._carried, self._blocks):
             if part is not None:
                 part.close()
@@ -589,7 +589,7 @@ class JobClient(OfOneProcess):
         elif isinstance(frame, Carries):
             self._carry(frame)
         elif isinstance(frame, TurnsHere):
-            self._turns.page_came(self._pages.writable(), frame.slot, frame.use)
+            self.turns.page_came(self._pages.writable(), frame.slot, frame.use)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
         elif (answer := self._pages.heard(frame)) is not None:

@@ -35,12 +35,15 @@ class StepClock:
 
     def stepped(self, told: ToldStep, communicated_s: float, turns: TurnsSpent = NO_TURNS) -> Stepped:
         """The frame for a step that ends now. `communicated_s`: seconds inside `tensors` so far, all steps together;
-        `turns`: seconds in turns so far."""
+        `turns`: seconds in turns so far. Hooks tell of some steps only: each since the last one counts as alike."""
         now_s = time.monotonic()
         number = self._step if told.step is None else int(told.step)
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
-        talked_s = communicated_s - self._communicated_s if told.communicate_s is None else float(told.communicate_s)
-        sent_s, turned_s, added_s = (now - before for now, before in zip(turns, self._turns, strict=True))
+        steps = 1 if told.boundary == "script" else max(1, number - self._step + 1)
+        talked_s = (communicated_s - self._communicated_s) / steps
+        if told.communicate_s is not None:
+            talked_s = float(told.communicate_s)
+        sent_s, turned_s, added_s = ((now - before) / steps for now, before in zip(turns, self._turns, strict=True))
         left_s = max(0.0, took_s - talked_s - told.input_s - turned_s)
         computed_s = left_s if told.compute_s is None else float(told.compute_s)
         self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from agent.ports.memory.pages import MemfdPage, MemfdPages
 from covey.core.ids import JobId
@@ -45,13 +46,13 @@ async def test_a_process_takes_turns_on_the_page_that_its_agent_hands_it(agent: 
     turns = TurnsPage(page.view)
     turns.prepare()
     turns.assign(0, 1, 0)
-    assert not client._turns.on
+    assert not client.turns.on
     peer_of(agent, 1).hand(TurnsHere(0, 1), page)
-    await until(lambda: client._turns.on)
-    client._turns.computes()
-    assert turns.claims("comp", 0) == [] and len(turns.claims("comp", client._turns._now_ns())) == 1
+    await until(lambda: client.turns.on)
+    client.turns.computes()
+    assert turns.claims("comp", 0) == [] and len(turns.claims("comp", client.turns._now_ns())) == 1
     await asyncio.to_thread(client.close)
-    assert turns.claims("comp", client._turns._now_ns()) == [], "a process that leaves gives its turns"
+    assert turns.claims("comp", client.turns._now_ns()) == [], "a process that leaves gives its turns"
     page.close()
 
 
@@ -62,13 +63,13 @@ async def test_a_process_goes_on_with_its_page_while_no_agent_is_there(agent: Ag
     for slot in range(2):
         turns.assign(slot, slot + 1, slot)
     peer_of(agent, 1).hand(TurnsHere(0, 1), page)
-    await until(lambda: client._turns.on)
+    await until(lambda: client.turns.on)
     other = ProcessTurns()
     other.page_came(page.view, 1, 1)
     await agent.socket.stop()
     other.computes()
-    waiting = asyncio.create_task(asyncio.to_thread(client._turns.computes))
-    await until(lambda: client._turns.waits)
+    waiting = asyncio.create_task(asyncio.to_thread(client.turns.computes))
+    await until(lambda: client.turns.waits)
     other.computed()
     await waiting
     assert [claim.slot for claim in turns.claims("comp", time.monotonic_ns()) if claim.state == HOLDS] == [0]
@@ -85,7 +86,7 @@ async def test_a_page_that_cannot_be_used_ends_that_connection_only(agent: Agent
     first.hand(TurnsHere(slot, 1), page)
     await until(lambda: first.gone)
     await until(lambda: any(peer is not first for peer in agent.socket.peers(J1)))
-    assert not client._turns.on
+    assert not client.turns.on
     await asyncio.to_thread(client.close)
     page.close()
 
@@ -128,6 +129,14 @@ def test_a_step_says_what_of_it_was_sending_and_waiting_for_turns() -> None:
     assert (told.sending_s, told.turns_s, told.communicate_s, told.input_s) == (0.25, 0.75, 0.5, 0.25)
     assert told.compute_s == 2.0 - 0.5 - 0.25 - 0.75, "waiting for a turn is no computing"
     assert told.added_s == 0.125
+
+
+def test_turns_of_mini_batches_that_were_not_told_are_no_part_of_the_next_one() -> None:
+    """Hooks tell of a mini-batch some times a second, and not of those in between."""
+    clock, seen = StepClock(), replace(STEP, communicate_s=None, boundary="optimizer")
+    clock.stepped(replace(seen, step=9), 8.0, TurnsSpent(1.0, 3.0))
+    told = clock.stepped(replace(seen, step=13), 10.0, TurnsSpent(2.0, 4.0))
+    assert (told.communicate_s, told.sending_s, told.turns_s) == (0.5, 0.25, 0.25)
 
 
 def test_a_rank_that_waits_for_its_turn_does_not_hang() -> None:

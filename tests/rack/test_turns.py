@@ -1,16 +1,19 @@
 """Two real jobs on two agents take turns, one of their processes is killed with its turn, and both end with the sums
-that they have alone."""
+that they have alone; so do scripts of PyTorch that know nothing of Covey."""
 
+import importlib.util
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.rack.living_rack import LivingRack, living_rack, wait
+from tests.covey.hooks.torch_jobs import gate_folder
+from tests.rack.living_rack import ENV, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
@@ -32,18 +35,44 @@ with covey.join() as job:
     print("TOTAL", int(total[0]), flush=True)
 """
 STEPS = 60
+STOCK = """
+import time, torch
+model = torch.nn.Linear(64, 64)
+o = torch.optim.SGD(model.parameters(), 0.01)
+x = torch.randn(64, 64)
+while True:
+    until_s = time.thread_time() + 0.02
+    while time.thread_time() < until_s: model(x).square().mean().backward()
+    o.step(); o.zero_grad()
+"""
 
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[LivingRack]:
     with living_rack(hosts=2) as found:
         (found.directory / "work.py").write_text(WORK)
+        (found.directory / "stock.py").write_text(STOCK)
         yield found
 
 
 def submit(living: LivingRack, steps: int, group: str) -> str:
     more = {"workers": 2, "gpus_per_worker": 0, "share_host": group}
     return living.submit(living.directory / "work.py", str(steps), **more)
+
+
+def stock_jobs(living: LivingRack) -> list[str]:
+    """Two jobs of one process on one host, whose steps Covey only sees; none where PyTorch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    env = {**ENV, "COVEY_GATE": str(gate_folder()), "OMP_NUM_THREADS": "1"}
+    more = {"workers": 1, "gpus_per_worker": 0, "share_host": "stock", "env": env}
+    return [living.submit(living.directory / "stock.py", **more) for _ in range(2)]
+
+
+def turns_s(living: LivingRack, job: str) -> float:
+    """Seconds of its newest step in which the job waited for turns."""
+    timing = (living.job(job)["seen"] or {}).get("timing") or {}
+    return float(timing.get("turns_s", 0.0))
 
 
 def said(living: LivingRack, job: str, word: str) -> list[int]:
@@ -54,13 +83,17 @@ def said(living: LivingRack, job: str, word: str) -> list[int]:
 def test_jobs_of_a_group_take_turns_and_end_with_their_sums(living: LivingRack) -> None:
     jobs = [submit(living, STEPS, "night") for _ in range(2)]
     wait("turns", lambda: "turns of default/night" in living.agentctl("status")[1])
+    stock = stock_jobs(living)
     wait("the jobs' ends", lambda: all(living.job(job)["state"] == "done" for job in jobs), 120.0)
     for job in jobs:
         assert said(living, job, "TOTAL") == [3 * STEPS * (STEPS + 1) // 2] * 2
         shown = living.agentctl("job", job)[1]
         assert "in turns with group night of tenant default" in shown
-    waited = [living.job(job)["seen"]["timing"]["turns_s"] for job in jobs]
-    assert any(waited), "nobody waited for a turn"
+    assert any(turns_s(living, job) for job in jobs), "nobody waited for a turn"
+    for job in stock:
+        wait(f"a step of {job} that waited for a turn", partial(turns_s, living, job))
+    for job in stock:
+        living.agentctl("cancel", job)
 
 
 def test_a_process_that_is_killed_with_its_turn_blocks_nobody(living: LivingRack) -> None:

@@ -24,11 +24,14 @@ import jax
 from jax._src import api, core, pjit
 from jax._src.array import ArrayImpl
 
-from covey.hooks.frameworks.jax_share import JittedWork, StartMemory
+from covey.hooks.frameworks.jax_share import CallTurns, JittedWork, StartMemory
 from covey.hooks.jitted import JittedCalls
 from covey.hooks.limits import sharing
 from covey.hooks.limits.sharing import ShareControl
 from covey.hooks.reporter import Reporter, of_process
+from covey.hooks.turns import hooked
+from covey.hooks.turns.gates import PolledTurns
+from covey.hooks.turns.hooked import HookedTurns
 
 Hook = Callable[[Any, Any, Any, Any], None]
 AT_START = "memory limit at start only"
@@ -43,23 +46,27 @@ def install() -> Reporter:
         reporter = _installed = of_process()
         share = sharing.of_process()
         memory = StartMemory(lambda: hooks.ran)
-        hooks = JaxHooks(reporter, share, memory)
+        turns = hooked.of_process()
+        hooks = JaxHooks(reporter, share, memory, turns)
         stops = [hooks.guarded(part) for part in (hooks.after_calls, hooks.slow_calls)]
         hooks.guarded(hooks.waits)
         if all(stops):
             share.gains(fixed=memory)
+            turns.gains(PolledTurns(hooks.turns))
         gate = f"gate per jitted call, {AT_START}" if all(stops) else "no gate"
-        reporter.attach(f"jax {jax.__version__}, {gate}", hooks.device_bytes, share=share if all(stops) else None)
+        ours = (share, turns) if all(stops) else (None, None)
+        reporter.attach(f"jax {jax.__version__}, {gate}", hooks.device_bytes, None, *ours)
     return _installed
 
 
 class JaxHooks:
     """The hooks: each tells the reporter; an error in one is reported once and never raised."""
 
-    def __init__(self, reporter: Reporter, share: ShareControl, memory: StartMemory) -> None:
+    def __init__(self, reporter: Reporter, share: ShareControl, memory: StartMemory, turns: HookedTurns) -> None:
         self._reporter = reporter
         self._calls = JittedCalls()
         self._work = JittedWork(share, ArrayImpl.block_until_ready, memory.on_cores)
+        self.turns = CallTurns(turns, ArrayImpl.block_until_ready)
         self._returned: dict[int, list[weakref.ref[Any]]] = {}
         """Arrays that a function returned at its last call, kept while its calls are looked at."""
         self._known: set[int] = set()
@@ -103,6 +110,7 @@ class JaxHooks:
         if not _is_internal(function):
             self.guarded(self._call, getattr(function, "_fun", function), args, kwargs, result)
         self.guarded(self._work.stop)
+        self.turns.ask()
 
     def _call(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         with self._lock:
@@ -116,6 +124,7 @@ class JaxHooks:
             count = self._calls.called(identity, *sizes)
         if count:
             self._reporter.jit_called(count)
+            self.turns.batch_ended(result)
 
     def _watch(self, function: Any, identity: int) -> None:
         if identity not in self._known:

@@ -4,6 +4,7 @@
                            -->  limits hold: wait for the result, then stop until the rates allow more
     the newest result is ready (the script waited for it, or a thread here saw it)  -->  idle
         on cores: only while the script's thread sleeps, looked at until it runs again
+    a jitted call returned, and jobs share this host in turns  -->  ask for the turn to compute
 
 So one call at a time runs while limits hold, and the script can be stopped between calls but not within one. JAX takes
 its memory when it starts, and keeps it: `StartMemory` says how much, and no smaller limit is obeyed.
@@ -19,6 +20,8 @@ import jax
 from jax._src.array import ArrayImpl
 
 from covey.hooks.limits.sharing import MemoryUsed, ShareControl
+from covey.hooks.thread_state import ThreadState
+from covey.hooks.turns.hooked import HookedTurns
 
 RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.0003, 0.005
 """Seconds between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each look
@@ -132,6 +135,32 @@ class JittedWork:
             self._share.idles(False)  # no rank reads it now; a later reader must not find an old value
 
 
+class CallTurns:
+    """The turns of a script on a host that jobs share, between its jitted calls: after a call it asks for the turn that
+    it does not have. `wait` is JAX's own `block_until_ready` of an array."""
+
+    def __init__(self, turns: HookedTurns, wait: Callable[[Any], Any]) -> None:
+        self._turns, self._wait = turns, wait
+        self._before: Callable[[], None] | None = None
+
+    def put_in(self, before: Callable[[], None]) -> None:
+        self._before = before
+
+    def take_out(self) -> None:
+        self._before = None
+
+    def batch_ended(self, result: Any) -> None:
+        """A mini-batch ended with the call that returned this."""
+        if self._before is not None and (array := _one_of(result)) is not None:
+            self._turns.batch_ended(lambda: _waited(self._wait, array))
+
+    def ask(self) -> None:
+        """A call returned: wait for the turn, if one is needed. What a signal's handler raises is the script's."""
+        before = self._before
+        if before is not None:
+            before()
+
+
 class StartMemory:
     """The memory of a process that uses JAX: what its allocator took when it started; on cores what was asked for the
     job, since nothing limits it there. `ran()`: whether a JAX function has run. Asked before that, JAX's devices would
@@ -188,22 +217,3 @@ def _waited(wait: Callable[[Any], Any], array: Any) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-class ThreadState:
-    """The kernel's word on a thread of this process, usually the same thread each time."""
-
-    def __init__(self) -> None:
-        self._of, self._file = 0, -1
-
-    def runs(self, native_id: int) -> bool:
-        """Whether the thread runs, or would if it had a core; True also when not known."""
-        try:
-            if native_id != self._of:
-                if self._file >= 0:
-                    os.close(self._file)
-                self._file, self._of = -1, 0
-                self._file, self._of = os.open(f"/proc/self/task/{native_id}/stat", os.O_RDONLY), native_id
-            return b") R " in os.pread(self._file, 128, 0)
-        except OSError:
-            return True

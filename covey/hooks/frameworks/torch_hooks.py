@@ -5,6 +5,7 @@
     DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
     DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
                     `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
+    collectives     `Work.wait` is wrapped: on a host that jobs share in turns, others compute while this script waits
     process groups  in an elastic job (COVEY_ELASTIC) a group of all ranks is refused: it would wait for ever
 
 No hook is called per operator, and none changes what is computed. `covey.hooks.frameworks.torch_share` handles a shared
@@ -24,9 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from covey.core.errors import CoveyError
 from covey.hooks.frameworks.torch_cuda import StreamWaits, TorchGpu
 from covey.hooks.frameworks.torch_memory import TorchMemory
-from covey.hooks.frameworks.torch_share import end_of_stream, native_library, share_control
+from covey.hooks.frameworks.torch_share import end_of_stream, native_library, share_control, turn_gate
 from covey.hooks.limits.sharing import ShareControl
 from covey.hooks.reporter import Reporter, of_process, resident_bytes
+from covey.hooks.turns import hooked
+from covey.hooks.turns.hooked import HookedTurns
 from covey.hooks.waits import QueuedWaits
 
 _installed: Reporter | None = None
@@ -41,11 +44,13 @@ def install() -> Reporter:
         gpu = TorchGpu(native_library(), reporter.failed)
         memory = TorchMemory(gpu.memory)
         share = share_control(memory, gpu)
+        turns = hooked.of_process()
+        turns.gains(turn_gate())
         gpu.graphs.before = lambda: before_graph(reporter, memory, share)
         gpu.graphs.install()
-        Hooks(reporter, exposed, share, memory, gpu).install()
+        Hooks(reporter, exposed, share, memory, gpu, turns).install()
         to = f"torch {torch.__version__}, gate per {share.gate}"
-        reporter.attach(to, device_bytes, exposed.communicate_s, share)
+        reporter.attach(to, device_bytes, exposed.communicate_s, share, turns)
     return _installed
 
 
@@ -62,9 +67,16 @@ class Hooks:
     """Replaces functions of PyTorch by ones that report; an error in reporting is reported once, never raised."""
 
     def __init__(
-        self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory, gpu: TorchGpu
+        self,
+        reporter: Reporter,
+        figures: "DdpFigures",
+        share: ShareControl,
+        memory: TorchMemory,
+        gpu: TorchGpu,
+        turns: HookedTurns,
     ) -> None:
         self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
+        self._turns = turns
         self._queued = StreamWaits(share, gpu, QueuedWaits(share, end_of_stream))
         self._fired = 0
         self._known: set[int] = set()
@@ -82,6 +94,8 @@ class Hooks:
         GradScaler.step = self._scaled(GradScaler.step)
         _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
         DistributedDataParallel.__init__ = self._made(DistributedDataParallel.__init__)
+        if torch.distributed.is_available():
+            torch.distributed.Work.wait = self._awaited(torch.distributed.Work.wait)
         if os.environ.get("COVEY_ELASTIC") == "1" and torch.distributed.is_available():
             torch.distributed.init_process_group = for_elastic(torch.distributed.init_process_group)
 
@@ -107,6 +121,8 @@ class Hooks:
             if identity not in self._known:
                 self._comes(optimizer)
             self._reporter.optimizer_stepped(identity)
+            if self._turns.on:
+                self._turns.batch_ended()
         except Exception as error:
             self._reporter.failed(error)
 
@@ -139,6 +155,8 @@ class Hooks:
         @functools.wraps(fetch)
         def fetched(loader: Any) -> Any:
             began_s = reporter.now_s()
+            if self._turns.on:
+                self._guarded(self._turns.waits if loader._num_workers > 0 else self._turns.batch_ended)
             waits = self._waits(loader)
             self._guarded(waits, True)
             try:
@@ -156,6 +174,17 @@ class Hooks:
         if torch.cuda.is_initialized():
             return self._queued.waits
         return self._share.waits if loader._num_workers > 0 else self._share.fetches
+
+    def _awaited(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """`Work.wait`, by which all collectives wait that Python calls."""
+
+        @functools.wraps(wait)
+        def awaited(*args: Any, **kwargs: Any) -> Any:
+            if self._turns.on:
+                self._guarded(self._turns.waits)
+            return wait(*args, **kwargs)
+
+        return awaited
 
     def _made(self, init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)

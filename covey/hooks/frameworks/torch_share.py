@@ -1,6 +1,7 @@
 """How a PyTorch rank obeys the limits of a shared device: where it can be stopped, and its memory."""
 
 import atexit
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +15,32 @@ from covey.hooks.frameworks.torch_memory import TorchMemory
 from covey.hooks.gate.build import TorchBuild, cache_folder, found
 from covey.hooks.gate.native import NativeGate
 from covey.hooks.limits.sharing import ShareControl, of_process
+from covey.hooks.turns.gates import NativeTurns, PolledTurns, TurnGate
 from covey.hooks.waits import Done
 
 
 def share_control(memory: TorchMemory, gpu: TorchGpu) -> ShareControl:
     """The ShareControl of this process, with the gate that was built for this PyTorch, else without one."""
-    native = native_gate(native_library())
-    if native is not None:
-        atexit.register(native.stop)
+    native = gate_of_process()
     stops = None if native is not None else ModuleStops()
     share = of_process().gains(native, memory, stops, gpu.on_cores)
     share.graphs = lambda: gpu.graphs.any
     return share
+
+
+def turn_gate() -> TurnGate:
+    """Where this process asks for turns, on a host that jobs share: operators, else modules."""
+    native = gate_of_process()
+    return NativeTurns(native) if native is not None else PolledTurns(ModuleStops())
+
+
+@functools.cache
+def gate_of_process() -> NativeGate | None:
+    """The one native gate of this process; it ends before PyTorch does."""
+    native = native_gate(native_library())
+    if native is not None:
+        atexit.register(native.stop)
+    return native
 
 
 def native_library() -> Path | None:

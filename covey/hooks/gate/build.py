@@ -1,5 +1,5 @@
-"""Build `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`), for one PyTorch, and find the built
-library, which only this user and root may be able to write.
+"""Build `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`) and for turns on shared hosts
+(`turns.cpp`), for one PyTorch, and find the built library, which only this user and root may be able to write.
 
     python -m covey.hooks.gate.build [FOLDER]       for the PyTorch of this Python; prints its path
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("gate.cpp")
-SOURCES = (SOURCE, SOURCE.with_name("device_queue.cpp"), SOURCE.with_name("spill.cpp"))
-READ = (*SOURCES, SOURCE.with_name("device_queue.h"))
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.cpp") for name in ("device_queue", "spill", "turns")))
+READ = (*SOURCES, *(SOURCE.with_name(f"{name}.h") for name in ("device_queue", "process")))
 BUILD_S = 300.0
 """Seconds after which a compiler counts as hanging; it takes 4 s on one core of 2024."""
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-pthread")

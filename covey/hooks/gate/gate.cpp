@@ -11,10 +11,9 @@
 #include <ATen/record_function.h>
 
 #include "device_queue.h"
+#include "process.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -35,8 +34,7 @@
 #include <thread>
 
 namespace {
-using ns = int64_t;
-constexpr ns MS = 1000000;
+using namespace process;
 constexpr ns QUANTUM = 1 * MS;           // worked at a stretch where a share below 1 holds
 constexpr ns POLL_MIN = MS / 5, POLL_MAX = 4 * MS;  // between two looks of who is stopped: each costs some 15 us
 constexpr ns LEASE_MAX = 60000 * MS;     // whatever a page says
@@ -48,17 +46,7 @@ constexpr ns ALONE_LOOK = 50 * MS;       // where nobody reads the flag and noth
 constexpr ns FETCH_LOOK = 3 * MS / 10;   // after the script began to fetch input in its own thread: does it sleep?
 constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 58;
 
-ns at_clock(clockid_t clock) {
-  timespec t;
-  clock_gettime(clock, &t);
-  return ns(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
-ns now() { return at_clock(CLOCK_MONOTONIC); }
 ns worked(ns t) { return device_queue::used() ? device_queue::worked(t) : at_clock(CLOCK_PROCESS_CPUTIME_ID); }
-void sleep_ns(ns length) {
-  timespec t{length / 1000000000, length % 1000000000};
-  nanosleep(&t, nullptr);
-}
 template <class T>
 T word(const uint8_t* page, int at) {
   T value;
@@ -320,37 +308,6 @@ class Flagging {
   }
 };
 
-int state_file(int tid) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
-  return open(path, O_RDONLY | O_CLOEXEC);
-}
-
-bool runs(int file) {  // or would, if it had a core
-  char text[256];
-  ssize_t count = file < 0 ? 0 : pread(file, text, sizeof text - 1, 0);
-  if (count <= 0) return false;
-  text[count] = 0;
-  const char* name_ends = std::strrchr(text, ')');
-  return name_ends && name_ends[1] && name_ends[2] == 'R';
-}
-
-bool any_runs(int but) {
-  DIR* tasks = opendir("/proc/self/task");
-  if (!tasks) return true;
-  bool found = false;
-  while (dirent* entry = readdir(tasks)) {
-    int tid = std::atoi(entry->d_name);
-    if (tid <= 0 || tid == but) continue;
-    int file = state_file(tid);
-    found = runs(file);
-    if (file >= 0) close(file);
-    if (found) break;
-  }
-  closedir(tasks);
-  return found;
-}
-
 // A process works while it gets processor time, or one of its threads waits for a core. What this thread uses itself
 // does not count. Returns when to look again.
 struct Meter {
@@ -402,12 +359,6 @@ void hurry(bool urgent) {
   is = urgent;
   sched_param none{0};
   sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_BATCH, &none);
-}
-
-// Until it is another number, or so long.
-void rest(std::atomic<uint32_t>& word, uint32_t was, ns length) {
-  timespec t{length / 1000000000, length % 1000000000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, was, &t, nullptr, 0);
 }
 
 void watch() {

@@ -3,6 +3,7 @@ which is loaded already wherever there is a library."""
 
 import ctypes
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -35,6 +36,9 @@ class NativeGate:
         self._library.covey_start.restype = ctypes.c_int
         self._library.covey_await.restype = ctypes.c_uint32
         self._library.covey_await.argtypes = [ctypes.c_uint32, ctypes.c_int64]
+        self._library.covey_turns.restype = self._library.covey_turns_wait.restype = ctypes.c_int
+        self._library.covey_turns.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self._library.covey_turns_wait.argtypes = [ctypes.c_int64]
         self._reads = 0
         self._library.covey_changes.restype = ctypes.POINTER(ctypes.c_uint32)
         self.changes: memoryview[int] = memoryview(self._library.covey_changes().contents).cast("B").cast("I")
@@ -84,6 +88,22 @@ class NativeGate:
         """The script's thread begins to fetch input, when only its sleep is idle time; or it has it and computes
         again."""
         self._library.covey_fetch(int(begins))
+
+    def turns(self, page: Page, at: int, ask: Callable[[], None], script: int) -> bool:
+        """Call `ask` before operators of the thread `script` (its native id) while the word at `at` of this page does
+        not say that this process may compute. Whether that is possible."""
+        self._kept.append(ask)
+        address = self._address(page)
+        return bool(self._library.covey_turns((address.value or 0) + at, id(ask), script))
+
+    def no_turns(self) -> None:
+        """Ask for no turns any more: operators cost nothing."""
+        self._library.covey_turns(None, None, 0)
+
+    def await_rest(self, seconds: float) -> bool:
+        """Wait until this process may compute and its script waits for something, or so many seconds. Whether it
+        waits. For one thread only."""
+        return bool(self._library.covey_turns_wait(int(seconds * 1e9)))
 
     def counters(self) -> GateCounters:
         self._library.covey_counters(self._numbers)

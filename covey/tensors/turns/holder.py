@@ -1,6 +1,7 @@
 """The turns of one process, taken and given in memory that it shares with the other jobs of its host.
 
-    script computes   COMP     given when the script waits for a sum, taken before it gets the result
+    script computes   COMP     given when the script waits for a sum, taken before it gets the result; of a script that
+                              waits for no sums, the hooks say when it computes (`covey.hooks.turns`)
     frames are sent   COMM     taken for what goes to other hosts by any `push`, which does not wait, and by a
                               `push_pull` of more than 64 KiB; given when the last frame is sent
 
@@ -14,9 +15,9 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from covey.tensors.turns.page import BEAT_NS, BELL, KEY, SPIN_NS, Taker, TurnsPage
+from covey.tensors.turns.page import AT, BEAT_NS, BELL, KEY, SPIN_NS, STATE, Taker, TurnsPage
 from covey.tensors.turns.rules import LANES, Need
 from covey.tensors.turns.spent import TurnsSpent
 from covey.wire.frames import FrameError
@@ -31,6 +32,9 @@ IDLE_SHARE = 0.02
 """Share of one processor below which a script does not use them."""
 HELD_MAX_S = 300.0
 """Seconds after which a script that still computes loses its turn to another job that waits."""
+UNSEEN_MAX_S = 10.0
+"""Seconds after which a script gives its turn to another job that waits, where hooks take the turns and see no end of a
+mini-batch. The next operator asks for the next turn, so nothing is lost."""
 
 
 ORDERS = platform.machine() == "x86_64"
@@ -70,8 +74,11 @@ class ProcessTurns:
         self._words = threading.RLock()
         """Held while the words of this process are looked at and written: by the script's thread, by those that send,
         and by the one that beats."""
-        self._by_threads = False
-        """Whether other threads than the script's wait for sums, so that nobody knows when the script computes."""
+        self._by_sums = self._by_threads = False
+        """Whether the script itself has waited for sums, which say when it computes; whether other threads of it wait
+        for sums, so that these do not say it."""
+        self.hooks_changed: Callable[[], None] = lambda: None
+        """Called when `by_hooks` may have changed; waits for nothing."""
         self._waiting = set[object]()
         """A mark of each thread that waits for a turn: what is added or discarded twice, since an exception came in
         between, counts once."""
@@ -95,12 +102,18 @@ class ProcessTurns:
             if self._beats is None:
                 self._beats = threading.Thread(target=self._beat, name="covey-turns", daemon=True)
                 self._beats.start()
+        self.hooks_changed()
 
     def close(self) -> None:
         """Give what is held, and take nothing any more. A second call is harmless."""
         self.on = False
         self._closed.set()
         self._drop()
+        self.hooks_changed()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
 
     # ---- COMP: from the script's thread ----
 
@@ -108,6 +121,7 @@ class ProcessTurns:
         """The script waits for other ranks from now on: others may compute."""
         taker = self._taker
         if taker is not None and not self._by_threads:
+            self._sums_tell()
             self._give(taker, "comp")
             if self._waits_since_s is None:
                 self._waits_since_s = self._worked_s()
@@ -116,6 +130,7 @@ class ProcessTurns:
         """The script has what it waited for. Returns once it is its turn to compute."""
         taker = self._taker
         if taker is not None and not self._by_threads and self.on:
+            self._sums_tell()
             since_s, self._waits_since_s = self._waits_since_s, None
             if since_s is not None:
                 with self._lock:
@@ -123,11 +138,65 @@ class ProcessTurns:
             self._take(taker, "comp")
 
     def in_background(self) -> None:
-        """Threads of a framework wait for sums while the script computes: this process takes no turns to compute."""
+        """Threads of a framework wait for sums while the script computes: sums say no more when it computes."""
         self._by_threads = True
         taker = self._taker
         if taker is not None:
             self._give(taker, "comp")
+        self.hooks_changed()
+
+    def _sums_tell(self) -> None:
+        if not self._by_sums:
+            self._by_sums = True
+            self.hooks_changed()
+
+    # ---- COMP: from hooks, where sums do not say when the script computes ----
+
+    @property
+    def by_hooks(self) -> bool:
+        """Whether hooks have to take the turns to compute: another job is on the page, and no sums tell of them."""
+        taker = self._taker
+        return self._hooks_take(taker) and taker.page.has_others(taker.job)
+
+    @property
+    def comp_word(self) -> tuple[Any, int]:
+        """The memory of the page, and where in it the word lies that says whether this process computes (`page.STATE`,
+        `rules.HOLDS`), in bytes."""
+        taker = self._taker
+        assert taker is not None, "a process that never had a page takes no turns"
+        return taker.page.page, taker.page.offset(taker.slot, AT["comp"] + STATE)
+
+    @property
+    def has_comp(self) -> bool:
+        """Whether this process may compute now, by the page."""
+        taker = self._taker
+        return taker is not None and taker.holds("comp")
+
+    def begins(self) -> None:
+        """The script's thread is about to compute. Returns once it is its turn."""
+        taker = self._taker
+        if self._hooks_take(taker) and not taker.holds("comp"):
+            self._take(taker, "comp")
+
+    def rests(self) -> None:
+        """The script waits for something: others may compute. A wish for a turn stays."""
+        taker = self._taker
+        if self._hooks_take(taker):
+            self._give_held(taker)
+
+    @property
+    def comp_wanted(self) -> bool:
+        """Whether this process has the turn to compute, and another job waits for it."""
+        taker = self._taker
+        return self._hooks_take(taker) and taker.holds("comp") and taker.others_wait("comp")
+
+    def _hooks_take(self, taker: Taker | None) -> TypeGuard[Taker]:
+        return taker is not None and self.on and taker.owns and (self._by_threads or not self._by_sums)
+
+    def _give_held(self, taker: Taker) -> None:
+        with self._words:
+            slots = taker.give("comp") if taker.holds("comp") else []
+        self._ring(taker, slots)
 
     @property
     def waits(self) -> bool:
@@ -272,7 +341,8 @@ class ProcessTurns:
             since_ns = taker.since_ns("comp")
             held_s = (now_ns - since_ns) / 1e9
             idle = now_ns - max(since_ns, idle_since_ns) > IDLE_S * 1e9
-            if taker.holds("comp") and (idle or (held_s > HELD_MAX_S and taker.others_wait("comp"))):
-                self.lost += 1
-                slots = taker.lose("comp")
+            unseen = self._hooks_take(taker) and held_s > UNSEEN_MAX_S
+            if taker.holds("comp") and (idle or ((unseen or held_s > HELD_MAX_S) and taker.others_wait("comp"))):
+                self.lost += not unseen or idle
+                slots = taker.lose("comp") if idle or not unseen else taker.give("comp")
         self._ring(taker, slots)

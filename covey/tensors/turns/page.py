@@ -113,6 +113,10 @@ class TurnsPage:
         del states[slot : slot + 1]
         return not any(states)
 
+    def has_others(self, key: int) -> bool:
+        """Whether a process of another job than this one has a slot."""
+        return any(self.get(slot, KEY) not in (0, key) for slot in range(self.slots))
+
     # ---- the agent's side ----
 
     def prepare(self) -> None:

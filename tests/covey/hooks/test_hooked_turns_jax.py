@@ -1,0 +1,26 @@
+"""JAX scripts without a line about Covey take turns to compute, between their jitted calls."""
+
+from pathlib import Path
+
+from tests.covey.agents import Agent
+from tests.covey.hooks.jax_jobs import NEEDS_JAX, TRAIN
+from tests.covey.hooks.turns_host import TELL, Host, compute_in_turns
+
+pytestmark = NEEDS_JAX
+TRAINS = """
+@jax.jit
+def judged(weights, batch):
+    for _ in range(20): batch = jnp.tanh(batch @ weights[0])
+    return batch.sum()
+while True:
+    tell("begins"); float(judged(weights, batch)); tell("ends")
+    weights = train(weights, batch)
+"""
+
+
+async def test_two_jax_scripts_that_only_have_hooks_compute_in_turns(agent: Agent, tmp_path: Path) -> None:
+    host = Host(agent, tmp_path)
+    for slot in range(2):
+        await host.run(slot, TRAINS, TELL + "size = 384\n" + TRAIN, JAX_PLATFORMS="cpu")
+    await compute_in_turns(host)
+    await host.close()
