@@ -169,6 +169,8 @@ class CarriedRanks:
         self._state: Mapping[str, Array] = {}
         self.blocks: Exchange | None = None
         """The data Blocks of the ranks; None: the script has none."""
+        self.leaving: list[Callable[[int], object]] = []
+        """Called with each rank whose passes are over, while it may still push."""
 
     def exchanges(self, blocks: Exchange, carries: Carries | None) -> None:
         """Let data Blocks go with ranks from now on. `carries`: what the agent said last."""
@@ -240,6 +242,11 @@ class CarriedRanks:
         return self._machine.entered
 
     @property
+    def world_size(self) -> int:
+        """The number of ranks of the job."""
+        return self._me.world_size
+
+    @property
     def step(self) -> int:
         """The step that the script is in."""
         return self._lead.healing.step
@@ -277,7 +284,11 @@ class CarriedRanks:
 
     def exit(self, rank: int, well: bool) -> None:
         """The script is done with this rank in this step; `well`: without an exception."""
-        self._machine.exit(rank, well)
+        try:
+            for each in self.leaving if well else ():
+                each(rank)
+        finally:
+            self._machine.exit(rank, well)
 
     def push(
         self, rank: int, name: str, array: Array, *, out: Array | None, mean: bool, type: Type | None
