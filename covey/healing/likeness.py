@@ -4,7 +4,8 @@ A sum of Covey has the same bits however often it is repeated, but each rank com
 on another kind of processor, or with another numpy, may push numbers that differ in the last bits. So ranks send one
 another, when they attach, a digest of a small computation with the kernels that they use, and the versions of their
 libraries. People are told which rank differs; a successor with other versions ends, since the state that it was given
-may mean something else to it.
+may mean something else to it. The text of the main script is compared, too, and a rank that runs another one is named:
+its script may have been changed while the job ran.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ from covey.tensors.numbers.arrays import Array
 
 CORE_NAMES = ("scipy_openblas_get_corename64_", "openblas_get_corename64_", "openblas_get_corename")
 """Functions of OpenBLAS that return the kernel's name, by how it may be built."""
+NOT_KNOWN = "not known (python -m, python -c, or a notebook)"
 SIZE = 200
 """Size of a matrix that is multiplied: several blocks of any BLAS, and a remainder."""
 
@@ -38,6 +40,8 @@ class Likeness(msgspec.Struct, frozen=True):
     threads: str
     bits: str
     """Digest of the results of the test computation."""
+    script: str = ""
+    """Digest of the main script's text; empty: it is not known."""
 
 
 class Kernels(NamedTuple):
@@ -71,7 +75,7 @@ def likeness() -> Likeness:
         versions[name] = kernels.version
         for array in kernels.compute():
             found.update(np.ascontiguousarray(array).data)
-    return Likeness(versions, f"{_processor()} {_features()}".strip(), _threads(), found.hexdigest())
+    return Likeness(versions, f"{_processor()} {_features()}".strip(), _threads(), found.hexdigest(), main_script())
 
 
 def drawn(*shape: int) -> Array:
@@ -97,6 +101,27 @@ def unlike_bits(own: Likeness, other: Likeness) -> str:
     here, there = f"{own.processor}, {own.threads}", f"{other.processor}, {other.threads}"
     same = "on a processor of the same name" if here == there else f"{here} here, and there {there}"
     return f"the same numbers give other bits: {same}"
+
+
+def unlike_script(own: Likeness, other: Likeness) -> str:
+    """Why the main scripts are not one, for people; empty when they are, or neither is known."""
+    if own.script == other.script:
+        return ""
+    here, there = (each.script or NOT_KNOWN for each in (own, other))
+    return f"the text of the main script is {here} here, and there {there}"
+
+
+def main_script() -> str:
+    """Digest of the text of the script with which Python was started; empty when that is not known: `python -m`,
+    `python -c` and notebooks, or the file is gone."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if not path or getattr(main, "__spec__", None) is not None:
+        return ""
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
 
 
 def _numbers() -> list[Array]:

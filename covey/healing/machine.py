@@ -15,7 +15,14 @@ import msgspec
 
 from covey.core.errors import CoveyError, RankLeft, StateLost
 from covey.healing.held_state import HeldState, Kept
-from covey.healing.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
+from covey.healing.likeness import (
+    Likeness,
+    encode_likeness,
+    likeness_decoder,
+    unlike_bits,
+    unlike_script,
+    unlike_versions,
+)
 from covey.healing.neighbours import Beside, HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import JsonText, Owns, array_of_owns, owns_of_array
@@ -41,6 +48,7 @@ SAY_S = 1.0
 """Seconds between the offers of its state that a rank repeats while it waits for a successor."""
 CANNOT_HEAL = "one that takes over with the other's would end"
 WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
+ONE_SCRIPT = "run one script in all processes of a job; a script that was changed belongs to another job"
 OWNS = "covey/owns"
 """Name of the array with all ranks' own states, as a part of the state, when all ranks gather them."""
 KEPT = 3
@@ -414,10 +422,12 @@ class HealingMachine:
         if self._like is None or self._likes.get(rank) == like:
             return ""
         self._likes[rank] = like
-        why = unlike_versions(self._like, like)
-        if why := f"{why}: {CANNOT_HEAL}" if why else unlike_bits(self._like, like):
-            return f"is not like rank {rank}: {why}; next: {WHERE_ALIKE}"
-        return ""
+        why, script = unlike_versions(self._like, like), unlike_script(self._like, like)
+        why = f"{why}: {CANNOT_HEAL}" if why else unlike_bits(self._like, like)
+        if not why and not script:
+            return ""
+        whys, nexts = filter(None, (why, script)), (WHERE_ALIKE if why else "", ONE_SCRIPT if script else "")
+        return f"is not like rank {rank}: {'; '.join(whys)}; next: {'; '.join(filter(None, nexts))}"
 
     def _keep_all(self, kept: Kept) -> None:
         for rank, own in kept.items():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from covey.core.errors import OthersDone, StateLost
 from covey.core.units import format_seconds, format_size
 from covey.healing.held_state import Kept, contents_sum
-from covey.healing.likeness import Likeness, unlike_bits, unlike_versions
+from covey.healing.likeness import Likeness, unlike_bits, unlike_script, unlike_versions
 from covey.healing.state_pieces import (
     CANNOT,
     FROM_CHECKPOINT,
@@ -197,15 +197,20 @@ class TakingOver:
         return Taken(arrays, contents.rounds) if (yield from self._is_theirs(found, sources)) else None
 
     def _unlike(self, like: Likeness, source: int) -> str:
-        """A line for people when this process computes other bits than the lost rank, if some rank knows its likeness;
-        empty when not. StateLost when versions differ from those of the rank that gives."""
+        """A line for people when this process computes other bits than the lost rank, if some rank knows its likeness,
+        or runs another script than the rank that gives; empty when not. StateLost when versions differ from those of
+        the rank that gives."""
         other = self._haves[source].like
         lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
         if other is not None and (why := unlike_versions(like, other)):
             raise StateLost(CANNOT, f"compared with rank {source}, {why}", SAME)
+        found = []
         if lost is not None and (why := unlike_bits(like, lost)):
-            return f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}"
-        return ""
+            differs = "takes over from a rank that computed otherwise, and last bits of the result will differ"
+            found.append(f"{differs}: {why}")
+        if other is not None and (why := unlike_script(like, other)):
+            found.append(f"takes over, and runs another script than rank {source}, which gives the state: {why}")
+        return "; ".join(found)
 
     def _ask_all(self, began_s: float, timeout_s: float) -> Stepwise[None]:
         told_s, pause_s = self._now_s(), FIRST_ASK_S

@@ -62,6 +62,8 @@ LOOK_S = 0.25
 """Most seconds until a wait looks whether the process carries other ranks now."""
 PATIENCE_S = 30.0
 """Seconds after which people are told that the agent has not said which ranks are carried."""
+LOOP = "for rank in job.carried(step): with rank: rank.push(..)"
+"""How a script computes for the ranks that its process carries, for people."""
 Enter = Callable[[int, Any], object]
 """Called with a rank and what is its own: what the script computes from now on, it computes as that rank."""
 
@@ -134,7 +136,7 @@ class CarriedRank(int):
     ) -> TensorHandle:
         """Begin this rank's part of the tensor's next round, as `job.tensors.push` does; `array` must not change before
         the result is here. Every handle of a round gives the same result, once the loop over `job.carried` is over.
-        ValueError outside `with rank:`; other errors as of `job.tensors.push`."""
+        CoveyError outside `with rank:`; other errors as of `job.tensors.push`."""
         return self._of.push(int(self), name, array, out=out, mean=mean, type=type)
 
 
@@ -167,6 +169,8 @@ class CarriedRanks:
         self._state: Mapping[str, Array] = {}
         self.blocks: Exchange | None = None
         """The data Blocks of the ranks; None: the script has none."""
+        self.leaving: list[Callable[[int], object]] = []
+        """Called with each rank whose passes are over, while it may still push."""
 
     def exchanges(self, blocks: Exchange, carries: Carries | None) -> None:
         """Let data Blocks go with ranks from now on. `carries`: what the agent said last."""
@@ -238,14 +242,21 @@ class CarriedRanks:
         return self._machine.entered
 
     @property
+    def world_size(self) -> int:
+        """The number of ranks of the job."""
+        return self._me.world_size
+
+    @property
     def step(self) -> int:
         """The step that the script is in."""
         return self._lead.healing.step
 
     def carried(self) -> Iterator[CarriedRank]:
-        """The ranks that this process carries in this step; ends when all that was pushed has come back."""
+        """The ranks that this process carries in this step; ends when all that was pushed has come back. CoveyError
+        inside such a loop, and when a rank was entered and not left."""
         if self._looping:
-            raise ValueError("the loop over job.carried(step) was begun while another one was not over")
+            what, why = "the loop over job.carried(step) was not begun", "another one is not over"
+            raise CoveyError(what, why, f"loop once in a step: {LOOP}")
         self._looping, pushed = True, set[CarriedMember]()
         try:
             self._let_others_catch_up()
@@ -253,8 +264,9 @@ class CarriedRanks:
                 while left := [rank for rank, member in self.members.items() if member not in pushed]:
                     pushed.add(self.members[left[0]])
                     yield CarriedRank(left[0], self)
-                    if self._machine.entered is not None:
-                        raise ValueError(f"rank {self._machine.entered} was entered (with rank:) and not left")
+                    if (entered := self._machine.entered) is not None:
+                        what, why = "the loop over job.carried(step) ends", f"rank {entered} was entered and not left"
+                        raise CoveyError(what, why, f"let `with rank:` enter and leave each rank: {LOOP}")
                 with suppress(_OthersNow):
                     self._settle()
                     return
@@ -263,19 +275,29 @@ class CarriedRanks:
             self._looping = False
 
     def enter(self, rank: int) -> None:
-        """The script computes as this rank from now on. ValueError when it is in another one."""
+        """The script computes as this rank from now on. CoveyError when it is in another one, and when this process
+        does not carry the rank in a loop that is under way."""
+        if not self._looping or rank not in self.members:
+            why = "this process does not carry it" if self._looping else "no loop over job.carried(step) is under way"
+            raise CoveyError(f"rank {rank} was not entered", why, f"take the ranks of each step anew: {LOOP}")
         self._script.enter(rank, self._machine.enter(rank))
 
     def exit(self, rank: int, well: bool) -> None:
         """The script is done with this rank in this step; `well`: without an exception."""
-        self._machine.exit(rank, well)
+        try:
+            for each in self.leaving if well else ():
+                each(rank)
+        finally:
+            self._machine.exit(rank, well)
 
     def push(
         self, rank: int, name: str, array: Array, *, out: Array | None, mean: bool, type: Type | None
     ) -> TensorHandle:
-        """Push for a rank that was entered."""
-        if self._machine.entered != rank:
-            raise ValueError(f"tensor {name!r} was not pushed: rank {rank} pushes inside `with rank:` only")
+        """Push for a rank that was entered. CoveyError for any other rank."""
+        if (entered := self._machine.entered) != rank:
+            now = "no rank was entered" if entered is None else f"this process computes as rank {entered}"
+            what, why = f"tensor {name!r} was not pushed", f"rank {rank} pushes inside `with rank:` only, and {now}"
+            raise CoveyError(what, why, LOOP)
         given = checked(name, array, type)
         if out is not None:
             check_out(name, out, given)
@@ -291,12 +313,10 @@ class CarriedRanks:
         return not self._looping and self._lead.client.has_result(name)
 
     def finish(self, name: str, out: Array | None) -> Array:
-        """The result of this tensor's round; for handles. ValueError inside the loop."""
+        """The result of this tensor's round; for handles. CoveyError inside the loop."""
         if self._looping:
-            raise ValueError(
-                f"tensor {name!r} has no result before all ranks of this process have pushed; next: wait for it after "
-                "the loop over job.carried(step)"
-            )
+            what, why = f"tensor {name!r} has no result yet", "not all ranks of this process have pushed"
+            raise CoveyError(what, why, "wait for it after the loop over job.carried(step)")
         return self._lead.client.finish(name, out)
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
@@ -476,3 +496,14 @@ class CarriedRanks:
                 member.client.far.until(name, waits(member, name))
                 if member is not self._lead or name == LEAVE:
                     member.client.settled(name)
+
+
+def ranks_in(carried: CarriedRanks | None, step: int) -> Iterator[CarriedRank]:
+    """The ranks that a process carries in this step. CoveyError in another step, and before there is a state (None)."""
+    what = f"the ranks of step {step} were not given"
+    if carried is None:
+        raise CoveyError(what, "the job has no state to carry", "call state = job.state(.., enter=) first")
+    if step != carried.step:
+        why = f"this process is in step {carried.step}"
+        raise CoveyError(what, why, "for step in state.steps(N): for rank in job.carried(step): ..")
+    return carried.carried()

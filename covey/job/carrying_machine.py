@@ -7,6 +7,7 @@ It neither waits nor sends. Threads drive it in `covey.job.carrying`, the simula
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from covey.core.errors import CoveyError
 from covey.healing.machine import json_of, parsed
 from covey.wire.job import Carries
 
@@ -102,10 +103,11 @@ class CarryingMachine:
     # ---- what is each rank's own ----
 
     def enter(self, rank: int) -> Any:
-        """The script computes as this rank from now on; returns what is its own, None: nothing yet. ValueError when it
+        """The script computes as this rank from now on; returns what is its own, None: nothing yet. CoveyError when it
         is in another one."""
         if self.entered is not None:
-            raise ValueError(f"rank {rank} was entered (with rank:) inside rank {self.entered}")
+            what, why = f"rank {rank} was not entered", f"`with rank:` of rank {self.entered} is not over"
+            raise CoveyError(what, why, "leave each rank before the next one is entered")
         self.entered = rank
         return self.owns.get(rank)
 

@@ -356,14 +356,11 @@ class JobClient(OfOneProcess):
     def carried(self, step: int) -> "Iterator[CarriedRank]":
         """The ranks that this process carries in this step, which is the one that `JobState.steps` gave: each is
         entered (`with rank:`) and pushes for itself (`covey.job.carrying`). A process that carries one rank only loops
-        once. ValueError before `state(.., enter=)`, or for another step."""
+        once. CoveyError before `state(.., enter=)`, or for another step."""
+        from covey.job.carrying import ranks_in
+
         self._check_process(f"the ranks of job {self.id} are not carried here")
-        carried = self._carried
-        if carried is None:
-            raise ValueError("no rank is carried before job.state(.., enter=) was called")
-        if step != carried.step:
-            raise ValueError(f"the ranks of step {step} were asked for in step {carried.step}")
-        return carried.carried()
+        return ranks_in(self._carried, step)
 
     def data(
         self,

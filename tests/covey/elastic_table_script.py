@@ -1,6 +1,7 @@
 """AddVector with an elastic table: each element ends as delta x steps x Blocks, whoever added it.
 
-Arguments: STEPS GO_ON. Steps are long until the file GO_ON exists.
+Arguments: STEPS GO_ON [unlike]. Steps are long until the file GO_ON exists; `unlike`: the process of rank 0 has other
+code, as if its script had been changed.
 """
 
 import sys
@@ -14,10 +15,13 @@ import covey
 BLOCKS, WIDTH = 12, 500
 
 
-def main(steps: int, go_on: Path) -> None:
+def main(steps: int, go_on: Path, unlike: bool) -> None:
     with covey.join() as job:
         table = job.table()
         table.put("v", np.zeros(WIDTH))
+        f = lambda v, delta: v + 3 * delta  # noqa: E731
+        if unlike and job.rank == 0:
+            f = lambda v, delta: v + 2 * delta  # noqa: E731
         data = job.data(BLOCKS, lambda k: np.ones(WIDTH), bytes="8 KiB")
         state = job.state(table.arrays, table.load, enter=lambda rank, own: None)
         for step in state.steps(steps):
@@ -26,7 +30,7 @@ def main(steps: int, go_on: Path) -> None:
                 with rank:
                     assert (table.get("v") == before).all() and (before == 3 * BLOCKS * step).all()
                     delta = sum((block for _, block in data.of(rank)), np.zeros(WIDTH))
-                    table.update("v", lambda v, delta: v + 3 * delta, delta)
+                    table.update("v", f, delta)
                 time.sleep(0.002 if go_on.exists() else 0.1)
             print("step", step, flush=True)
         found = table.get("v")
@@ -35,4 +39,4 @@ def main(steps: int, go_on: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), "unlike" in sys.argv)

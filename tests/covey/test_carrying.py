@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from agent.jobs.rank_env import INCARNATIONS_BITS
+from covey.core.errors import CoveyError
 from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import HealedRank
 from covey.healing.taking_over import HealingClosed
-from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, _OthersNow
+from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, _OthersNow, ranks_in
 from covey.job.carrying_machine import INCARNATION_BITS
 from covey.job.job_state import ScriptState, begun
 from covey.job.tensors import TensorClient, TensorError
@@ -503,21 +504,30 @@ def test_the_ranks_of_a_process_wait_until_no_successor_needs_any_of_them() -> N
     assert not waiting, "nobody waits once the script has given up"
 
 
+def refused(call: Callable[[], object], *words: str) -> None:
+    """An error in three lines: what, why, next."""
+    with pytest.raises(CoveyError) as error:
+        call()
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3 and lines[2].startswith("next: "), lines
+    assert all(word in str(error.value) for word in words), lines
+
+
 def test_a_script_that_does_not_keep_to_the_loop_is_told_so(gangs: Callable[..., ElasticGang], tmp_path: Path) -> None:
     gang = gangs(2, 1)
     gang.end()
     carried = gang.now[0].carried
     assert carried is not None
+    refused(lambda: ranks_in(carried, 3), "the ranks of step 3 were not given", f"in step {carried.step}")
     ranks = carried.carried()
     rank = next(ranks)
-    with pytest.raises(ValueError, match="pushes inside `with rank:` only"):
-        rank.push("a", np.zeros(1, np.float32))
-    with pytest.raises(ValueError, match="before all ranks of this process have pushed"):
-        carried.finish("a", None)
-    with pytest.raises(ValueError, match="another one was not over"):
-        next(carried.carried())
+    push = lambda: rank.push("a", np.zeros(1, np.float32))  # noqa: E731
+    refused(push, "tensor 'a' was not pushed", "rank 0 pushes inside `with rank:` only, and no rank was entered")
+    refused(lambda: carried.finish("a", None), "tensor 'a' has no result yet", "after the loop over job.carried")
+    refused(lambda: next(carried.carried()), "another one is not over")
+    refused(lambda: carried.enter(2), "rank 2 was not entered", "does not carry it")
     rank.__enter__()
-    with pytest.raises(ValueError, match="inside rank 0"):
-        rank.__enter__()
-    with pytest.raises(ValueError, match="and not left"):
-        next(ranks)
+    refused(rank.__enter__, "rank 0 was not entered", "`with rank:` of rank 0 is not over")
+    refused(lambda: carried.push(1, "a", np.zeros(1), out=None, mean=False, type=None), "computes as rank 0")
+    refused(lambda: next(ranks), "rank 0 was entered and not left")
+    refused(rank.__enter__, "rank 0 was not entered", "no loop over job.carried(step) is under way")

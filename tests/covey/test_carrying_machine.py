@@ -2,6 +2,7 @@
 
 import pytest
 
+from covey.core.errors import CoveyError
 from covey.job.carrying_machine import CarryingMachine, still_needed
 from covey.wire.job import Carries
 
@@ -77,7 +78,7 @@ def test_what_is_a_ranks_own_is_kept_until_it_is_entered_again() -> None:
     assert process.enter(0) is None
     process.exit(0, well=True)
     assert process.enter(1) is None
-    with pytest.raises(ValueError, match="inside rank 1"):
+    with pytest.raises(CoveyError, match="of rank 1 is not over"):
         process.enter(0)
     process.exit(1, well=False)
     assert process.enter(0) == 0

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,3 +315,17 @@ async def test_a_script_sees_that_it_is_asked_to_end_by_its_agent_or_else_by_a_f
 async def test_more_time_is_refused_in_words(agent: Agent) -> None:
     with await agent.client() as job, pytest.raises(CoveyError, match="no host asked"):
         await asyncio.to_thread(job.extend_grace, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (lambda job: job.carried(0), "the job has no state to carry"),
+        (lambda job: job.data(4), "load= is missing"),
+        (lambda job: job.table().update("w", None, None), "no rank was entered"),
+    ],
+)
+async def test_what_a_script_asks_too_early_is_refused_in_three_lines(agent: Agent, ask: Any, why: str) -> None:
+    with await agent.client() as job, pytest.raises(CoveyError, match=why) as refused:
+        await asyncio.to_thread(ask, job)
+    assert len(str(refused.value).splitlines()) == 3

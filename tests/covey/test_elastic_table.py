@@ -1,6 +1,6 @@
 """`put`, `get` and `update` over rounds, by real processes that come and go."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,23 +9,32 @@ import numpy as np
 import pytest
 
 from covey.core.errors import CoveyError
-from covey.job.elastic_table import ElasticTable
+from covey.job.elastic_table import ElasticTable, code_row, unlike_ranks
 from tests.covey.elastic_rig import ElasticProcesses
 from tests.covey.plain_processes import PlainProcesses
 
 SCRIPT = Path(__file__).with_name("elastic_table_script.py")
 STEPS = 120
+Jobs = Callable[..., ElasticProcesses]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[ElasticProcesses]:
-    made = ElasticProcesses(PlainProcesses(), tmp_path / "j", 4, 2, SCRIPT, str(STEPS), str(tmp_path / "go on"))
-    yield made
-    made.close()
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    made: list[ElasticProcesses] = []
+
+    def make(*words: str) -> ElasticProcesses:
+        options = str(STEPS), str(tmp_path / "go on"), *words
+        made.append(ElasticProcesses(PlainProcesses(), tmp_path / "j", 4, 2, SCRIPT, *options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
-def test_each_element_is_delta_times_steps_times_blocks_whatever_changes(job: ElasticProcesses, tmp_path: Path) -> None:
+def test_each_element_is_delta_times_steps_times_blocks_whatever_changes(jobs: Jobs, tmp_path: Path) -> None:
     """Cruise's AddVector, while a process is added and another is killed for good. Reference: §3.3."""
+    job = jobs()
     job.until(lambda: job.have_said("step 2\n"))
     (new,) = job.arrange([], 1)
     job.until(lambda: "step" in job.now[new].text())
@@ -35,11 +44,27 @@ def test_each_element_is_delta_times_steps_times_blocks_whatever_changes(job: El
     assert "moved=3" in job.now[new].text(), "the three Blocks of one rank came from the process before"
 
 
+def test_unlike_code_in_two_processes_is_refused_before_it_computes(jobs: Jobs) -> None:
+    job = jobs("unlike")
+    assert {first: each.wait(60.0) for first, each in job.now.items()} == {0: 1, 1: 1}, job.text()
+    for each in job.now.values():
+        assert "step 1" not in each.text()
+        assert "ranks 0 and 1 give functions of other code\nnext: run one" in each.text()
+
+
+def test_rows_of_functions_that_are_known_are_compared() -> None:
+    one, other, unknown = code_row({"v": "aa", "w": "bb"}), code_row({"v": "aa", "w": "cc"}), code_row({"v": ""})
+    assert (one == code_row({"w": "bb", "v": "aa"})).all() and not unknown.any()
+    assert unlike_ranks(np.stack([unknown, one, one])) is None
+    assert unlike_ranks(np.stack([unknown, one, one, other])) == (1, 3)
+
+
 class Entered:
     """Ranks of which one is entered."""
 
     def __init__(self, rank: int | None) -> None:
         self.entered, self.is_looping, self.pushed = rank, True, list[Any]()
+        self.leaving: list[Any] = []
 
     def push(self, rank: int, key: str, delta: Any, **more: Any) -> Any:
         self.pushed.append((rank, key))

@@ -37,7 +37,7 @@ class JaxProcess(Process):
                     key, state.own = jax.random.split(state.own)
                     self.gang.drawn.append((step, int(rank)))
                     mean = rank.pmean({"w": jax.random.normal(key, (300,)) * state.tree["w"]})
-                    with pytest.raises(ValueError, match="inside `with rank:`"):
+                    with pytest.raises(CoveyError, match="at the end of `with rank:`"):
                         mean.wait()
                     key, state.own = jax.random.split(state.own)
                     norm = rank.psum(jax.random.normal(key))

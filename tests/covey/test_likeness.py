@@ -1,10 +1,12 @@
 """Ranks that compute other bits, or with other versions, are told apart: when they attach, and when one takes over."""
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -21,16 +23,19 @@ from covey.healing.likeness import (
     encode_likeness,
     likeness,
     likeness_decoder,
+    main_script,
     unlike_bits,
+    unlike_script,
     unlike_versions,
 )
 from covey.healing.neighbours import HealedRank
 from covey.healing.state_pieces import About, encode_have
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
 
-ONE = Likeness({"Covey": "1", "numpy": "2.1"}, "EPYC with AVX512", "2 threads", "aa")
+ONE = Likeness({"Covey": "1", "numpy": "2.1"}, "EPYC with AVX512", "2 threads", "aa", "bb")
 OTHER = msgspec.structs.replace(ONE, processor="Xeon with AVX2", bits="bb")
 NEWER = msgspec.structs.replace(ONE, versions={"Covey": "1", "numpy": "2.2"})
+CHANGED = msgspec.structs.replace(ONE, script="cc")
 SAYS = "from covey.healing.likeness import likeness; print(likeness().bits, likeness().threads)"
 
 
@@ -114,6 +119,39 @@ def test_a_neighbour_that_is_unlike_is_named_to_people_once(other: Likeness, wor
     assert len(told.people) == 1
 
 
+def test_a_rank_that_runs_another_script_or_an_unknown_one_is_named() -> None:
+    told = Told(ONE)
+    told.healing.told(ToldByRank(1, About.LIKE, 0, encode_likeness(CHANGED)))
+    told.healing.told(ToldByRank(2, About.LIKE, 0, encode_likeness(msgspec.structs.replace(ONE, script=""))))
+    one, other = told.people
+    assert one.startswith("is not like rank 1: the text of the main script is bb here, and there cc; next: run one")
+    assert "rank 2" in other and "and there not known (python -m" in other
+    assert unlike_script(*[msgspec.structs.replace(ONE, script="")] * 2) == "", "nothing is known of either"
+    told = Told(ONE)
+    told.healing.told(ToldByRank(1, About.LIKE, 0, encode_likeness(msgspec.structs.replace(OTHER, script="cc"))))
+    assert all(word in told.people[0] for word in ("other bits", "main script", "hosts that are alike", "one script"))
+
+
+def test_the_main_script_is_known_by_its_text_where_python_was_given_a_file(tmp_path: Path) -> None:
+    says = "from covey.healing.likeness import main_script; print('found', main_script())"
+    (tmp_path / "one.py").write_text(says)
+
+    def found(*words: str) -> str:
+        where = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *filter(None, sys.path))))}
+        done = subprocess.run([sys.executable, *words], env=where, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.removeprefix("found").strip()
+
+    assert found(str(tmp_path / "one.py")) == hashlib.blake2b(says.encode(), digest_size=8).hexdigest()
+    assert [found("-m", "one"), found("-c", says)] == ["", ""]
+
+
+def test_a_main_script_whose_file_is_gone_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/no/such/file", raising=False)
+    assert main_script() == ""
+
+
 def recovered(like: Likeness, source: Likeness, lost: Likeness | None) -> tuple[Told, StateLost | None]:
     """A successor that is `like` this, after the answers of the two others."""
     told, failed, said = Told(like, 1), list[StateLost](), list[str]()
@@ -147,6 +185,12 @@ def test_a_successor_on_another_kind_of_processor_goes_on_and_says_so() -> None:
     told, lost = recovered(OTHER, ONE, ONE)
     assert lost is None and told.healing.step == 5
     assert "last bits of the result will differ" in told.people[0] and "EPYC with AVX512" in told.people[0]
+
+
+def test_a_successor_that_runs_another_script_goes_on_and_says_so() -> None:
+    told, lost = recovered(CHANGED, ONE, ONE)
+    assert lost is None and "runs another script than rank 1, which gives the state" in told.people[0]
+    assert "is cc here, and there bb" in told.people[0]
 
 
 def test_a_successor_is_compared_with_the_lost_rank_where_somebody_knows_it() -> None:

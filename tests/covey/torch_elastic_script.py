@@ -33,6 +33,13 @@ class Samples(Dataset):  # type: ignore[misc]
         return whole + 0.01 * random.gauss(0, 1) + 0.01 * np.random.random(), at
 
 
+class StillSamples(Samples):
+    """A data set without the noise from generators, of which each worker process of a DataLoader has its own."""
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.randn(8, generator=torch.Generator().manual_seed(at)), at
+
+
 class Place:
     """A place in the data of a rank's own, which moves on with each batch."""
 
@@ -85,10 +92,11 @@ def train(kind: str, steps: int, go_on: Path | None) -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0, growth_interval=3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    samples, data = Samples(), Place() if kind.endswith("place") else None
+    samples, data = StillSamples() if "still" in kind else Samples(), Place() if kind.endswith("place") else None
     distributed = DistributedSampler(samples, num_replicas=4, rank=0, seed=5)
     sampler = covey.torch.StepSampler.like(distributed, BATCH, per_step=PARTS)
-    loader = DataLoader(samples, batch_sampler=sampler)
+    workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True} if kind.endswith("workers") else {}
+    loader = DataLoader(samples, batch_sampler=sampler, **workers)
     training = covey.torch.attach(
         model, optimizer, also=[scheduler, scaler], data=sampler if data is None else data, elastic=True, job=job
     )

@@ -57,10 +57,11 @@ class SummedTree:
         ]
 
     def wait(self) -> Any:
-        """The sum or average, with the structure that was given and on its devices. ValueError before the loop over
+        """The sum or average, with the structure that was given and on its devices. CoveyError before the loop over
         `carried` is over. A second call returns the same."""
         if self._leaves and not self._handles:
-            raise ValueError("the sum was asked for inside `with rank:`; next: wait after the loop over carried()")
+            what, why = f"{self._names[0]!r} has no sum yet", "it is pushed at the end of `with rank:`"
+            raise CoveyError(what, why, "wait for it after the loop over state.carried()")
         if self._sums is None:
             found = [handle.wait() for handle in self._handles]
             leaves = [put_back(array, leaf) for array, leaf in zip(found, self._leaves, strict=True)]

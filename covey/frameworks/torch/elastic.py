@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.devices import devices_of
+from covey.frameworks.torch.devices import devices_of, is_captured
 from covey.frameworks.torch.elastic_models import CANNOT_CARRY
 from covey.frameworks.torch.flat_gradients import FlatGradients
 from covey.frameworks.torch.random_state import generators, set_generators
@@ -215,7 +215,10 @@ class ElasticTraining:
     # ---- for ranks ----
 
     def entered(self) -> None:
-        """A rank begins to compute."""
+        """A rank begins to compute. CoveyError where its passes would be recorded instead of made."""
+        if recording := [str(device) for device in self._contents.devices if is_captured(device)]:
+            why = f"a graph is being recorded on {', '.join(recording)}, and would be played for other ranks, too"
+            raise CoveyError(CANNOT_CARRY, why, "leave the graph out")
         self._means = {}
         self._gradients.clear()
         if self._slot and self._buffers:

@@ -74,6 +74,8 @@ class StepSampler:
         """For each rank, the newest epoch that was asked for, and the rank's samples in their order."""
         self._by_step = False
         """Whether a loop over batches has those of one step (`carries`)."""
+        self._asked: Any = None
+        """Random numbers as they were when a loop over a step's batches was asked for; None: it has begun."""
 
     @classmethod
     def like(cls, sampler: Any, batch: int, *, per_step: int = 1) -> "StepSampler":
@@ -115,7 +117,10 @@ class StepSampler:
         asked for the iterator, and before it asks that for a batch."""
         first = self._next_batch()
         if self._by_step:
-            return iter([self._batch_at(first + part) for part in range(self._per_step)])
+            now = torch.default_generator.get_state()
+            if self._asked is None or not torch.equal(now, _after_one_draw(self._asked)):
+                self._asked = now  # else a DataLoader that starts its workers asks twice, and draws in between
+            return self._of_step([self._batch_at(first + part) for part in range(self._per_step)], self._asked)
         begins_epoch = first % self._per_epoch == 0
         if self._counts is not None:
             self._counts.asks_for_batches(begins_epoch)
@@ -136,6 +141,14 @@ class StepSampler:
 
     def _next_batch(self) -> int:
         return self._given if self._counts is None else self._counts.next_step * self._per_step
+
+    def _of_step(self, batches: list[list[int]], asked: Any) -> Iterator[list[int]]:
+        """The batches of one step. A DataLoader draws a number for each loop, but none where it kept its workers: then
+        it is drawn here, so that what a rank draws does not depend on what this process has done before."""
+        self._asked = None
+        if torch.equal(asked, torch.default_generator.get_state()):
+            torch.empty((), dtype=torch.int64).random_()
+        yield from batches
 
     def _batches(self, first: int, stop: int) -> Iterator[list[int]]:
         for at in range(first, stop):
@@ -161,6 +174,14 @@ class StepSampler:
         drawn = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order: list[int] = torch.randperm(self._size, generator=drawn).tolist()
         return order[self._rank :: self._world_size]
+
+
+def _after_one_draw(state: Any) -> Any:
+    """The state of PyTorch's generator once a DataLoader has drawn its number."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return generator.get_state()
 
 
 def _job_of(of_group: Callable[[], int], name: str) -> int:

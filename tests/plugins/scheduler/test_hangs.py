@@ -14,6 +14,7 @@ from plugins.facts import HeartbeatHeard, RanksAwaited
 from plugins.scheduler.machine.gang.hangs import NEXT_S, Hangs
 from plugins.scheduler.machine.gang.rank_signs import RankSigns
 from plugins.scheduler.messages.wire import GangNowAnswer, GangStands, RankHangs, RankNow, StacksWanted
+from plugins.scheduler.policy.carrying import first_carried
 from plugins.scheduler.policy.hang import StuckGang, StuckRank, judged, stuck
 from plugins.scheduler.service.ranks.hangs import STACKS_S
 from tests.plugins.scheduler.rack import Rack, until
@@ -67,6 +68,20 @@ def test_one_rank_at_a_time() -> None:
     assert it.wait(1, 3, after_s=NEXT_S) == []
 
 
+def test_a_process_with_four_ranks_that_does_not_step_is_named_once() -> None:
+    it = Answering(workers_max=16)
+    ranks = it.told.job.start.carried[3]
+    assert len(ranks) == 4
+    assert asked(it.wait(*ranks)) == [(H2, 3)], "not its first rank alone, and no process for each rank"
+    assert it.wait(*ranks) == it.wait(ranks[-1], after_s=20.0) == []
+    it = Answering(workers_max=16)
+    assert asked(it.wait(ranks[-1])) == [(H2, 3)], "it has pushed for three of them"
+    it = Answering(workers_max=16)
+    assert it.wait(*range(16)) == [], "where all are awaited, nobody waits"
+    assert asked(it.answer(waits(0), waits(1), waits(2), says(3))) == [(H2, 3)], "four processes are all that answer"
+    assert it.answer(waits(0), waits(1), waits(2), says(3), after_s=20.0) == []
+
+
 @pytest.mark.parametrize("spec", [{"hang_s": None}, {"hang_s": 60.0}])
 def test_nobody_is_told_before_the_time_that_the_job_gave(spec: dict[str, Any]) -> None:
     assert Waiting(**spec).wait(3) == []
@@ -84,13 +99,13 @@ def test_nor_of_another_grant_or_while_others_take_ranks_over() -> None:
 J1 = JobId("j1")
 
 
-def played(age_s: float, message: RankHangs | StacksWanted, hang_s: float | None = 30.0) -> Any:
+def played(age_s: float, message: RankHangs | StacksWanted, hang_s: float | None = 30.0, **more: Any) -> Any:
     """What h1, which runs both ranks of j1, does when another host says this `age_s` after they began."""
 
     async def story() -> Any:
         rack = Rack({"h1": 2, "h2": 0, "h3": 0})
         await rack.start()
-        spec = {"argv": ["train"], "workers": 2, "gpus_per_worker": 1, "hang_s": hang_s, "pack": "host"}
+        spec = {"argv": ["train"], "workers": 2, "gpus_per_worker": 1, "hang_s": hang_s, "pack": "host", **more}
         await rack["h3"].call("submit", spec=spec)
         await until(lambda: rack["h1"].machine.ranks)
         await asyncio.sleep(age_s)
@@ -111,6 +126,14 @@ def test_the_host_of_a_stuck_rank_keeps_stacks_and_ends_it_once() -> None:
     assert why.startswith("the others waited 31 s for rank 1 (--hang 30 s)")
     (note,) = [reason for _, event, reason, _ in host.notes if event == "rank stuck"]
     assert "process 101 is ended, as told by h2" in note
+
+
+def test_the_host_of_a_stuck_process_names_the_ranks_that_it_carries() -> None:
+    host = played(40.0, RankHangs(J1, 1, 1, 31.0), workers_max=8, pack="few")
+    (_, (*ended, why)) = host.runner.stuck
+    assert ended == [J1, 1, 1, 101], "once"
+    ranks = ", ".join(map(str, first_carried(8, 2)[1]))
+    assert why.startswith(f"the others waited 31 s for process 1, which carries ranks {ranks} (--hang 30 s)")
 
 
 def test_hosts_of_the_other_ranks_keep_stacks_once() -> None:

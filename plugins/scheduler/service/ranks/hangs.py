@@ -142,7 +142,8 @@ class StuckRanks:
         waited = format_seconds(said.waits_s)
         known = f", and {said.why}" if said.why else ""
         stacks = f"their stacks, where ranks could write them, are in agentctl logs {job.id}"
-        why = f"the others waited {waited} for rank {said.rank} (--hang {format_seconds(hang_s)}){known}; {stacks}"
+        named = f"{_named(job, said.rank)} (--hang {format_seconds(hang_s)})"
+        why = f"the others waited {waited} for {named}{known}; {stacks}"
         who = "coordinates it" if said.why else "sums its tensors"
         self.host.note(job.id, "rank stuck", f"{why}; process {age.pid} is ended, as told by {sender}, which {who}")
         await self._keep_stacks(job)
@@ -177,3 +178,11 @@ class StuckRanks:
         if now_s - self._asked_s.get((job.id, job.grant.epoch), -STACKS_AGAIN_S) >= STACKS_AGAIN_S:
             self._asked_s[job.id, job.grant.epoch] = now_s
             await self.host.runner.keep_stacks(job.id, job.grant.epoch)
+
+
+def _named(job: Job, process: int) -> str:
+    """The rank for which others wait, for people; in an elastic job its process, and the ranks that this carries."""
+    ranks = job.carried_by([process])
+    if len(ranks) < 2:
+        return f"rank {process}"
+    return f"process {process}, which carries ranks {', '.join(map(str, ranks))}"
