@@ -422,10 +422,8 @@ async def test_owners_of_a_drained_host_are_forgotten_and_all_hosts_hear_of_it(r
 
 
 @on_a_rack(settings=QUIET)
-async def test_what_a_killed_coordinator_had_reserved_is_free_after_its_lease_however_often_one_looks(
-    rack: Rack,
-) -> None:
-    """As long as people asked again for more processes, hosts kept GPUs for whoever had asked first and was gone."""
+async def test_what_a_killed_coordinator_had_reserved_is_free_after_its_lease(rack: Rack) -> None:
+    """Hosts kept GPUs for whoever had asked first and was gone, as long as people asked again for more processes."""
     id = await elastic(rack)
     other = next(host for host in rack.hosts if host not in counts(rack, id))
     ranks = rack.hosts[other].service.ranks
