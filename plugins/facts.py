@@ -402,6 +402,19 @@ class StepTimed(Fact, frozen=True):
     """Seconds of `step_s` in which the script waited for turns of other jobs; not in `communicate_s`."""
 
 
+class MemoryMeasured(Fact, frozen=True):
+    """What the processes of a job on this host said last of their memory, all together, bytes."""
+
+    job: JobId
+    epoch: int
+    blocks_bytes: int
+    """Data Blocks in memory."""
+    arrays_bytes: int
+    """Arrays that scripts registered as their state."""
+    peak_bytes: int
+    """The most resident memory of each process, added up."""
+
+
 class JobHooked(Fact, frozen=True):
     """What `covey.hooks` sees of a rank's script on this host."""
 

@@ -48,6 +48,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         may_heal=job.spec.on_lost == "heal",
         held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
+        host_memory=job.spec.host_memory,
         hang_s=job.spec.hang_s,
     )
 
