@@ -548,6 +548,15 @@ class GpusNow(msgspec.Struct, frozen=True):
     """Whether this host knows which GPUs it has."""
 
 
+class MemoryHere(msgspec.Struct, frozen=True):
+    """Key `memory`: memory of this host, for jobs that say how much of it they may take. It is a hint."""
+
+    total_bytes: int
+    """The smaller of the machine's and of the agent's cgroup; 0: not known."""
+    free_bytes: int
+    """What programs could have now, in steps of a 64th of the total."""
+
+
 class GpusShared(msgspec.Struct, frozen=True):
     """Key `gpus_shared`: which GPUs are here and how busy they are, for jobs beside others. It is a hint, and only in
     racks where some host shares its GPUs."""

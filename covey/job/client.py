@@ -432,8 +432,9 @@ class JobClient(OfOneProcess):
         if closed:
             return
         self._turns.close()
-        for part in filter(None, (self._carried, self._blocks)):
-            part.close()
+        for part in (self._carried, self._blocks):
+            if part is not None:
+                part.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()

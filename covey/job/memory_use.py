@@ -18,7 +18,6 @@ from covey.kernel.resident import Resident, resident
 from covey.wire.job import Frame, HostMemory, MemoryUsed
 
 if TYPE_CHECKING:
-    from covey.job.job_state import Get
     from covey.tensors.numbers.arrays import Array
 
 
@@ -86,7 +85,7 @@ class MemoryUse:
         """Bytes of all Blocks in memory here."""
         return sum(store.resident_bytes for store, _ in self._stores)
 
-    def counts(self, get: "Get") -> "Get":
+    def counts(self, get: "Callable[[], Mapping[str, Array]]") -> "Callable[[], Mapping[str, Array]]":
         """`get`, which returns the arrays of the script's state: where the job has a limit, they are counted."""
         if not self.on_host.limit_bytes:
             return get

@@ -52,6 +52,8 @@ class Reserve(Message, frozen=True):
     """Guaranteed jobs that were measured to suffer from it, or from one of its name."""
     joins: bool = False
     """Whether ranks of this grant run there already, and more are to join them."""
+    host_memory: Bytes = 0
+    """Memory of the host that the job may use, bytes; 0: it did not say."""
 
 
 class Reserved(Message, frozen=True):
@@ -75,6 +77,8 @@ class NotReserved(Message, frozen=True):
     reason: Text
     beside: bool = False
     """Whether `free` counts parts of GPUs, beside others."""
+    memory_short: bool = False
+    """Whether the host has no room for the job's memory, however many GPUs are free."""
 
 
 class Release(Message, frozen=True):

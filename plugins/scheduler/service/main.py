@@ -40,6 +40,7 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
+from plugins.scheduler.machine.leader.leader import memory_of
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import STATES, Job
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
@@ -372,7 +373,10 @@ class SchedulerService(PluginService):
         told = len(rack) == len(hosts) and all(host.known for host in rack)
         whole = told and {host.host for host in rack} >= set(self.host.log.voters)
         may_use = eligible.open_to(spec, {host.host: host.gpus for host in rack}, {})
+        memory = {host.host: host.memory for host in rack if host.memory is not None}
         never = explain.over_rack(spec, may_use) if whole else None
+        if never is None and whole and len(memory) == len(rack):
+            never = explain.over_memory(spec, memory)
         never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)
@@ -392,8 +396,9 @@ class SchedulerService(PluginService):
         said = {host.host: host.shared for host in rack if host.shared is not None}
         shared = eligible.open_to(None, said, drained) if shares else None
         out = {host.host: explain.GpusOut(host.out, host.why) for host in alive if host.out or not host.known}
-        if self._stood is None or not self._stood.holds(totals, shared, out):
-            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out)
+        memory = memory_of(alive)
+        if self._stood is None or not self._stood.holds(totals, shared, out, memory):
+            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out, memory)
         return self._stood
 
     def _seen(self) -> views.Seen:

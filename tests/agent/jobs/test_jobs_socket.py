@@ -109,6 +109,7 @@ async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> N
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
         two_are_here = Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True)
+        two_are_here = msgspec.structs.replace(two_are_here, memory_s=MEMORY_S)
         assert answer == two_are_here
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
