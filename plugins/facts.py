@@ -402,17 +402,23 @@ class StepTimed(Fact, frozen=True):
     """Seconds of `step_s` in which the script waited for turns of other jobs; not in `communicate_s`."""
 
 
+class MemoryInUse(msgspec.Struct, frozen=True):
+    """Memory of one host that the processes of a job have there, as they said last, all together."""
+
+    blocks_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Data Blocks in memory."""
+    arrays_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Arrays that scripts registered as their state."""
+    peak_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """The most resident memory of each process, added up."""
+
+
 class MemoryMeasured(Fact, frozen=True):
-    """What the processes of a job on this host said last of their memory, all together, bytes."""
+    """What the processes of a job on this host said last of their memory."""
 
     job: JobId
     epoch: int
-    blocks_bytes: int
-    """Data Blocks in memory."""
-    arrays_bytes: int
-    """Arrays that scripts registered as their state."""
-    peak_bytes: int
-    """The most resident memory of each process, added up."""
+    memory: MemoryInUse
 
 
 class JobHooked(Fact, frozen=True):

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from covey.core.errors import CoveyError
 from covey.core.version import VERSION
 from covey.healing.kernels import kernel
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.heartbeats import Heartbeats
 from covey.job.memory_offer import MemoryOffer
-from covey.job.memory_use import MemoryUse
 from covey.job.page_link import PageLink, PageUser
 from covey.job.rank_identity import identity
 from covey.job.spare_modules import imported
@@ -395,8 +395,7 @@ class JobClient(OfOneProcess):
                 carried.exchanges(self._blocks, told if self._me.elastic else None)
         assert load is not None, "declared_blocks has refused that"
         entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
-        ranks = (self.rank,) if self._carries is None else self._carries.carried.get(self.rank, (self.rank,))
-        store = lambda: store_of(declared, KeptHere(spill, resident, self.memory, ranks), me)  # noqa: E731
+        store = lambda: store_of(declared, KeptHere(spill, resident, self.memory, self._carries), me)  # noqa: E731
         return added(self._blocks, declared, load, self.world_size, entered, store)
 
     def table(self) -> "ElasticTable":
@@ -603,10 +602,9 @@ class JobClient(OfOneProcess):
         with self._lock:
             self.host, self._joined = joined.host, True
             self._urgent.clear()
-            self._follows = joined.tensor_memory
+            self._follows, self._agent_heals = joined.tensor_memory, joined.heals
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()
-            self._agent_heals = joined.heals
             self.memory.every_s, self.heartbeats.every_s = joined.memory_s, joined.heartbeat_s
             heals = self._heals if joined.heals else None
             owns = self._tensors.owner.now() if self._tensors is not None else None

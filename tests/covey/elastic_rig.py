@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.jobs.socket.memory_reports import on_host
 from covey.core.ids import HostId, JobId
 from covey.wire.frames import pack, whole
-from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, MemoryUsed, decoder
+from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, MemoryHeld, decoder
 from plugins.base import RanksSpec
 from plugins.scheduler.policy.carrying import carried_after, carriers_of, first_carried
 from tests.agent.here import ranks as a_spec
@@ -53,7 +53,7 @@ class AgentSocket:
         self._connections: list[socket.socket] = []
         self.memory: RanksSpec | None = None
         """The ranks whose processes are told what they may take of the host's memory, if they are."""
-        self.used: dict[socket.socket, MemoryUsed] = {}
+        self.used: dict[socket.socket, MemoryHeld] = {}
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
         self._listening.listen(64)
@@ -88,7 +88,7 @@ class AgentSocket:
             with self._lock:
                 connection.sendall(pack(joined) + pack(self._at) + pack(self._carries))
                 self._connections.append(connection)
-        elif isinstance(frame, MemoryUsed) and self.memory is not None:
+        elif isinstance(frame, MemoryHeld) and self.memory is not None:
             with self._lock:
                 self.used[connection] = frame
                 others = [each for other, each in self.used.items() if other is not connection]

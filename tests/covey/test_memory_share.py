@@ -10,9 +10,9 @@ from covey.core.memory_share import (
     seen,
     share_bytes,
 )
-from covey.job.memory_use import MemoryUse
+from covey.job.blocks.memory_use import MemoryUse
 from covey.kernel.resident import Resident, resident
-from covey.wire.job import HostMemory, MemoryUsed
+from covey.wire.job import HostMemory, MemoryHeld
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def test_the_share_is_the_limit_less_the_rest_for_each_process(on_host: MemoryOn
     assert share_bytes(on_host, beside, 8000) == share
 
 
-def test_shares_of_all_processes_and_what_they_need_are_never_more_than_the_limit() -> None:
+def test_shares_and_what_processes_need_are_never_more_than_the_limit() -> None:
     for limit in range(0, 2000, 7):
         needs = [limit % 300, limit % 170 + 20, limit % 89]
         shares = [share_bytes(MemoryOnHost(limit, 3, sum(needs) - need, 2), need, 10**9) for need in needs if limit]
@@ -100,7 +100,7 @@ def test_processes_that_come_and_go_change_the_share() -> None:
     use.keeps(Kept(True, 0))
     assert use.share_bytes() == 1000
     measured.available = 10
-    assert use.heard(HostMemory(0, 4)) and not use.heard(MemoryUsed())
+    assert use.heard(HostMemory(0, 4)) and not use.heard(MemoryHeld())
     assert use.share_bytes() == 500 and measured.asked == 1, "Blocks of its own are not what the host lacks"
     use.heard(HostMemory(0, 0))
     assert use.share_bytes() == 2000
@@ -113,7 +113,7 @@ def test_a_process_says_what_it_has_where_the_agent_wants_it() -> None:
     use.every_s = 1.0
     use.keeps(Kept(True, 100))
     use.arrays_bytes = 350
-    assert use.left_s(None) == 0.0 and use.due() == [MemoryUsed(100, 350, 350, 500)]
+    assert use.left_s(None) == 0.0 and use.due() == [MemoryHeld(100, 350, 350, 500)]
     assert use.due() == [] and use.left_s(9.0) == 1.0
     plain = measured.use(0)
     plain.every_s = 1.0

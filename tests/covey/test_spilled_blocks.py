@@ -15,9 +15,9 @@ from covey.job.blocks.block_arrays import items_in_block
 from covey.job.blocks.block_wire import BlockArrays, DeclaredBlocks
 from covey.job.blocks.data_blocks import KeptHere, added, declared_blocks, store_of
 from covey.job.blocks.exchange import Exchange, ExchangingProcess
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.blocks.spilled import DiskSpill, NoRoom, RemoteSpill, SpilledAt, spill_folder
 from covey.job.blocks.spilling_store import AHEAD_MAX, STEPS_MEASURED, SpillingStore
-from covey.job.memory_use import MemoryUse
 
 SIZE = 10_000
 OF = DeclaredBlocks("data", 64, SIZE)

@@ -49,7 +49,7 @@ from covey.wire.job import (
     InVain,
     Join,
     Joined,
-    MemoryUsed,
+    MemoryHeld,
     NeighbourFlag,
     NoTensorMemory,
     PagesHere,
@@ -329,7 +329,7 @@ class JobSocket:
                 self._stepped(peer, frame)
             elif isinstance(frame, Heartbeat):
                 self._heartbeat(peer, frame)
-            elif isinstance(frame, MemoryUsed):
+            elif isinstance(frame, MemoryHeld):
                 self._memory_used(peer, frame)
             elif isinstance(frame, Hooked):
                 self._hooked(peer, frame)
@@ -410,15 +410,15 @@ class JobSocket:
         of = peer.job, peer.epoch, peer.rank, peer.pid
         self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s, frame.begun))
 
-    def _memory_used(self, peer: ConnectedProcess, frame: MemoryUsed) -> None:
+    def _memory_used(self, peer: ConnectedProcess, frame: MemoryHeld) -> None:
         if peer.job is None or not memory_reports.is_possible(frame):
-            raise FrameError("MemoryUsed from outside a job, or of an impossible size")
+            raise FrameError("MemoryHeld from outside a job, or of an impossible size")
         peer.memory = frame
         spec, here = self._runner.spec(peer.job, peer.epoch), self._of_epoch(peer.job, peer.epoch)
         if spec is not None:
             peer.send(memory_reports.on_host(spec, (each.memory for each in here if each is not peer)))
             said = memory_reports.together([each.memory for each in here if each.memory is not None])
-            self._tell(MemoryMeasured(peer.job, peer.epoch, said.blocks_bytes, said.arrays_bytes, said.peak_bytes))
+            self._tell(MemoryMeasured(peer.job, peer.epoch, said))
 
     def _waits_in_vain(self, peer: ConnectedProcess, frame: InVain) -> None:
         if peer.job is None:

@@ -16,7 +16,7 @@ computed of it goes into sums, so nothing can be lost or counted twice, whoever 
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from covey.core.errors import CoveyError
@@ -26,10 +26,11 @@ from covey.job.blocks.block_arrays import code_digest, for_script
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BLOCK_BYTES_MAX, BLOCKS_MAX, SETS_MAX, DeclaredBlocks
 from covey.job.blocks.exchange import BlockSet, Exchange, ExchangingProcess
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.blocks.spilled import DiskSpill, RemoteSpill, SpillPlace, spill_folder
 from covey.job.blocks.spilling_store import SpillingStore
-from covey.job.memory_use import MemoryUse
 from covey.kernel.this_process import OfOneProcess
+from covey.wire.job import Carries
 
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
@@ -120,15 +121,17 @@ class KeptHere(NamedTuple):
     """Most bytes of Blocks in memory, as `job.data` was given them; None: by the memory of the host."""
     memory: MemoryUse
     """The memory of the process."""
-    ranks: Sequence[int] = (0,)
-    """The ranks that the process carries now."""
+    carries: Carries | None = None
+    """The ranks that each process of an elastic job carries, by its first; None: this one carries its first rank."""
 
 
 def store_of(declared: DeclaredBlocks, kept: KeptHere, me: ExchangingProcess) -> BlockStore:
     """Where the Blocks of a set are kept, as `job.data` says. CoveyError when that cannot be."""
     what, memory = f"data {declared.name!r} was not declared", kept.memory
     if kept.spill is None and kept.resident is None:
-        needed = declared.bytes_max * sum(len(range(rank, declared.blocks, me.world_size)) for rank in kept.ranks)
+        ranks = {} if kept.carries is None else kept.carries.carried
+        here = [range(rank, declared.blocks, me.world_size) for rank in ranks.get(me.first, (me.first,))]
+        needed = declared.bytes_max * sum(map(len, here))
         if memory.on_host.limit_bytes and needed > (share := memory.share_bytes()):
             raise CoveyError(what, _no_room(declared, needed, share, memory.on_host), NO_ROOM_NEXT)
         store = BlockStore()

@@ -6,8 +6,8 @@
 
 How many lie outside is found by trying (`covey.core.spill_walk`): the time of a step is measured, the median of three,
 and the number of Blocks outside changes by 8, 4, 2, 1 as long as that makes steps shorter. `resident_max` bounds it,
-and so does a share of the host's memory that moves (`covey.job.memory_use`): when less is left, Blocks go outside at
-the end of the step, and the walk begins anew.
+and so does a share of the host's memory that moves (`covey.job.blocks.memory_use`): when less is left, Blocks go
+outside at once, and the walk begins anew at the end of the step.
 Which Blocks are where changes no bit: they are what `load` returned.
 
 Data does not change, so a Block is written once and stays outside as a copy when it is in memory too. One that cannot

@@ -16,7 +16,7 @@ from msgspec import Meta
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
-from plugins.facts import StepTiming
+from plugins.facts import MemoryInUse, StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 
 Uuid = Annotated[str, Meta(max_length=128)]
@@ -119,6 +119,8 @@ class JobNowAnswer(Message, frozen=True):
     """Whether a rank is connected to its agent there."""
     reports: bool = False
     """Whether a rank reported a step, or used tensors: then it can be seen to stand still."""
+    memory: MemoryInUse | None = None
+    """What the job's processes there have of the host's memory; None: they did not say."""
 
 
 class LogTail(Message, frozen=True):

@@ -24,6 +24,7 @@ from plugins.facts import (
     JobJoined,
     JobPlaced,
     LeaderChanged,
+    MemoryMeasured,
     PairHarms,
     RankEndedHere,
     RankReplaced,
@@ -219,6 +220,8 @@ class SchedulerService(PluginService):
             self.early.on_fact(fact)
         elif isinstance(fact, JobHooked):
             self.ranks.steps.hooked(fact)
+        elif isinstance(fact, MemoryMeasured):
+            self.ranks.steps.measured(fact)
         elif isinstance(fact, TensorsSeen):
             self.ranks.told_by.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):

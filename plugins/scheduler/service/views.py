@@ -306,7 +306,7 @@ def job_view(
         times=_times(job, seen.rack_s),
         tally=_tally(job),
         losses=_losses(job, away, now),
-        seen=_seen(job, now),
+        seen=_seen(job, now, heard),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.grant.epoch,
@@ -380,14 +380,20 @@ def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) ->
     )
 
 
-def _seen(job: Job, now: Sequence[JobNowAnswer]) -> JobSeenView:
-    """What these hosts of the job said of its computation."""
+def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAnswer]) -> JobSeenView:
+    """What these hosts of the job said of its computation. `heard`: all that answered, by name."""
     sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
     return JobSeenView(
         timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
         hooked={rank: what for answer in now for rank, what in answer.hooked.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
+        host_memory=job.spec.host_memory,
+        memory={
+            host: answer.memory
+            for host, answer in sorted(heard.items())
+            if answer.memory is not None and answer.epoch == job.grant.epoch
+        },
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from covey.ports.probes import MemoryNow
-from plugins.facts import MemoryHere
+from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured
 from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
 from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
 from plugins.scheduler.messages.spec import JobSpec
@@ -141,6 +141,19 @@ async def test_a_job_goes_where_its_memory_is_free_and_waits_in_words(rack: Rack
     rack.finish("j1")
     await until(lambda: rack.job("j2").state == "running")
     assert hosts_of(rack, "j2") == {"gpu3"}
+
+
+@on_a_rack()
+async def test_a_person_sees_what_a_job_may_take_and_what_it_has(rack: Rack) -> None:
+    await memory_everywhere(rack)
+    await submit(rack, host_memory=8 * GIB)
+    await until(lambda: rack.job("j1").state == "running")
+    first, second = (HostId(name) for name in sorted(hosts_of(rack, "j1")))
+    rack[first].publish(MemoryMeasured(rack.job("j1").id, 1, MemoryInUse(1, 2, 3)))
+    rack[second].publish(MemoryMeasured(rack.job("j1").id, 0, MemoryInUse(4, 5, 6)))
+    view = await rack["gpu1"].call("job", id="j1")
+    assert view.seen.host_memory == 8 * GIB
+    assert view.seen.memory == {first: MemoryInUse(1, 2, 3)}, "the other one is of an earlier grant"
 
 
 @on_a_rack()

@@ -1,6 +1,6 @@
 """The memory of one process of a job: what it has, what its data Blocks may take, and what its agent is told.
 
-    agent <--MemoryUsed-- this process, each `Joined.memory_s` while the job has a limit or the process has Blocks
+    agent <--MemoryHeld-- this process, each `Joined.memory_s` while the job has a limit or the process has Blocks
           --HostMemory--> the limit, and what the job's other processes on this host need
 
 Before the first answer, and while the agent is away, the process goes by its environment: COVEY_HOST_MEMORY is the
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from covey.core.host_memory import available_bytes
 from covey.core.memory_share import BesideBlocks, MemoryOnHost, seen, share_bytes
 from covey.kernel.resident import Resident, resident
-from covey.wire.job import Frame, HostMemory, MemoryUsed
+from covey.wire.job import Frame, HostMemory, MemoryHeld
 
 if TYPE_CHECKING:
     from covey.tensors.numbers.arrays import Array
@@ -119,10 +119,10 @@ class MemoryUse:
         left_s = max(0.0, self._said_s + self.every_s - self._now_s())
         return left_s if most_s is None else min(left_s, most_s)
 
-    def due(self) -> list[MemoryUsed]:
+    def due(self) -> list[MemoryHeld]:
         """The report that is due now, or nothing."""
         if not self._reports or self._now_s() < self._said_s + self.every_s:
             return []
         self._said_s = self._now_s()
         beside = self.beside_bytes()
-        return [MemoryUsed(self.blocks_bytes, self.arrays_bytes, beside, self._beside.peak_bytes)]
+        return [MemoryHeld(self.blocks_bytes, self.arrays_bytes, beside, self._beside.peak_bytes)]
