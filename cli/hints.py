@@ -56,8 +56,8 @@ SUBMIT_FLAGS = {
     "--restarts": "--retries N", "--kill-wait": "--grace 60s", "--grace-period": "--grace 60s",
     "--signal": "--grace 60s    (SIGTERM first, and SIGKILL after this time)",
     # memory
-    "--mem": "--gpu-memory 8GiB    (of each GPU; host memory is not requested)",
-    "--memory": "--gpu-memory 8GiB    (of each GPU; host memory is not requested)",
+    "--mem": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
+    "--memory": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
     "--mem-per-gpu": "--gpu-memory 8GiB", "--mem-per-cpu": "--gpu-memory 8GiB    (of each GPU)",
     "--vram": "--gpu-memory 8GiB",
     # who, what, where from

@@ -178,6 +178,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a rank whose script attached state is started again alone when it is lost."""
     shared_memory: int = 0
     """Memory that each rank asked for on each of its GPUs, where GPUs are shared, bytes; 0: not said."""
+    host_memory: int = 0
+    """Memory that the processes of the job on this host may take together, bytes; 0: not limited."""
     hang_s: float | None = None
     """Seconds for which ranks may stand still, by what their processes tell, before something is done; None: for
     ever."""

@@ -404,6 +404,25 @@ class StepTimed(Fact, frozen=True):
     """Seconds of a processor that the process used while its script waited for sums; 0 in a job that takes no turns."""
 
 
+class MemoryInUse(msgspec.Struct, frozen=True):
+    """Memory of one host that the processes of a job have there, as they said last, all together."""
+
+    blocks_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Data Blocks in memory."""
+    arrays_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Arrays that scripts registered as their state."""
+    peak_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """The most resident memory of each process, added up."""
+
+
+class MemoryMeasured(Fact, frozen=True):
+    """What the processes of a job on this host said last of their memory."""
+
+    job: JobId
+    epoch: int
+    memory: MemoryInUse
+
+
 class JobHooked(Fact, frozen=True):
     """What `covey.hooks` sees of a rank's script on this host."""
 
@@ -548,6 +567,15 @@ class GpusNow(msgspec.Struct, frozen=True):
     """What is wrong with the worst GPU, or why it is not known which GPUs are here; empty: all take jobs."""
     known: bool = True
     """Whether this host knows which GPUs it has."""
+
+
+class MemoryHere(msgspec.Struct, frozen=True):
+    """Key `memory`: memory of this host, for jobs that say how much of it they may take. It is a hint."""
+
+    total_bytes: int
+    """The smaller of the machine's and of the agent's cgroup; 0: not known."""
+    free_bytes: int
+    """What programs could have now, in steps of a 64th of the total."""
 
 
 class GpusShared(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ Times named `_wall_s` are seconds since 1970; everything else is in the unit its
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import HostState, LateHost, Place, StepTiming
+from plugins.facts import HostState, LateHost, MemoryInUse, Place, StepTiming
 
 
 class PluginHealth(msgspec.Struct, frozen=True):
@@ -211,6 +211,10 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """The host that sums the job's tensors; None while none does, or hosts did not answer."""
     unlike: str = ""
     """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
+    host_memory: int = 0
+    """Memory that its processes on one host may take together, bytes; 0: not limited."""
+    memory: dict[HostId, MemoryInUse] = {}
+    """What its processes have of each host's memory, where they said so."""
 
 
 class ElasticView(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,9 @@ INCARNATIONS_BITS = 16
 of its gang had been exchanged when it came to this host."""
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 """Variables whose values here hold unless the submitter chooses others."""
-NEVER_CHOSEN = frozenset({"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION", "COVEY_ELASTIC"})
+NEVER_CHOSEN = frozenset(
+    {"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION", "COVEY_ELASTIC", "COVEY_HOST_MEMORY"}
+)
 """Variables that only a host's agent gives to a process of a job, and not to each: a job that is submitted with the
 environment of another one's rank may carry them."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -179,6 +181,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_PREEMPT_FILE": door.preempt_file,
         **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
         **({"COVEY_ELASTIC": 1} if spec.carried else {}),
+        **({"COVEY_HOST_MEMORY": spec.host_memory} if spec.host_memory else {}),
     }
 
 

@@ -11,7 +11,7 @@ from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed, workers_of
 from cli.jobs.tensors import silent, ways
 from cli.table import clock, pairs, plural, table
-from covey.core.units import format_seconds
+from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 
 UNSEEN_S = 30.0
@@ -87,6 +87,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("shares", shares(job)),
         ("tables", owners(job)),
+        ("host memory", host_memory(seen)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
         ("waits", job.get("waits")),
@@ -160,6 +161,18 @@ def in_turns(job: dict[str, Any]) -> str:
     sends_s, step_s = timing.get("sending_s", 0.0), timing.get("step_s", 0.0)
     share = f"; sends for {round(100 * sends_s / step_s)} % of a step" if sends_s and step_s else ""
     return f"in turns with {whom}{share}"
+
+
+def host_memory(seen: dict[str, Any]) -> str:
+    """What the job may take of each host's memory, and what it has: `at most 64 GiB on a host; gpu1: Blocks 20 GiB,
+    arrays 4 GiB, peak 31 GiB`."""
+    limit = f"at most {format_size(seen['host_memory'])} on a host" if seen.get("host_memory") else ""
+    each = [
+        f"{host}: Blocks {format_size(has['blocks_bytes'])}, arrays {format_size(has['arrays_bytes'])},"
+        f" peak {format_size(has['peak_bytes'])}"
+        for host, has in seen.get("memory", {}).items()
+    ]
+    return "; ".join(part for part in (limit, "  ".join(each)) if part)
 
 
 def wants(job: dict[str, Any]) -> str:

@@ -142,6 +142,9 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if spec.get("remote_memory") == 0:
         what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
         raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
+    if spec.get("host_memory") == 0:
+        what, why = f"invalid --host-memory {args.host_memory}", "no process can do without memory"
+        raise AgentctlError(USAGE, what, why, "--host-memory 64GiB, or leave it out for no limit")
     if args.aggregate:
         spec["env"]["COVEY_AGGREGATE"] = "1"
     if args.nodes is not None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from covey.core.errors import CoveyError
 from covey.core.version import VERSION
 from covey.healing.kernels import kernel
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.heartbeats import Heartbeats
 from covey.job.memory_offer import MemoryOffer
 from covey.job.page_link import PageLink, PageUser
@@ -126,12 +127,12 @@ class JobClient(OfOneProcess):
         """The clients of the ranks that this process carries beside its first."""
         self._clock = StepClock()
         self.heartbeats = Heartbeats()
+        self.memory = MemoryUse(me.host_memory, me.processes)
         self.turns = turns = ProcessTurns()
         self.heartbeats.waits_for_turn = lambda: turns.waits  # without this client, which would outlive its `close`
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
-        self._joined = False
-        self._closed = False
+        self._joined = self._closed = False
         self._connection: socket.socket | None = None
         self._wakes = WakePipe()
         self._thread = threading.Thread(target=self._run, name="covey", daemon=True)
@@ -316,12 +317,11 @@ class JobClient(OfOneProcess):
             why = "one process may carry several of its ranks (submit --workers A..B)"
             raise CoveyError(what, why, "give job.state(.., enter=), and loop over job.carried(step); or --workers N")
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
-        if self._follows:
-            self._cannot_share(why)
+        self._cannot_share(why if self._follows else "")
         me = self._me
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
-            script = ScriptState(get, load, own, self.step)
+            script = ScriptState(self.memory.counts(get), load, own, self.step)
             if enter is None:
                 made = begun(self._client(), rank, script, within_s)
             else:
@@ -377,7 +377,7 @@ class JobClient(OfOneProcess):
         array, or a dict of arrays, of at most `bytes` together. For scripts that loop over `carried`; call it before
         `state`, so that Blocks come while the state does. `spill`: "disk" or "remote", for those that are more than
         `resident` bytes (`covey.job.blocks.spilling_store`). CoveyError when this cannot be."""
-        from covey.job.blocks.data_blocks import added, declared_blocks, store_of
+        from covey.job.blocks.data_blocks import KeptHere, added, declared_blocks, store_of
         from covey.job.blocks.exchange import Exchange, ExchangingProcess
 
         self._check_process(f"data {name!r} of job {self.id} is not available here")
@@ -392,7 +392,7 @@ class JobClient(OfOneProcess):
                 carried.exchanges(self._blocks, told if self._me.elastic else None)
         assert load is not None, "declared_blocks has refused that"
         entered = lambda: None if self._carried is None else self._carried.entered  # noqa: E731
-        store = lambda: store_of(declared, spill, resident, me)  # noqa: E731
+        store = lambda: store_of(declared, KeptHere(spill, resident, self.memory, self._carries), me)  # noqa: E731
         return added(self._blocks, declared, load, self.world_size, entered, store)
 
     def table(self) -> "ElasticTable":
@@ -540,7 +540,7 @@ class JobClient(OfOneProcess):
                     return
             wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
             left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
-            left_s = self.heartbeats.left_s(left_s) if self._joined else left_s
+            left_s = self.memory.left_s(self.heartbeats.left_s(left_s)) if self._joined else left_s
             ready = self._wakes.wait(left_s, (connection.fileno(), wanted))
             if outgoing:
                 with contextlib.suppress(BlockingIOError):
@@ -561,7 +561,7 @@ class JobClient(OfOneProcess):
 
     def _next_out(self) -> bytes:
         with self._lock:
-            frames = [*self._urgent, *self._steps, *map(pack, self.heartbeats.due())]
+            frames = [*self._urgent, *self._steps, *map(pack, self.heartbeats.due()), *map(pack, self.memory.due())]
             self._urgent.clear()
             self._steps.clear()
         return b"".join(frames)
@@ -589,7 +589,7 @@ class JobClient(OfOneProcess):
             self.turns.page_came(self._pages.writable(), frame.slot, frame.use)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
-        elif (answer := self._pages.heard(frame)) is not None:
+        elif not self.memory.heard(frame) and (answer := self._pages.heard(frame)) is not None:
             self._say(answer)
 
     def _welcome(self, joined: Joined) -> None:
@@ -599,10 +599,10 @@ class JobClient(OfOneProcess):
         with self._lock:
             self.host, self._joined = joined.host, True
             self._urgent.clear()
-            self._follows = joined.tensor_memory
+            self._follows, self._agent_heals = joined.tensor_memory, joined.heals
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()
-            self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
+            self.memory.every_s, self.heartbeats.every_s = joined.memory_s, joined.heartbeat_s
             heals = self._heals if joined.heals else None
             owns = self._tensors.owner.now() if self._tensors is not None else None
             sums = SumsNow(owns) if owns is not None and owns.jobs else None

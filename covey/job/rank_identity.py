@@ -24,6 +24,10 @@ class RankIdentity(NamedTuple):
     each of its ranks."""
     elastic: bool
     """Whether this process may carry several ranks, of which `rank` is the first (`covey.job.carrying`)."""
+    host_memory: int
+    """Memory that the job's processes on this host may take together, bytes; 0: not limited."""
+    processes: int
+    """The number of the job's processes that began on this host together."""
     token: str
     socket: str
     preempt_file: str
@@ -48,6 +52,8 @@ def identity(environ: Mapping[str, str]) -> RankIdentity:
             int(environ.get("COVEY_INCARNATION", "0")),
             _tables(environ["COVEY_TABLES"]),
             environ.get("COVEY_ELASTIC", "") == "1",
+            int(environ.get("COVEY_HOST_MEMORY", "0")),
+            len(here),
             environ["COVEY_TOKEN"],
             path,
             environ.get("COVEY_PREEMPT_FILE", ""),

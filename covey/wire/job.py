@@ -61,6 +61,8 @@ class Joined(Frame, frozen=True):
     """Whether the agent handles `Heals`: ranks of this job may be lost one by one."""
     heartbeat_s: float = 0.0
     """Seconds between the `Heartbeat` frames that the process is to send; 0: it sends none."""
+    memory_s: float = 0.0
+    """Seconds between the `MemoryHeld` frames that the process is to send; 0: the agent does not know them."""
 
 
 class Refusal(Frame, frozen=True):
@@ -215,6 +217,36 @@ class Heartbeat(Frame, frozen=True):
     """The script did a step, or had the result of a tensor, so its start-up is over."""
 
 
+class MemoryHeld(Frame, frozen=True):
+    """Rank -> agent, every `Joined.memory_s`, of a job that has a limit of host memory (`submit --host-memory`) and of
+    a process that has data Blocks: memory of this process, bytes. `HostMemory` answers."""
+
+    blocks_bytes: int = 0
+    """Data Blocks in memory."""
+    arrays_bytes: int = 0
+    """Arrays that the script registered as its state."""
+    beside_bytes: int = 0
+    """The most that the process needed beside Blocks, its arrays included."""
+    peak_bytes: int = 0
+    """The most resident memory, as the kernel says."""
+
+
+class HostMemory(Frame, frozen=True):
+    """Agent -> rank, after each `MemoryHeld`: what the job's processes on this host may take."""
+
+    limit_bytes: int
+    """Memory for all of them together; 0: not limited."""
+    processes: int
+    """The number of the job's processes on this host."""
+    others_bytes: int = 0
+    """What the others need beside Blocks (`MemoryHeld.beside_bytes`), together."""
+    others: int = 0
+    """The number of others that have said what they need."""
+
+
+MEMORY_S = 1.0
+"""Seconds between two `MemoryHeld` of a process (chosen: a share that is a second old is off by a few Blocks)."""
+
 HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
 """Least and most seconds between two heartbeats; and their interval as a share of the job's hang time."""
 
@@ -359,7 +391,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksHaveLeft | InVain | Carries | TurnsHere
+    | RanksHaveLeft | InVain | Carries | TurnsHere | MemoryHeld | HostMemory
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

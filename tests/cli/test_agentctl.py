@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
-from cli.jobs.job import facts
+from cli.jobs.job import facts, host_memory
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
@@ -212,7 +212,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --time 1-12:30 -- python", "invalid --time 1-12:30", "--time 131400s"),
         ("drain gpu1", "unknown command 'drain'", "agentctl hosts drain HOST"),
         ("frobnicate", "unknown command 'frobnicate'", "agentctl --help"),
-        ("submit --mem 8G -- python", "unknown option --mem", "--gpu-memory 8GiB"),
+        ("submit --mem 8G -- python", "unknown option --mem", "--host-memory 64GiB"),
         ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
         ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
         ("logs j1 --tail 5", "unknown option --tail", "| tail -n N"),
@@ -428,3 +428,13 @@ def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, 
     agent.replies["GET /v1/status"] |= {"wrong": [{"host": "gpu9", **twin}]}
     code, out, _ = run("status")
     assert (code, "gpu9: two machines claim this name; next: rename one" in out) == (1, True)
+
+
+def test_a_job_says_what_it_may_take_of_each_hosts_memory_and_what_it_has() -> None:
+    gib = 1 << 30
+    has = {"blocks_bytes": 20 * gib, "arrays_bytes": 4 * gib, "peak_bytes": 31 * gib}
+    seen = {"host_memory": 64 * gib, "memory": {"gpu1": has}}
+    words = "at most 64 GiB on a host; gpu1: Blocks 20 GiB, arrays 4 GiB, peak 31 GiB"
+    assert host_memory(seen) == words
+    assert host_memory({**seen, "memory": {}}) == "at most 64 GiB on a host"
+    assert host_memory({}) == "", "an older agent"

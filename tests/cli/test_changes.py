@@ -86,6 +86,10 @@ def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, j
     for size in ("0", "0B", "-1", "lots"):
         code, _, errors = run("submit", f"--remote-memory={size}", "--", "true")
         assert code == 2 and f"--remote-memory {size}" in errors and "next" in errors
+    run("submit", "--host-memory", "64GiB", "--", "true")
+    assert agent.asked[-1][1]["host_memory"] == 64 << 30
+    code, _, errors = run("submit", "--host-memory", "0", "--", "true")
+    assert code == 2 and "invalid --host-memory 0" in errors and "leave it out for no limit" in errors
     asked = len(agent.asked)
     code, _, errors = run("submit", "--gpu-memory", "much", "--", "true")
     assert code == 2 and "invalid --gpu-memory much" in errors and len(agent.asked) == asked

@@ -11,10 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
+from agent.jobs.socket.memory_reports import on_host
 from covey.core.ids import HostId, JobId
 from covey.wire.frames import pack, whole
-from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, decoder
+from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, MemoryHeld, decoder
+from plugins.base import RanksSpec
 from plugins.scheduler.policy.carrying import carried_after, carriers_of, first_carried
+from tests.agent.here import ranks as a_spec
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
@@ -46,6 +51,9 @@ class AgentSocket:
         self.path, self._at, self._carries = path, at, carries
         self._lock = threading.Lock()
         self._connections: list[socket.socket] = []
+        self.memory: RanksSpec | None = None
+        """The ranks whose processes are told what they may take of the host's memory, if they are."""
+        self.used: dict[socket.socket, MemoryHeld] = {}
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
         self._listening.listen(64)
@@ -74,10 +82,17 @@ class AgentSocket:
 
     def _heard(self, connection: socket.socket, frame: Frame) -> None:
         if isinstance(frame, Join):
-            joined = Joined(HostId("h1"), frame.job, frame.rank, 0, frame.epoch, frame.protocol, heals=True)
+            joined = Joined(
+                HostId("h1"), frame.job, frame.rank, 0, frame.epoch, frame.protocol, heals=True, memory_s=0.05
+            )
             with self._lock:
                 connection.sendall(pack(joined) + pack(self._at) + pack(self._carries))
                 self._connections.append(connection)
+        elif isinstance(frame, MemoryHeld) and self.memory is not None:
+            with self._lock:
+                self.used[connection] = frame
+                others = [each for other, each in self.used.items() if other is not connection]
+                connection.sendall(pack(on_host(self.memory, others)))
 
     def close(self) -> None:
         self._listening.close()
@@ -86,7 +101,17 @@ class AgentSocket:
 class ElasticProcesses:
     """The processes of one elastic job, which run a script of this repository."""
 
-    def __init__(self, forks: Starts, folder: Path, ranks: int, processes: int, script: Path, *words: str) -> None:
+    def __init__(
+        self,
+        forks: Starts,
+        folder: Path,
+        ranks: int,
+        processes: int,
+        script: Path,
+        *words: str,
+        host_memory: int = 0,
+    ) -> None:
+        """`host_memory`: what its processes may take together of the memory of their host, bytes; 0: any."""
         folder.mkdir(parents=True)
         self._forks, self._ranks, self._script, self._words = forks, ranks, script, words
         self._aggd = AggdThread(folder)
@@ -95,6 +120,9 @@ class ElasticProcesses:
         at = self._aggd.serve(str(JOB), (GRANT << 32) + 1, ranks)
         found = AggregatorAt(JOB, at.epoch, HostId("h1"), at.address, SECRET)
         self._socket = AgentSocket(folder / "jobs.sock", found, Carries(0, dict(self.carried)))
+        self._host_memory = host_memory
+        if host_memory:
+            self._socket.memory = replace(a_spec(str(JOB), count=processes), host_memory=host_memory)
         self.now = {first: self._start(first, 0) for first in self.carried}
         self.ended: list[Started] = []
 
@@ -111,6 +139,9 @@ class ElasticProcesses:
             "COVEY_INCARNATION": str(incarnation),
             "COVEY_ELASTIC": "1",
         }
+        if self._host_memory:
+            here = ",".join(map(str, sorted({first, *self.carried})))
+            environ |= {"COVEY_RANKS_HERE": here, "COVEY_HOST_MEMORY": str(self._host_memory)}
         return self._forks.run(SCRIPT, self._script, json.dumps(environ), *self._words)
 
     def arrange(self, ends: list[int], begins: int) -> list[int]:

@@ -13,8 +13,9 @@ from covey.core.errors import CoveyError
 from covey.job.blocks import spilling_store
 from covey.job.blocks.block_arrays import items_in_block
 from covey.job.blocks.block_wire import BlockArrays, DeclaredBlocks
-from covey.job.blocks.data_blocks import added, declared_blocks, store_of
+from covey.job.blocks.data_blocks import KeptHere, added, declared_blocks, store_of
 from covey.job.blocks.exchange import Exchange, ExchangingProcess
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.blocks.spilled import DiskSpill, NoRoom, RemoteSpill, SpilledAt, spill_folder
 from covey.job.blocks.spilling_store import AHEAD_MAX, STEPS_MEASURED, SpillingStore
 
@@ -443,7 +444,7 @@ def test_a_block_that_went_to_another_process_leaves_its_place() -> None:
 def test_places_that_cannot_be_are_refused_in_three_lines(more: dict[str, Any], word: str) -> None:
     me = ExchangingProcess("j1", 0, 0, 1, lambda: None, lambda text: None)
     with pytest.raises(CoveyError, match=word) as refused:
-        store_of(OF, more["spill"], more["resident"], me)
+        store_of(OF, KeptHere(more["spill"], more["resident"], MemoryUse(0, 1)), me)
     assert len(str(refused.value).splitlines()) == 3
 
 
@@ -451,5 +452,5 @@ def test_a_folder_that_is_none_is_refused_in_three_lines(monkeypatch: pytest.Mon
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     me = ExchangingProcess("j1", 0, 0, 1, lambda: None, print)
     with pytest.raises(CoveyError, match="/proc/nowhere") as refused:
-        store_of(OF, "disk", None, me)
+        store_of(OF, KeptHere("disk", None, MemoryUse(0, 1)), me)
     assert len(str(refused.value).splitlines()) == 3 and spill_folder({}) == "/var/tmp"

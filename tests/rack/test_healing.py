@@ -194,6 +194,23 @@ def test_data_that_spills_to_other_hosts_leaves_the_bits_as_they_are(living: Liv
     wait("no volume is left", lambda: not volumes())
 
 
+def test_a_job_keeps_within_the_memory_that_it_may_take_on_a_host(living: LivingRack) -> None:
+    """Blocks of 512 MiB, of which the agent's view says what is in memory. Reference: §4.3.3."""
+    limit = 240 << 20
+    script = Path(__file__).parents[1] / "covey" / "spilling_script.py"
+    job = living.submit(script, "60", "64", "8", "disk", workers=1, gpus_per_worker=0, host_memory=limit, name="spills")
+
+    def has() -> Any:
+        return [each for each in living.job(job)["seen"]["memory"].values() if each["blocks_bytes"]]
+
+    wait("it says what it has", has)
+    ended = wait("it has ended", lambda: (now := living.job(job))["over"] and now, 90)
+    assert ended["exit_code"] == 0, (ended["reason"], living.output(job))
+    said = living.output(job)
+    assert "the others in /" in said and int(re.findall(r"peak_mib=(\d+)", said)[0]) << 20 <= limit, said
+    assert ended["seen"]["host_memory"] == limit
+
+
 def _as_said(living: LivingRack, job: str, hosts: list[str]) -> bool:
     found = owners(living, job)
     return bool(found) and all(host == hosts[int(table.partition("/")[2] or 0)] for table, host in found.items())

@@ -4,7 +4,7 @@ from agent.jobs.socket.rank_pages import HeldPages
 from covey.ports.pages import Pages, SharedPage
 from covey.ports.streams import ByteStream
 from covey.wire.frames import pack
-from covey.wire.job import AskPages, Frame, Join, PagesHere
+from covey.wire.job import AskPages, Frame, Join, MemoryHeld, PagesHere
 from plugins.base import Outbox
 
 KERNEL_MAX = 64
@@ -27,6 +27,8 @@ class ConnectedProcess:
         self.tables: set[int] = set()
         """The tables in which it has Blocks (`covey.tensors.numbers.blocks`)."""
         self.may_own: bool | None = None
+        self.memory: MemoryHeld | None = None
+        """What this process said last of its memory."""
         self._stream = stream
         self.outbox = Outbox()
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.jobs.socket import memory_reports
 from agent.jobs.socket.connected import ConnectedProcess, plain
 from agent.jobs.socket.counted import CountedProcesses
 from agent.jobs.socket.tensor_memories import TensorMemories
@@ -35,6 +36,7 @@ from covey.tensors.numbers.blocks import TABLES_MAX
 from covey.wire.frames import FrameError, pack, read_frame
 from covey.wire.handshake import is_secret
 from covey.wire.job import (
+    MEMORY_S,
     PROTOCOL,
     AskPages,
     Carries,
@@ -43,9 +45,11 @@ from covey.wire.job import (
     Heals,
     Heartbeat,
     Hooked,
+    HostMemory,
     InVain,
     Join,
     Joined,
+    MemoryHeld,
     NeighbourFlag,
     NoTensorMemory,
     PagesHere,
@@ -69,6 +73,7 @@ from plugins.facts import (
     HeartbeatHeard,
     JobHooked,
     JobJoined,
+    MemoryMeasured,
     RankDisconnected,
     RankShares,
     RankWaitsInVain,
@@ -99,6 +104,7 @@ FROM_AGENTS = (
     SumsOrder,
     Carries,
     TurnsHere,
+    HostMemory,
 )
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
 FRAMES_AT_ONCE = 32
@@ -249,7 +255,9 @@ class JobSocket:
         ranks = spec.world_size if spec is not None else 1
         follows, heals = self._memories.follows(spec), spec is None or spec.may_heal
         own = self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION
-        return Joined(*own, follows, heals, heartbeat_s(spec.hang_s) if spec is not None else 0.0)
+        if spec is None:
+            return Joined(*own, follows, heals)
+        return Joined(*own, follows, heals, heartbeat_s(spec.hang_s), MEMORY_S)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
@@ -321,6 +329,8 @@ class JobSocket:
                 self._stepped(peer, frame)
             elif isinstance(frame, Heartbeat):
                 self._heartbeat(peer, frame)
+            elif isinstance(frame, MemoryHeld):
+                self._memory_used(peer, frame)
             elif isinstance(frame, Hooked):
                 self._hooked(peer, frame)
             elif isinstance(frame, AskPages):
@@ -399,6 +409,16 @@ class JobSocket:
             raise FrameError("Heartbeat from outside a job, or with an impossible step or time")
         of = peer.job, peer.epoch, peer.rank, peer.pid
         self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s, frame.begun))
+
+    def _memory_used(self, peer: ConnectedProcess, frame: MemoryHeld) -> None:
+        if peer.job is None or not memory_reports.is_possible(frame):
+            raise FrameError("MemoryHeld from outside a job, or of an impossible size")
+        peer.memory = frame
+        spec, here = self._runner.spec(peer.job, peer.epoch), self._of_epoch(peer.job, peer.epoch)
+        if spec is not None:
+            peer.send(memory_reports.on_host(spec, (each.memory for each in here if each is not peer)))
+            said = memory_reports.together([each.memory for each in here if each.memory is not None])
+            self._tell(MemoryMeasured(peer.job, peer.epoch, said))
 
     def _waits_in_vain(self, peer: ConnectedProcess, frame: InVain) -> None:
         if peer.job is None:

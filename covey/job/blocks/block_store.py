@@ -10,9 +10,14 @@ from covey.job.blocks.block_wire import BlockArrays
 class BlockStore:
     """The Blocks of one set, by number. Any thread may call."""
 
+    spills = False
+    """Whether Blocks that have no room in memory lie elsewhere."""
+
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._here: dict[int, BlockArrays] = {}
+        self._here_bytes = 0
+        """Bytes of the Blocks in `_here`."""
 
     def __contains__(self, block: int) -> bool:
         return block in self._here
@@ -31,11 +36,14 @@ class BlockStore:
 
     def put(self, block: int, arrays: BlockArrays) -> None:
         with self._lock:
+            self.drop(block)
             self._here[block] = arrays
+            self._here_bytes += bytes_in_block(arrays)
 
     def drop(self, block: int) -> None:
         with self._lock:
-            self._here.pop(block, None)
+            if (arrays := self._here.pop(block, None)) is not None:
+                self._here_bytes -= bytes_in_block(arrays)
 
     def stepped(self) -> None:
         """A step has ended."""
@@ -43,8 +51,7 @@ class BlockStore:
     @property
     def resident_bytes(self) -> int:
         """Bytes of Blocks in memory."""
-        with self._lock:
-            return sum(map(bytes_in_block, self._here.values()))
+        return self._here_bytes
 
     @property
     def words(self) -> str:

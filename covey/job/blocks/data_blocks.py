@@ -17,24 +17,26 @@ computed of it goes into sums, so nothing can be lost or counted twice, whoever 
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from covey.core.errors import CoveyError
-from covey.core.host_memory import available_bytes
-from covey.core.units import parse_size
+from covey.core.memory_share import MemoryOnHost
+from covey.core.units import format_size, parse_size
 from covey.job.blocks.block_arrays import code_digest, for_script
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BLOCK_BYTES_MAX, BLOCKS_MAX, SETS_MAX, DeclaredBlocks
 from covey.job.blocks.exchange import BlockSet, Exchange, ExchangingProcess
+from covey.job.blocks.memory_use import MemoryUse
 from covey.job.blocks.spilled import DiskSpill, RemoteSpill, SpillPlace, spill_folder
 from covey.job.blocks.spilling_store import SpillingStore
 from covey.kernel.this_process import OfOneProcess
+from covey.wire.job import Carries
 
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
-RESIDENT_PART = 4
-"""The part of the memory that the host has available which Blocks of one set in one process may take unless the script
-says more: one fourth. It does not know how many processes run there."""
+UNBOUNDED = 1 << 62
+"""Bytes in memory of a set for which only the memory of the host is a limit."""
+NO_ROOM_NEXT = 'give spill="disk" or spill="remote", bytes= as the largest Block needs, or more --host-memory'
 Load = Callable[[int], Any]
 
 
@@ -110,25 +112,56 @@ class DataBlocks(OfOneProcess):
         return for_script(self._exchange.block(self._of, block))
 
 
-def store_of(
-    declared: DeclaredBlocks, spill: str | None, resident: int | str | None, me: ExchangingProcess
-) -> BlockStore:
+class KeptHere(NamedTuple):
+    """How the Blocks of a set are to be kept in one process."""
+
+    spill: str | None
+    """What `job.data` was given; None: all are in memory."""
+    resident: int | str | None
+    """Most bytes of Blocks in memory, as `job.data` was given them; None: by the memory of the host."""
+    memory: MemoryUse
+    """The memory of the process."""
+    carries: Carries | None = None
+    """The ranks that each process of an elastic job carries, by its first; None: this one carries its first rank."""
+
+
+def store_of(declared: DeclaredBlocks, kept: KeptHere, me: ExchangingProcess) -> BlockStore:
     """Where the Blocks of a set are kept, as `job.data` says. CoveyError when that cannot be."""
-    if spill is None and resident is None:
-        return BlockStore()
-    what = f"data {declared.name!r} was not declared"
-    if spill not in ("disk", "remote"):
-        why = f"spill={spill!r} is no place for Blocks that have no room in memory"
+    what, memory = f"data {declared.name!r} was not declared", kept.memory
+    if kept.spill is None and kept.resident is None:
+        ranks = {} if kept.carries is None else kept.carries.carried
+        here = [range(rank, declared.blocks, me.world_size) for rank in ranks.get(me.first, (me.first,))]
+        needed = declared.bytes_max * sum(map(len, here))
+        if memory.on_host.limit_bytes and needed > (share := memory.share_bytes()):
+            raise CoveyError(what, _no_room(declared, needed, share, memory.on_host), NO_ROOM_NEXT)
+        store = BlockStore()
+        memory.keeps(store, needed)
+        return store
+    if kept.spill not in ("disk", "remote"):
+        why = f"spill={kept.spill!r} is no place for Blocks that have no room in memory"
         raise CoveyError(what, why, 'give spill="disk" or spill="remote", or leave out resident=')
-    here = available_bytes() // RESIDENT_PART if resident is None else resident
-    size = parse_size(here) if isinstance(here, str) else here
+    given = kept.resident
+    size = UNBOUNDED if given is None else parse_size(given) if isinstance(given, str) else given
     if size < 0:
         raise CoveyError(what, f"resident={size} is no size", "give the bytes of Blocks that memory takes, as '1 GiB'")
-    if spill == "disk":
+    if kept.spill == "disk":
         place: SpillPlace = DiskSpill(declared, spill_folder(os.environ))
     else:
         place = RemoteSpill(declared, f"{me.job}-blocks-{declared.key:08x}-{me.first}-{me.incarnation}")
-    return SpillingStore(declared.name, place, size, me.people)
+    goes_by_share = given is None or memory.on_host.limit_bytes
+    spilling = SpillingStore(declared.name, place, size, me.people, share=memory.share_bytes if goes_by_share else None)
+    memory.keeps(spilling)
+    return spilling
+
+
+def _no_room(declared: DeclaredBlocks, needed: int, share: int, on_host: MemoryOnHost) -> str:
+    """Why all Blocks of a set cannot be in memory."""
+    each, limit = format_size(declared.bytes_max), format_size(on_host.limit_bytes)
+    of_one = f" for this one of {on_host.processes} processes" if on_host.processes > 1 else ""
+    return (
+        f"its Blocks here, of {each} each, are {format_size(needed)}, and --host-memory {limit} leaves"
+        f" {format_size(share)}{of_one}"
+    )
 
 
 def added(

@@ -5,7 +5,9 @@
     ahead            a thread reads the next Block in use that is outside, checks it, and it waits in memory
 
 How many lie outside is found by trying (`covey.core.spill_walk`): the time of a step is measured, the median of three,
-and the number of Blocks outside changes by 8, 4, 2, 1 as long as that makes steps shorter. `resident_max` bounds it.
+and the number of Blocks outside changes by 8, 4, 2, 1 as long as that makes steps shorter. `resident_max` bounds it,
+and so does a share of the host's memory that moves (`covey.job.blocks.memory_use`): when less is left, Blocks go
+outside at once, and the walk begins anew at the end of the step.
 Which Blocks are where changes no bit: they are what `load` returned.
 
 Data does not change, so a Block is written once and stays outside as a copy when it is in memory too. One that cannot
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from covey.core.memory_share import kept_bytes
 from covey.core.spill_walk import Climb, measured
 from covey.core.units import format_size
 from covey.job.blocks.block_arrays import bytes_in_block
@@ -35,6 +38,8 @@ CLOSE_S = 5.0
 class SpillingStore(BlockStore):
     """The Blocks of one set, some of them outside of memory. Any thread may call."""
 
+    spills = True
+
     def __init__(
         self,
         name: str,
@@ -42,17 +47,18 @@ class SpillingStore(BlockStore):
         resident_max: int,
         people: Callable[[str], None],
         now_s: Callable[[], float] = time.monotonic,
+        share: Callable[[], int] | None = None,
     ) -> None:
-        """`resident_max`: most bytes of Blocks in memory, beside the one in use and the one that comes next."""
+        """`resident_max`: most bytes of Blocks in memory, beside the one in use and the one that comes next. `share`
+        returns most bytes with these, as it is now; None: there is no such limit."""
         super().__init__()
         self._now_s = now_s
-        self._name, self._spill, self.resident_max, self._people = name, spill, resident_max, people
+        self._name, self._spill, self._resident_max, self._people = name, spill, resident_max, people
+        self._share, self._largest = share, 0
         self._changed = threading.Condition(self._lock)
         self._writing = threading.Lock()
         self._sizes: dict[int, int] = {}
         """Bytes of each Block, in memory or outside."""
-        self._here_bytes = 0
-        """Bytes of the Blocks in `_here`."""
         self._outside: dict[int, SpilledAt] = {}
         """Blocks that have been written, by number."""
         self._away: set[int] = set()
@@ -72,6 +78,13 @@ class SpillingStore(BlockStore):
         self._stepped_s: float | None = None
         self.waited = 0
         """How many Blocks were not here when the script wanted them."""
+
+    @property
+    def resident_max(self) -> int:
+        """Most bytes of Blocks in memory now, beside those around the one in use."""
+        if self._share is None:
+            return self._resident_max
+        return min(self._resident_max, kept_bytes(self._share(), self._largest))
 
     # ---- as every store ----
 
@@ -104,23 +117,28 @@ class SpillingStore(BlockStore):
                 self.waited += 1
                 self._changed.wait(1.0)
         found = self.get(block)
+        resident_max = self.resident_max  # without the lock: it asks other sets
         with self._changed:
             if block not in self._here and found is not None:
                 self._using = block, found
-                more = self._sizes.get(block, self.resident_max + 1)  # it was dropped meanwhile
-                if block not in self._away and self._here_bytes + more <= self.resident_max:
+                more = self._sizes.get(block, resident_max + 1)  # it was dropped meanwhile
+                if block not in self._away and self._here_bytes + more <= resident_max:
                     self._keep(block, found)
             if self._next is not None and self._next[0] == block:
                 self._next = None
             self._look_ahead(block)
+        self._keep_within(resident_max)
         return found
 
     def put(self, block: int, arrays: BlockArrays) -> None:
         with self._changed:
             self._let_go(block)
             self._sizes[block] = bytes_in_block(arrays)
+            self._largest = max(self._largest, self._sizes[block])
             self._keep(block, arrays)
-            fits = block not in self._away and self._here_bytes <= self.resident_max
+        resident_max = self.resident_max
+        with self._changed:
+            fits = block not in self._away and self._here_bytes <= resident_max
         if not fits:
             self._put_outside(block)
 
@@ -164,11 +182,12 @@ class SpillingStore(BlockStore):
 
     def stepped(self) -> None:
         """A step has ended: measure, and perhaps put other Blocks outside."""
-        now_s = self._now_s()
+        now_s, resident_max = self._now_s(), self.resident_max
         with self._changed:
             numbers = sorted(self._sizes)
             mean = sum(self._sizes.values()) / max(1, len(numbers))
-            least = max(0, len(numbers) - int(self.resident_max // max(1, mean)))
+            least = max(0, len(numbers) - int(resident_max // max(1, mean)))
+            least = self._steady(len(numbers), least)
         if self._climb is None or self._of_climb != (len(numbers), least):
             over = len(numbers) - least
             self._of_climb, self._climb = (len(numbers), least), Climb(over, over, 0)
@@ -188,6 +207,12 @@ class SpillingStore(BlockStore):
         if self._climb.is_over:
             self._people(self.words)
 
+    def _steady(self, blocks: int, least: int) -> int:
+        """The fewest Blocks that are to be outside: more at once when memory is short, fewer only when that is worth a
+        walk that begins anew."""
+        of, before = self._of_climb
+        return before if self._climb is not None and of == blocks and 0 < before - least <= blocks // 16 else least
+
     @property
     def words(self) -> str:
         """What lies where, for people."""
@@ -203,6 +228,15 @@ class SpillingStore(BlockStore):
             self._away = away
             goes = [block for block in numbers if block in away and block in self._here]
         for block in goes:
+            self._put_outside(block)
+
+    def _keep_within(self, resident_max: int) -> None:
+        """Put Blocks outside, the highest numbers first, until the others are no more than this."""
+        while self._here_bytes > resident_max and not (self._full or self._closed):
+            with self._changed:
+                block = max(self._here, default=None)
+            if block is None:
+                return
             self._put_outside(block)
 
     def _put_outside(self, block: int) -> None:

@@ -120,6 +120,11 @@ OPTIONS: tuple[Option, ...] = (
         "8GiB (default: limited only by its tenant's budget)",
     ),
     Option(
+        "host_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is no limit", flag="--host-memory",
+        metavar="SIZE", help="memory that its processes on one host may take together, such as 64GiB: hosts that have "
+        "less free are not chosen, and data Blocks keep within it; no process is ended for more (default: no limit)",
+    ),
+    Option(
         "share_host", "text", words=f"{AUTO} or the name of a group: {NAMED}; or nothing", flag="--share-host",
         metavar="GROUP|auto", help="take turns with the tenant's jobs of the same group that run on the same hosts: "
         "one computes while another sends; auto: with all jobs that say auto; its workers go to hosts where those jobs "

@@ -99,6 +99,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     has less does not take the job."""
     remote_memory: Annotated[int, within("remote_memory")] = 0
     """The most memory of other hosts that the job's volumes may have, all its hosts together, bytes; 0: not limited."""
+    host_memory: Annotated[int, within("host_memory")] = 0
+    """Memory that the processes of the job on one host may take together, bytes; 0: not limited. Hosts that have less
+    free do not take the job."""
     share_host: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9.-]{0,62})?$", max_length=63)] = ""
     """The group of jobs with which this one takes turns on hosts that they share (`plugins/interleave`): `auto`, a name
     of its tenant's, or empty: it takes no turns."""

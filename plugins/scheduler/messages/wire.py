@@ -16,7 +16,7 @@ from msgspec import Meta
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
-from plugins.facts import StepTiming
+from plugins.facts import MemoryInUse, StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 
 Uuid = Annotated[str, Meta(max_length=128)]
@@ -52,6 +52,8 @@ class Reserve(Message, frozen=True):
     """Guaranteed jobs that were measured to suffer from it, or from one of its name."""
     joins: bool = False
     """Whether ranks of this grant run there already, and more are to join them."""
+    host_memory: Bytes = 0
+    """Memory of the host that the job may use, bytes; 0: it did not say."""
 
 
 class Reserved(Message, frozen=True):
@@ -75,6 +77,8 @@ class NotReserved(Message, frozen=True):
     reason: Text
     beside: bool = False
     """Whether `free` counts parts of GPUs, beside others."""
+    memory_short: bool = False
+    """Whether the host has no room for the job's memory, however many GPUs are free."""
 
 
 class Release(Message, frozen=True):
@@ -115,6 +119,8 @@ class JobNowAnswer(Message, frozen=True):
     """Whether a rank is connected to its agent there."""
     reports: bool = False
     """Whether a rank reported a step, or used tensors: then it can be seen to stand still."""
+    memory: MemoryInUse | None = None
+    """What the job's processes there have of the host's memory; None: they did not say."""
 
 
 class LogTail(Message, frozen=True):

@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from covey.core.ids import HostId
+from covey.core.units import format_size
+from plugins.facts import MemoryHere
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy.place import slots
 
@@ -35,6 +37,8 @@ class GangShape(NamedTuple):
     pack: Pack
     barred: frozenset[HostId] = frozenset()
     """Hosts that this gang may not use for a reason of its own."""
+    host_memory: int = 0
+    """Memory that it may use on each host, bytes; 0: any."""
 
     def slots(self, gpus: int) -> int:
         """The number of its workers that a host with `gpus` free GPUs takes."""
@@ -51,7 +55,7 @@ class GangShape(NamedTuple):
 
 def shape_of(spec: JobSpec) -> GangShape:
     """The shape of a job: all that decides where it fits."""
-    return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, frozenset(bars(spec, {})))
+    return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, frozenset(bars(spec, {})), spec.host_memory)
 
 
 def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, str]:
@@ -59,20 +63,37 @@ def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, 
     return {host: f"{host} is drained, by {drain.by}" for host, drain in drained.items()}
 
 
+def lacks_memory(wanted_bytes: int, said: MemoryHere | None, promised_bytes: int) -> str:
+    """Why a host cannot take a job that may use so much of its memory, in words that follow the host's name; empty: it
+    can. `said`: what the host says of its memory; `promised_bytes`: what other jobs there may use. What is not known is
+    never enough."""
+    if not wanted_bytes:
+        return ""
+    if said is None or said.total_bytes <= 0:
+        return "does not say how much memory it has"
+    if said.total_bytes - promised_bytes < wanted_bytes:
+        other = f" and other jobs there may use {format_size(promised_bytes)}" if promised_bytes else ""
+        return f"has {format_size(said.total_bytes)} of memory{other}"
+    if said.free_bytes < wanted_bytes:
+        return f"has {format_size(said.free_bytes)} of memory free"
+    return ""
+
+
 def open_to(
     spec: JobSpec | None,
     hosts: Mapping[HostId, Known],
     drained: Mapping[HostId, Drain],
     host_of: Callable[[HostId], HostId] | None = None,
+    lacks: Callable[[HostId], str] | None = None,
 ) -> Mapping[HostId, Known]:
     """The hosts, with what is known of each, that this job may use. `host_of`: set when the keys are GPUs by name; it
-    says whose each of them is."""
+    says whose each of them is. `lacks`: why a host has no room for the job's memory, or nothing; None: nobody asks."""
     barred = bars(spec, drained)
-    if not barred:
+    if not barred and lacks is None:
         return hosts
-    if host_of is None:
-        return {host: known for host, known in hosts.items() if host not in barred}
-    return {unit: known for unit, known in hosts.items() if host_of(unit) not in barred}
+    names = {unit: unit if host_of is None else host_of(unit) for unit in hosts}
+    without = {} if lacks is None else {host: lacks(host) for host in sorted(set(names.values()))}
+    return {unit: known for unit, known in hosts.items() if names[unit] not in barred and not without.get(names[unit])}
 
 
 def open_gpus(gpus: Mapping[HostId, int], drained: Mapping[HostId, Drain]) -> dict[HostId, int]:

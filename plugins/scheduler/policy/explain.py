@@ -9,7 +9,8 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from covey.core.units import format_seconds
+from covey.core.units import format_seconds, format_size
+from plugins.facts import MemoryHere
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots
@@ -76,6 +77,25 @@ def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
     rows = [f"{host} {one.count} ({one.why})" for host, one in sorted(out.items())]
     more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
     return f"GPUs that cannot take jobs: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
+
+
+def lack_memory(spec: JobSpec, lacks: Mapping[HostId, str]) -> str:
+    """Hosts without room for a job's memory, in words: `no room for its 8 GiB of memory: h2 has 3 GiB of memory free`;
+    empty: all have room. `lacks`: why, by host, in words that follow its name."""
+    rows = [f"{host} {why}" for host, why in sorted(lacks.items())]
+    more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
+    if not rows:
+        return ""
+    return f"no room for its {format_size(spec.host_memory)} of host memory: {', '.join(rows[:NAMED_MAX])}{more}"
+
+
+def over_memory(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | None:
+    """Why no host could hold this job's memory, even if it were empty; None: one could. `memory`: of all hosts."""
+    largest = max((said.total_bytes for said in memory.values()), default=0)
+    if not memory or spec.host_memory <= largest:
+        return None
+    why = f"it may use {format_size(spec.host_memory)} of a host's memory, and the largest has {format_size(largest)}"
+    return Never(7, f"{spec.name} can never be placed", why, "submit it with less --host-memory")
 
 
 def ordinal(number: int) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from covey.core.metrics import MetricSeries
 from covey.ports.devices import Condition, Gpu
+from covey.ports.probes import MemoryNow
 from plugins.base import Host
-from plugins.facts import GpusNow
+from plugins.facts import GpusNow, MemoryHere
 from plugins.scheduler.machine.host.reservations import Reservations
 from plugins.scheduler.service import metrics
 
@@ -40,6 +41,17 @@ def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusN
     )
 
 
+MEMORY_STEPS = 64
+"""The free memory of a host is gossiped in steps of a 64th of its total (chosen: so it is said again only when it
+changed by more than what comes and goes each second)."""
+
+
+def memory_here(memory: MemoryNow) -> MemoryHere:
+    """What gossip says of this host's memory."""
+    step = max(1, memory.total_bytes // MEMORY_STEPS)
+    return MemoryHere(memory.total_bytes, memory.available_bytes // step * step)
+
+
 class OwnGpus:
     """What this host writes down of its GPUs; `look` once a second notes what changed."""
 
@@ -48,6 +60,7 @@ class OwnGpus:
         self._told: dict[str, tuple[Condition, str]] = {}
         self._unlisted = ""
         self._published: GpusNow | None = None
+        self._memory: MemoryHere | None = None
 
     def publish(self, reservations: Reservations) -> None:
         """Gossip the host's GPUs to the rack, when they changed."""
@@ -56,6 +69,10 @@ class OwnGpus:
         if said != self._published:
             self._published = said
             self._host.spread("gpus", said)
+        memory = memory_here(probes.memory())
+        if memory != self._memory:
+            self._memory = memory
+            self._host.spread("memory", memory)
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         return {metrics.GPUS_OUT.of(): sum(not gpu.takes_jobs for gpu in self._host.env.probes.gpus())}

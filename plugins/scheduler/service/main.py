@@ -24,6 +24,7 @@ from plugins.facts import (
     JobJoined,
     JobPlaced,
     LeaderChanged,
+    MemoryMeasured,
     PairHarms,
     RankEndedHere,
     RankReplaced,
@@ -40,6 +41,7 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
+from plugins.scheduler.machine.leader.leader import RackHost, memory_of
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import STATES, Job
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
@@ -220,6 +222,8 @@ class SchedulerService(PluginService):
             self.early.on_fact(fact)
         elif isinstance(fact, JobHooked):
             self.ranks.steps.hooked(fact)
+        elif isinstance(fact, MemoryMeasured):
+            self.ranks.steps.measured(fact)
         elif isinstance(fact, TensorsSeen):
             self.ranks.told_by.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):
@@ -370,25 +374,32 @@ class SchedulerService(PluginService):
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
         """Refuse what this rack could never hold. Nothing is refused while the whole rack is not known."""
-        may_use = self._could_use(spec)
-        never = explain.over_rack(spec, may_use) if may_use is not None else None
+        rack, never = self._whole_rack(), None
+        if rack is not None:
+            never = explain.over_rack(spec, self._could_use(spec, rack))
+            memory = {host.host: host.memory for host in rack if host.memory is not None}
+            if never is None and len(memory) == len(rack):
+                never = explain.over_memory(spec, memory)
         never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)
 
-    def _could_use(self, spec: JobSpec) -> Mapping[HostId, int] | None:
-        """GPUs of each host that the job could use with every host back that went away and every GPU well; None: a
-        voter is missing here, or some host has not said yet, or does not know, what it has."""
+    def _whole_rack(self) -> Sequence[RackHost] | None:
+        """What each host has with every host back that went away and every GPU well; None: a voter is missing here, or
+        some host has not said yet, or does not know, what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         told = len(rack) == len(hosts) and all(host.known for host in rack)
-        whole = told and {host.host for host in rack} >= set(self.host.log.voters)
-        return eligible.open_to(spec, {host.host: host.gpus for host in rack}, {}) if whole else None
+        return rack if told and {host.host for host in rack} >= set(self.host.log.voters) else None
+
+    def _could_use(self, spec: JobSpec, rack: Sequence[RackHost]) -> Mapping[HostId, int]:
+        """GPUs of each host that the job could use."""
+        return eligible.open_to(spec, {host.host: host.gpus for host in rack}, {})
 
     def _range_over_rack(self, spec: JobSpec) -> str:
         """Why an elastic job never has as many processes here as its range allows, in words; empty: it could."""
-        may_use = self._could_use(spec) if spec.elastic else None
-        return explain.range_over_rack(spec, may_use) if may_use is not None else ""
+        rack = self._whole_rack() if spec.elastic else None
+        return explain.range_over_rack(spec, self._could_use(spec, rack)) if rack is not None else ""
 
     @property
     def _demotes(self) -> bool:
@@ -405,8 +416,9 @@ class SchedulerService(PluginService):
         said = {host.host: host.shared for host in rack if host.shared is not None}
         shared = eligible.open_to(None, said, drained) if shares else None
         out = {host.host: explain.GpusOut(host.out, host.why) for host in alive if host.out or not host.known}
-        if self._stood is None or not self._stood.holds(totals, shared, out):
-            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out)
+        memory = memory_of(alive)
+        if self._stood is None or not self._stood.holds(totals, shared, out, memory):
+            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out, memory)
         return self._stood
 
     def _seen(self) -> views.Seen:

@@ -9,10 +9,11 @@ import msgspec
 from covey.core.carried import for_people
 from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpusNow, HostView, StepTiming
+from plugins.facts import GpusNow, HostView, MemoryHere, StepTiming
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import RackHost
+from plugins.scheduler.machine.leader.memory_promises import MemoryPromises
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.machine.log.beside import beside
 from plugins.scheduler.machine.log.job_table import JobTable
@@ -98,11 +99,13 @@ class QueueSnapshot:
         totals: Mapping[HostId, int],
         shared: Mapping[HostId, SharedGpus] | None = None,
         out: Mapping[HostId, explain.GpusOut] | None = None,
+        memory: Mapping[HostId, MemoryHere] | None = None,
     ) -> None:
         """`totals`: GPUs that take jobs, of each host that is alive; `shared`: what these say of their GPUs, where they
-        are shared; `out`: GPUs of theirs that take none."""
+        are shared; `out`: GPUs of theirs that take none; `memory`: what hosts say of their memory, None: nobody
+        asks."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
-        self.shared, self.out = shared, dict(out or {})
+        self.shared, self.out, self.memory = shared, dict(out or {}), memory
         self._fits: dict[GangShape, bool] = {}
         """Whether there is room now for each shape of a gang."""
         self._scattered: dict[GangShape, str] = {}
@@ -113,9 +116,10 @@ class QueueSnapshot:
         totals: Mapping[HostId, int],
         shared: Mapping[HostId, SharedGpus] | None = None,
         out: Mapping[HostId, explain.GpusOut] | None = None,
+        memory: Mapping[HostId, MemoryHere] | None = None,
     ) -> bool:
         """Whether nothing changed since: neither the queue nor the rack."""
-        same = self.totals == totals and self.shared == shared and self.out == (out or {})
+        same = self.totals == totals and self.shared == shared and self.out == (out or {}) and self.memory == memory
         return same and self.index == self.queue.index
 
     @cached_property
@@ -145,9 +149,13 @@ class QueueSnapshot:
     def gpu_capacity(self) -> Capacity:
         """Free GPUs by host; where GPUs are shared, each GPU for itself."""
         sharing = sharing_of(self.settings)
-        if sharing is None:
-            return Capacity(self.queue, self.totals)
-        return SharedCapacity(self.queue, self.totals, None, sharing, self.shared or {})
+        found = (
+            Capacity(self.queue, self.totals)
+            if sharing is None
+            else SharedCapacity(self.queue, self.totals, None, sharing, self.shared or {})
+        )
+        found.memory.said = self.memory
+        return found
 
     @cached_property
     def _walk(self) -> QueuePositions:
@@ -177,10 +185,18 @@ class QueueSnapshot:
         )
         if job.spec.gpus > self._nobodys and (out := explain.gpus_out(self.out)):
             waits = f"{waits}; {out}"
+        if lacks := self._lacks_memory(job):
+            waits = f"{waits}; {lacks}"
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
             waits = f"{waits}; {explain.demoted_later(late_s)}"
         return f"{waits}; before: {job.reason}" if job.grant.epoch else waits
+
+    def _lacks_memory(self, job: Job) -> str:
+        """The hosts that have no room for this job's memory, in words; empty: all have."""
+        lacks = self.gpu_capacity.memory.lacks(job)
+        found = {} if lacks is None else {host: why for host in sorted(self.totals) if (why := lacks(host))}
+        return explain.lack_memory(job.spec, found)
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
@@ -211,6 +227,8 @@ class QueueSnapshot:
         shape."""
         shape = shape_of(job.spec)
         if job.spec.pack == "apart" and len(self.gpu_capacity.takers(job)) < job.spec.workers:
+            return False
+        if not self.gpu_capacity.has_hosts(job):
             return False
         if shape not in self._fits:
             self._fits[shape] = self.gpu_capacity.fits(job, self.gpu_capacity.free_for(job))
@@ -288,7 +306,7 @@ def job_view(
         times=_times(job, seen.rack_s),
         tally=_tally(job),
         losses=_losses(job, away, now),
-        seen=_seen(job, now),
+        seen=_seen(job, now, heard),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.grant.epoch,
@@ -362,14 +380,20 @@ def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) ->
     )
 
 
-def _seen(job: Job, now: Sequence[JobNowAnswer]) -> JobSeenView:
-    """What these hosts of the job said of its computation."""
+def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAnswer]) -> JobSeenView:
+    """What these hosts of the job said of its computation. `heard`: all that answered, by name."""
     sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
     return JobSeenView(
         timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
         hooked={rank: what for answer in now for rank, what in answer.hooked.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
+        host_memory=job.spec.host_memory,
+        memory={
+            host: answer.memory
+            for host, answer in sorted(heard.items())
+            if answer.memory is not None and answer.epoch == job.grant.epoch
+        },
     )
 
 
@@ -478,9 +502,15 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
         if isinstance(gpus, GpusNow):
             gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
             heard = shared_gpus.heard(view) if shared else None
-            signs = view.state == "away", view.state == "suspect"
-            found.append(RackHost(view.host, gpus.total, gone_s, heard, *signs, gpus.out, gpus.why, gpus.known))
+            signs, memory = (view.state == "away", view.state == "suspect"), memory_in(view)
+            found.append(RackHost(view.host, gpus.total, gone_s, heard, *signs, gpus.out, gpus.why, gpus.known, memory))
     return tuple(found)
+
+
+def memory_in(view: HostView) -> MemoryHere | None:
+    """What a host says of its memory; None: it is not known."""
+    said = view.value("memory", MemoryHere)
+    return said if isinstance(said, MemoryHere) and said.total_bytes > 0 else None
 
 
 def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) -> dict[HostId, int]:
@@ -496,7 +526,11 @@ def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) 
         if view.state == "alive" and isinstance(gpus, GpusNow):
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
             found[view.host] = max(0, min(gpus.free, gpus.total - gpus.out - held) - arriving[view.host])
-    return dict(open_to(None if job is None else job.spec, found, queue.drained))
+    if job is None or not job.spec.host_memory:
+        return dict(open_to(None if job is None else job.spec, found, queue.drained))
+    said = {view.host: memory for view in hosts if (memory := memory_in(view)) is not None}
+    lacks = MemoryPromises(queue.live(), said).lacks(job)
+    return dict(open_to(job.spec, found, queue.drained, None, lacks))
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:

@@ -267,3 +267,14 @@ def test_a_process_of_an_elastic_job_knows_that_it_carries_ranks() -> None:
     fixed = ranks_spec(job_at(places, JobSpec.parse(given | {"workers_max": 0})), places[0], {})
     assert (fixed.config, fixed.world_size, fixed.carried) == (0, 2, {})
     assert "COVEY_ELASTIC" not in environment(fixed, fixed.ranks[0], door(HostId("h1")), True)
+
+
+def test_a_rank_knows_what_its_job_may_take_of_the_hosts_memory() -> None:
+    place = Place(HostId("h1"), (0,), ())
+
+    def found(**more: object) -> Env:
+        spec = JobSpec.parse({"argv": ["x"], "gpus_per_worker": 0, **more})
+        known = ranks_spec(job_at((place,), spec), place, {"COVEY_HOST_MEMORY": "5"})
+        return environment(known, known.ranks[0], door(HostId("h1")), True)
+
+    assert found(host_memory=8 << 30)["COVEY_HOST_MEMORY"] == str(8 << 30) and "COVEY_HOST_MEMORY" not in found()

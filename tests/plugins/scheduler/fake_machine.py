@@ -56,6 +56,7 @@ class FakeDisk:
 class FakeProbes:
     devices: Any = None
     unlisted = ""
+    memory_now = MemoryNow(1 << 30, 1 << 29, 0.0)
 
     def __init__(self, host: str, gpus: int) -> None:
         self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
@@ -91,7 +92,7 @@ class FakeProbes:
         return SimLoopStalls()
 
     def memory(self) -> MemoryNow:
-        return MemoryNow(1 << 30, 1 << 29, 0.0)
+        return self.memory_now
 
 
 class Machine:

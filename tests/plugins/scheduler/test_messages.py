@@ -42,6 +42,7 @@ GOOD: dict[str, Any] = {
     "retries_preempted": 9,
     "gpu_memory": 8 << 30,
     "remote_memory": 16 << 30,
+    "host_memory": 24 << 30,
     "bind_gpus": True,
     "hooks": False,
 }

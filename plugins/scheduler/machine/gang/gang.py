@@ -207,6 +207,8 @@ class Gangs:
         self.ranks: dict[HostId, int] = {}
         self.company: frozenset[HostId] = frozenset()
         self.packlimit = settings.packlimit
+        self.memory_short: dict[tuple[HostId, JobId], float] = {}
+        """Hosts that had no room for a job's memory by their own word -> until when that counts."""
         self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
         """Refusals: (host, whether parts were asked for) -> (free GPUs by the host's own word, until when that
         counts)."""
@@ -314,6 +316,7 @@ class Gangs:
                     search.spec.gpu_memory,
                     search.apart_from,
                     search.sought is not None and search.sought.joined(host) is not None,
+                    search.spec.host_memory,
                 ),
                 self.settings.reserve_deadline_s,
             )
@@ -360,7 +363,10 @@ class Gangs:
         return found is not None and (found.epoch, found.attempt) == (answer.epoch, answer.attempt)
 
     def _said_no(self, host: HostId, answer: NotReserved, now_s: float) -> Sequence[Action]:
-        self.refusals[host, answer.beside] = (answer.free, now_s + REFUSALS_KEPT_S)
+        if answer.memory_short:
+            self.memory_short[host, answer.job] = now_s + REFUSALS_KEPT_S
+        else:
+            self.refusals[host, answer.beside] = (answer.free, now_s + REFUSALS_KEPT_S)
         search = self._find(answer.job, answer.epoch, answer.attempt)
         if search is None or host not in search.plan or search.proposed is not None:
             return ()
@@ -404,7 +410,18 @@ class Gangs:
     def _known_free(self, search: HostSearch, now_s: float) -> dict[HostId, int]:
         """Free GPUs per host: what gossip says, or less where the host itself said less a moment ago."""
         said = self.said(search.opportunistic, now_s)
-        return {host: min(free, said.get(host, free)) for host, free in self.free.items()}
+        short = self._short_of_memory(search, now_s)
+        return {host: min(free, said.get(host, free)) for host, free in self.free.items() if host not in short}
+
+    def _ranks_now(self, search: HostSearch, now_s: float) -> dict[HostId, int]:
+        """Ranks per host, of hosts that may take a job without GPUs."""
+        short = self._short_of_memory(search, now_s)
+        return {host: ranks for host, ranks in self.ranks.items() if host not in short}
+
+    def _short_of_memory(self, search: HostSearch, now_s: float) -> set[HostId]:
+        """Hosts that said a moment ago that they have no room for this job's memory."""
+        self.memory_short = {key: until_s for key, until_s in self.memory_short.items() if until_s > now_s}
+        return {host for host, job in self.memory_short if job == search.job}
 
     def said(self, opportunistic: bool, now_s: float) -> dict[HostId, int]:
         """GPUs that hosts which refused a moment ago really have for such a job."""
@@ -419,7 +436,7 @@ class Gangs:
         if search.sought is not None:
             return self._stand_ins(search, search.sought, now_s)
         if not spec.gpus_per_worker:
-            hosts = in_company(self.ranks, spec.share_host, self.company, spec.workers, spec.pack)
+            hosts = in_company(self._ranks_now(search, now_s), spec.share_host, self.company, spec.workers, spec.pack)
             return spread(hosts, spec.workers, spec.pack)
         free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
@@ -427,7 +444,7 @@ class Gangs:
     def _more(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int]:
         """New processes per host; empty: there is no room for any."""
         each, has = search.spec.gpus_per_worker, {place.host for place in sought.stays}
-        free = self._known_free(search, now_s) if each else self.ranks
+        free = self._known_free(search, now_s) if each else self._ranks_now(search, now_s)
         may = {host: count for host, count in free.items() if host in has or host not in sought.avoid}
         if not each:
             return spread(in_company(may, search.spec.share_host, self.company, 1, "any"), sought.begins)
@@ -435,7 +452,7 @@ class Gangs:
 
     def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:
         each = search.spec.gpus_per_worker
-        free = self._known_free(search, now_s) if each else self.ranks
+        free = self._known_free(search, now_s) if each else self._ranks_now(search, now_s)
         every = {host: count // each if each else -count for host, count in free.items()}
         wanted = {to for _, to in sought.places if to is not None and sought.joined(to) is not None}
         room = {host: count for host, count in every.items() if host not in sought.avoid or host in wanted}

@@ -184,6 +184,7 @@ class Wishes:
                 job.spec.gpu_memory,
                 job.apart_from,
                 host in job.joins,
+                job.spec.host_memory,
             )
             for job in event.jobs
             for host, names in sorted(job.names.items())

@@ -16,10 +16,11 @@ import msgspec
 
 from covey.core.events import Heard, Send
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpuUse
+from plugins.facts import GpuUse, MemoryHere
 from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, WantedGpus, choice, refusals
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
+from plugins.scheduler.policy.eligible import lacks_memory
 from plugins.scheduler.policy.shared import device_of
 
 RELEASED_MAX = 4096
@@ -32,6 +33,12 @@ class GpusSeen(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
     refused: Mapping[str, str] = {}
     """The GPUs among them that take no job now, and why."""
+
+
+class MemorySeen(msgspec.Struct, frozen=True):
+    """Event: what this host has of memory."""
+
+    memory: MemoryHere
 
 
 class UseSeen(msgspec.Struct, frozen=True):
@@ -61,6 +68,8 @@ class Starting(msgspec.Struct, frozen=True):
     epoch: int
     gpus: tuple[str, ...]
     guaranteed: bool = True
+    host_memory: int = 0
+    """Memory of this host that the job may use, bytes; 0: not said."""
 
 
 class RanksGone(msgspec.Struct, frozen=True):
@@ -90,7 +99,7 @@ class Save(msgspec.Struct, frozen=True):
     """Action: `held()` changed; it must be on disk before the actions after this one."""
 
 
-Event = Heard | GpusSeen | UseSeen | GrantNews | Starting | RanksGone | SecondWent
+Event = Heard | GpusSeen | MemorySeen | UseSeen | GrantNews | Starting | RanksGone | SecondWent
 Action = Send | KeepPort | ReleasePort | Save
 
 
@@ -110,6 +119,7 @@ class Reservations:
         self.gpus: tuple[str, ...] = ()
         self.refused: Mapping[str, str] = {}
         self.uses: dict[str, GpuUse] = {}
+        self.memory: MemoryHere | None = None
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
         """The holds of each job, by epoch: an older one whose ranks still end, and the newest; and the one for ranks
@@ -157,6 +167,9 @@ class Reservations:
                 return self._heard(event.sender, event.message, now_s)
             case GpusSeen():
                 self.gpus, self.refused = event.gpus, event.refused
+                return ()
+            case MemorySeen():
+                self.memory = event.memory
                 return ()
             case UseSeen():
                 self.uses = {use.uuid: use for use in event.uses}
@@ -220,12 +233,26 @@ class Reservations:
             but = f": {chosen.why_not}" if chosen.why_not else ""
             why = f"{wanted} GPUs were requested and {chosen.there} are free{but}"[:1000]
             return [*actions, self._no(coordinator, ask, why, chosen.there)]
-        guaranteed = not ask.opportunistic
+        if short := "" if ask.joins else lacks_memory(ask.host_memory, self.memory, self._promised(ask.job)):
+            return [*actions, self._no(coordinator, ask, f"this host {short}", chosen.there, memory_short=True)]
         hold = Hold(
-            ask.job, ask.epoch, ask.attempt, coordinator, chosen.gpus, 0, guaranteed=guaranteed, joins=ask.joins
+            ask.job,
+            ask.epoch,
+            ask.attempt,
+            coordinator,
+            chosen.gpus,
+            0,
+            guaranteed=not ask.opportunistic,
+            joins=ask.joins,
+            host_memory=ask.host_memory,
         )
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
+
+    def _promised(self, job: JobId) -> int:
+        """Memory of this host that jobs other than this one may use."""
+        others = ((id, holds) for id, holds in self.holds.items() if id != job)
+        return sum(max(hold.host_memory for hold in holds) for _, holds in others)
 
     def _choice(self, ask: Reserve) -> ChosenGpus:
         wanted = ask.workers * ask.gpus_per_worker
@@ -282,10 +309,12 @@ class Reservations:
             if not other.started and ((other.job, other.epoch) == (event.job, event.epoch) or overlaps):
                 actions += self._drop(other, keep_port=other.job == event.job)
         if hold is not None and hold.started:
-            self._exchange(hold, msgspec.structs.replace(hold, gpus=event.gpus, guaranteed=event.guaranteed))
+            now = {"gpus": event.gpus, "guaranteed": event.guaranteed, "host_memory": event.host_memory}
+            self._exchange(hold, msgspec.structs.replace(hold, **now))
             return [*actions, Save()]
         attempt, coordinator, port = (hold.attempt, hold.coordinator, hold.port) if hold else (0, HostId(""), 0)
-        started = Hold(event.job, event.epoch, attempt, coordinator, event.gpus, port, True, event.guaranteed)
+        of, memory = (event.job, event.epoch, attempt, coordinator), event.host_memory
+        started = Hold(*of, event.gpus, port, True, event.guaranteed, host_memory=memory)
         self._hold(started, now_s + self.lease_s)
         return [*actions, Save()]
 
@@ -326,7 +355,9 @@ class Reservations:
         answer = Reserved(hold.job, hold.epoch, hold.attempt, hold.gpus, "", 0)
         return [KeepPort(hold.coordinator, answer) if master else Send(hold.coordinator, answer)]
 
-    def _no(self, coordinator: HostId, ask: Reserve, why: str, free: int | None = None) -> Send:
+    def _no(
+        self, coordinator: HostId, ask: Reserve, why: str, free: int | None = None, memory_short: bool = False
+    ) -> Send:
         free = self._choice(ask).there if free is None else free
         beside = self.sharing is not None and ask.opportunistic
-        return Send(coordinator, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside))
+        return Send(coordinator, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside, memory_short))

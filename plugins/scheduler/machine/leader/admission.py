@@ -162,7 +162,7 @@ class Admission:
         are being placed."""
         spec, capacity = job.spec, self.capacity
         if not spec.gpus:
-            return spec.pack != "apart" or len(capacity.takers(job)) >= spec.workers
+            return capacity.has_hosts(job)
         free = capacity.free_for(job)
         return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
 

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.leader.memory_promises import MemoryPromises
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes
@@ -88,11 +89,14 @@ class Capacity:
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._holdings: dict[JobId, HeldGpus] = {}
+        self.memory = MemoryPromises()
+        """What jobs may use of each host's memory."""
         for job in queue.live() if jobs is None else jobs:
             self.put(job)
 
     def put(self, job: Job) -> None:
         """Count the job as it is now."""
+        self.memory.put(job)
         gpus = self.held_by(job)
         is_guest = self.stops and gpus and not job.counts and job.state == "running"
         holding = HeldGpus(
@@ -104,7 +108,7 @@ class Capacity:
         )
         if self._holdings.get(job.id) == holding:
             return
-        self.drop(job.id)
+        self._release(job.id)
         if not gpus and not holding.placing:
             return
         self._holdings[job.id] = holding
@@ -117,6 +121,11 @@ class Capacity:
 
     def drop(self, id: JobId) -> None:
         """Count the job no longer: it holds nothing."""
+        self.memory.drop(id)
+        self._release(id)
+
+    def _release(self, id: JobId) -> None:
+        """Count the job's GPUs no longer."""
         if id not in self._holdings:
             return
         holding = self._holdings.pop(id)
@@ -138,11 +147,11 @@ class Capacity:
 
     def takers(self, job: Job) -> Set[HostId]:
         """Hosts where ranks of this job may start, with GPUs or without."""
-        return open_to(job.spec, self.totals, self.queue.drained).keys()
+        return open_to(job.spec, self.totals, self.queue.drained, None, self.memory.lacks(job)).keys()
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
         """The GPUs among these that are on hosts which this job may use."""
-        return open_to(job.spec, gpus, self.queue.drained)
+        return open_to(job.spec, gpus, self.queue.drained, None, self.memory.lacks(job))
 
     @property
     def vacant(self) -> int:
@@ -189,9 +198,14 @@ class Capacity:
         """Whether no other job may hold this job's GPUs."""
         return True
 
+    def has_hosts(self, job: Job) -> bool:
+        """Whether there are hosts enough for a job without GPUs; True for one with GPUs, which needs these."""
+        least = job.spec.workers if job.spec.pack == "apart" else int(job.spec.host_memory > 0)
+        return bool(job.spec.gpus_per_worker) or not least or len(self.takers(job)) >= least
+
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         """Whether the whole gang fits into these free GPUs."""
-        return fits_whole(job, self.usable(job, free))
+        return self.has_hosts(job) and fits_whole(job, self.usable(job, free))
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
         """GPUs where the job's coordinator would put it; empty when it does not fit whole, or asks for none."""
@@ -279,7 +293,7 @@ class CapacityPlan(Capacity):
         queue = self.queue = capacity.queue
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), dict(capacity.staying)
-        self.opportunistic = capacity.opportunistic
+        self.opportunistic, self.memory = capacity.opportunistic, capacity.memory
         self.claimed = False
         self.keep(queue.keeper, queue.kept)
 

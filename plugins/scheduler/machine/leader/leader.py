@@ -13,6 +13,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
+from plugins.facts import MemoryHere
 from plugins.scheduler.machine.leader.admission import Admission, JobsSeen, taken_back
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
@@ -69,11 +70,18 @@ class RackHost(msgspec.Struct, frozen=True):
     """What is wrong with the worst of the GPUs that take no job."""
     known: bool = True
     """Whether the host knows which GPUs it has."""
+    memory: MemoryHere | None = None
+    """What the host says of its memory; None: it says nothing."""
 
     @property
     def usable(self) -> int:
         """GPUs that are held, or that a job could have."""
         return max(0, self.gpus - self.out)
+
+
+def memory_of(rack: Sequence[RackHost]) -> dict[HostId, MemoryHere]:
+    """What hosts say of their memory."""
+    return {host.host: host.memory for host in rack if host.memory is not None}
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
@@ -223,10 +231,12 @@ class Leader:
         totals = eligible.open_gpus({host.host: host.usable for host in rack if host.gone_s is None}, self.drained)
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
         if not moved and totals == self.capacity.totals and self._same_gpus():
+            self.capacity.memory.said = memory_of(rack)
             return []
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
         jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
         self.capacity = self._capacity(totals, jobs)
+        self.capacity.memory.said = memory_of(rack)
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
 
     def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:

@@ -134,7 +134,7 @@ class SharedCapacity(Capacity):
     # ---- questions ----
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
-        return open_to(job.spec, gpus, self.queue.drained, host_of)
+        return open_to(job.spec, gpus, self.queue.drained, host_of, self.memory.lacks(job))
 
     def _free_for(self, job: Job) -> Gpus:
         if job.counts:
@@ -166,7 +166,7 @@ class SharedCapacity(Capacity):
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         spec, free = job.spec, self.usable(job, free)
         if not spec.gpus:
-            return True
+            return self.has_hosts(job)
         if spec.gpus > len(free):
             return False
         if _wherever(job):
@@ -253,7 +253,7 @@ class SharedDraft(SharedCapacity):
         self.utilisation, self.refusing, self.alone = capacity.utilisation, capacity.refusing, capacity.alone
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
-        self.beside, self.opportunistic = dict(capacity.beside), []
+        self.beside, self.opportunistic, self.memory = dict(capacity.beside), [], capacity.memory
         self.claimed = False
         self.keep(queue.keeper, queue.kept)
 

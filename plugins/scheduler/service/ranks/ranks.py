@@ -28,6 +28,7 @@ from plugins.scheduler.machine.host.reservations import (
     GrantNews,
     HeldReservations,
     KeepPort,
+    MemorySeen,
     RanksGone,
     ReleasePort,
     Reservations,
@@ -43,6 +44,7 @@ from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service.gpus_here import memory_here
 from plugins.scheduler.service.journal import ReservationFile, ReservationJournal
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
@@ -147,6 +149,7 @@ class LocalRanks:
         refused = {gpu.uuid: gpu.why or gpu.condition for gpu in gpus if not gpu.takes_jobs}
         seen = GpusSeen(tuple(gpu.uuid for gpu in gpus), refused)
         self.reservations.handle(seen, self.host.env.clock.now_s())
+        self.reservations.handle(MemorySeen(memory_here(self.host.env.probes.memory())), self.host.env.clock.now_s())
 
     async def on_message(self, sender: HostId, message: Reserve | Release) -> None:
         refusal = self._refusal(message) if isinstance(message, Reserve) else ""
@@ -356,13 +359,13 @@ class LocalRanks:
             return
         gpus = self._gpus_here(place, hold, changes) if job.spec.elastic and hold is not None else place.gpus
         if hold is not None and started and (hold.gpus != gpus or joins):
-            await self.dispatch(Starting(job.id, job.grant.epoch, gpus, job.counts))
+            await self.dispatch(Starting(job.id, job.grant.epoch, gpus, job.counts, job.spec.host_memory))
         if not started or self.fences.get(job.id, 0) < job.grant.epoch:
             if self.fences.get(job.id, 0) > job.grant.epoch:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.grant.epoch)
                 return
             self.fences[job.id] = job.grant.epoch
-            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts))
+            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts, job.spec.host_memory))
         if self.sick and not await self.save():
             return
         if self.queue.over(job.id, job.grant.epoch) or (job.id, job.grant.epoch) in self.ends:

@@ -48,6 +48,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         may_heal=job.spec.on_lost == "heal",
         held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
+        host_memory=job.spec.host_memory,
         hang_s=job.spec.hang_s,
     )
 
@@ -69,4 +70,4 @@ def hold_of(spec: RanksSpec, shares: bool) -> Hold:
     gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
     guest = shares and spec.job_class == "opportunistic"
     held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus
-    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest)
+    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest, host_memory=spec.host_memory)

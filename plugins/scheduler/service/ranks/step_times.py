@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from covey.core.ids import JobId
-from plugins.facts import JobHooked, StepTimed, StepTiming
+from plugins.facts import JobHooked, MemoryInUse, MemoryMeasured, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import JobSteps
 
 JOBS_MAX = 2000
@@ -37,6 +37,8 @@ class GrantSteps:
         """Device memory of each rank, bytes."""
         self.hooked: dict[int, str] = {}
         """What sees each rank's steps, or why nothing does."""
+        self.memory: MemoryInUse | None = None
+        """What the job's processes here have of the host's memory; None: they did not say."""
         self._timed: deque[_Timed] = deque(maxlen=STEPS_TIMED)
 
     def stepped(self, fact: StepTimed) -> None:
@@ -89,6 +91,9 @@ class StepTimes:
 
     def hooked(self, fact: JobHooked) -> None:
         self._grant(fact.job, fact.epoch).hooked[fact.rank] = fact.problem or fact.to
+
+    def measured(self, fact: MemoryMeasured) -> None:
+        self._grant(fact.job, fact.epoch).memory = fact.memory
 
     def forget(self, job: JobId, epoch: int) -> None:
         self._grants.pop((job, epoch), None)

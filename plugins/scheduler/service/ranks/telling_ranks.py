@@ -84,4 +84,5 @@ class TellingRanks:
             hooked=dict(steps.hooked),
             joined=any(peer.epoch == epoch for peer in self.host.peers(job)),
             reports=steps.step is not None or job in self.tensors or job in self.seen,
+            memory=steps.memory,
         )

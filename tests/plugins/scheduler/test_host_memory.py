@@ -1,0 +1,188 @@
+"""Jobs that say how much memory of a host they may take (`--host-memory`) go where there is as much, and wait else."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
+from covey.ports.probes import MemoryNow
+from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured
+from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
+from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.wire import NotReserved, Reserved
+from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.eligible import lacks_memory, shape_of
+from plugins.scheduler.service.gpus_here import memory_here
+from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
+from tests.plugins.scheduler.test_gang import H1, H2, H3, J1, Coordinator, asks
+from tests.plugins.scheduler.test_reservations import J2, Local
+
+GIB = 1 << 30
+J3 = JobId("j3")
+
+
+@pytest.mark.parametrize(
+    ("said", "promised", "why"),
+    [
+        (MemoryHere(64 * GIB, 16 * GIB), 48 * GIB, ""),
+        (MemoryHere(64 * GIB, 15 * GIB), 0, "has 15 GiB of memory free"),
+        (MemoryHere(64 * GIB, 64 * GIB), 49 * GIB, "has 64 GiB of memory and other jobs there may use 49 GiB"),
+        (MemoryHere(8 * GIB, 8 * GIB), 0, "has 8 GiB of memory"),
+        (MemoryHere(0, 0), 0, "does not say how much memory it has"),
+        (None, 0, "does not say how much memory it has"),
+    ],
+)
+def test_a_host_takes_what_is_free_and_promised_to_nobody(said: MemoryHere | None, promised: int, why: str) -> None:
+    assert lacks_memory(16 * GIB, said, promised) == why
+    assert lacks_memory(0, said, promised) == ""
+
+
+def test_free_memory_is_gossiped_in_steps_and_what_is_not_known_is_not() -> None:
+    assert memory_here(MemoryNow(64 * GIB, 10 * GIB + 5, 0.0)) == MemoryHere(64 * GIB, 10 * GIB)
+    assert memory_here(MemoryNow(64 * GIB, 11 * GIB - 5, 0.0)) == MemoryHere(64 * GIB, 10 * GIB)
+    assert memory_here(MemoryNow(0, 0, 0.0)).total_bytes == 0
+
+
+# ---- the host, which decides ----
+
+
+def a_host(free_gib: int = 64) -> Local:
+    local = Local()
+    local.dispatch(MemorySeen(MemoryHere(64 * GIB, free_gib * GIB)))
+    return local
+
+
+def test_what_two_jobs_may_use_on_a_host_is_at_most_what_it_has() -> None:
+    local = a_host()
+    assert isinstance(local.ask(J1, 1, host_memory=40 * GIB), Reserved)
+    why = "this host has 64 GiB of memory and other jobs there may use 40 GiB"
+    assert local.ask(J2, 1, host_memory=25 * GIB) == NotReserved(J2, 1, 1, 3, why, False, True)
+    assert isinstance(local.ask(J2, 1, attempt=2, host_memory=24 * GIB), Reserved)
+    assert isinstance(local.ask(J3, 1), Reserved), "it did not say what it may use"
+    again = local.restarted()
+    assert again.machine._promised(J3) == 64 * GIB, "it is on the disk with the hold"
+
+
+def test_ranks_that_join_others_and_a_newer_attempt_need_no_second_promise() -> None:
+    local = a_host()
+    assert isinstance(local.ask(J1, 1, host_memory=64 * GIB), Reserved)
+    assert isinstance(local.ask(J1, 1, attempt=2, host_memory=64 * GIB), Reserved)
+    local.dispatch(Starting(J1, 1, ("g0",), True, 64 * GIB))
+    local.dispatch(MemorySeen(MemoryHere(64 * GIB, 1 * GIB)))
+    assert isinstance(local.ask(J1, 1, attempt=3, host_memory=64 * GIB, joins=True), Reserved)
+    assert isinstance(local.ask(J2, 1, host_memory=1), NotReserved)
+
+
+def test_a_start_that_the_log_says_counts_though_nobody_asked() -> None:
+    local = a_host()
+    local.dispatch(Starting(J1, 1, ("g0",), True, 60 * GIB))
+    assert isinstance(local.ask(J2, 1, host_memory=5 * GIB), NotReserved)
+
+
+def test_memory_that_is_not_known_is_not_enough() -> None:
+    no = Local().ask(J1, 1, host_memory=1)
+    assert isinstance(no, NotReserved) and no.reason == "this host does not say how much memory it has"
+
+
+# ---- the coordinator ----
+
+
+@pytest.mark.parametrize("each", [0, 1])
+def test_a_host_that_has_no_room_for_the_memory_is_left_out_for_this_job_alone(each: int) -> None:
+    coordinator = Coordinator()
+    asked = coordinator.grant(2, host_memory=8 * GIB, gpus_per_worker=each, pack="apart")
+    assert {ask.host_memory for ask in asked.values()} == {8 * GIB} and set(asked) == {H1, H2}
+    ask = asked[H1]
+    no = NotReserved(ask.job, ask.epoch, ask.attempt, 2, "this host has 3 GiB of memory free", False, True)
+    coordinator.dispatch(Heard(H1, no))
+    coordinator.now_s += RETRY_S[0]
+    again = asks(coordinator.dispatch(TryAgain(J1, 1, ask.attempt)))
+    assert set(again) == {H2, H3}
+    assert coordinator.gangs.said(False, coordinator.now_s) == {}, "its GPUs are free for others"
+
+
+# ---- the rack ----
+
+
+def hosts_of(rack: Rack, id: str) -> set[str]:
+    return {str(place.host) for place in rack.job(id).start.places}
+
+
+def has(rack: Rack, name: str, total_gib: int, free_gib: int) -> None:
+    """Let a host have this memory from now on."""
+    rack[name].machine.probes.memory_now = MemoryNow(total_gib * GIB, free_gib * GIB, 0.0)
+
+
+async def memory_everywhere(rack: Rack, **free_gib: int) -> None:
+    for name in FOUR:
+        has(rack, name, 64, free_gib.get(name, 64))
+    await asyncio.sleep(3.0)
+
+
+@pytest.mark.parametrize("each", [0, 1])
+@on_a_rack()
+async def test_a_job_goes_where_its_memory_is_free_and_waits_in_words(rack: Rack, each: int) -> None:
+    await memory_everywhere(rack, gpu1=3, gpu2=3, gpu4=3)
+    of: dict[str, Any] = {"gpus_per_worker": each, "workers": 1}
+    await submit(rack, host_memory=8 * GIB, **of)
+    await until(lambda: rack.job("j1").state == "running")
+    assert hosts_of(rack, "j1") == {"gpu3"}
+    await submit(rack, host_memory=57 * GIB, **of)
+    await asyncio.sleep(5.0)
+    view = await rack["gpu2"].call("job", id="j2")
+    assert view.state == "queued" and rack.job("j2").tally.place_failures == 0
+    assert "no room for its 57 GiB of host memory: gpu1 has 3 GiB of memory free, gpu2 has 3" in view.reason
+    assert "gpu3 has 64 GiB of memory and other jobs there may use 8 GiB and 1 more hosts" in view.reason
+    await submit(rack, host_memory=0, **of)
+    await until(lambda: rack.job("j3").state == "running")
+    rack.finish("j1")
+    await until(lambda: rack.job("j2").state == "running")
+    assert hosts_of(rack, "j2") == {"gpu3"}
+
+
+@on_a_rack()
+async def test_a_person_sees_what_a_job_may_take_and_what_it_has(rack: Rack) -> None:
+    await memory_everywhere(rack)
+    await submit(rack, host_memory=8 * GIB)
+    await until(lambda: rack.job("j1").state == "running")
+    first, second = (HostId(name) for name in sorted(hosts_of(rack, "j1")))
+    rack[first].publish(MemoryMeasured(rack.job("j1").id, 1, MemoryInUse(1, 2, 3)))
+    rack[second].publish(MemoryMeasured(rack.job("j1").id, 0, MemoryInUse(4, 5, 6)))
+    view = await rack["gpu1"].call("job", id="j1")
+    assert view.seen.host_memory == 8 * GIB
+    assert view.seen.memory == {first: MemoryInUse(1, 2, 3)}, "the other one is of an earlier grant"
+
+
+@on_a_rack()
+async def test_a_host_that_does_not_say_what_it_has_takes_no_such_job(rack: Rack) -> None:
+    await memory_everywhere(rack)
+    for name in FOUR:
+        has(rack, name, 0, 0)
+    await asyncio.sleep(3.0)
+    await submit(rack, workers=1, host_memory=1)
+    await asyncio.sleep(5.0)
+    assert rack.job("j1").state == "queued"
+    assert "gpu1 does not say how much memory it has" in (await rack["gpu1"].call("job", id="j1")).reason
+
+
+@on_a_rack()
+async def test_more_than_any_host_has_is_refused_at_once(rack: Rack) -> None:
+    await memory_everywhere(rack)
+    error = await refused(submit(rack, workers=1, host_memory=65 * GIB))
+    assert error.code == 7 and "65 GiB" in error.why and "the largest has 64 GiB" in error.why
+    assert "--host-memory" in error.next
+
+
+def test_jobs_of_unlike_memory_are_of_unlike_shape() -> None:
+    one, other = (JobSpec.parse({"argv": ["x"], "host_memory": size}) for size in (1, 2))
+    assert shape_of(one) != shape_of(other)
+
+
+def test_many_hosts_without_room_are_a_number() -> None:
+    spec = JobSpec.parse({"argv": ["x"], "host_memory": GIB})
+    words = explain.lack_memory(spec, {HostId(f"h{n}"): "has 1 MiB of memory free" for n in range(5)})
+    assert words.endswith("h2 has 1 MiB of memory free and 2 more hosts")
+    assert explain.lack_memory(spec, {}) == ""
