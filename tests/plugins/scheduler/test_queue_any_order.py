@@ -166,8 +166,8 @@ class AnyOrder(RuleBasedStateMachine):
         job = placed[number % len(placed)]
         gone = ending(job.start.places, job.carriers([0]), ends)
         carried, config = job.start.carried, max(0, job.healing.healed - stale)
-        if not 1 <= len(carried) - len(gone) + len(on) <= 6:
-            return
+        if not 1 <= len(carried) - len(gone) + len(on) <= 6 or len(on) > job.spec.world_size - len(carried):
+            return  # none carries a rank, or there are not enough ranks to name those that begin
         names = sorted(carried_after(carried, gone, len(on)).keys() - (carried.keys() - set(gone)))
         places = {place.host: place for place in without(job.start.places, gone, 1)}
         for n, (host, name) in enumerate(zip(on, names, strict=True)):
