@@ -359,7 +359,7 @@ def test_any_changes_at_any_time_leave_the_same_bits(
                 gang.arrange([], draw.randint(1, 6 - len(gang.now)))
             case "both" if len(gang.now) > 1:
                 ends = draw.sample(sorted(gang.now), 1)
-                gang.arrange(ends, draw.randint(0, min(2, 7 - len(gang.now))))
+                gang.arrange(ends, draw.randint(0, min(2, 6 - len(gang.now))))
             case "restart" if len(gang.now) > 1:
                 gang.restart(draw.choice(sorted(gang.now)))
             case "owner":

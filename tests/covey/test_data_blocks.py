@@ -214,7 +214,7 @@ def change_at_random(gangs: Callable[..., DataGang], seed: int) -> None:
             case "grow" if len(gang.now) < RANKS:
                 gang.arrange([], draw.randint(1, RANKS - len(gang.now)))
             case "both" if len(gang.now) > 1:
-                gang.arrange(draw.sample(sorted(gang.now), 1), draw.randint(0, min(2, RANKS + 1 - len(gang.now))))
+                gang.arrange(draw.sample(sorted(gang.now), 1), draw.randint(0, min(2, RANKS - len(gang.now))))
             case "restart" if len(gang.now) > 1:
                 gang.restart(draw.choice(sorted(gang.now)))
             case "owner":

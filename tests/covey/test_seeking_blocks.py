@@ -146,9 +146,7 @@ class Played:
 
     def change(self) -> None:
         ends = self.draw.sample(sorted(self.carried), self.draw.randint(0, len(self.carried) - 1))
-        self.carried = carried_after(
-            self.carried, ends, self.draw.randint(0, self.ranks - len(self.carried) + len(ends))
-        )
+        self.carried = carried_after(self.carried, ends, self.draw.randint(0, self.ranks - len(self.carried)))
         self.config += 1
         for first in ends:
             del self.seeking[first], self.has[first]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from covey.core.ids import JobId
+from covey.hooks.turns.hooked import HookedTurns
 from covey.job.tensors import TensorClient
 from covey.kernel import memfd
 from covey.kernel.futex import SharedWord
@@ -153,6 +154,18 @@ def test_what_a_process_works_while_its_script_waits_for_sums_is_counted(page: P
     worked_s[0] += 4.0
     turns.computes()
     assert turns.spent().added_s == 1.0
+    turns.close()
+
+
+def test_hooks_take_no_turns_in_a_forked_child(page: Page) -> None:
+    """The slot is the parent's, and a loader's worker does not compute."""
+    hooked, turns = HookedTurns(), page.process(0)
+    hooked.takes(turns, lambda error: None)
+    hooked.on = True
+    child = os.fork()
+    if not child:
+        os._exit(0 if (hooked.on, hooked._turns, hooked._thread) == (False, None, None) else 1)
+    assert os.waitpid(child, 0)[1] == 0 and hooked.on and hooked._turns is turns
     turns.close()
 
 
