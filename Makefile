@@ -113,7 +113,7 @@ bench-elastic: $(READY) ## processes of an elastic job change at random, with ki
 bench-tuner-live: $(READY) ## the tuner on three real hosts, one of them slow: a step before and after, the same bits (some 3 minutes, as root)
 	@$(BIN)/python bench/tuner_live.py $(ARGS)
 
-bench-tuner-splits: $(READY) ## the four applications on six real hosts: the tuner against every fixed split (as root; not run to its end yet)
+bench-tuner-splits: $(READY) ## the four applications on six real hosts: the tuner against every fixed split (as root; some 20 minutes)
 	@$(BIN)/python bench/tuner_splits.py $(ARGS)
 
 heal-size: $(READY) ## a rank with the state of GPT-2 small and Adam is killed, links of 10 Gbit/s: how long until its successor has it (half a minute, 16 GB)
