@@ -66,10 +66,17 @@ class Change(NamedTuple):
     at_s: float
     kind: str
     words: str
-    ends: frozenset[int] = frozenset()
-    """Processes that were killed."""
-    less: int = 0
-    """How many processes less were asked for."""
+    before: frozenset[int]
+    """The processes before it."""
+    killed: frozenset[int] = frozenset()
+    to: int | None = None
+    """How many processes were asked for."""
+
+    def ended_unasked(self, after: frozenset[int]) -> int:
+        """How many of the processes before it were neither killed nor are there `after` it, beside those that had to
+        go for the number that was asked for."""
+        may_end = 0 if self.to is None else max(0, len(self.before) - self.to)
+        return max(0, len(self.before - after - self.killed) - may_end)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         changes = made.all(args.changes, args.every, (args.only,) if args.only else KINDS)
         time.sleep(args.every)
         done_s, events = times(rack), shell(rack, f"agentctl why {job}")
-        others, starts = made.ended_unasked(), starts_of(rack, changes)
+        after = [*(change.before for change in changes[1:]), made.pids()]
+        others = sum(change.ended_unasked(then) for change, then in zip(changes, after, strict=True))
+        starts = starts_of(rack, changes)
         said = shell(rack, f"agentctl job {job} --json")
         bits = digest(rack, job)
         blocks = re.findall(r"loaded=(\d+) moved=(\d+)", shell(rack, f"agentctl logs {job}"))
@@ -170,42 +179,29 @@ def pauses_of(done_s: Sequence[float], changes: Sequence[Change]) -> list[float]
 
 
 def starts_of(rack: AgentRack, changes: Sequence[Change]) -> list[float]:
-    """Seconds from each scaling until the first step of each process that came by it."""
+    """Seconds from each scaling to a greater number until the first step of each process that came by it."""
     found = []
     for host in rack.hosts:
-        for file in (host.folder / "root").glob("steps.*"):
-            first_s = float(file.read_text().split(maxsplit=1)[0])
-            before = [change for change in changes if change.at_s < first_s]
-            if before and before[-1].kind == "scale":
-                found.append(first_s - before[-1].at_s)
+        for words in (file.read_text().split() for file in (host.folder / "root").glob("steps.*")):
+            before = [change for change in changes if words and change.at_s < float(words[0])]
+            if before and (before[-1].to or 0) > len(before[-1].before):
+                found.append(float(words[0]) - before[-1].at_s)
     return found
 
 
 class Changes:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws, self._now = rack, job, draws, LOW
-        self._made = list[tuple[frozenset[int], Change]]()
-        """Each change, and the processes before it."""
 
     def all(self, count: int, every_s: float, kinds: Sequence[str]) -> list[Change]:
         made = []
         for number in range(count):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
             kind = self._draws.choice(kinds)
-            before = self._pids()
-            change = self._scale() if kind == "scale" else self._lose(kind)
-            made.append(change)
-            self._made.append((before, change))
-            print(f"  change {number + 1} of {count}: {change.words}", file=sys.stderr, flush=True)
+            made.append(self._scale() if kind == "scale" else self._lose(kind))
+            print(f"  change {number + 1} of {count}: {made[-1].words}", file=sys.stderr, flush=True)
             self._rack.start()
         return made
-
-    def ended_unasked(self) -> int:
-        """How many processes ended that nobody had killed, beside those that a smaller number took away."""
-        found, after = 0, [*(pids for pids, _ in self._made[1:]), self._pids()]
-        for (before, change), then in zip(self._made, after, strict=True):
-            found += max(0, len(before - then - change.ends) - change.less)
-        return found
 
     def _scale(self) -> Change:
         """Scale the job to another number. What is refused, as while another change is under way, is asked for again;
@@ -213,31 +209,30 @@ class Changes:
         wanted = self._draws.choice([each for each in range(LOW, HIGH + 1) if each != self._now])
         end_s = time.monotonic() + REFUSED_S
         while True:
-            asked_s = time.monotonic()
+            before, asked_s = self.pids(), time.monotonic()
             said = next(host for host in self._rack.hosts if host.is_up).shell(f"agentctl scale {self._job} {wanted}")
             if not said.returncode:
                 break
             if time.monotonic() > end_s:
                 raise SystemExit(said.stdout + said.stderr)
             time.sleep(0.5)
-        less, self._now = max(0, self._now - wanted), wanted
-        return Change(asked_s, "scale", said.stdout.strip().partition("\n")[0], less=less)
+        self._now = wanted
+        return Change(asked_s, "scale", said.stdout.strip().partition("\n")[0], before, to=wanted)
 
     def _lose(self, kind: str) -> Change:
         """Kill processes, or a host."""
         wait(self._all_have_state, lambda: told(self._rack, self._job), 60.0)
-        asked_s = time.monotonic()
+        before, asked_s = self.pids(), time.monotonic()
         if kind == "a whole host":
             host = self._draws.choice(self._rack.hosts[1:])
-            ends = frozenset(pid for each, pid in self._processes() if each is host)
-            return Change(asked_s, kind, self._lose_host(host), ends)
-        pids = sorted(self._pids())
-        lost = self._draws.sample(pids, min(len(pids), 2 if kind == "two processes" else 1))
+            killed = frozenset(pid for each, pid in self._processes() if each is host)
+            return Change(asked_s, kind, self._lose_host(host), before, killed)
+        lost = self._draws.sample(sorted(before), min(len(before), 2 if kind == "two processes" else 1))
         for pid in lost:
             os.kill(pid, signal.SIGKILL)
-        return Change(asked_s, kind, f"{kind} of {len(pids)} killed", frozenset(lost))
+        return Change(asked_s, kind, f"{kind} of {len(before)} killed", before, frozenset(lost))
 
-    def _pids(self) -> frozenset[int]:
+    def pids(self) -> frozenset[int]:
         return frozenset(pid for _, pid in self._processes())
 
     def _processes(self) -> list[tuple[Host, int]]:

@@ -71,8 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.start()
         rack.wait_up()
         for name in args.only:
-            of_application(rack, name, args.pass_s, args.seconds, found.setdefault(name, {"fixed": {}, "tuned": []}))
-            keep(found, args.json)
+            try:
+                row = found.setdefault(name, {"fixed": {}, "tuned": []})
+                of_application(rack, name, args.pass_s, args.seconds, row)
+            finally:
+                keep(found, args.json)
     names = [split.name for split in SPLITS]
     print_head(f"STEP, ms | {' | '.join(names)} | tuned from {SPLITS[0].name} | from {SPLITS[-2].name} | of the best")
     for name, row in found.items():

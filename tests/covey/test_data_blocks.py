@@ -199,10 +199,6 @@ def test_a_process_that_is_started_again_loads_its_blocks(gangs: Callable[..., D
 @pytest.mark.parametrize("seed", range(4))
 def test_no_block_is_lost_or_counted_twice_whatever_changes(gangs: Callable[..., DataGang], seed: int) -> None:
     """Data Blocks move while the job runs. Reference: §3.3.2."""
-    change_at_random(gangs, seed)
-
-
-def change_at_random(gangs: Callable[..., DataGang], seed: int) -> None:
     draw, steps = random.Random(seed), 60
     gang = gangs(draw.randint(1, RANKS), steps=steps)
     for at in range(2, steps - 6, 6):

@@ -140,16 +140,16 @@ def _dealt(
 
 
 def _exchange(taken: list[int], left: list[int], carried: Iterable[list[int]], ends: Collection[int]) -> None:
-    """Give `taken`, of which each rank has the name of a process that ended, one that has not: one that is left, else
-    the last of a process that carries several."""
+    """Give `taken`, of which each rank names a process that ended, one that names none. It is one of those that are
+    left, else the last of a process that carries several. ValueError where there is none."""
     for ranks, first in [(left, 0), *((each, 1) for each in carried)]:
         for at in reversed(range(first, len(ranks))):
             if ranks[at] not in ends:
                 taken[-1], ranks[at] = ranks[at], taken[-1]
                 return
     raise ValueError(
-        f"more processes would begin than ranks are free to name them: rank {taken[0]} names one that would end; next: "
-        "ask for fewer processes first, and then for these"
+        "a process has the number of a rank that it carries, and one that begins cannot have that of one that ends at "
+        f"once: for rank {taken[0]} there is no other; next: ask for fewer processes first, and then for these"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_process_that_begins_never_has_the_name_of_one_that_ends() -> None:
     assert not {1, 4} & set(names) and sorted(rank for each in after.values() for rank in each) == [*range(6)]
     after, names = carried_by_shares(before, [4], [C], {0: A, 1: A, 4: B, 5: B}, {A: 4, B: 1, C: 1})
     assert (after, names) == ({0: (0, 4), 1: (1, 3), 2: (2,), 5: (5,)}, [2])
-    with pytest.raises(ValueError, match="rank 1 names one that would end; next: ask for fewer processes first"):
+    with pytest.raises(ValueError, match="for rank 1 there is no other; next: ask for fewer processes first"):
         carried_by_shares(first_carried(2, 2), [1], [B], {0: A, 1: A}, {})
 
 
