@@ -76,6 +76,7 @@ async def test_a_stock_script_on_a_device_is_averaged_by_covey(
 ) -> None:
     """`agentctl job` shows which way its gradients go. Memory is shared where they come down, and not where they do
     not."""
+    await asyncio.to_thread(lab.library)  # else each process compiles it within its time
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
