@@ -159,6 +159,8 @@ class ArrangementsAnswered(Fact, frozen=True):
     ask: str
     refused: str = ""
     """Why nothing was arranged anew; empty: it was."""
+    full: HostId = HostId("")
+    """The host that has no room for a process of it, if that is why."""
 
 
 class TunerAsked(Fact, frozen=True):

@@ -96,7 +96,7 @@ def run_case(case: Case, noise: float, seed: int) -> ArrangedOutcome:
     names = sorted(paces)
     hosts = {host: HostNow(1, len(range(at, RANKS, len(names)))) for at, host in enumerate(names)}
     owners = tuple(names[table % len(names)] for table in range(TABLES))
-    tuner = Tuner(JOB, JobDivided(1, 0, hosts, owners, names[0], has_gpus=False))
+    tuner = Tuner(JOB, JobDivided(1, 0, hosts, owners, names[0]))
     job = DividedJob(RANKS, TABLES, case.size)
     tuner.handle(TensorsNow(int(case.size), tuple(range(TABLES))), 0.0)
     start_s = real_step_s(job, paces, tuner.division(), certain)
@@ -156,7 +156,7 @@ def obeyed(tuner: Tuner, asked: ArrangementsWanted, now_s: float) -> None:
     wanted, now = asked.jobs[JOB], tuner.now
     hosts = {host: HostNow(1, ranks) for host, ranks in wanted.shares.items()}
     owners = now.owners if wanted.owners is None else wanted.owners
-    tuner.handle(JobDivided(1, now.config + 1, hosts, owners, now.ends_never, has_gpus=False), now_s)
+    tuner.handle(JobDivided(1, now.config + 1, hosts, owners, now.ends_never), now_s)
     tuner.handle(WishAnswered(asked.ask, ""), now_s)
 
 

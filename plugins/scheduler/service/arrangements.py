@@ -73,7 +73,7 @@ class Arrangements:
         try:
             jobs = self._planned(fact)
         except WishRefused as refused:
-            self._answer(AnswerWish(fact.ask, str(refused), refused.code))
+            self._answer(AnswerWish(fact.ask, str(refused), refused.code, refused.full))
             return
         self.feed(WishSeen(fact.ask, jobs, fact.by, fact.why))
 
@@ -116,7 +116,7 @@ class Arrangements:
             found = planned(job, wanted, self._number)
             self._refuse_hosts(job, found)
         except WishRefused as refused:
-            raise WishRefused(f"{id}: {refused}", refused.code) from refused
+            raise WishRefused(f"{id}: {refused}", refused.code, refused.full) from refused
         apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
         return found.counted(not job.counts, apart_from)
 
@@ -135,9 +135,10 @@ class Arrangements:
             needed = len(names) * job.spec.gpus_per_worker
             if host not in free:
                 barred = eligible.bars(job.spec, self.queue.drained)
-                raise WishRefused(barred.get(host, f"{host} takes no jobs now"))
+                raise WishRefused(barred.get(host, f"{host} takes no jobs now"), full=host)
             if free[host] < needed:
-                raise WishRefused(f"{host} has no room: {needed} GPUs are needed and {free[host]} are free")
+                why = f"{host} has no room: {needed} GPUs are needed and {free[host]} are free"
+                raise WishRefused(why, full=host)
 
     def feed(self, event: Event) -> None:
         for action in self.wishes.handle(event, self.host.env.clock.now_s()):
@@ -154,7 +155,7 @@ class Arrangements:
             if not asked.done():  # whoever asked may be gone
                 asked.set_result(answer)
             return
-        self.host.publish(ArrangementsAnswered(answer.ask, answer.refused))
+        self.host.publish(ArrangementsAnswered(answer.ask, answer.refused, answer.full))
 
     async def _propose(self, action: ProposeWish) -> None:
         result = await self._proposed(action)

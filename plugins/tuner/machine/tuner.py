@@ -18,8 +18,9 @@ change the steps are measured again; both times stand in the event log. The tune
 says so and leaves the job alone until a person asks for it again. What a tuner knows is in its process only: another
 coordinator, a restarted agent and another start of the job begin anew.
 
-A host that the best division leaves without ranks and tables is none of the job's hosts any more. Nothing is measured
-there, so only a person brings it back.
+A process ends where it would only hold others up, and with it the job gives its GPUs back; a host that owns tables gets
+a first one where that is faster, and has no room for one if it says so. A host that the best division leaves without
+ranks and tables is none of the job's hosts any more. Nothing is measured there, so only a person brings it back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ REST_S = 10.0
 """Least seconds between two decisions about one job."""
 RETRY_S = 30.0
 """Seconds until a wish that was refused may be asked again."""
+FULL_S = 600.0
+"""Seconds for which a host that had no room for a process is not asked again."""
 ANSWER_S = 60.0
 """Seconds after which a wish that nobody answers counts as refused: the agent's log may have been away."""
 WRONG = 0.10
@@ -92,8 +95,6 @@ class JobDivided(msgspec.Struct, frozen=True):
     """The host of each table."""
     ends_never: HostId
     """The host of the process that carries rank 0."""
-    has_gpus: bool
-    """Whether its processes hold GPUs: then no host becomes a mere server, or a worker again."""
     processes_min: int = 1
 
 
@@ -127,6 +128,8 @@ class WishAnswered(msgspec.Struct, frozen=True):
 
     ask: str
     refused: str
+    full: HostId = HostId("")
+    """The host that had no room for a process, if that is why."""
 
 
 class TunerTicked(msgspec.Struct, frozen=True):
@@ -208,6 +211,8 @@ class Tuner:
         self.left_alone = False
         self.known: list[Known] = []
         """Divisions that were measured among these hosts."""
+        self._full: dict[HostId, float] = {}
+        """Until when no process is asked for on hosts that had no room for one."""
         self._wishes = 0
         self._not_before_s = 0.0
         self._said: dict[str, str] = {}
@@ -240,13 +245,16 @@ class Tuner:
         return sum(host.ranks for host in self.now.hosts.values())
 
     def hosts(self) -> set[HostId]:
-        """The hosts that the job uses: those with processes, and owners of tables."""
-        return {*self.now.hosts, *self.now.owners}
+        """The hosts that the job uses: those with processes, and owners of tables that are used."""
+        return {*self.now.hosts, *self._owners()}
+
+    def _owners(self) -> list[HostId]:
+        """The host of each table that is used."""
+        return [self.now.owners[table] for table in self.tensors.used if table < len(self.now.owners)]
 
     def division(self) -> Division:
         """The present division."""
-        tables = [self.now.owners[table] for table in self.tensors.used if table < len(self.now.owners)]
-        none = HostNow(0, 0)
+        tables, none = self._owners(), HostNow(0, 0)
         return {
             host: HostPart(self.now.hosts.get(host, none).ranks, tables.count(host)) for host in sorted(self.hosts())
         }
@@ -288,10 +296,9 @@ class Tuner:
         anew = event.epoch != self.now.epoch
         if event == self.now or (event.epoch, event.config) < (self.now.epoch, self.now.config):
             return []
-        others = {*event.hosts, *event.owners} != self.hosts() or anew
-        self.now = event
+        before, self.now = self.hosts(), event
         self._forget_steps()
-        if others:
+        if anew or before != self.hosts():
             self.known = []
         for figures in (self.passes, self.cards, self.waits):
             for gone in [host for host in figures if host not in self.hosts()]:
@@ -339,7 +346,7 @@ class Tuner:
             return self._answered(WishAnswered(self.wish.ask, "nobody answered"), now_s)
         return []
 
-    def paces(self) -> list[HostPace]:
+    def paces(self, now_s: float) -> list[HostPace]:
         """The hosts as the model sees them. A host that computes nothing is like the median of the others; a card that
         seems much slower than what a step needed of it while its processes waited is as fast as that. KeyError when
         one lacks a figure."""
@@ -350,11 +357,11 @@ class Tuner:
         for host in sorted(self.hosts()):
             waits, processes = self.waits.get(host), self.now.hosts.get(host, HostNow(0, 0)).processes
             carried = card_bytes(job, division[host]) / waits.mean if waits is not None else 0.0
-            may_end = not self.now.has_gpus and host != self.now.ends_never
+            may_end = host != self.now.ends_never if processes else now_s >= self._full.get(host, 0.0)
             pass_s = passes.get(host, middle)
             card = carried if carried > (1 + ALIKE) * cards[host] else cards[host]
             found.append(HostPace(host, pass_s, card, processes, may_end))
-        return [each for each in found if each.processes or not self.now.has_gpus or division[each.host].tables]
+        return found
 
     def divided(self) -> DividedJob:
         return DividedJob(self.ranks, len(self.tensors.used), float(self.tensors.total_bytes))
@@ -375,7 +382,7 @@ class Tuner:
         return self._decide(self.step, now_s)
 
     def _decide(self, step: Figure, now_s: float) -> Sequence[TunerAction]:
-        job, paces, present, measured_s = self.divided(), self.paces(), self.division(), step.mean
+        job, paces, present, measured_s = self.divided(), self.paces(now_s), self.division(), step.mean
         wanted = best_division(job, paces, present, self.now.processes_min)
         predicted_s = predicted(measured_s, step_s(job, paces, present), step_s(job, paces, wanted))
         self._remember(present, measured_s, now_s, paces)
@@ -426,6 +433,8 @@ class Tuner:
         self.wish = None
         self._forget_steps()
         self._not_before_s = now_s + RETRY_S
+        if event.full:
+            self._full[event.full] = now_s + FULL_S
         return [self._note("tuner refused", f"{event.refused}; it measures again and asks in {RETRY_S:.0f} s")]
 
     # ---- checking ----------------------------------------------------------------------------------------------------

@@ -103,11 +103,17 @@ def step_s(job: DividedJob, paces: Sequence[HostPace], division: Division) -> fl
 
 def best_division(job: DividedJob, paces: Sequence[HostPace], now: Division, processes_min: int = 1) -> Division:
     """The division with the shortest step; of those within `SLACK` of it one that changes least. `processes_min`:
-    fewest processes that the job may have. ValueError when no division gives each process a rank."""
+    fewest processes that the job may have; of those that would end the fastest stay until there are as many.
+    ValueError when no division gives each process a rank."""
     ordered = sorted(paces, key=lambda pace: pace.host)
     found = _best(job, ordered, now)
-    if found is not None and sum(_processes(pace, found[pace.host]) for pace in ordered) < processes_min:
-        found = _best(job, [msgspec.structs.replace(pace, may_end=False) for pace in ordered], now)
+    while found is not None and sum(_processes(pace, found[pace.host]) for pace in ordered) < processes_min:
+        ends = [pace for pace in ordered if pace.processes and not found[pace.host].ranks]
+        if not ends:
+            break
+        stays = min(ends, key=lambda pace: (pace.pass_s, -pace.card_bytes_per_s, pace.host))
+        ordered = [msgspec.structs.replace(pace, may_end=False) if pace is stays else pace for pace in ordered]
+        found = _best(job, ordered, now)
     if found is None:
         raise ValueError(f"{job.ranks} ranks cannot be divided among the processes of {len(paces)} hosts")
     return found

@@ -110,7 +110,7 @@ class TunerService(PluginService):
                 tensors.total_bytes = max(tensors.total_bytes, fact.total_bytes)
             case facts.ArrangementsAnswered():
                 for job in sorted(self.tuners):
-                    self._feed(job, WishAnswered(fact.ask, fact.refused))
+                    self._feed(job, WishAnswered(fact.ask, fact.refused, fact.full))
             case facts.HostGone():
                 self._gone.add(fact.host)
                 self._settle_all()
@@ -318,6 +318,5 @@ def job_now(placed: JobPlaced) -> JobDivided:
         (place.host for place in placed.places if any(0 in placed.carried.get(each, ()) for each in place.ranks)),
         placed.places[0].host,
     )
-    has_gpus = any(place.gpus for place in placed.places)
     owners = tuple(owners_of_job(placed))
-    return JobDivided(placed.epoch, placed.config, hosts, owners, first, has_gpus, placed.workers)
+    return JobDivided(placed.epoch, placed.config, hosts, owners, first, placed.workers)

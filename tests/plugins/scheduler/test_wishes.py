@@ -182,6 +182,7 @@ def test_one_host_without_room_refuses_the_whole_wish_and_nothing_is_held(what: 
     assert released(actions) == {H3, H4} and not proposed(actions)
     (answer,) = answers(actions)
     assert "h4" in answer.refused and not it.wishes.wishes
+    assert answer.full == (H4 if what == "no" else "")
     assert it.yes(H4, ask) == [] and it.feed(WishLate("w1")) == [], "what comes later changes nothing"
 
 
@@ -325,6 +326,8 @@ async def test_a_wish_that_is_refused_says_why_and_holds_nothing(rack: Rack) -> 
     ):
         said = await wished(rack, at.id, wanted, f"w{at_number}")
         assert said.startswith(why), said
+    full = {fact.ask: fact.full for fact in rack.hosts[at.id].told if isinstance(fact, ArrangementsAnswered)}
+    assert full["w0"] == free[0] and not any(full[f"w{number}"] for number in (1, 2, 3, 4, 5, 6, 7))
     assert counts(rack, id) == {home: 2} and rack.job(id).healing.healed == 0 and not held(rack)
     rack.lead(None)
     assert await wished(rack, at.id, {id: wish(job, owners=(home,) * 4)}, "no leader")

@@ -70,7 +70,7 @@ def test_a_slow_host_carries_fewer_ranks() -> None:
 
 
 def test_a_host_with_a_slow_processor_only_serves_where_it_may() -> None:
-    """Its process ends then; where it holds a GPU, or the job needs so many processes, it keeps one rank."""
+    """Its process ends then; where the job needs so many processes, it keeps one rank."""
     slow = HostPace(H[3], 10.0, 100 * MB, 1, may_end=True)
     job, hosts = DividedJob(12, 1, MB / 10), [*alike(3), slow]
     assert best_division(job, hosts, {})[H[3]].role == "server"
@@ -79,8 +79,14 @@ def test_a_host_with_a_slow_processor_only_serves_where_it_may() -> None:
     assert best_division(job, kept, {})[H[3]].ranks == 1
 
 
-def test_a_host_whose_processes_hold_gpus_and_has_none_gets_none() -> None:
-    """A mere server of such a job has no GPU to compute with."""
+def test_the_slowest_processes_end_and_as_many_stay_as_the_job_needs() -> None:
+    slow = [HostPace(H[at], float(at), 100 * MB, 1, may_end=True) for at in (2, 3, 4)]
+    job, hosts = DividedJob(12, 1, MB / 10), [*alike(2), *slow]
+    assert [host for host, part in best_division(job, hosts, {}, processes_min=3).items() if part.ranks] == H[:3]
+    assert [host for host, part in best_division(job, hosts, {}, processes_min=4).items() if part.ranks] == H[:4]
+
+
+def test_a_mere_server_that_has_no_room_for_a_process_gets_none() -> None:
     hosts = [*alike(2), HostPace(H[2], 0.01, 10 * MB, 0)]
     assert best_division(DividedJob(12, 3, MB / 10), hosts, {})[H[2]].ranks == 0
     free = [*alike(2), HostPace(H[2], 0.01, 10 * MB, 0, may_end=True)]

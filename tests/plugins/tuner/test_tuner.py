@@ -11,6 +11,7 @@ from covey.core.ids import HostId, JobId
 from plugins.facts import ArrangementsWanted, WantedArrangement
 from plugins.tuner.machine.tuner import (
     ANSWER_S,
+    FULL_S,
     REPORTS_MIN,
     REST_S,
     RETRY_S,
@@ -34,14 +35,14 @@ MB = 1_000_000
 
 class Rack:
     """Hosts as they really are, with a tuner that hears what they measure; its wishes are obeyed when they are
-    granted."""
+    granted. The job needs all processes that it has, unless fewest are said."""
 
-    def __init__(self, hosts: Sequence[HostPace], ranks: int, tables: int, has_gpus: bool = True) -> None:
+    def __init__(self, hosts: Sequence[HostPace], ranks: int, tables: int, processes_min: int = 0) -> None:
         self.real = {pace.host: pace for pace in hosts}
         count = len(hosts)
         each = {pace.host: HostNow(pace.processes, len(range(at, ranks, count))) for at, pace in enumerate(hosts)}
         owners = tuple(hosts[table % count].host for table in range(tables))
-        self.tuner = Tuner(JOB, JobDivided(1, 0, each, owners, hosts[0].host, has_gpus))
+        self.tuner = Tuner(JOB, JobDivided(1, 0, each, owners, hosts[0].host, processes_min or count))
         size = MB // 10
         self.size, self.now_s, self.overhead_s, self.rng, self.noise = size, 0.0, 0.002, random.Random(1), 0.0
         self.tell(TensorsNow(size, tuple(range(tables))))
@@ -297,33 +298,47 @@ def test_hosts_that_leave_take_their_figures_along() -> None:
     assert H[2] not in rack.tuner.passes and H[2] not in rack.tuner.cards and rack.tuner.ranks == 12
 
 
-def test_a_host_becomes_a_server_and_its_process_ends_only_without_gpus() -> None:
-    hosts = [*alike(3), HostPace(H[3], 1.0, 1000.0 * MB, 1)]
-    rack = Rack(hosts, 12, 1, has_gpus=False)
+def test_a_host_becomes_a_server_and_its_process_ends() -> None:
+    rack = Rack([*alike(3), HostPace(H[3], 1.0, 1000.0 * MB, 1)], 12, 1, processes_min=3)
     wanted = rack.until_wish().jobs[JOB]
     assert H[3] not in wanted.shares and wanted.processes == dict.fromkeys(H[:3], 1)
     assert wanted.owners == (H[3],)
-    held = Rack(hosts, 12, 1)
-    wanted = held.until_wish().jobs[JOB]
-    assert wanted.shares[H[3]] == 1 and wanted.processes == {}
 
 
-def test_a_mere_server_gets_a_process_again_where_that_is_faster() -> None:
-    rack = Rack(alike(3), 12, 3, has_gpus=False)
-    hosts: Mapping[HostId, HostNow] = {H[0]: HostNow(1, 6), H[1]: HostNow(1, 6)}
-    rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, hosts=hosts))
-    rack.real[H[2]] = HostPace(H[2], 0.01, 10.0 * MB, 0)
-    wanted = rack.until_wish().jobs[JOB]
-    assert wanted.shares == dict.fromkeys(H[:3], 4) and wanted.processes == dict.fromkeys(H[:3], 1)
-
-
-def test_a_mere_server_of_a_job_that_holds_gpus_stays_one() -> None:
-    rack = Rack(alike(3), 12, 3)
+def mere_server() -> Rack:
+    """A job on three equal hosts, of which the third only owns a table."""
+    rack = Rack(alike(3), 12, 3, processes_min=2)
     hosts: Mapping[HostId, HostNow] = {H[0]: HostNow(1, 8), H[1]: HostNow(1, 4)}
     rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, hosts=hosts))
     rack.real[H[2]] = HostPace(H[2], 0.01, 10.0 * MB, 0)
+    return rack
+
+
+def test_a_mere_server_gets_a_process_again_where_that_is_faster() -> None:
+    wanted = mere_server().until_wish().jobs[JOB]
+    assert wanted.shares == dict.fromkeys(H[:3], 4) and wanted.processes == dict.fromkeys(H[:3], 1)
+
+
+def test_a_host_that_has_no_room_for_a_process_is_not_asked_again_for_some_minutes() -> None:
+    rack = mere_server()
+    rack.tell(WishAnswered(rack.until_wish().ask, f"{H[2]} has no room for j1: no free GPU", H[2]))
+    refused_s = rack.now_s
+    asked = rack.until_wish()
+    assert set(asked.jobs[JOB].shares) == {H[0], H[1]} and asked.jobs[JOB].processes == {}
+    while H[2] not in asked.jobs[JOB].processes:
+        assert rack.now_s < refused_s + 2 * FULL_S
+        rack.tell(WishAnswered(asked.ask, "another one was faster"))
+        asked = rack.until_wish()
+    assert rack.now_s >= refused_s + FULL_S and asked.jobs[JOB].processes == dict.fromkeys(H[:3], 1)
+
+
+def test_hosts_that_own_tables_without_tensors_are_not_waited_for() -> None:
+    rack = Rack(slow_third(), 12, 4)
+    rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, owners=(*rack.tuner.now.owners[:3], H[5])))
+    rack.tell(TensorsNow(MB, (0, 1, 2)))
+    assert H[5] not in rack.tuner.hosts()
     wanted = rack.until_wish().jobs[JOB]
-    assert set(wanted.shares) == {H[0], H[1]} and wanted.processes == {}
+    assert wanted.owners is None or wanted.owners[3] == H[5]
 
 
 def test_one_host_is_nothing_to_divide() -> None:
@@ -357,4 +372,4 @@ def test_a_card_is_no_slower_than_what_a_step_needed_of_it() -> None:
             rack.tell(HostMeasured(host, 1, 0, 20, 0.1, 0.01, 0.05, 1e3))
     part = HostPart(4, 1)
     needed = part.ranks * 2 * rack.size / 3 / 0.05
-    assert all(pace.card_bytes_per_s == pytest.approx(needed) for pace in rack.tuner.paces())
+    assert all(pace.card_bytes_per_s == pytest.approx(needed) for pace in rack.tuner.paces(rack.now_s))

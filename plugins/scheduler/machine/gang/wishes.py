@@ -41,11 +41,11 @@ NOT_NOW = 75
 
 
 class WishRefused(ValueError):
-    """Why a wish cannot be, in words; `code` as in `Refused`."""
+    """Why a wish cannot be, in words; `code` as in `Refused`, `full` as in `ArrangementsAnswered`."""
 
-    def __init__(self, why: str, code: int = 4) -> None:
+    def __init__(self, why: str, code: int = 4, full: HostId = HostId("")) -> None:
         super().__init__(why)
-        self.code = code
+        self.code, self.full = code, full
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +105,8 @@ class AnswerWish(msgspec.Struct, frozen=True):
     refused: str = ""
     code: int = 4
     """agentctl's exit code of a refusal (`Refused`)."""
+    full: HostId = HostId("")
+    """The host that has no room, if that is why."""
 
 
 class AskedHost(NamedTuple):
@@ -202,7 +204,7 @@ class Wishes:
             return ()
         match answer:
             case NotReserved():
-                return self._refuse(wish, f"{sender} has no room for {answer.job}: {answer.reason}")
+                return self._refuse(wish, f"{sender} has no room for {answer.job}: {answer.reason}", full=sender)
             case Reserved():
                 reserve = wish.asked[each]
                 if wrong := wrong_yes(sender, answer, reserve.workers * reserve.gpus_per_worker):
@@ -256,11 +258,11 @@ class Wishes:
         wish.proposed = Arranged(wall_s=0.0, jobs=jobs, by=seen.by[:1000], why=seen.why[:1000])
         return [ProposeWish(seen.ask, wish.proposed)]
 
-    def _refuse(self, wish: SearchedWish, why: str, code: int = 4) -> Sequence[Action]:
+    def _refuse(self, wish: SearchedWish, why: str, code: int = 4, full: HostId = HostId("")) -> Sequence[Action]:
         """Give the wish up, so that no host holds GPUs for it."""
         del self.wishes[wish.seen.ask]
         over = [Send(each.host, Release(each.job, ask.epoch, ask.attempt)) for each, ask in wish.asked.items()]
-        return [*over, AnswerWish(wish.seen.ask, why, code)]
+        return [*over, AnswerWish(wish.seen.ask, why, code, full)]
 
 
 # ---- what a wish means for a job -------------------------------------------------------------------------------------
