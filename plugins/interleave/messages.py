@@ -35,7 +35,7 @@ class StepsMeasured(Message, frozen=True):
     timings: Count
     """Mini-batches that were measured in this configuration."""
     comp_s: Seconds
-    """Seconds in which the job computes here."""
+    """Seconds in which the job computes here, the processor time of its sums included."""
     comm_s: Seconds
     """Seconds in which it communicates, or waits for others."""
     sent_s: Seconds

@@ -25,6 +25,18 @@ SKIPPED = 1
 new."""
 
 
+SILENT = 4
+"""Reports of a table that may be missing, by the mini-batches of its last one, before its sums are done elsewhere."""
+
+
+class _Table(msgspec.Struct):
+    """Processor time of this host's `aggd` for one table in a mini-batch, and its last report."""
+
+    each_s: float
+    step: int
+    rounds: int
+
+
 class _Average(msgspec.Struct):
     comp_s: float = 0.0
     comm_s: float = 0.0
@@ -57,8 +69,7 @@ class StepsHere:
         self.job, self.epoch, self.config = job, epoch, config
         self.step = 0
         self._processes: dict[int, _Average] = {}
-        self._tables: dict[JobId, float] = {}
-        """Processor time of this host's `aggd` in a mini-batch, seconds, by table."""
+        self._tables: dict[JobId, _Table] = {}
 
     def stepped(self, fact: StepTimed) -> None:
         """Count one mini-batch of a process here."""
@@ -70,8 +81,9 @@ class StepsHere:
 
     def summed(self, fact: SumsWorked) -> None:
         """Count what this host's `aggd` did for one table in some mini-batches."""
-        each_s = fact.worked_s / fact.rounds
-        self._tables[fact.table] = self._tables.get(fact.table, each_s) * (1 - WEIGHT) + WEIGHT * each_s
+        each_s, known = fact.worked_s / fact.rounds, self._tables.get(fact.table)
+        before_s = known.each_s if known is not None else each_s
+        self._tables[fact.table] = _Table((1 - WEIGHT) * before_s + WEIGHT * each_s, self.step, fact.rounds)
 
     def told(self) -> StepsMeasured | None:
         """The message to the job's coordinator; None while nothing is measured. The processes of one job compute here
@@ -80,7 +92,8 @@ class StepsHere:
         known = [each for each in self._processes.values() if each.timings]
         if not known:
             return None
-        added_s = sum(each.added_s for each in known) + sum(self._tables.values())
+        here = [each for each in self._tables.values() if self.step - each.step <= SILENT * (each.rounds + 1)]
+        added_s = sum(each.added_s for each in known) + sum(each.each_s for each in here)
         return StepsMeasured(
             job=self.job,
             epoch=self.epoch,

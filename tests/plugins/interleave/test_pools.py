@@ -231,6 +231,17 @@ def test_what_sums_take_of_a_hosts_processors_counts_as_computing() -> None:
     assert told is not None and told.comp_s == pytest.approx(2.0 + 0.25 + 0.5 + (1.0 + 0.5) / 4)
 
 
+def test_sums_of_a_table_that_left_this_host_keep_it_no_longer() -> None:
+    here = StepsHere(J1, 1, 3)
+    here.summed(SumsWorked(J1, 1, JobId("j1"), 4, 1.0))
+    found = list[float]()
+    for step in range(60):
+        here.stepped(StepTimed(J1, 1, 0, step, 3.0, 2.0, 0.5, {}))
+        found += [told.comp_s for told in (here.told(),) if told is not None]
+    assert found[:16] == pytest.approx([2.25] * 16), "reports may be late"
+    assert found[-1] == pytest.approx(2.0)
+
+
 def test_a_pool_where_nothing_is_due_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be thousands of pools, and each host goes through all of them each second."""
     rack = two_and_two()
