@@ -5,7 +5,7 @@ explain a wait.
 (hosts that a job excludes, say) is written there, and nowhere else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -63,20 +63,23 @@ def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, 
     return {host: f"{host} is drained, by {drain.by}" for host, drain in drained.items()}
 
 
+def memory_left(said: MemoryHere | None, promised_bytes: int) -> int:
+    """The memory that another job may be promised on a host, bytes. `said`: what the host says of its memory;
+    `promised_bytes`: what other jobs there may use. What is not known is never enough, so it counts as none."""
+    return 0 if said is None else max(0, min(said.total_bytes - promised_bytes, said.free_bytes))
+
+
 def lacks_memory(wanted_bytes: int, said: MemoryHere | None, promised_bytes: int) -> str:
     """Why a host cannot take a job that may use so much of its memory, in words that follow the host's name; empty: it
-    can. `said`: what the host says of its memory; `promised_bytes`: what other jobs there may use. What is not known is
-    never enough."""
-    if not wanted_bytes:
+    can. `said`, `promised_bytes`: as for `memory_left`."""
+    if wanted_bytes <= memory_left(said, promised_bytes):
         return ""
     if said is None or said.total_bytes <= 0:
         return "does not say how much memory it has"
     if said.total_bytes - promised_bytes < wanted_bytes:
         other = f" and other jobs there may use {format_size(promised_bytes)}" if promised_bytes else ""
         return f"has {format_size(said.total_bytes)} of memory{other}"
-    if said.free_bytes < wanted_bytes:
-        return f"has {format_size(said.free_bytes)} of memory free"
-    return ""
+    return f"has {format_size(said.free_bytes)} of memory free"
 
 
 def open_to(
@@ -84,16 +87,18 @@ def open_to(
     hosts: Mapping[HostId, Known],
     drained: Mapping[HostId, Drain],
     host_of: Callable[[HostId], HostId] | None = None,
-    lacks: Callable[[HostId], str] | None = None,
+    room: Set[HostId] | None = None,
 ) -> Mapping[HostId, Known]:
     """The hosts, with what is known of each, that this job may use. `host_of`: set when the keys are GPUs by name; it
-    says whose each of them is. `lacks`: why a host has no room for the job's memory, or nothing; None: nobody asks."""
+    says whose each of them is. `room`: hosts that have room for the job's memory; None: all, or nobody asks."""
     barred = bars(spec, drained)
-    if not barred and lacks is None:
+    if not barred and room is None:
         return hosts
-    names = {unit: unit if host_of is None else host_of(unit) for unit in hosts}
-    without = {} if lacks is None else {host: lacks(host) for host in sorted(set(names.values()))}
-    return {unit: known for unit, known in hosts.items() if names[unit] not in barred and not without.get(names[unit])}
+
+    def may_use(host: HostId) -> bool:
+        return host not in barred and (room is None or host in room)
+
+    return {unit: known for unit, known in hosts.items() if may_use(unit if host_of is None else host_of(unit))}
 
 
 def open_gpus(gpus: Mapping[HostId, int], drained: Mapping[HostId, Drain]) -> dict[HostId, int]:

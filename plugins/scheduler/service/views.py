@@ -154,7 +154,7 @@ class QueueSnapshot:
             if sharing is None
             else SharedCapacity(self.queue, self.totals, None, sharing, self.shared or {})
         )
-        found.memory.said = self.memory
+        found.memory.heard(self.memory)
         return found
 
     @cached_property
@@ -194,8 +194,8 @@ class QueueSnapshot:
 
     def _lacks_memory(self, job: Job) -> str:
         """The hosts that have no room for this job's memory, in words; empty: all have."""
-        lacks = self.gpu_capacity.memory.lacks(job)
-        found = {} if lacks is None else {host: why for host in sorted(self.totals) if (why := lacks(host))}
+        memory = self.gpu_capacity.memory
+        found = {host: why for host in sorted(self.totals) if (why := memory.lacks(job, host))}
         return explain.lack_memory(job.spec, found)
 
     def _waits(self, job: Job) -> str:
@@ -529,8 +529,8 @@ def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) 
     if job is None or not job.spec.host_memory:
         return dict(open_to(None if job is None else job.spec, found, queue.drained))
     said = {view.host: memory for view in hosts if (memory := memory_in(view)) is not None}
-    lacks = MemoryPromises(queue.live(), said).lacks(job)
-    return dict(open_to(job.spec, found, queue.drained, None, lacks))
+    room = MemoryPromises(queue.live(), said).room_for(job)
+    return dict(open_to(job.spec, found, queue.drained, None, room))
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:

@@ -11,13 +11,17 @@ from covey.ports.probes import MemoryNow
 from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured
 from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
 from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
+from plugins.scheduler.machine.leader import memory_promises
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.messages.commands import Command, Elapsed, Granted, RanksReported
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Reserved
 from plugins.scheduler.policy import explain
-from plugins.scheduler.policy.eligible import lacks_memory, shape_of
+from plugins.scheduler.policy.eligible import lacks_memory, memory_left, shape_of
 from plugins.scheduler.service.gpus_here import memory_here
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_gang import H1, H2, H3, J1, Coordinator, asks
+from tests.plugins.scheduler.test_leader import Led
 from tests.plugins.scheduler.test_reservations import J2, Local
 
 GIB = 1 << 30
@@ -37,6 +41,7 @@ J3 = JobId("j3")
 )
 def test_a_host_takes_what_is_free_and_promised_to_nobody(said: MemoryHere | None, promised: int, why: str) -> None:
     assert lacks_memory(16 * GIB, said, promised) == why
+    assert (memory_left(said, promised) >= 16 * GIB) == (not why)
     assert lacks_memory(0, said, promised) == ""
 
 
@@ -102,6 +107,55 @@ def test_a_host_that_has_no_room_for_the_memory_is_left_out_for_this_job_alone(e
     again = asks(coordinator.dispatch(TryAgain(J1, 1, ask.attempt)))
     assert set(again) == {H2, H3}
     assert coordinator.gangs.said(False, coordinator.now_s) == {}, "its GPUs are free for others"
+
+
+# ---- the leader ----
+
+LARGE = (RackHost(H1, 4, memory=MemoryHere(64 * GIB, 64 * GIB)), RackHost(H2, 4, memory=MemoryHere(8 * GIB, 8 * GIB)))
+
+
+class LedByMemory(Led):
+    """The plain leader, with which `Led` compares, knows no memory."""
+
+    def look(self, rack: tuple[RackHost, ...] = LARGE, after_s: float = 1.0) -> list[Command]:
+        self.now_s += after_s
+        proposed = [action.command for action in self.leader.handle(ScheduleTick(rack, 1.0), self.now_s)]
+        self.leader.check()
+        return [command for command in proposed if not isinstance(command, Elapsed)]
+
+    def act(self, rack: tuple[RackHost, ...] = LARGE, after_s: float = 1.0) -> list[Command]:
+        return super().act(rack, after_s)
+
+
+def test_what_a_job_gave_back_is_there_for_the_next() -> None:
+    led = LedByMemory()
+    first = led.run(host=H1, host_memory=40 * GIB)
+    second = led.submit(host_memory=40 * GIB)
+    assert not granted(led.look()) and not granted(led.look())
+    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H1, codes={0: 0}))
+    assert granted(led.look()) == [second]
+
+
+@pytest.mark.parametrize("each", [0, 1])
+def test_room_is_looked_for_once_for_all_jobs_that_ask_for_the_same(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at 3,000 jobs that wait for memory on 256 hosts took 1.8 s when each asked each host, and takes 0.07 s."""
+    led, asked = LedByMemory(), list[MemoryHere | None]()
+    of: dict[str, Any] = {"host_memory": 40 * GIB, "gpus_per_worker": each}
+    led.run(host=H1, **of)
+    for _ in range(50):
+        led.submit(**of)
+    left = memory_promises.memory_left
+
+    def counted(said: MemoryHere | None, promised_bytes: int) -> int:
+        asked.append(said)
+        return left(said, promised_bytes)
+
+    monkeypatch.setattr(memory_promises, "memory_left", counted)
+    assert not granted(led.look()) and len(asked) == len(LARGE)
+
+
+def granted(commands: list[Command]) -> list[JobId]:
+    return [command.job for command in commands if isinstance(command, Granted)]
 
 
 # ---- the rack ----

@@ -147,11 +147,11 @@ class Capacity:
 
     def takers(self, job: Job) -> Set[HostId]:
         """Hosts where ranks of this job may start, with GPUs or without."""
-        return open_to(job.spec, self.totals, self.queue.drained, None, self.memory.lacks(job)).keys()
+        return open_to(job.spec, self.totals, self.queue.drained, None, self.memory.room_for(job)).keys()
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
         """The GPUs among these that are on hosts which this job may use."""
-        return open_to(job.spec, gpus, self.queue.drained, None, self.memory.lacks(job))
+        return open_to(job.spec, gpus, self.queue.drained, None, self.memory.room_for(job))
 
     @property
     def vacant(self) -> int:

@@ -230,13 +230,11 @@ class Leader:
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = eligible.open_gpus({host.host: host.usable for host in rack if host.gone_s is None}, self.drained)
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
-        if not moved and totals == self.capacity.totals and self._same_gpus():
-            self.capacity.memory.said = memory_of(rack)
-            return []
-        held = {**self.roll.placing, **_all_of(self.roll.awaited)}
-        jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
-        self.capacity = self._capacity(totals, jobs)
-        self.capacity.memory.said = memory_of(rack)
+        if moved or totals != self.capacity.totals or not self._same_gpus():
+            held = {**self.roll.placing, **_all_of(self.roll.awaited)}
+            jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
+            self.capacity = self._capacity(totals, jobs)
+        self.capacity.memory.heard(memory_of(rack))
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
 
     def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:

@@ -134,7 +134,7 @@ class SharedCapacity(Capacity):
     # ---- questions ----
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
-        return open_to(job.spec, gpus, self.queue.drained, host_of, self.memory.lacks(job))
+        return open_to(job.spec, gpus, self.queue.drained, host_of, self.memory.room_for(job))
 
     def _free_for(self, job: Job) -> Gpus:
         if job.counts:
