@@ -58,7 +58,8 @@ SUBMIT_FLAGS = {
     # memory
     "--mem": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
     "--memory": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
-    "--mem-per-gpu": "--gpu-memory 8GiB", "--mem-per-cpu": "--gpu-memory 8GiB    (of each GPU)",
+    "--mem-per-gpu": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
+    "--mem-per-cpu": "--host-memory 64GiB    (of all its processes on a host; there is no share for each core)",
     "--vram": "--gpu-memory 8GiB",
     # who, what, where from
     "-J": "--name NAME", "--job-name": "--name NAME", "-A": "--tenant NAME", "--account": "--tenant NAME",

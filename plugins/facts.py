@@ -412,9 +412,9 @@ class MemoryInUse(msgspec.Struct, frozen=True):
     blocks_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Data Blocks in memory."""
     arrays_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Arrays that scripts registered as their state."""
+    """Arrays that scripts registered as their state; 0: not known, as in a job without a limit of host memory."""
     peak_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """The most resident memory of each process, added up."""
+    """The most resident memory of each process, added up; 0: not known."""
 
 
 class MemoryMeasured(Fact, frozen=True):

@@ -165,13 +165,13 @@ def in_turns(job: dict[str, Any]) -> str:
 
 def host_memory(seen: dict[str, Any]) -> str:
     """What the job may take of each host's memory, and what it has: `at most 64 GiB on a host; gpu1: Blocks 20 GiB,
-    arrays 4 GiB, peak 31 GiB`."""
+    arrays 4 GiB, peak 31 GiB`; what is not known is left out."""
     limit = f"at most {format_size(seen['host_memory'])} on a host" if seen.get("host_memory") else ""
-    each = [
-        f"{host}: Blocks {format_size(has['blocks_bytes'])}, arrays {format_size(has['arrays_bytes'])},"
-        f" peak {format_size(has['peak_bytes'])}"
-        for host, has in seen.get("memory", {}).items()
-    ]
+    each = []
+    for host, has in seen.get("memory", {}).items():
+        known = [(what, has[f"{what}_bytes"]) for what in ("arrays", "peak") if has[f"{what}_bytes"]]
+        parts = [f"{what} {format_size(size)}" for what, size in [("Blocks", has["blocks_bytes"]), *known]]
+        each.append(f"{host}: {', '.join(parts)}")
     return "; ".join(part for part in (limit, "  ".join(each)) if part)
 
 

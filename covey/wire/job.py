@@ -224,11 +224,11 @@ class MemoryHeld(Frame, frozen=True):
     blocks_bytes: int = 0
     """Data Blocks in memory."""
     arrays_bytes: int = 0
-    """Arrays that the script registered as its state."""
+    """Arrays that the script registered as its state; 0: not known, as in a job without a limit."""
     beside_bytes: int = 0
     """The most that the process needed beside Blocks, its arrays included."""
     peak_bytes: int = 0
-    """The most resident memory, as the kernel says."""
+    """The most resident memory, as the kernel says; 0: it does not."""
 
 
 class HostMemory(Frame, frozen=True):

@@ -213,6 +213,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("drain gpu1", "unknown command 'drain'", "agentctl hosts drain HOST"),
         ("frobnicate", "unknown command 'frobnicate'", "agentctl --help"),
         ("submit --mem 8G -- python", "unknown option --mem", "--host-memory 64GiB"),
+        ("submit --mem-per-cpu 8G -- python", "unknown option --mem-per-cpu", "--host-memory 64GiB"),
         ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
         ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
         ("logs j1 --tail 5", "unknown option --tail", "| tail -n N"),
@@ -436,5 +437,7 @@ def test_a_job_says_what_it_may_take_of_each_hosts_memory_and_what_it_has() -> N
     seen = {"host_memory": 64 * gib, "memory": {"gpu1": has}}
     words = "at most 64 GiB on a host; gpu1: Blocks 20 GiB, arrays 4 GiB, peak 31 GiB"
     assert host_memory(seen) == words
+    not_known = {**has, "arrays_bytes": 0, "peak_bytes": 0}
+    assert host_memory({"memory": {"gpu1": not_known}}) == "gpu1: Blocks 20 GiB"
     assert host_memory({**seen, "memory": {}}) == "at most 64 GiB on a host"
     assert host_memory({}) == "", "an older agent"

@@ -1,11 +1,11 @@
 """What data Blocks may take of a host's memory: the limit less the rest, for each process of the job there."""
 
+import numpy as np
 import pytest
 
-from covey.core.memory_share import (
+from covey.job.blocks.memory_share import (
     BLOCKS_AROUND,
     BesideBlocks,
-    MemoryOnHost,
     kept_bytes,
     seen,
     share_bytes,
@@ -20,17 +20,17 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("on_host", "beside", "share"),
     [
-        (MemoryOnHost(1000, 1), 300, 700),
-        (MemoryOnHost(1000, 2), 300, 200),  # the other one has not said what it needs: it counts as this one
-        (MemoryOnHost(1000, 2, 100, 1), 300, 300),
-        (MemoryOnHost(1000, 4, 100, 1), 100, 150),
-        (MemoryOnHost(1000, 2, 900, 3), 50, 25),  # more processes have said something than the job has ranks here
-        (MemoryOnHost(1000, 2, 900, 1), 300, 0),
-        (MemoryOnHost(0, 1), 300, 2000),
-        (MemoryOnHost(0, 4), 300, 500),
+        (HostMemory(1000, 1), 300, 700),
+        (HostMemory(1000, 2), 300, 200),  # the other one has not said what it needs: it counts as this one
+        (HostMemory(1000, 2, 100, 1), 300, 300),
+        (HostMemory(1000, 4, 100, 1), 100, 150),
+        (HostMemory(1000, 2, 900, 3), 50, 25),  # more processes have said something than the job has ranks here
+        (HostMemory(1000, 2, 900, 1), 300, 0),
+        (HostMemory(0, 1), 300, 2000),
+        (HostMemory(0, 4), 300, 500),
     ],
 )
-def test_the_share_is_the_limit_less_the_rest_for_each_process(on_host: MemoryOnHost, beside: int, share: int) -> None:
+def test_the_share_is_the_limit_less_the_rest_for_each_process(on_host: HostMemory, beside: int, share: int) -> None:
     """Without a limit it is a fourth of what the host had available, for all processes together."""
     assert share_bytes(on_host, beside, 8000) == share
 
@@ -38,7 +38,7 @@ def test_the_share_is_the_limit_less_the_rest_for_each_process(on_host: MemoryOn
 def test_shares_and_what_processes_need_are_never_more_than_the_limit() -> None:
     for limit in range(0, 2000, 7):
         needs = [limit % 300, limit % 170 + 20, limit % 89]
-        shares = [share_bytes(MemoryOnHost(limit, 3, sum(needs) - need, 2), need, 10**9) for need in needs if limit]
+        shares = [share_bytes(HostMemory(limit, 3, sum(needs) - need, 2), need, 10**9) for need in needs if limit]
         assert sum(shares) + sum(needs) <= max(limit, sum(needs))
 
 
@@ -80,18 +80,26 @@ class Measured:
 def test_sets_share_what_is_left_and_those_in_memory_come_first() -> None:
     measured = Measured()
     use = measured.use(2000)
-    assert use.share_bytes(1) == 1600
+    assert use.share_bytes() == 1600
     use.keeps(Kept(False, 0), 600)
-    assert use.share_bytes(1) == 1000, "what a set will have is its own before it is there"
+    assert use.share_bytes() == 1000, "what a set will have is its own before it is there"
     use.keeps(Kept(True, 100))
     use.keeps(Kept(True, 0))
     assert use.share_bytes() == 500 and use.blocks_bytes == 100
+    assert use.room_bytes() == 1000, "another set that does not spill may have all of it"
 
 
 def test_arrays_of_the_state_count_though_they_were_not_touched_yet() -> None:
     use = Measured().use(2000)
     use.arrays_bytes = 900
-    assert use.share_bytes(1) == 1100
+    assert use.share_bytes() == 1100
+
+
+def test_what_is_no_array_is_not_counted() -> None:
+    """A script that runs without a limit runs with one."""
+    use = Measured().use(2000)
+    state = {"w": np.zeros(4), "step": 3.0}
+    assert use.counts(lambda: state)() == state and use.arrays_bytes == 32  # type: ignore[arg-type,return-value]
 
 
 def test_processes_that_come_and_go_change_the_share() -> None:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from covey.core.errors import CoveyError
-from covey.core.memory_share import MemoryOnHost
 from covey.core.units import format_size, parse_size
 from covey.job.blocks.block_arrays import code_digest, for_script
 from covey.job.blocks.block_store import BlockStore
@@ -30,7 +29,7 @@ from covey.job.blocks.memory_use import MemoryUse
 from covey.job.blocks.spilled import DiskSpill, RemoteSpill, SpillPlace, spill_folder
 from covey.job.blocks.spilling_store import SpillingStore
 from covey.kernel.this_process import OfOneProcess
-from covey.wire.job import Carries
+from covey.wire.job import Carries, HostMemory
 
 BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
@@ -132,8 +131,8 @@ def store_of(declared: DeclaredBlocks, kept: KeptHere, me: ExchangingProcess) ->
         ranks = {} if kept.carries is None else kept.carries.carried
         here = [range(rank, declared.blocks, me.world_size) for rank in ranks.get(me.first, (me.first,))]
         needed = declared.bytes_max * sum(map(len, here))
-        if memory.on_host.limit_bytes and needed > (share := memory.share_bytes()):
-            raise CoveyError(what, _no_room(declared, needed, share, memory.on_host), NO_ROOM_NEXT)
+        if memory.on_host.limit_bytes and needed > (room := memory.room_bytes()):
+            raise CoveyError(what, _no_room(declared, needed, room, memory.on_host), NO_ROOM_NEXT)
         store = BlockStore()
         memory.keeps(store, needed)
         return store
@@ -154,13 +153,13 @@ def store_of(declared: DeclaredBlocks, kept: KeptHere, me: ExchangingProcess) ->
     return spilling
 
 
-def _no_room(declared: DeclaredBlocks, needed: int, share: int, on_host: MemoryOnHost) -> str:
+def _no_room(declared: DeclaredBlocks, needed: int, room: int, on_host: HostMemory) -> str:
     """Why all Blocks of a set cannot be in memory."""
     each, limit = format_size(declared.bytes_max), format_size(on_host.limit_bytes)
     of_one = f" for this one of {on_host.processes} processes" if on_host.processes > 1 else ""
     return (
         f"its Blocks here, of {each} each, are {format_size(needed)}, and --host-memory {limit} leaves"
-        f" {format_size(share)}{of_one}"
+        f" {format_size(room)}{of_one}"
     )
 
 

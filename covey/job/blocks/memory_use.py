@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from covey.core.host_memory import available_bytes
-from covey.core.memory_share import BesideBlocks, MemoryOnHost, seen, share_bytes
+from covey.job.blocks.memory_share import BesideBlocks, seen, share_bytes
 from covey.kernel.resident import Resident, resident
 from covey.wire.job import Frame, HostMemory, MemoryHeld
 
@@ -41,7 +41,7 @@ class MemoryUse:
         available: Callable[[], int] = available_bytes,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_host = MemoryOnHost(limit_bytes, max(1, processes))
+        self.on_host = HostMemory(limit_bytes, processes)
         self.every_s = 0.0
         """Seconds between two reports, as the agent wants it; 0: none."""
         self.arrays_bytes = 0
@@ -61,16 +61,18 @@ class MemoryUse:
             self._stores = *self._stores, (store, promised_bytes)
         self.beside_bytes()
 
-    def share_bytes(self, more: int = 0) -> int:
-        """Bytes of Blocks that one set may have in memory: sets that spill share what the others leave. `more`: sets
-        that will spill, and are not kept yet."""
+    def share_bytes(self) -> int:
+        """Bytes of Blocks that each set that spills may have in memory: they share the room."""
+        return self.room_bytes() // max(1, sum(store.spills for store, _ in self._stores))
+
+    def room_bytes(self) -> int:
+        """Bytes of Blocks that may be in memory beside those of sets that do not spill."""
         if self._available_bytes is None:
             self._available_bytes = self._available()
         share = share_bytes(self.on_host, self.beside_bytes(), self._available_bytes)
         if self.on_host.limit_bytes:
             share -= sum(max(store.resident_bytes, least) for store, least in self._stores if not store.spills)
-        sets = sum(store.spills for store, _ in self._stores) + more
-        return max(0, share) // max(1, sets)
+        return max(0, share)
 
     def beside_bytes(self) -> int:
         """What this process needs beside its Blocks, measured now and before."""
@@ -93,7 +95,7 @@ class MemoryUse:
         def counted() -> "Mapping[str, Array]":
             state = get()
             if isinstance(state, dict):  # another mapping may copy each array when it is read
-                self.arrays_bytes = sum(each.nbytes for each in state.values())
+                self.arrays_bytes = sum(getattr(each, "nbytes", 0) for each in state.values())
             return state
 
         return counted
@@ -105,7 +107,7 @@ class MemoryUse:
         this frame says something else."""
         if not isinstance(frame, HostMemory):
             return False
-        self.on_host = MemoryOnHost(frame.limit_bytes, max(1, frame.processes), frame.others_bytes, frame.others)
+        self.on_host = frame
         return True
 
     @property

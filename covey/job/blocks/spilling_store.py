@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from covey.core.memory_share import kept_bytes
 from covey.core.spill_walk import Climb, measured
 from covey.core.units import format_size
 from covey.job.blocks.block_arrays import bytes_in_block
 from covey.job.blocks.block_store import BlockStore
 from covey.job.blocks.block_wire import BlockArrays
+from covey.job.blocks.memory_share import kept_bytes
 from covey.job.blocks.spilled import NoRoom, SpilledAt, SpillPlace
 
 STEPS_MEASURED = 3

@@ -9,25 +9,14 @@ processes of the job take a part of what the host has available.
 
 import msgspec
 
+from covey.wire.job import HostMemory
+
 AVAILABLE_PART = 4
 """The part of the memory that a host has available which spilling Blocks of a job take there unless somebody says more:
 one fourth (chosen: other jobs, and what the script itself needs, have the rest)."""
 BLOCKS_AROUND = 4
 """Blocks in memory beside those that are kept there: the one in use, the one before, which the script's variable still
 names, the next, and the one that `load` makes."""
-
-
-class MemoryOnHost(msgspec.Struct, frozen=True):
-    """What one process knows of the memory of its job's processes on its host."""
-
-    limit_bytes: int = 0
-    """Memory that they may take together; 0: there is no limit."""
-    processes: int = 1
-    """The number of processes of the job there, this one included."""
-    others_bytes: int = 0
-    """What the others need beside Blocks, as far as they have said so."""
-    others: int = 0
-    """The number of others that have said so."""
 
 
 class BesideBlocks(msgspec.Struct, frozen=True):
@@ -47,7 +36,7 @@ def seen(before: BesideBlocks, resident_bytes: int, peak_bytes: int, blocks_byte
     return BesideBlocks(max(before.bytes, most - blocks_bytes), max(before.peak_bytes, peak_bytes))
 
 
-def share_bytes(on_host: MemoryOnHost, beside_bytes: int, available_bytes: int) -> int:
+def share_bytes(on_host: HostMemory, beside_bytes: int, available_bytes: int) -> int:
     """Bytes of Blocks that one process may have in memory. `beside_bytes`: what it needs beside Blocks; a process that
     has not said what it needs counts like this one. `available_bytes`: memory that the host had available before there
     were Blocks, for a job without a limit."""
