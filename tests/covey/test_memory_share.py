@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from covey.core.errors import CoveyError
+from covey.job.blocks.block_wire import DeclaredBlocks
+from covey.job.blocks.data_blocks import KeptHere, store_of
+from covey.job.blocks.exchange import ExchangingProcess
 from covey.job.blocks.memory_share import (
     BLOCKS_AROUND,
     BesideBlocks,
@@ -87,6 +91,16 @@ def test_sets_share_what_is_left_and_those_in_memory_come_first() -> None:
     use.keeps(Kept(True, 0))
     assert use.share_bytes() == 500 and use.blocks_bytes == 100
     assert use.room_bytes() == 1000, "another set that does not spill may have all of it"
+
+
+def test_a_set_that_does_not_spill_may_have_what_two_that_do_leave() -> None:
+    use, me = Measured().use(2000), ExchangingProcess("j1", 0, 0, 1, lambda: None, lambda text: None)
+    for _ in range(2):
+        use.keeps(Kept(True, 0))
+    assert not store_of(DeclaredBlocks("data", 10, 120, ""), KeptHere(None, None, use), me).spills
+    assert use.share_bytes() == 200, "the other two have the rest"
+    with pytest.raises(CoveyError, match=r"are 500 B, and --host-memory 2\.0 KiB leaves 400 B"):
+        store_of(DeclaredBlocks("more", 5, 100, ""), KeptHere(None, None, use), me)
 
 
 def test_arrays_of_the_state_count_though_they_were_not_touched_yet() -> None:

@@ -40,10 +40,8 @@ from covey.wire.job import (
     Frame,
     Heals,
     Hooked,
-    HostMemory,
     Join,
     Joined,
-    MemoryHeld,
     Refusal,
     Stepped,
     Stopping,
@@ -55,7 +53,7 @@ from covey.wire.job import (
 )
 from covey.wire.sums import GetStatus, Now
 from plugins.base import JobPeer, RankSpec
-from plugins.facts import JobHooked, JobJoined, MemoryInUse, MemoryMeasured, RankDisconnected, StepTimed, TableUsed
+from plugins.facts import JobHooked, JobJoined, RankDisconnected, StepTimed, TableUsed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
 
@@ -106,35 +104,6 @@ async def door(short: str) -> AsyncIterator[Door]:
             yield found
         finally:
             await found.socket.stop()
-
-
-async def test_a_process_is_told_what_the_job_may_take_and_others_need(short: str) -> None:
-    async with door(short) as found:
-        found.runner.known = msgspec.structs.replace(FOUR, host_memory=1000)
-        zero, answer = await found.say(msgspec.structs.replace(GOOD, rank=0), MemoryHeld(5, 6, 300, 900))
-        assert isinstance(answer, Joined) and answer.memory_s == MEMORY_S
-        assert await told(zero) == HostMemory(1000, 2)
-        one, _ = await found.say(GOOD, MemoryHeld(7, 8, 200, 800))
-        assert await told(one) == HostMemory(1000, 2, 300, 1)
-        assert found.facts[-1] == MemoryMeasured(J1, 3, MemoryInUse(12, 14, 1700))
-        zero.close()
-        await until(lambda: RankDisconnected(J1, 3, 0) in found.facts)
-        await one.write(pack(MemoryHeld(7, 8, 200, 800)))
-        assert await told(one) == HostMemory(1000, 2), "a process that has ended needs nothing"
-
-
-async def told(stream: ByteStream) -> HostMemory:
-    """What a process is told next of its host's memory."""
-    while not isinstance(frame := await read_frame(stream, decoder), HostMemory):
-        pass
-    return frame
-
-
-@pytest.mark.parametrize("wrong", [MemoryHeld(-1), MemoryHeld(0, 1 << 60), HostMemory(1, 1)])
-async def test_impossible_memory_ends_the_connection(short: str, wrong: Frame) -> None:
-    async with door(short) as found:
-        await found.say(GOOD, wrong)
-        await until(lambda: found.socket.counters["malformed"] == 1)
 
 
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
