@@ -8,9 +8,9 @@ from agent.ports.loop_stalls import RealLoopStalls
 from agent.ports.memory import lock as memory_lock
 from agent.ports.memory import stalls as memory_stalls
 from agent.ports.memory import swap_seen
-from agent.ports.memory.host_memory import memory_now
 from agent.ports.network.card import card_now
 from agent.ports.processors import cores_now
+from covey.kernel.host_memory import memory_now
 from covey.ports.devices import Gpu
 from covey.ports.probes import CardNow, MemoryNow
 

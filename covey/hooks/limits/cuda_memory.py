@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from covey.core.host_memory import available_bytes
 from covey.hooks.limits.cuda_calls import SpillMemory
 from covey.hooks.limits.device_memory import (
     SEGMENT,
@@ -30,6 +29,7 @@ from covey.hooks.limits.device_memory import (
     small_segments,
     to_prepare,
 )
+from covey.kernel.host_memory import available_bytes
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from covey.core.host_memory import available_bytes
 from covey.job.blocks.memory_share import BesideBlocks, seen, share_bytes
+from covey.kernel.host_memory import available_bytes
 from covey.kernel.resident import Resident, resident
 from covey.wire.job import Frame, HostMemory, MemoryHeld
 

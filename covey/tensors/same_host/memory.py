@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from covey.core.host_memory import available_bytes
 from covey.core.units import format_size
 from covey.kernel import futex
+from covey.kernel.host_memory import available_bytes
 from covey.kernel.mapping import map_shared
 from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,

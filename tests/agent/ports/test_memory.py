@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.memory.host_memory import memory_now
 from agent.ports.memory.stalls import FILE, watch
 from covey.core.units import GIB, MIB
+from covey.kernel.host_memory import available_bytes, memory_now
 from plugins.memory.machine.lending.events import LenderTick, StoreFound
 from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.policy.lending import Headroom
@@ -51,6 +51,7 @@ def test_the_smallest_limit_up_the_tree_of_groups_counts(tmp_path: Path) -> None
     now = memory_now(root)
     assert (now.total_bytes, now.available_bytes) == (4 * GIB, GIB + 512 * MIB)
     assert now.pressure_some_avg10 == 12.34
+    assert available_bytes(root) == GIB + 512 * MIB, "what a script takes of it is no more than its container has"
 
 
 def test_where_a_group_is_slowed_down_is_a_limit_too(tmp_path: Path) -> None:

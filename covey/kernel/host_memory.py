@@ -1,4 +1,4 @@
-"""How much memory this host has and can spare: the smaller of what the machine and its cgroups say, and the pressure.
+"""How much memory this host has, and has available: the smaller of what machine and cgroups say, and the pressure.
 
 The kernel's `MemAvailable` counts what could be freed without swapping. A cgroup counts its own page cache as used;
 what of it is inactive could be freed too, so it counts as available. Every level of the tree may hold a limit: of
@@ -31,6 +31,11 @@ def memory_now(root: str = "/") -> MemoryNow:
         available = min(available, max(0, limit - used + reclaimable))
         pressure = max(pressure, group_pressure)
     return MemoryNow(total_bytes=total, available_bytes=min(available, total), pressure_some_avg10=pressure)
+
+
+def available_bytes(root: str = "/") -> int:
+    """Bytes of memory that this process could use without swapping, in its cgroup too; 0 where nobody says."""
+    return memory_now(root).available_bytes
 
 
 def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
