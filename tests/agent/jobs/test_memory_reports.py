@@ -11,7 +11,8 @@ from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
 from covey.wire.job import MEMORY_S, Frame, HostMemory, Joined, MemoryHeld, decoder
 from plugins.facts import MemoryInUse, MemoryMeasured, RankDisconnected
-from tests.agent.jobs.test_jobs_socket import FOUR, GOOD, J1, door, until
+from tests.agent.here import until
+from tests.agent.jobs.test_jobs_socket import FOUR, GOOD, J1, door
 
 
 @pytest.fixture

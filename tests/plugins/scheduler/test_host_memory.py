@@ -144,11 +144,10 @@ def test_room_is_looked_for_once_for_all_jobs_that_ask_for_the_same(each: int, m
     led.run(host=H1, **of)
     for _ in range(50):
         led.submit(**of)
-    left = memory_promises.memory_left
 
     def counted(said: MemoryHere | None, promised_bytes: int) -> int:
         asked.append(said)
-        return left(said, promised_bytes)
+        return memory_left(said, promised_bytes)
 
     monkeypatch.setattr(memory_promises, "memory_left", counted)
     assert not granted(led.look()) and len(asked) == len(LARGE)
