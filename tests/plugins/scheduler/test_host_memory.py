@@ -227,6 +227,10 @@ async def test_more_than_any_host_has_is_refused_at_once(rack: Rack) -> None:
     error = await refused(submit(rack, workers=1, host_memory=65 * GIB))
     assert error.code == 7 and "65 GiB" in error.why and "the largest has 64 GiB" in error.why
     assert "--host-memory" in error.next
+    has(rack, "gpu2", 0, 0)
+    await asyncio.sleep(3.0)
+    await submit(rack, workers=1, host_memory=65 * GIB)
+    assert rack.job("j1").state == "queued", "what a host has that does not say it is not known, and not nothing"
 
 
 def test_jobs_of_unlike_memory_are_of_unlike_shape() -> None:
