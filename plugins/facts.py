@@ -425,6 +425,12 @@ class MemoryMeasured(Fact, frozen=True):
     memory: MemoryInUse
 
 
+class MemoryPromised(Fact, frozen=True):
+    """What jobs may take of this host's memory together by their `--host-memory`, in use already or not."""
+
+    promised_bytes: int
+
+
 class JobHooked(Fact, frozen=True):
     """What `covey.hooks` sees of a rank's script on this host."""
 

@@ -12,6 +12,7 @@ from plugins.facts import (
     HostView,
     JobPlaced,
     JobUnplaced,
+    MemoryPromised,
     SpareChanged,
     TensorsAssigned,
     TensorsSeen,
@@ -28,6 +29,7 @@ class RetainedFacts:
         self._assigned: dict[JobId, TensorsAssigned] = {}
         self._tuned: dict[JobId, TunerAsked] = {}
         self._spare: SpareChanged | None = None
+        self._promised: MemoryPromised | None = None
 
     def on_fact(self, fact: Fact) -> None:
         match fact:
@@ -46,14 +48,16 @@ class RetainedFacts:
                 self._tuned[fact.job] = fact
             case SpareChanged():
                 self._spare = fact
+            case MemoryPromised():
+                self._promised = fact
             case _:
                 pass
 
     def facts(self) -> Sequence[Fact]:
         """The facts in an order in which they may have come about: a job is placed before its tensors are seen."""
-        spare = [] if self._spare is None else [self._spare]
+        memory = [fact for fact in (self._spare, self._promised) if fact is not None]
         jobs = *self._placed.values(), *self._tuned.values(), *self._tensors.values(), *self._assigned.values()
-        return [*jobs, *spare]
+        return [*jobs, *memory]
 
 
 def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:

@@ -14,6 +14,7 @@ from plugins.facts import (
     HostView,
     JobPlaced,
     JobUnplaced,
+    MemoryPromised,
     SpareChanged,
     StepTimed,
     TensorsAssigned,
@@ -44,12 +45,12 @@ def after(*told: Fact) -> Sequence[Fact]:
 
 def test_the_newest_of_each_holds_and_a_job_comes_before_what_is_known_of_it() -> None:
     told = (
-        *(placed(J1), placed(J2), seen(J2), seen(J1), assigned(J1), SpareChanged(5)),
-        *(seen(J1, 30), assigned(J1, H2), placed(J2, 2), SpareChanged(6)),
+        *(placed(J1), placed(J2), seen(J2), seen(J1), assigned(J1), SpareChanged(5), MemoryPromised(3)),
+        *(seen(J1, 30), assigned(J1, H2), placed(J2, 2), SpareChanged(6), MemoryPromised(4)),
     )
     facts = after(*told)
-    newest = placed(J1), placed(J2, 2), seen(J2), seen(J1, 30), assigned(J1, H2), SpareChanged(6)
-    assert len(facts) == 6 and all(fact in facts for fact in newest)
+    newest = placed(J1), placed(J2, 2), seen(J2), seen(J1, 30), assigned(J1, H2), SpareChanged(6), MemoryPromised(4)
+    assert len(facts) == 7 and all(fact in facts for fact in newest)
     for job in (J1, J2):
         kinds = [type(fact) for fact in facts if getattr(fact, "job", None) == job]
         assert kinds[:2] == [JobPlaced, TensorsSeen]

@@ -39,6 +39,8 @@ class Budget(msgspec.Struct, frozen=True):
     """Bytes of all slabs lent, at full size."""
     touched_bytes: int
     """Bytes of lent slabs that have been written, and so are part of `used_bytes` already."""
+    promised_bytes: int = 0
+    """Bytes that jobs of this host may take (`submit --host-memory`); those in use are part of `used_bytes` already."""
 
     @property
     def free_for_sure_bytes(self) -> float:
@@ -65,12 +67,14 @@ def lend_auto(available_bytes: int, headroom_bytes: int) -> int:
 
 def spare_bytes(budget: Budget) -> int:
     """Bytes that could be lent in addition: free memory above headroom (Infiniswap §2.5.1), less what borrowers have
-    been promised but not yet touched, within the cap; 0 under pressure."""
+    been promised but not yet touched, within the cap; 0 under pressure. Ours: nothing of what jobs may take is lent.
+    How much of it they use already is not known, so it is compared with all memory, as for the next job."""
     if budget.pressure > PRESSURE_MAX:
         return 0
-    promised = max(0, budget.lent_bytes - budget.touched_bytes)
-    above = budget.free_for_sure_bytes - budget.headroom_bytes - promised
-    return max(0, min(int(above), budget.lend_bytes - budget.lent_bytes))
+    untouched = max(0, budget.lent_bytes - budget.touched_bytes)
+    free = int(budget.free_for_sure_bytes) - untouched
+    unpromised = budget.total_bytes - budget.promised_bytes - budget.lent_bytes
+    return max(0, min(min(free, unpromised) - budget.headroom_bytes, budget.lend_bytes - budget.lent_bytes))
 
 
 def shortage_told(budget: Budget | None) -> str:

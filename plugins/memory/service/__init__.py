@@ -18,7 +18,7 @@ from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
+from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, MemoryPromised, SecondPassed
 from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.borrowing.events import LenderLost
 from plugins.memory.machine.lending.events import BorrowerAway
@@ -81,6 +81,8 @@ class MemoryService(PluginService):
             case JobUnplaced():
                 if fact.ended:
                     self.accounts.over(fact.job)
+            case MemoryPromised():
+                self.lending.promised_bytes = fact.promised_bytes
             case HostAway():
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostSeen():

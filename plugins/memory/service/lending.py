@@ -64,6 +64,8 @@ class Lending:
         self._untold = ""
         """Why the others are not told what is lent to whom; empty: they are."""
         self._touched_bytes = 0
+        self.promised_bytes = 0
+        """What jobs may take of this host's memory by their `--host-memory`."""
         self._told: SlabList | None = None
         self.rdma = RdmaLent()
         self._awake = False
@@ -177,7 +179,7 @@ class Lending:
             except (ConnectionError, TimeoutError) as error:
                 self._env.log.warning("the slab process does not answer", why=str(error))
         leaves = is_drained(self._host.id, self._host.hosts())
-        self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes, leaves))
+        self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes, leaves, self.promised_bytes))
         self._publish()
         await self._remember_earlier()
 

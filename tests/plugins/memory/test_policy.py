@@ -111,6 +111,16 @@ def test_what_is_promised_but_not_touched_is_not_spare() -> None:
     assert lending.spare_bytes(budget(free=10 * GIB, lent=GIB, touched=GIB)) == 2 * GIB
 
 
+def test_what_jobs_may_take_of_this_host_is_not_spare() -> None:
+    def spare(promised: int, **of: int) -> int:
+        return lending.spare_bytes(msgspec.structs.replace(budget(**of), promised_bytes=promised))
+
+    assert spare(40 * GIB, free=60 * GIB) == 16 * GIB, "64 GiB, less 40 and headroom"
+    assert spare(40 * GIB, free=60 * GIB, lent=10 * GIB) == 6 * GIB
+    assert spare(40 * GIB, free=20 * GIB) == 12 * GIB, "what jobs have taken does not count twice"
+    assert spare(60 * GIB, free=60 * GIB) == 0
+
+
 def test_nothing_is_spare_below_headroom_above_the_cap_or_under_pressure() -> None:
     assert lending.spare_bytes(budget(free=8 * GIB)) == 0
     assert lending.spare_bytes(budget(free=1 * GIB)) == 0

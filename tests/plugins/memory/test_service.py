@@ -10,7 +10,7 @@ import pytest
 from chaos.world.world import World
 from covey.core.errors import Refused
 from covey.wire import headers
-from plugins.facts import Spare
+from plugins.facts import MemoryPromised, Spare
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.volumes.lenders import Lenders
 from plugins.memory.datapath.volumes.slab import SlabMemory
@@ -115,6 +115,30 @@ def test_a_killed_slab_process_is_started_again_and_lends_again() -> None:
         until_done(rack, rack.client("h1", read_all, "data"))
         keep_hot(rack, "h1", "data", slabs=1)
         rack.until(lambda: len(rack.agents["h2"].lending.machine.lent) == 1, 10.0)
+
+
+def test_what_jobs_may_take_of_a_host_is_not_lent_and_its_offer_says_so() -> None:
+    with a_rack(3) as rack:
+
+        def slabs_free(host: str) -> int:
+            spare = rack.view(host).value("spare", Spare)
+            assert isinstance(spare, Spare)
+            return spare.slabs_free
+
+        rack.run(3.0)
+        assert slabs_free("h2") > 0
+        total = rack.agents["h2"].env.probes.memory().total_bytes
+        rack.agents["h2"].on_fact(MemoryPromised(total))
+        rack.run(3.0)
+        assert slabs_free("h2") == 0
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.until(lambda: len(rack.agents["h3"].lending.machine.lent) == 2)
+        assert not rack.agents["h2"].lending.machine.lent
+        rack.agents["h2"].on_fact(MemoryPromised(0))
+        rack.run(3.0)
+        assert slabs_free("h2") > 0
 
 
 def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from covey.ports.probes import MemoryNow
-from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured
+from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured, MemoryPromised
 from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
 from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
 from plugins.scheduler.machine.leader import memory_promises
@@ -68,7 +68,7 @@ def test_what_two_jobs_may_use_on_a_host_is_at_most_what_it_has() -> None:
     assert isinstance(local.ask(J2, 1, attempt=2, host_memory=24 * GIB), Reserved)
     assert isinstance(local.ask(J3, 1), Reserved), "it did not say what it may use"
     again = local.restarted()
-    assert again.machine._promised(J3) == 64 * GIB, "it is on the disk with the hold"
+    assert again.machine.promised_bytes() == 64 * GIB, "it is on the disk with the hold"
 
 
 def test_ranks_that_join_others_and_a_newer_attempt_need_no_second_promise() -> None:
@@ -207,6 +207,24 @@ async def test_a_person_sees_what_a_job_may_take_and_what_it_has(rack: Rack) -> 
     view = await rack["gpu1"].call("job", id="j1")
     assert view.seen.host_memory == 8 * GIB
     assert view.seen.memory == {first: MemoryInUse(1, 2, 3)}, "the other one is of an earlier grant"
+
+
+@on_a_rack()
+async def test_other_plugins_hear_what_jobs_may_take_of_a_host(rack: Rack) -> None:
+    await memory_everywhere(rack)
+
+    def heard(name: str) -> list[int]:
+        return [fact.promised_bytes for fact in rack[name].told if isinstance(fact, MemoryPromised)]
+
+    await submit(rack, host_memory=8 * GIB, workers=1)
+    await until(lambda: rack.job("j1").state == "running")
+    (host,) = hosts_of(rack, "j1")
+    assert heard(host) == [8 * GIB] and not any(heard(name) for name in FOUR if name != host)
+    await submit(rack, workers=1)
+    await until(lambda: rack.job("j2").state == "running")
+    rack.finish("j1")
+    await until(lambda: len(heard(host)) > 1)
+    assert heard(host) == [8 * GIB, 0]
 
 
 @on_a_rack()

@@ -17,6 +17,8 @@ class LenderTick(msgspec.Struct, frozen=True):
     """Bytes of lent slabs that have been written."""
     drained: bool = False
     """Everything that is lent is to go elsewhere, a batch at a time."""
+    promised_bytes: int = 0
+    """Memory that jobs of this host may take, in use already or not."""
 
 
 class MemoryStalls(msgspec.Struct, frozen=True):

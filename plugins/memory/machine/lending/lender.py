@@ -196,6 +196,7 @@ class Lender:
             lend_bytes=0 if event.drained else self._lend_bytes,
             lent_bytes=self.lent.size_bytes,
             touched_bytes=event.touched_bytes,
+            promised_bytes=event.promised_bytes,
         )
         self.accounts.lends(self.lent.values())
         return [*self._overdue(now_s), *self._make_room(self.budget, now_s), *self._bring_back(now_s)]

@@ -233,7 +233,7 @@ class Reservations:
             but = f": {chosen.why_not}" if chosen.why_not else ""
             why = f"{wanted} GPUs were requested and {chosen.there} are free{but}"[:1000]
             return [*actions, self._no(coordinator, ask, why, chosen.there)]
-        if short := "" if ask.joins else lacks_memory(ask.host_memory, self.memory, self._promised(ask.job)):
+        if short := "" if ask.joins else lacks_memory(ask.host_memory, self.memory, self.promised_bytes(ask.job)):
             return [*actions, self._no(coordinator, ask, f"this host {short}", chosen.there, memory_short=True)]
         hold = Hold(
             ask.job,
@@ -249,10 +249,10 @@ class Reservations:
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
 
-    def _promised(self, job: JobId) -> int:
-        """Memory of this host that jobs other than this one may use."""
-        others = ((id, holds) for id, holds in self.holds.items() if id != job)
-        return sum(max(hold.host_memory for hold in holds) for _, holds in others)
+    def promised_bytes(self, job: JobId | None = None) -> int:
+        """Memory of this host that jobs may use, other than this one."""
+        others = (holds for id, holds in self.holds.items() if id != job)
+        return sum(max(hold.host_memory for hold in holds) for holds in others)
 
     def _choice(self, ask: Reserve) -> ChosenGpus:
         wanted = ask.workers * ask.gpus_per_worker

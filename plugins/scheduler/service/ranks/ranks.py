@@ -19,7 +19,7 @@ from covey.core.events import Heard, Send
 from covey.core.ids import HostId, JobId
 from covey.wire.checked import Damaged
 from plugins.base import Host
-from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded, TunerAsked
+from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, MemoryPromised, Place, RanksEnded, TunerAsked
 from plugins.scheduler.machine.host.parts import Hold
 from plugins.scheduler.machine.host.reservations import (
     Action,
@@ -104,6 +104,8 @@ class LocalRanks:
         self.numbers = 0
         """Job ids below this number were given out (`ReservationFile.numbers`)."""
         self._last_s: float | None = None
+        self._promised_bytes = 0
+        """What the other plugins were told last that jobs may take of this host's memory."""
         self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
         """Whether ranks that continue elsewhere may end here now, for example since what takes their place has
         started."""
@@ -116,6 +118,7 @@ class LocalRanks:
         self.asked = dict.fromkeys((JobId(job), epoch) for job, epoch in found.asked)
         self.numbers = found.numbers
         self.see_gpus()
+        self._tell_promised()
 
     async def _found(self) -> ReservationFile:
         """What this host wrote down; where that is damaged, what really runs. A yes to a gang that has not started is
@@ -151,6 +154,13 @@ class LocalRanks:
         self.reservations.handle(seen, self.host.env.clock.now_s())
         self.reservations.handle(MemorySeen(memory_here(self.host.env.probes.memory())), self.host.env.clock.now_s())
 
+    def _tell_promised(self) -> None:
+        """Tell the other plugins what jobs may take of this host's memory, when it has changed."""
+        promised_bytes = self.reservations.promised_bytes()
+        if promised_bytes != self._promised_bytes:
+            self._promised_bytes = promised_bytes
+            self.host.publish(MemoryPromised(promised_bytes))
+
     async def on_message(self, sender: HostId, message: Reserve | Release) -> None:
         refusal = self._refusal(message) if isinstance(message, Reserve) else ""
         if refusal:
@@ -166,7 +176,9 @@ class LocalRanks:
         return runner.refusal
 
     async def dispatch(self, event: Event) -> None:
-        await self._perform(self.reservations.handle(event, self.host.env.clock.now_s()))
+        actions = self.reservations.handle(event, self.host.env.clock.now_s())
+        self._tell_promised()
+        await self._perform(actions)
 
     async def _perform(self, actions: Sequence[Action]) -> None:
         saved = True
