@@ -1,6 +1,7 @@
-"""A native gate that records what it is told and stops no script."""
+"""Gates that record what they are told and stop no script."""
 
 import time
+from collections.abc import Callable
 
 from covey.hooks.gate.native import GateCounters
 
@@ -37,3 +38,16 @@ class Native:
 
     def counters(self) -> GateCounters:
         return GateCounters()
+
+
+class Modules:
+    """The modules of a script: places where it can be stopped."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[], None] | None = None
+
+    def put_in(self, before: Callable[[], None]) -> None:
+        self.before = before
+
+    def take_out(self) -> None:
+        self.before = None

@@ -16,7 +16,7 @@ from covey.tensors.turns.rules import HOLDS, WAITS
 from tests.agent.here import here, until
 from tests.covey.agents import Agent
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH, WHOLE_HEAD, TorchRank, gate_folder, running
-from tests.covey.hooks.turns_host import TELL, Host, compute_in_turns
+from tests.covey.hooks.turns_host import TELL, Host, both_computed, changes, one_at_a_time
 
 pytestmark = NEEDS_TORCH
 TELLS = (
@@ -54,7 +54,9 @@ async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, bui
     """A host runs one COMP at a time, also of scripts that push nothing. Reference: §4.3.1."""
     for slot in range(2):
         await host.run(slot, TRAINS, **({} if built else {"COVEY_GATE": "/nonexistent"}))
-    await compute_in_turns(host)
+    first, second = await both_computed(host)
+    assert one_at_a_time(first, second), (first, second)
+    assert changes(first, second) > 10, "each has to wait for long"
 
 
 async def test_while_one_script_waits_another_computes(host: Host) -> None:

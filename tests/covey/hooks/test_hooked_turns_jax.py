@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.covey.agents import Agent
 from tests.covey.hooks.jax_jobs import NEEDS_JAX, TRAIN
-from tests.covey.hooks.turns_host import TELL, Host, compute_in_turns
+from tests.covey.hooks.turns_host import TELL, Host, both_computed, changes, one_at_a_time
 
 pytestmark = NEEDS_JAX
 TRAINS = """
@@ -22,5 +22,7 @@ async def test_two_jax_scripts_that_only_have_hooks_compute_in_turns(agent: Agen
     host = Host(agent, tmp_path)
     for slot in range(2):
         await host.run(slot, TRAINS, TELL + "size = 384\n" + TRAIN, JAX_PLATFORMS="cpu")
-    await compute_in_turns(host)
+    first, second = await both_computed(host)
     await host.close()
+    assert one_at_a_time(first, second), (first, second)
+    assert changes(first, second) > 10, "each has to wait for long"

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -21,7 +20,7 @@ from covey.kernel.pages import (
 )
 from tests.agent.here import until
 from tests.covey.agents import lease
-from tests.covey.hooks.native_stand_in import Native
+from tests.covey.hooks.native_stand_in import Modules, Native
 
 
 class Remembers:
@@ -39,19 +38,6 @@ class Remembers:
     def apply(self, limit_bytes: int) -> bool:
         self.applied.append(limit_bytes)
         return not self.refuses
-
-
-class Modules:
-    """The modules of a script."""
-
-    def __init__(self) -> None:
-        self.before: Callable[[], None] | None = None
-
-    def put_in(self, before: Callable[[], None]) -> None:
-        self.before = before
-
-    def take_out(self) -> None:
-        self.before = None
 
 
 class Rank:
