@@ -341,8 +341,10 @@ class ProcessTurns:
             since_ns = taker.since_ns("comp")
             held_s = (now_ns - since_ns) / 1e9
             idle = now_ns - max(since_ns, idle_since_ns) > IDLE_S * 1e9
-            unseen = self._hooks_take(taker) and held_s > UNSEEN_MAX_S
-            if taker.holds("comp") and (idle or ((unseen or held_s > HELD_MAX_S) and taker.others_wait("comp"))):
-                self.lost += not unseen or idle
-                slots = taker.lose("comp") if idle or not unseen else taker.give("comp")
+            by_hooks = self._hooks_take(taker)
+            most_s = UNSEEN_MAX_S if by_hooks else HELD_MAX_S
+            if taker.holds("comp") and (idle or (held_s > most_s and taker.others_wait("comp"))):
+                lost = idle or not by_hooks
+                self.lost += lost
+                slots = taker.lose("comp") if lost else taker.give("comp")
         self._ring(taker, slots)
