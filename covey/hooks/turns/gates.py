@@ -7,7 +7,7 @@ PolledTurns   before each module of PyTorch where no gate was built, after each 
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from covey.hooks.gate.native import NativeGate
 from covey.hooks.limits.sharing import Stops
@@ -20,13 +20,15 @@ IDLE_SHARE = 0.2
 """Share of one processor below which a process whose script's thread sleeps computes nothing."""
 Ask = Callable[[], None]
 """Returns once the script may compute."""
+Word = tuple[Any, int]
+"""Where a word lies that says whether this process may compute (`ProcessTurns.comp_word`)."""
 
 
 class TurnGate(Protocol):
     """One way to ask for turns. All but what is asked is called by the thread of `HookedTurns`."""
 
-    def begin(self, turns: ProcessTurns, ask: Ask, script: threading.Thread) -> None:
-        """Have this thread of the script ask from now on, where this process may not compute by the page."""
+    def begin(self, turns: ProcessTurns, word: Word, ask: Ask, script: threading.Thread) -> None:
+        """Have this thread of the script ask from now on, where this process may not compute by this word."""
 
     def end(self) -> None:
         """Ask no more: nothing is called in the script."""
@@ -42,8 +44,8 @@ class NativeTurns:
     def __init__(self, native: NativeGate) -> None:
         self._native = native
 
-    def begin(self, turns: ProcessTurns, ask: Ask, script: threading.Thread) -> None:
-        self._native.turns(*turns.comp_word, ask, script.native_id or 0)
+    def begin(self, turns: ProcessTurns, word: Word, ask: Ask, script: threading.Thread) -> None:
+        self._native.turns(*word, ask, script.native_id or 0)
 
     def end(self) -> None:
         self._native.no_turns()
@@ -61,7 +63,7 @@ class PolledTurns:
         self._script: threading.Thread | None = None
         self._state = ThreadState()
 
-    def begin(self, turns: ProcessTurns, ask: Ask, script: threading.Thread) -> None:
+    def begin(self, turns: ProcessTurns, word: Word, ask: Ask, script: threading.Thread) -> None:
         self._turns, self._script = turns, script
 
         def before() -> None:

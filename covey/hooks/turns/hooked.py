@@ -39,8 +39,8 @@ class HookedTurns:
         self._gates: list[TurnGate] = []
         self._failed: Callable[[BaseException], None] = lambda _error: None
         self._script = threading.main_thread()
-        self._word: object = None
-        """Where the gates look, and whose thread asks; None: they do not."""
+        self._asking: object = None
+        """Where the gates look, whose thread asks, and how many gates there are; None: they do not ask."""
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -91,6 +91,11 @@ class HookedTurns:
         except Exception as error:
             if not is_ours(error.__traceback__):
                 raise
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Take no turns any more, since an error of ours came. The first one is told."""
+        if not self._broken:
             self._broken = True
             self._failed(error)
             self._changed.set()
@@ -106,39 +111,62 @@ class HookedTurns:
         self._changed.set()
 
     def _watch(self) -> None:
-        while (turns := self._turns) is not None and not turns.is_closed:
+        while not self._over():
             self._changed.clear()
-            if not self._switched(turns):
+            if not self._looked():
                 self._changed.wait(LOOK_S)
-            elif self._gates[0].await_rest(LOOK_S):
+
+    def _looked(self) -> bool:
+        """Look once whether the script waits, which takes `LOOK_S` where it does not. False where gates do not ask."""
+        turns = self._turns
+        try:
+            if turns is None or not self._switched(turns):
+                return False
+            if self._gates[0].await_rest(LOOK_S):
                 turns.rests()
+            return True
+        except Exception as error:
+            self._break(error)
+            return False
+
+    def _over(self) -> bool:
+        """Whether this thread ends, since the turns are closed and no others took their place."""
+        turns = self._turns
+        if turns is not None and not turns.is_closed:
+            return False
         self._off()
-        self._thread = None
+        with self._starting:
+            over = self._turns is turns
+            if over:
+                self._thread = None
+        return over
 
     def _switched(self, turns: ProcessTurns) -> bool:
         """Have the gates ask, or not. Whether they do."""
-        if not turns.by_hooks or self._broken:
+        word = None if self._broken else turns.comp_word
+        if word is None:
             self._off()
             turns.rests()
             return False
-        word = (*turns.comp_word, self._script, len(self._gates))
-        if word != self._word:
-            self._word = word
+        script, asks = self._script, len(self._gates)
+        if (word, script, asks) != self._asking:
+            self._asking = word, script, asks
             for gate in self._gates:
-                gate.begin(turns, self._ask, self._script)
+                gate.begin(turns, word, self._ask, script)
         self.on = True
         return True
 
     def _off(self) -> None:
         self.on = False
-        if self._word is not None:
-            self._word = None
+        if self._asking is not None:
+            self._asking = None
             for gate in self._gates:
                 gate.end()
 
     def _forked(self) -> None:
         """Reset in a forked child: the slot is the parent's."""
-        self.on, self._turns, self._word, self._thread = False, None, None, None
+        self.on, self._turns, self._asking, self._thread = False, None, None, None
+        self._script = threading.main_thread()
         self._changed, self._starting = threading.Event(), threading.Lock()
 
 

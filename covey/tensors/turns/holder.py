@@ -78,7 +78,7 @@ class ProcessTurns:
         """Whether the script itself has waited for sums, which say when it computes; whether other threads of it wait
         for sums, so that these do not say it."""
         self.hooks_changed: Callable[[], None] = lambda: None
-        """Called when `by_hooks` may have changed; waits for nothing."""
+        """Called when `comp_word` may have changed; waits for nothing."""
         self._waiting = set[object]()
         """A mark of each thread that waits for a turn: what is added or discarded twice, since an exception came in
         between, counts once."""
@@ -153,17 +153,13 @@ class ProcessTurns:
     # ---- COMP: from hooks, where sums do not say when the script computes ----
 
     @property
-    def by_hooks(self) -> bool:
-        """Whether hooks have to take the turns to compute: another job is on the page, and no sums tell of them."""
+    def comp_word(self) -> tuple[Any, int] | None:
+        """Where hooks see whether this process may compute: the memory of the page, and the place in it of a word, in
+        bytes (`page.STATE`, `rules.HOLDS`). None where hooks need take no turns: no other job is on the page, or sums
+        tell when this script computes."""
         taker = self._taker
-        return self._hooks_take(taker) and taker.page.has_others(taker.job)
-
-    @property
-    def comp_word(self) -> tuple[Any, int]:
-        """The memory of the page, and where in it the word lies that says whether this process computes (`page.STATE`,
-        `rules.HOLDS`), in bytes."""
-        taker = self._taker
-        assert taker is not None, "a process that never had a page takes no turns"
+        if not self._hooks_take(taker) or not taker.page.has_others(taker.job):
+            return None
         return taker.page.page, taker.page.offset(taker.slot, AT["comp"] + STATE)
 
     @property

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from covey.hooks.turns.gates import PolledTurns
-from covey.hooks.turns.hooked import HookedTurns
+from covey.hooks.turns.gates import PolledTurns, Word
+from covey.hooks.turns.hooked import LOOK_S, HookedTurns
 from covey.kernel.pages import PAGE_BYTES
 from covey.tensors.turns.holder import UNSEEN_MAX_S, ProcessTurns
 from covey.tensors.turns.page import LOST, USE, TurnsPage
 from covey.tensors.turns.rules import HOLDS, WAITS
+from tests.covey.hooks.native_stand_in import Modules
 
 
 def until_true(true: Callable[[], object]) -> None:
@@ -28,11 +29,12 @@ class Gate:
 
     def __init__(self) -> None:
         self.ask: Callable[[], None] | None = None
+        self.script: threading.Thread | None = None
         self.begun = 0
         self.rests = threading.Event()
 
-    def begin(self, turns: ProcessTurns, ask: Callable[[], None], script: threading.Thread) -> None:
-        self.ask, self.begun = ask, self.begun + 1
+    def begin(self, turns: ProcessTurns, word: Word, ask: Callable[[], None], script: threading.Thread) -> None:
+        self.ask, self.script, self.begun = ask, script, self.begun + 1
 
     def end(self) -> None:
         self.ask = None
@@ -63,7 +65,10 @@ class Script:
         return made
 
     def other(self) -> ProcessTurns:
-        made = self._process(1)
+        return self.add(1)
+
+    def add(self, slot: int) -> ProcessTurns:
+        made = self._process(slot)
         self.made.append(made)
         return made
 
@@ -91,8 +96,8 @@ def test_gates_ask_while_another_job_is_on_the_page_and_no_longer(script: Script
     script.gate.ask()
     assert script.does(0) == [HOLDS]
     script.words.free(1)
-    until_true(lambda: not script.hooked.on)
-    assert script.gate.ask is None
+    until_true(lambda: not script.gate.ask)
+    assert not script.hooked.on
     until_true(lambda: not script.does(0))
 
 
@@ -171,6 +176,94 @@ def test_a_script_whose_batches_are_not_seen_lets_others_in_and_loses_nothing(sc
     assert script.does(1) == [HOLDS] and script.turns.lost == 0 and script.words.get(0, LOST) == 0
 
 
+def test_a_page_that_is_replaced_while_it_is_looked_at_ends_no_turns(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new agent hands its page at any moment: for a moment this process has none."""
+    replaced, has_others = threading.Event(), TurnsPage.has_others
+
+    def replace(page: TurnsPage, key: int) -> bool:
+        if not replaced.is_set() and threading.current_thread() is script.hooked._thread:
+            script.turns._drop()
+            replaced.set()
+        return has_others(page, key)
+
+    monkeypatch.setattr(TurnsPage, "has_others", replace)
+    script.other()
+    until_true(replaced.is_set)
+    script.turns.page_came(script.page, 0, script.words.get(0, USE))
+    until_true(lambda: script.hooked.on)
+    script.turns.begins()
+    assert script.does(0) == [HOLDS]
+    script.gate.rests.set()
+    until_true(lambda: not script.does(0))
+    assert not script.failures
+
+
+def test_a_gate_that_fails_is_told_and_the_script_keeps_no_turn(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(within_s: float) -> bool:
+        script.turns.begins()
+        raise OSError("no file is left to look at threads")
+
+    monkeypatch.setattr(script.gate, "await_rest", fails)
+    script.other()
+    until_true(lambda: script.failures and not script.gate.ask)
+    until_true(lambda: not script.does(0))
+    assert len(script.failures) == 1
+
+
+def test_what_fails_again_and_again_is_told_once_and_takes_no_processor(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried_s = list[float]()
+
+    def fails() -> None:
+        tried_s.append(time.monotonic())
+        raise ValueError("the page is gone")
+
+    monkeypatch.setattr(script.turns, "rests", fails)
+    until_true(lambda: len(tried_s) >= 4)
+    assert tried_s[3] - tried_s[2] > LOOK_S / 2
+    assert len(script.failures) == 1
+
+
+def test_turns_of_the_next_connection_are_taken_whenever_it_comes(script: Script) -> None:
+    """The thread of the first one may be about to end."""
+    off, came = script.hooked._off, threading.Event()
+
+    def later() -> None:
+        off()
+        if not came.is_set():
+            came.set()
+            script.hooked.takes(other, script.failures.append)
+
+    other = script.other()
+    script.hooked._off = later  # type: ignore[method-assign]
+    script.turns.close()
+    until_true(came.is_set)
+    third = script.add(2)
+    until_true(lambda: script.hooked.on)
+    assert script.gate.ask is not None
+    script.gate.ask()
+    assert script.does(1) == [HOLDS] and third.on
+
+
+def test_in_a_forked_child_the_thread_that_is_left_asks(script: Script) -> None:
+    script.other()
+    until_true(lambda: script.hooked.on)
+    worker = threading.Thread(target=script.hooked.batch_ended)
+    worker.start()
+    until_true(lambda: script.gate.script is worker)
+    looks = script.hooked._thread
+    assert looks is not None
+    script.hooked._forked()
+    looks.join()  # a child has no such thread
+    script.hooked.takes(script.turns, script.failures.append)
+    until_true(lambda: script.gate.script is threading.main_thread())
+
+
 def test_an_error_of_ours_is_told_once_and_one_of_a_signals_handler_is_the_scripts(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,20 +291,9 @@ def test_an_error_of_ours_is_told_once_and_one_of_a_signals_handler_is_the_scrip
     assert len(script.failures) == 1
 
 
-class Stops:
-    def __init__(self) -> None:
-        self.before: Callable[[], None] | None = None
-
-    def put_in(self, before: Callable[[], None]) -> None:
-        self.before = before
-
-    def take_out(self) -> None:
-        self.before = None
-
-
 def test_without_a_native_gate_the_scripts_thread_alone_asks_and_its_sleep_is_seen(script: Script) -> None:
     script.other()
-    stops, ready, asked = Stops(), threading.Event(), list[int | None]()
+    stops, ready, asked = Modules(), threading.Event(), list[int | None]()
     gate, done = PolledTurns(stops), threading.Event()
 
     def computes() -> None:
@@ -221,7 +303,9 @@ def test_without_a_native_gate_the_scripts_thread_alone_asks_and_its_sleep_is_se
 
     worker = threading.Thread(target=computes)
     worker.start()
-    gate.begin(script.turns, lambda: asked.append(threading.get_ident()), worker)
+    word = script.turns.comp_word
+    assert word is not None
+    gate.begin(script.turns, word, lambda: asked.append(threading.get_ident()), worker)
     assert stops.before is not None
     stops.before()
     assert not asked, "this is not the script's thread"
