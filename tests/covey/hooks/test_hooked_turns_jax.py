@@ -1,5 +1,6 @@
 """JAX scripts without a line about Covey take turns to compute, between their jitted calls."""
 
+import asyncio
 from pathlib import Path
 
 from tests.covey.agents import Agent
@@ -20,8 +21,8 @@ while True:
 
 async def test_two_jax_scripts_that_only_have_hooks_compute_in_turns(agent: Agent, tmp_path: Path) -> None:
     host = Host(agent, tmp_path)
-    for slot in range(2):
-        await host.run(slot, TRAINS, TELL + "size = 384\n" + TRAIN, JAX_PLATFORMS="cpu")
+    head, environ = TELL + "size = 256\n" + TRAIN, {"JAX_PLATFORMS": "cpu", "COVEY_GATE": "/nonexistent"}
+    await asyncio.gather(*[host.run(slot, TRAINS, head, **environ) for slot in range(2)])
     first, second = await both_computed(host)
     await host.close()
     assert one_at_a_time(first, second), (first, second)

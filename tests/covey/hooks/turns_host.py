@@ -33,8 +33,9 @@ class Host:
         self._scripts = AsyncExitStack()
 
     async def run(self, slot: int, script: str, head: str = HEAD, **environ: str) -> TorchRank:
-        """Run the script as a job of its own in this slot."""
-        more = {"COVEY_GATE": str(gate_folder()), "TOLD": str(self._folder / str(slot)), **environ}
+        """Run the script as a job of its own in this slot, with PyTorch's gate where the environment names no other."""
+        gate = environ.get("COVEY_GATE") or str(gate_folder())
+        more = {**environ, "COVEY_GATE": gate, "TOLD": str(self._folder / str(slot))}
         rank = await self._scripts.enter_async_context(running(self._agent, script, slot, head, **more))
         self.hand(slot, slot, self._agent, slot)
         return rank
