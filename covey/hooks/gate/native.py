@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -44,12 +45,13 @@ class NativeGate:
         self.changes: memoryview[int] = memoryview(self._library.covey_changes().contents).cast("B").cast("I")
         """A number that changes with each change of the flag and each stop, and is odd while busy. While it is
         unchanged and odd, the idle and stopped times of `counters` have not changed."""
-        self._kept: list[object] = []
+        self._pages: dict[int, tuple[Page, Any]] = {}
+        self._asks: dict[Callable[[], None], Callable[[], None]] = {}
+        """What the gate has the address of, each once."""
         self._numbers = (ctypes.c_int64 * 5)()
 
     def _address(self, page: Page) -> ctypes.c_void_p:
-        whole = numpy.frombuffer(page, numpy.uint8)
-        self._kept.append(whole)
+        _, whole = self._pages.setdefault(id(page), (page, numpy.frombuffer(page, numpy.uint8)))
         return ctypes.c_void_p(whole.ctypes.data)
 
     def start(self, limits: Page, flag: Page, meter: bool) -> bool:
@@ -92,7 +94,7 @@ class NativeGate:
     def turns(self, page: Page, at: int, ask: Callable[[], None], script: int) -> bool:
         """Call `ask` before operators of the thread `script` (its native id) while the word at `at` of this page does
         not say that this process may compute. Whether that is possible."""
-        self._kept.append(ask)
+        ask = self._asks.setdefault(ask, ask)
         address = self._address(page)
         return bool(self._library.covey_turns((address.value or 0) + at, id(ask), script))
 

@@ -64,10 +64,9 @@ int raise_now(void*) {  // in the script, with Python's lock
   return -1;
 }
 
-int own_tid() {
-  thread_local int tid = int(syscall(SYS_gettid));
-  return tid;
-}
+thread_local int known_tid = 0;
+
+int own_tid() { return known_tid ? known_tid : known_tid = int(syscall(SYS_gettid)); }
 
 void ask_for_it() {
   thread_local bool within = false;  // a signal's handler may use operators
@@ -128,7 +127,7 @@ struct Waiting {
   }
 };
 
-void forked() { state = nullptr, ask = nullptr; }  // the slot is the parent's
+void forked() { state = nullptr, ask = nullptr, known_tid = 0; }  // the slot is the parent's, and so is the number
 
 void put(bool wanted) {
   if (wanted == in) return;

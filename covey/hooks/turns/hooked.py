@@ -134,7 +134,10 @@ class HookedTurns:
         turns = self._turns
         if turns is not None and not turns.is_closed:
             return False
-        self._off()
+        try:
+            self._off()
+        except Exception as error:
+            self._break(error)
         with self._starting:
             over = self._turns is turns
             if over:
