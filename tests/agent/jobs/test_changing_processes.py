@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from itertools import groupby
 
 import msgspec
 import pytest
@@ -471,20 +472,15 @@ async def test_a_process_that_is_lost_has_the_state_no_more_until_its_successor_
     async with agent(short) as (host, runner):
         await runner.start(place(short, 0))
         await until(lambda: holds(short, runner, 0))
-
-        def have() -> tuple[int, ...]:
-            told = host.told(RanksHeal)
-            return told[-1].have if told else ()
-
         for rank in (0, 1):
             await runner.heals(J1, 1, rank, 3, runner.running()[J1, 1][rank])
-        await until(lambda: have() == (0, 1))
-        lost = runner.running()[J1, 1][1]
-        os.kill(lost, signal.SIGKILL)
+        await until(lambda: told_of_state(host)[-1:] == [(0, 1)])
+        os.kill(runner.running()[J1, 1][1], signal.SIGKILL)
         await until(lambda: host.told(RankReplaced))
-        await until(lambda: have() == (0,))
+        await until(lambda: told_of_state(host)[-1] == (0,))
         await runner.heals(J1, 1, 1, 5, runner.running()[J1, 1][1])
-        await until(lambda: have() == (0, 1))
+        await until(lambda: told_of_state(host)[-1] == (0, 1))
+        assert [have for have, _ in groupby(told_of_state(host))] == [(0,), (0, 1), (0,), (0, 1)]
         let_end(short)
 
 

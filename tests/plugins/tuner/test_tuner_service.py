@@ -159,12 +159,7 @@ def test_a_change_before_the_last_one_was_measured_is_said() -> None:
 
 def test_what_the_tuner_changed_is_noted_by_the_tuner_alone() -> None:
     tuner, fake = service(H[0])
-    for table in range(3):
-        tuner.on_fact(facts.TableUsed(JOB, 1, table))
-    tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
-    for _ in range(REPORTS_MIN + 1):
-        reports(tuner, fake, H[2])
-    (asked,) = [fact for fact in fake.published if isinstance(fact, ArrangementsWanted)]
+    asked = wished(tuner, fake)
     tuner.on_fact(placed(config=1))
     tuner.on_fact(ArrangementsAnswered(asked.ask, ""))
     for _ in range(REPORTS_MIN + 1):
@@ -252,14 +247,20 @@ def reports(tuner: TunerService, fake: FakeHost, slow: HostId, config: int = 0) 
         asyncio.run(tuner.on_message(host, said))
 
 
-def test_the_coordinator_asks_the_scheduler_and_hears_its_answer() -> None:
-    tuner, fake = service(H[0])
+def wished(tuner: TunerService, fake: FakeHost) -> ArrangementsWanted:
+    """What the tuner asks the scheduler for once the last host is seen to be slow."""
     for table in range(3):
         tuner.on_fact(facts.TableUsed(JOB, 1, table))
     tuner.on_fact(facts.TensorsSeen(JOB, 1, 1000, 100_000))
     for _ in range(REPORTS_MIN + 1):
         reports(tuner, fake, H[2])
     (asked,) = [fact for fact in fake.published if isinstance(fact, ArrangementsWanted)]
+    return asked
+
+
+def test_the_coordinator_asks_the_scheduler_and_hears_its_answer() -> None:
+    tuner, fake = service(H[0])
+    asked = wished(tuner, fake)
     assert asked.jobs[JOB].shares[H[2]] < 4
     tuner.on_fact(ArrangementsAnswered(asked.ask, "another change came first"))
     assert fake.noted[-1][0] == "tuner refused"
