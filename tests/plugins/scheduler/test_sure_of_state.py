@@ -7,12 +7,22 @@ import pytest
 
 from covey.core.ids import HostId
 from plugins.facts import JobPlaced, Place, RanksHeal
-from plugins.scheduler.messages.commands import Applied, Attained, CancelAsked, MoveAsked, Replaced, StateStays
+from plugins.scheduler.machine.log.replacing import taken_over
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Attained,
+    CancelAsked,
+    MoveAsked,
+    RanksDone,
+    Replaced,
+    StateStays,
+)
 from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from plugins.scheduler.service.ranks.sure_of_state import staying
 from tests.plugins.scheduler.rack import Rack, on_a_rack, until
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_growing import elastic, first, heal
+from tests.plugins.scheduler.test_queue import refusal
 
 
 def stays(told: Elastic, host: HostId, config: int | None = None, epoch: int | None = None) -> None:
@@ -28,7 +38,8 @@ def moved(told: Elastic, host: HostId, to: HostId) -> None:
     asked = MoveAsked(wall_s=1.0, job=told.id, epoch=job.grant.epoch, host=host, to=to, coordinator=H1)
     assert told.say(asked) == Applied(told.id)
     gpus = tuple(f"{to}.{at}" for at in range(len(place.gpus)))
-    new = {host: Place(to, place.ranks, gpus, job.healing.healed + 1)}
+    place = Place(to, place.ranks, gpus, job.healing.healed + 1)
+    new = {host: taken_over(place, job.place_on(to))}
     assert told.say(Replaced(wall_s=1.0, job=told.id, epoch=job.grant.epoch, places=new)) == Applied(told.id)
 
 
@@ -95,6 +106,59 @@ def test_nobody_waits_for_the_state_where_that_would_be_in_vain(why: str) -> Non
     else:
         told.say(CancelAsked(wall_s=1.0, job=told.id))
     assert told.job.as_sure() is told.job
+
+
+@pytest.mark.parametrize("first", [H1, H2, "early"])
+@pytest.mark.parametrize("change", ["moves", "moves beside others", "shrinks and grows"])
+def test_a_job_whose_processes_end_by_themselves_waits_for_none_that_was_to_begin(change: str, first: HostId) -> None:
+    """Nobody would give it the state, and the job would fail when all its work is done."""
+    told = Elastic()
+    if change == "shrinks and grows":
+        told.grow(h4=1)
+        told.scale(4)
+        assert told.say(told.grown(h1=1, h3=1)) == Applied()
+        told.scale(7)
+    else:
+        moved(told, H2, H4 if change == "moves" else H1)
+    was = told.job.as_sure().start.places
+    if first == "early":
+        said = RanksDone(wall_s=9.0, job=told.id, epoch=told.job.grant.epoch, host=H1, steps={1: 5})
+        assert told.say(said) == Applied(told.id)
+    for place in sorted(was, key=lambda place: place.host != first):
+        report = told.report(told.id, place.host, dict.fromkeys(place.ranks, 0), since=place.since)
+        assert report == Applied(told.id) and told.job.start.places == was
+    assert (told.job.state, told.job.ending.exit_code) == ("done", 0)
+
+
+def test_what_failed_or_was_asked_to_end_brings_nothing_back() -> None:
+    told = Elastic()
+    moved(told, H2, H4)
+    told.left(H2)
+    assert set(told.names) == {H1, H4} and told.job.healing.sure is None
+
+
+def test_gpus_that_another_job_has_meanwhile_stay_its_own() -> None:
+    told = Elastic()
+    told.scale(4)
+    told.grow(h2=1)
+    freed = told.job.place_on(H2).gpus[2:]
+    told.scale(4)
+    other = told.submit(1)
+    told.grant(other)
+    assert told.place(other, Place(H2, (0,), freed)) == Applied(other)
+    here = told.job.place_on(H1)
+    told.report(told.id, H1, dict.fromkeys(here.ranks, 0), since=here.since)
+    assert told.queue.holders[H2][freed[0]] == other and told.job.processes == 4
+
+
+def test_no_process_moves_once_another_one_has_ended() -> None:
+    told = Elastic()
+    asked = MoveAsked(wall_s=1.0, job=told.id, epoch=1, host=H2, to=H4, coordinator=H1)
+    assert told.say(asked) == Applied(told.id)
+    told.say(RanksDone(wall_s=9.0, job=told.id, epoch=1, host=H1, steps={1: 5}))
+    place = Place(H4, told.job.place_on(H2).ranks, ("h4.0", "h4.1"), 1)
+    refused = refusal(told.say(Replaced(wall_s=1.0, job=told.id, epoch=1, places={H2: place})))
+    assert refused.why == "some of its processes have ended already"
 
 
 def test_places_left_earlier_are_left_while_others_wait() -> None:

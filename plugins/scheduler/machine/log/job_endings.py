@@ -33,6 +33,7 @@ CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
 
 
 def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
+    _stay_as_sure(queue, job, command)
     place = job.left_on(command.host) or job.place_on(command.host)
     if place is None or place.since != command.since:
         return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not accepted", "nothing")
@@ -65,6 +66,7 @@ def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
 
 def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
     """Note the ranks on a host that have ended, and for which others may wait in vain."""
+    _stay_as_sure(queue, job, command)
     place = job.place_on(command.host)
     if place is None or not set(command.steps) <= set(place.ranks):
         return NotApplied(4, f"{command.host} has no such ranks of {job.id}", "others run there", "nothing")
@@ -76,6 +78,34 @@ def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
         queue.touch(job)
         queue.note(job.id, "ranks ended early", f"{each}; its other ranks there keep running")
     return Applied(job.id)
+
+
+def _stay_as_sure(queue: JobTable, job: Job, command: RanksReported | RanksDone) -> None:
+    """Let an elastic job stay as its hosts have it, one of which says that processes ended by themselves: none that is
+    yet to begin would get the state, and those that were to end come to their end, too. Not where another job has GPUs
+    of these by now."""
+    was = job.as_sure()
+    place = was.place_on(command.host)
+    if was is job or place is None:
+        return
+    if isinstance(command, RanksReported):
+        ended = place.since == command.since and not command.lost and not any(command.codes.values())
+    else:
+        ended = set(command.steps) <= set(place.ranks)
+    if not ended:
+        return
+    held = [queue.holders.get(each.host, {}).get(gpu, job.id) for each in was.start.places for gpu in each.gpus]
+    if any(holder != job.id for holder in held):
+        job.healing.sure = None
+        return
+    for each in job.awaited:
+        queue.release(job, each.host, each.gpus)
+    was.healing.healed = job.healing.healed + 1
+    job.start, job.healing = was.start, was.healing
+    replacing.whole_again(job)
+    for each in job.awaited:
+        queue.hold(job, each)
+    queue.say(job, "arranged as before", f"processes on {command.host} ended by themselves before others could begin")
 
 
 def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:

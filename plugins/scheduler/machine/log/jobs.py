@@ -357,9 +357,9 @@ class Job(msgspec.Struct, kw_only=True):
 
     def as_sure(self) -> "Job":
         """The job as its hosts are to have it: as it was, while nobody knows that processes that stay have its state
-        (`JobHealing.sure`). Once a process has ended by itself, no other can take the state any more."""
+        (`JobHealing.sure`)."""
         sure, healing = self.healing.sure, self.healing
-        if sure is None or self.state != "running" or self.ending.codes or healing.gone:
+        if sure is None:
             return self
         start = msgspec.structs.replace(
             self.start,

@@ -199,6 +199,8 @@ def wrong_replacement(
     job: Job, command: Replaced, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
 ) -> str:
     """Why these places are not those that are looked for; empty when they are. `holders`: as in `wrong_places`."""
+    if job.spec.elastic and (job.ending.codes or job.healing.gone):
+        return "some of its processes have ended already"  # whoever takes over would find nobody with the state
     taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
     stays = {place.host: place for place in joinable(job)}
     hosts = [place.host for place in command.places.values()]
@@ -241,7 +243,7 @@ def was_replaced(job: Job, command: Replaced) -> bool:
 def replace(job: Job, command: Replaced) -> str:
     """Exchange the places, and say in words what continues where."""
     said, moved = [], list[int]()
-    if job.spec.elastic and any(host not in job.healing.missing for host in command.places):
+    if job.spec.elastic:
         not_sure(job)
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
