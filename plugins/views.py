@@ -246,6 +246,8 @@ class ElasticView(msgspec.Struct, frozen=True, kw_only=True):
     for one table. Who owns each now: `agentctl tensors`."""
     tuned_by: str = ""
     """Who switched the tuner on (`agentctl tune`); empty: it is off."""
+    to_end: str = ""
+    """Which processes are to end, and why they still run, in words; empty: its newest change is in force."""
     over_rack: str = ""
     """Why it never has as many processes as its range allows on this rack, in words; empty: it could have them, or
     nobody knows. A list of jobs does not say it."""

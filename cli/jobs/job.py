@@ -84,6 +84,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
         ("range", (job.get("elastic") or {}).get("over_rack")),
         ("wants", wants(job)),
+        ("to end", (job.get("elastic") or {}).get("to_end")),
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("shares", shares(job)),
         ("tables", owners(job)),

@@ -89,6 +89,13 @@ def test_jobs_and_job_show_the_range_the_number_now_and_what_is_carried(
     assert "CARRIES" in out and "ranks 0 4 8\n" in out and "ranks 12-13, not begun yet\n" in out
 
 
+def test_job_says_which_processes_are_yet_to_end(run: Run, view: dict[str, Any]) -> None:
+    assert not [line for line in run("job", "j1")[1].splitlines() if line.startswith("to end")]
+    view["elastic"] = ELASTIC | {"to_end": "its processes on gpu2 run until"}
+    lines = [" ".join(line.split()) for line in run("job", "j1")[1].splitlines()]
+    assert "to end its processes on gpu2 run until" in lines
+
+
 def test_submit_and_job_say_that_a_range_goes_beyond_the_rack(run: Run, agent: FakeAgent, view: dict[str, Any]) -> None:
     assert "range" not in run("job", "j1")[1]
     view["elastic"] = ELASTIC | {"over_rack": "it never has more than 8 here"}

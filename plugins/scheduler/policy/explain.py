@@ -132,6 +132,11 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
     return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
 
 
+def to_end(hosts: Sequence[HostId]) -> str:
+    """Why processes of an elastic job on these hosts, which are to end, still run."""
+    return f"its processes on {', '.join(hosts)} run until one that stays says that it has the job's state"
+
+
 def range_over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> str:
     """Why an elastic job never has as many processes as its range allows, though it may run; empty: it could have them.
     `totals`: GPUs per host."""

@@ -340,7 +340,16 @@ def _elastic(job: Job, runs: bool) -> ElasticView | None:
         tables=job.start.tables if runs else 0,
         owners=job.start.owners if runs else (),
         tuned_by=job.healing.tuned[0],
+        to_end=_to_end(job),
     )
+
+
+def _to_end(job: Job) -> str:
+    """Which processes of an elastic job are to end, and why they still run; empty: none are, or they end now."""
+    stay = {place.host: set(place.ranks) for place in job.start.places}
+    before = job.as_sure().start.places
+    hosts = sorted(place.host for place in before if not set(place.ranks) <= stay.get(place.host, set()))
+    return explain.to_end(hosts) if hosts else ""
 
 
 def _times(job: Job, rack_s: float) -> JobTimesView:

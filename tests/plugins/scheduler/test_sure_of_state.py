@@ -207,10 +207,13 @@ async def test_processes_run_on_while_none_of_those_that_stay_has_the_state(rack
     await asyncio.sleep(20.0)
     assert rack.job(id).processes == 2 and rack.job(id).healing.leaving
     assert {name: host.machine.ranks.get((id, 1)) for name, host in rack.hosts.items()} == before
+    (gone,) = (place.host for place in rack.job(id).healing.leaving)
+    said = f"its processes on {gone} run until one that stays says that it has the job's state"
+    assert (await at.call("job", id=id)).elastic.to_end == said
     placed = [fact for fact in at.told if isinstance(fact, JobPlaced) and fact.job == id]
     assert sum(len(place.ranks) for place in placed[-1].places) == 4
     without_state(rack)
     stayed = next(place for place in rack.job(id).start.places if place.ranks)
     rack.hosts[stayed.host].publish(RanksHeal(id, 1, stayed.since, True, stayed.ranks))
     await until(lambda: not rack.job(id).healing.leaving)
-    assert running(rack) == 2
+    assert running(rack) == 2 and not (await at.call("job", id=id)).elastic.to_end
