@@ -182,6 +182,17 @@ def decided(told: Elastic) -> dict[str, int]:
     return {"replaces": told.job.healing.healed, "sought": told.job.healing.sought}
 
 
+def test_who_asks_for_as_many_processes_as_the_leader_just_did_limits_the_job_to_these() -> None:
+    told = Elastic()
+    seen = told.job.healing.sought
+    assert told.scale(7, by="the leader") == Applied(told.id)
+    assert told.scale(7, sought=seen) == Applied(told.id)
+    assert (told.job.healing.wanted, told.job.healing.at_most) == (7, 7)
+    told.grow(h3=3)
+    stale = refusal(told.scale(9, by="the leader"))
+    assert stale.why == "no more than 7 processes were asked for since"
+
+
 def test_a_shrink_of_the_leader_that_a_person_overtook_lets_the_job_not_grow() -> None:
     told = Elastic()
     told.grow(h2=1, h3=3)

@@ -73,8 +73,10 @@ class ProcessPlace(NamedTuple):
 
 def scale_asked(queue: JobTable, job: Job, command: ScaleAsked) -> Result:
     if stale := _stale_scale(job, command):
-        if (job.healing.wanted or job.processes) == command.workers:
-            return Applied(job.id)  # it was heard before, or somebody else asked for as many
+        if (job.healing.wanted or job.processes) == command.workers:  # as was heard before, or another one asked
+            if command.by != LEADER:
+                job.healing.at_most = command.workers
+            return Applied(job.id)
         return NotApplied(4, f"{job.id} was not scaled", stale, f"look again: agentctl job {job.id}")
     refused = refused_scale(job, command.workers)
     if refused is not None:

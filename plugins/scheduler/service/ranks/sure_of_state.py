@@ -40,8 +40,8 @@ class SureOfState:
 
 
 def staying(known: RanksSpec, place: Place, gpus_per_worker: int) -> set[int]:
-    """Processes that run here and are in this place too, on the same GPUs: another one may get the name of one that
-    ends."""
+    """Processes that run here and are in this place too, on the same GPUs. Where two changes wait, one that begins with
+    the second may have the name of one that ends with the first."""
     each, devices = gpus_per_worker, place.devices
     now = {process: devices[at * each : (at + 1) * each] for at, process in enumerate(place.ranks)}
     return {rank.rank for rank in known.ranks if now.get(rank.rank) == rank.gpus}
