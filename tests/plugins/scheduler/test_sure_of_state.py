@@ -6,7 +6,9 @@ import asyncio
 import pytest
 
 from covey.core.ids import HostId
-from plugins.facts import JobPlaced, Place, RanksHeal
+from plugins.facts import JobPlaced, Place, RanksAwaited, RanksHeal
+from plugins.scheduler.machine.gang.hangs import Hangs
+from plugins.scheduler.machine.gang.rank_signs import RankSigns
 from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -17,6 +19,7 @@ from plugins.scheduler.messages.commands import (
     Replaced,
     StateStays,
 )
+from plugins.scheduler.messages.wire import RankHangs, StacksWanted
 from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from plugins.scheduler.service.ranks.sure_of_state import staying
 from tests.plugins.scheduler.rack import Rack, on_a_rack, until
@@ -159,6 +162,22 @@ def test_no_process_moves_once_another_one_has_ended() -> None:
     place = Place(H4, told.job.place_on(H2).ranks, ("h4.0", "h4.1"), 1)
     refused = refusal(told.say(Replaced(wall_s=1.0, job=told.id, epoch=1, places={H2: place})))
     assert refused.why == "some of its processes have ended already"
+
+
+def test_a_process_that_is_to_end_and_hangs_is_found_while_it_still_runs() -> None:
+    """It may be the last with the state, and others wait for it."""
+    told = Elastic(hang_s=30.0)
+    told.grow(h3=1)
+    (process,) = told.job.place_on(H3).ranks
+    ranks, machine, signs = told.job.carried_by([process]), Hangs(told.queue), RankSigns(told.queue, H3)
+    told.scale(4)
+    (stacks, _, hangs) = machine.handle(RanksAwaited(told.id, 1, tuple(ranks), 31.0), 100.0)
+    assert isinstance(stacks.message, StacksWanted)
+    assert (hangs.to, hangs.message) == (H3, RankHangs(told.id, 1, process, 31.0, ""))
+    signs.second(100.0, {(told.id, 1): {process: 9}}, True)
+    assert [rank.rank for rank in signs.now(told.queue.as_it_runs(told.id), [process], 101.0).ranks] == [process]
+    stays(told, H1)
+    assert not machine.handle(RanksAwaited(told.id, 1, tuple(ranks), 61.0), 200.0)
 
 
 def test_places_left_earlier_are_left_while_others_wait() -> None:

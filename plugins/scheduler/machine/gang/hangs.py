@@ -81,7 +81,7 @@ class Hangs:
     def _looked_after(self, id: JobId, epoch: int) -> Job | None:
         self.asked = {key: asked for key, asked in self.asked.items() if self._runs(*key[:2])}
         self.over_s = {key: at_s for key, at_s in self.over_s.items() if self._runs(*key[:2])}
-        job = self.queue.jobs.get(id)
+        job = self.queue.as_it_runs(id)
         if job is None or job.spec.hang_s is None or not steady(job, epoch) or is_beside(job):
             return None
         return job

@@ -41,7 +41,7 @@ class LateHosts:
     def second(self, event: RanksAwaited) -> None:
         """Count one second. `event`: what was awaited in it, if anything."""
         self.waited = {id: waited for id, waited in self.waited.items() if self._runs(id, waited.epoch)}
-        job = self.queue.jobs.get(event.job)
+        job = self.queue.as_it_runs(event.job)
         if job is None or not self._runs(job.id, event.epoch):
             return
         waited = self.waited.setdefault(job.id, Waited(event.epoch, deque(maxlen=WINDOW)))

@@ -74,7 +74,7 @@ class RankSigns:
         self._last_s = now_s
         ages: dict[Rank, RankAge] = {}
         for (id, epoch), pids in running.items():
-            job = self.queue.jobs.get(id)
+            job = self.queue.as_it_runs(id)
             place = job.place_on(self.here) if job is not None and job.grant.epoch == epoch else None
             for rank in {*pids, *(place.ranks if place is not None else ())}:
                 known, pid = self.ages.get((id, epoch, rank)), pids.get(rank, 0)
@@ -89,7 +89,7 @@ class RankSigns:
         return rank in ages and self.ages.get(rank, ages[rank]) == ages[rank]
 
     def _calm_of(self, grant: Grant, now_s: float) -> tuple[int, float]:
-        job, known = self.queue.jobs.get(grant[0]), self._calm.get(grant)
+        job, known = self.queue.as_it_runs(grant[0]), self._calm.get(grant)
         if job is None or known is None or known[0] != job.healing.healed or not steady(job, grant[1]):
             return (job.healing.healed if job is not None else 0, now_s)
         return known

@@ -147,6 +147,11 @@ class JobTable:
         """Jobs that are not over, in order of admission."""
         return [job for job in self.jobs.values() if not job.over]
 
+    def as_it_runs(self, id: JobId) -> Job | None:
+        """The job as its hosts have it now (`Job.as_sure`), whatever it is to become; None: it is not known."""
+        job = self.jobs.get(id)
+        return None if job is None else job.as_sure()
+
     def quota(self, tenant: str) -> int | None:
         """GPUs a tenant may hold; None: not limited."""
         return self.quotas.get(tenant, self.quotas.get("*"))

@@ -66,7 +66,7 @@ class StuckRanks:
         self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if key in running}
         self._looked_s = {key: self._looked_s.get(key, now_s) for key in running}
         for key, looked_s in self._looked_s.items():
-            job = self.queue.jobs.get(key[0])
+            job = self.queue.as_it_runs(key[0])
             if job is not None and self._looks_after(job, key[1]) and now_s - looked_s >= heartbeat_s(job.spec.hang_s):
                 self._looked_s[key] = now_s
                 self.host.env.spawn(f"progress of {job.id}", self._look(job))
@@ -78,7 +78,7 @@ class StuckRanks:
             self.host.spread("late", late)
 
     def gang_now(self, id: JobId, epoch: int) -> GangNowAnswer:
-        job = self.queue.jobs.get(id)
+        job = self.queue.as_it_runs(id)
         if job is None or job.grant.epoch != epoch or self.host.runner.is_ending(id, epoch):
             return GangNowAnswer(False)
         connected = {peer.rank for peer in self.host.peers(id) if peer.epoch == epoch}
@@ -119,7 +119,7 @@ class StuckRanks:
     def on_message(self, sender: HostId, message: RankHangs | GangStands | StacksWanted) -> None:
         """A host that sums what runs here, or looks after it, says that ranks hang: what is done about it is decided by
         what is known here."""
-        job = self.queue.jobs.get(message.job)
+        job = self.queue.as_it_runs(message.job)
         if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
             return
         if isinstance(message, StacksWanted):
