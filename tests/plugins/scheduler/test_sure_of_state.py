@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from covey.core.ids import HostId
-from plugins.facts import JobPlaced, Place, RanksAwaited, RanksHeal
+from plugins.facts import JobPlaced, Place, RankEndedHere, RanksAwaited, RanksHeal
 from plugins.scheduler.machine.gang.hangs import Hangs
 from plugins.scheduler.machine.gang.rank_signs import RankSigns
 from plugins.scheduler.machine.log.replacing import taken_over
@@ -236,3 +236,21 @@ async def test_processes_run_on_while_none_of_those_that_stay_has_the_state(rack
     rack.hosts[stayed.host].publish(RanksHeal(id, 1, stayed.since, True, stayed.ranks))
     await until(lambda: not rack.job(id).healing.leaving)
     assert running(rack) == 2 and not (await at.call("job", id=id)).elastic.to_end
+
+
+@on_a_rack()
+async def test_a_process_that_is_to_end_and_ends_by_itself_is_told_while_its_host_has_others(rack: Rack) -> None:
+    """Nobody else has its ranks yet, and nobody will: the others would wait for it for ever."""
+    id, at = await elastic(rack, fewest=1), first(rack)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    await until(lambda: running(rack) == 4)
+    without_state(rack, *range(8))
+    was = rack.job(id).start.places
+    await at.call("scale", id=id, workers=3)
+    now = {place.host: place.ranks for place in rack.job(id).start.places}
+    ((host, process),) = ((place.host, p) for place in was for p in place.ranks if p not in now.get(place.host, ()))
+    assert len(now[host]) == 1
+    rack.hosts[host].publish(RankEndedHere(id, 1, process, 0))
+    await until(lambda: rack.job(id).healing.gone)
+    assert (rack.job(id).healing.sure, rack.job(id).start.places) == (None, was)

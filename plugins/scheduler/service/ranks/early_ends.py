@@ -74,7 +74,7 @@ class EarlyEnds:
         self._steps = {grant: steps for grant, steps in self._steps.items() if grant in running}
         self._ended = {grant: ranks for grant, ranks in self._ended.items() if grant in running}
         for grant, ranks in self._ended.items():
-            job = self._queue.jobs.get(grant[0])
+            job = self._queue.as_it_runs(grant[0])
             place = job.place_on(self._host.id) if job is not None and job.spec.elastic else None
             here = [rank for rank in ranks if place is None or rank in place.ranks]  # others carry what those had
             done = [rank for rank in here if now_s - ranks[rank] >= SOON_S]
