@@ -19,10 +19,10 @@ from plugins.scheduler.messages.commands import (
     Replaced,
     StateStays,
 )
-from plugins.scheduler.messages.wire import RankHangs, StacksWanted
+from plugins.scheduler.messages.wire import EnvOf, RankHangs, StacksWanted
 from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from plugins.scheduler.service.ranks.sure_of_state import staying
-from tests.plugins.scheduler.rack import Rack, on_a_rack, until
+from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_growing import elastic, first, heal
 from tests.plugins.scheduler.test_queue import refusal
@@ -254,3 +254,38 @@ async def test_a_process_that_is_to_end_and_ends_by_itself_is_told_while_its_hos
     rack.hosts[host].publish(RankEndedHere(id, 1, process, 0))
     await until(lambda: rack.job(id).healing.gone)
     assert (rack.job(id).healing.sure, rack.job(id).start.places) == (None, was)
+
+
+@on_a_rack()
+async def test_a_host_whose_processes_are_yet_to_end_is_given_their_environment(rack: Rack) -> None:
+    """They may not have begun there, and the others wait for them."""
+    id, at = await elastic(rack, env={"API_KEY": "secret"}), first(rack)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    await until(lambda: running(rack) == 4)
+    without_state(rack, *range(8))
+    await at.call("scale", id=id, workers=2)
+    env, (gone,) = rack.job(id).env, (place.host for place in rack.job(id).healing.leaving)
+    holder = next(host for host in env.holders if host not in (gone, rack.job(id).grant.coordinator))
+    answer = await rack.hosts[holder].service.envs.give(gone, EnvOf(id, 1, env.digest))
+    assert answer.data
+
+
+@on_a_rack()
+async def test_a_job_without_gpus_is_served_by_processes_that_are_yet_to_end(rack: Rack) -> None:
+    at, id = first(rack), (await submit(rack, workers=2, workers_max=8, gpus_per_worker=0)).id
+    await until(lambda: rack.job(id).state == "running")
+    await heal(rack, id)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    await until(lambda: running(rack) == 4)
+    without_state(rack, *range(8))
+
+    async def served() -> float:
+        before = sum(host.service.ranks.service_gpu_s.get(id, 0.0) for host in rack.hosts.values())
+        await asyncio.sleep(10.0)
+        return sum(host.service.ranks.service_gpu_s.get(id, 0.0) for host in rack.hosts.values()) - before
+
+    assert await served() == pytest.approx(40.0, abs=4.1)
+    await at.call("scale", id=id, workers=2)
+    assert await served() == pytest.approx(40.0, abs=4.1)

@@ -199,7 +199,7 @@ class Envs:
             return EnvAnswer(b"")
 
     def _may_have(self, host: HostId, question: EnvOf) -> bool:
-        job = self._queue.jobs.get(question.job)
+        job = self._queue.as_it_runs(question.job)
         if job is None or job.env is None or job.state not in HOLDING or job.grant.epoch != question.epoch:
             return False
         runs = job.placed and job.place_on(host) is not None

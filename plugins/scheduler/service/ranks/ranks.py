@@ -482,7 +482,7 @@ class LocalRanks:
         passed_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._last_s = now_s
         for (id, epoch), pids in self.host.runner.running().items():
-            job = self.queue.jobs.get(id)
+            job = self.queue.as_it_runs(id)
             if job is None or job.grant.epoch != epoch or not pids or not (width := self._width(job)):
                 continue
             known = max(self.service_gpu_s.get(id, 0.0), job.measured.attained.get(self.host.id, 0.0))
