@@ -151,8 +151,9 @@ class RunningMoves:
         by = str(given.get("by", ""))[:BY_MAX] or "a person"
         for job in on_it:
             said = f"{host} was given up by {by}"
-            left = [place.host for place in job.start.places if self._state(place.host) == "alive"]
-            if job.heals_without((host,)) and left:
+            was = job.as_sure()
+            left = [place.host for place in was.start.places if self._state(place.host) == "alive"]
+            if was.heals_without((host,)) and left:
                 await self.log.change(
                     PlacesLost(
                         wall_s=0.0, job=job.id, epoch=job.grant.epoch, hosts=(host,), coordinator=left[0], reason=said

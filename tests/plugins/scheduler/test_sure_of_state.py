@@ -14,6 +14,7 @@ from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
     CancelAsked,
+    JobHeals,
     MoveAsked,
     RanksDone,
     Replaced,
@@ -133,6 +134,29 @@ def test_a_job_whose_processes_end_by_themselves_waits_for_none_that_was_to_begi
     assert (told.job.state, told.job.ending.exit_code) == ("done", 0)
 
 
+@pytest.mark.parametrize("change", ["shrinks", "moves"])
+def test_a_job_that_loses_a_host_while_a_change_waits_stays_as_it_was_but_for_that_host(change: str) -> None:
+    """Processes that are yet to end may be the last that have its state."""
+    told = Elastic()
+    told.grow(h3=1)
+    if change == "shrinks":
+        told.grow(h4=1)
+        told.scale(4)
+        last, gone = H4, H3
+    else:
+        moved(told, H3, H4)
+        last, gone = H3, H2
+    assert told.job.left_on(last) is not None
+    told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={}, heals={told.id: JobHeals(1, 0, True, ())}))
+    was = told.job.as_sure()
+    assert told.lose(gone) == Applied(told.id)
+    job = told.job
+    assert job.state == "running" and job.healing.sure is None and not job.healing.leaving
+    assert job.start.places == tuple(place for place in was.start.places if place.host != gone)
+    assert job.healing.healed > was.healing.healed + 1 and job.healing.have[H1] == ()
+    assert told.lose(H1) == Applied(told.id) and (job.state, list(told.names)[-1]) == ("running", last)
+
+
 def test_what_failed_or_was_asked_to_end_brings_nothing_back() -> None:
     told = Elastic()
     moved(told, H2, H4)
@@ -175,7 +199,7 @@ def test_a_process_that_is_to_end_and_hangs_is_found_while_it_still_runs() -> No
     assert isinstance(stacks.message, StacksWanted)
     assert (hangs.to, hangs.message) == (H3, RankHangs(told.id, 1, process, 31.0, ""))
     signs.second(100.0, {(told.id, 1): {process: 9}}, True)
-    assert [rank.rank for rank in signs.now(told.queue.as_it_runs(told.id), [process], 101.0).ranks] == [process]
+    assert [rank.rank for rank in signs.now(told.job.as_sure(), [process], 101.0).ranks] == [process]
     stays(told, H1)
     assert not machine.handle(RanksAwaited(told.id, 1, tuple(ranks), 61.0), 200.0)
 
@@ -289,3 +313,21 @@ async def test_a_job_without_gpus_is_served_by_processes_that_are_yet_to_end(rac
     assert await served() == pytest.approx(40.0, abs=4.1)
     await at.call("scale", id=id, workers=2)
     assert await served() == pytest.approx(40.0, abs=4.1)
+
+
+@on_a_rack()
+async def test_a_job_goes_on_with_processes_that_were_yet_to_end_when_its_others_are_lost(rack: Rack) -> None:
+    id, at = await elastic(rack), first(rack)
+    await at.call("scale", id=id, workers=4)
+    await heal(rack, id)
+    await until(lambda: running(rack) == 4)
+    without_state(rack, *range(8))
+    await at.call("scale", id=id, workers=2)
+    (last,), (lost,) = rack.job(id).healing.leaving, rack.job(id).start.places
+    assert len(last.ranks) == len(lost.ranks) == 2
+    leader = next(host for host in rack.hosts if host not in (last.host, lost.host))
+    rack.lead(leader)
+    rack.cut_off(lost.host)
+    await until(lambda: rack.job(id, leader).healing.sure is None)
+    job = rack.job(id, leader)
+    assert (job.state, job.grant.epoch, job.start.places) == ("running", 1, (last,))

@@ -353,7 +353,8 @@ class Leader:
     def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
         """The host that finds new places for the ranks of the lost hosts: that of the job's lowest rank that is left
         and alive. None: the gang cannot continue without them. It does not need ranks that are to leave a host
-        anyway."""
+        anyway, unless it waits until others have its state: it stays as it was then (`job_endings.stay_as_was`)."""
+        job = job.as_sure() if lost else job
         needed = [host for host in lost if job.left_on(host) is None]
         if needed and not job.heals_without(needed):
             return None

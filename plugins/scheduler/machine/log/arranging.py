@@ -20,7 +20,8 @@ are left ends the others by itself, and gives nobody their GPUs before it has.
 
 No process ends, and none begins or carries other ranks, before a host has said that a process that stays has the job's
 state now (`JobHealing.sure`): all of those may have died since the log last heard of them. Meanwhile the job goes on as
-it was, and one that was started again takes the state from those that are to end.
+it was, and one that was started again takes the state from those that are to end. When a host is lost meanwhile, or
+processes end by themselves, the change is undone (`job_endings.stay_as_was`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -92,10 +92,16 @@ def _stay_as_sure(queue: JobTable, job: Job, command: RanksReported | RanksDone)
         ended = place.since == command.since and not command.lost and not any(command.codes.values())
     else:
         ended = set(command.steps) <= set(place.ranks)
-    if not ended:
-        return
+    if ended:
+        stay_as_was(queue, job, f"processes on {command.host} ended by themselves before others could begin")
+
+
+def stay_as_was(queue: JobTable, job: Job, why: str) -> None:
+    """Let an elastic job stay as its hosts have it, instead of a change that waits; where another job has GPUs of these
+    by now, nobody waits any more."""
+    was = job.as_sure()
     held = [queue.holders.get(each.host, {}).get(gpu, job.id) for each in was.start.places for gpu in each.gpus]
-    if any(holder != job.id for holder in held):
+    if was is job or any(holder != job.id for holder in held):
         job.healing.sure = None
         return
     for each in job.awaited:
@@ -105,7 +111,7 @@ def _stay_as_sure(queue: JobTable, job: Job, command: RanksReported | RanksDone)
     replacing.whole_again(job)
     for each in job.awaited:
         queue.hold(job, each)
-    queue.say(job, "arranged as before", f"processes on {command.host} ended by themselves before others could begin")
+    queue.say(job, "arranged as before", why)
 
 
 def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:

@@ -194,6 +194,9 @@ class SureStart(msgspec.Struct, frozen=True):
     came: dict[int, int]
     owners: tuple[HostId, ...]
     owners_since: int
+    may_be_lost: tuple[HostId, ...]
+    have: dict[HostId, tuple[int, ...]]
+    """What its hosts said last, those too whose processes are to end."""
 
 
 class JobHealing(msgspec.Struct):
@@ -370,7 +373,8 @@ class Job(msgspec.Struct, kw_only=True):
             owners_since=sure.owners_since,
         )
         leaving = tuple(place for place in sure.leaving if place in healing.leaving)
-        was = msgspec.structs.replace(healing, healed=sure.config, leaving=leaving, sure=None)
+        said = {"may_be_lost": sure.may_be_lost, "have": sure.have}
+        was = msgspec.structs.replace(healing, healed=sure.config, leaving=leaving, sure=None, **said)
         return msgspec.structs.replace(self, start=start, healing=was)
 
     @property

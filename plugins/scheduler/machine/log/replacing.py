@@ -16,6 +16,8 @@ The ranks that were there keep running, and the others join them (`plugins.facts
 
 from collections.abc import Collection, Container, Mapping
 
+import msgspec
+
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import wrong_gpus
@@ -31,13 +33,24 @@ its hosts down."""
 
 def heals(job: Job, host: HostId, said: JobHeals) -> None:
     """Note whether a host says that its ranks may be lost."""
-    place = job.place_on(host)
-    if place is None or not job.placed or (job.grant.epoch, place.since) != (said.epoch, said.since):
+    if not job.placed or job.grant.epoch != said.epoch:
         return
-    known = [other for other in job.healing.may_be_lost if other != host]
-    job.healing.may_be_lost = (*known, host) if said.may_be_lost else tuple(known)
-    if job.spec.elastic:
-        job.healing.have = {**job.healing.have, host: tuple(p for p in said.have if p in place.ranks)}
+    before, place, sure = job.as_sure().place_on(host), job.place_on(host), job.healing.sure
+    if sure is not None and before is not None and before.since == said.since:
+        may_be_lost, have = _heard(sure, before, said)
+        job.healing.sure = msgspec.structs.replace(sure, may_be_lost=may_be_lost, have=have)
+    if place is not None and place.since == said.since:
+        job.healing.may_be_lost, job.healing.have = _heard(job.healing, place, said)
+
+
+def _heard(
+    known: JobHealing | SureStart, place: Place, said: JobHeals
+) -> tuple[tuple[HostId, ...], dict[HostId, tuple[int, ...]]]:
+    """The hosts that may be lost, and the processes that have the state, once the host of this place has said so."""
+    others = [host for host in known.may_be_lost if host != place.host]
+    have = tuple(process for process in said.have if process in place.ranks)
+    may_be_lost = (*others, place.host) if said.may_be_lost else tuple(others)
+    return may_be_lost, {**known.have, place.host: have}
 
 
 def not_sure(job: Job) -> None:
@@ -45,10 +58,9 @@ def not_sure(job: Job) -> None:
     that a process that stays has the job's state."""
     start, healing = job.start, job.healing
     if healing.sure is None:
-        owners = start.owners, start.owners_since
-        healing.sure = SureStart(
-            healing.healed, start.places, healing.leaving, dict(start.carried), dict(start.came), *owners
-        )
+        now = healing.healed, start.places, healing.leaving, dict(start.carried), dict(start.came)
+        said = start.owners, start.owners_since, healing.may_be_lost, dict(healing.have)
+        healing.sure = SureStart(*now, *said)
 
 
 def state_stays(job: Job, host: HostId, said: StateStays) -> bool:
@@ -69,8 +81,6 @@ def lose(job: Job, hosts: Collection[HostId]) -> bool:
         job.healing.missing = (*job.healing.missing, *sorted(hosts))
     job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in hosts)
     job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in hosts}
-    if hosts:
-        job.healing.sure = None  # a process that lacks the state waits for ranks that only this change has elsewhere
     job.start.timings = {host: timing for host, timing in job.start.timings.items() if host not in hosts}
     if not _stays(job, job.healing.moving):
         job.healing.moving = {}  # the last ones that have what all others need stay where they are

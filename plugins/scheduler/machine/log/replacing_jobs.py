@@ -21,6 +21,8 @@ def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None
     """Note that hosts are lost; with hosts that are missing already, the command names another coordinator."""
     if command.term not in (0, queue.leading_term):
         return None
+    if any(map(job.awaits, command.hosts)):  # whoever is yet to end may be the last with the state
+        job_endings.stay_as_was(queue, job, f"{command.reason} before a process that stays was seen to have its state")
     lost = sorted({host for host in command.hosts if job.awaits(host) and job.left_on(host) is None})
     if lost and not job.heals_without(lost):
         return _stop_for_lost_hosts(
@@ -42,14 +44,15 @@ def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None
 def lost_by_report(queue: JobTable, job: Job, command: RanksReported) -> Result | None:
     """A host says that it lost the processes of an elastic job, since its machine began anew before anybody missed it:
     others carry their ranks. None: this is for `job_endings.ranks_reported`."""
-    place = job.place_on(command.host)
+    was = job.as_sure()
+    place = was.place_on(command.host)
     if not command.lost or not job.spec.elastic or job.state != "running":
         return None
     if place is None or place.since != command.since or not job.awaits(command.host):
         return None
-    if job.left_on(command.host) is not None or not job.heals_without((command.host,)):
+    if was.left_on(command.host) is not None or not was.heals_without((command.host,)):
         return None
-    others = [other.host for other in job.start.places if other.host != command.host]
+    others = [other.host for other in was.start.places if other.host != command.host]
     coordinator = job.grant.coordinator if job.grant.coordinator in others else others[0]
     return places_lost(
         queue,
