@@ -182,7 +182,7 @@ def decided(told: Elastic) -> dict[str, int]:
     return {"replaces": told.job.healing.healed, "sought": told.job.healing.sought}
 
 
-def test_who_asks_for_as_many_processes_as_the_leader_just_did_limits_the_job_to_these() -> None:
+def test_who_asks_for_as_many_processes_as_the_leader_just_did_limits_the_job() -> None:
     told = Elastic()
     seen = told.job.healing.sought
     assert told.scale(7, by="the leader") == Applied(told.id)

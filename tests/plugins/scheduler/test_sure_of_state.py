@@ -135,7 +135,7 @@ def test_a_job_whose_processes_end_by_themselves_waits_for_none_that_was_to_begi
 
 
 @pytest.mark.parametrize("change", ["shrinks", "moves"])
-def test_a_job_that_loses_a_host_while_a_change_waits_stays_as_it_was_but_for_that_host(change: str) -> None:
+def test_a_change_that_waits_is_undone_when_a_host_is_lost(change: str) -> None:
     """Processes that are yet to end may be the last that have its state."""
     told = Elastic()
     told.grow(h3=1)
@@ -188,7 +188,7 @@ def test_no_process_moves_once_another_one_has_ended() -> None:
     assert refused.why == "some of its processes have ended already"
 
 
-def test_a_process_that_is_to_end_and_hangs_is_found_while_it_still_runs() -> None:
+def test_a_process_that_is_yet_to_end_and_hangs_is_found() -> None:
     """It may be the last with the state, and others wait for it."""
     told = Elastic(hang_s=30.0)
     told.grow(h3=1)
@@ -263,7 +263,7 @@ async def test_processes_run_on_while_none_of_those_that_stay_has_the_state(rack
 
 
 @on_a_rack()
-async def test_a_process_that_is_to_end_and_ends_by_itself_is_told_while_its_host_has_others(rack: Rack) -> None:
+async def test_the_end_of_a_process_that_was_yet_to_end_is_told(rack: Rack) -> None:
     """Nobody else has its ranks yet, and nobody will: the others would wait for it for ever."""
     id, at = await elastic(rack, fewest=1), first(rack)
     await at.call("scale", id=id, workers=4)
@@ -281,7 +281,7 @@ async def test_a_process_that_is_to_end_and_ends_by_itself_is_told_while_its_hos
 
 
 @on_a_rack()
-async def test_a_host_whose_processes_are_yet_to_end_is_given_their_environment(rack: Rack) -> None:
+async def test_processes_that_are_yet_to_end_are_given_their_environment(rack: Rack) -> None:
     """They may not have begun there, and the others wait for them."""
     id, at = await elastic(rack, env={"API_KEY": "secret"}), first(rack)
     await at.call("scale", id=id, workers=4)
@@ -316,7 +316,7 @@ async def test_a_job_without_gpus_is_served_by_processes_that_are_yet_to_end(rac
 
 
 @on_a_rack()
-async def test_a_job_goes_on_with_processes_that_were_yet_to_end_when_its_others_are_lost(rack: Rack) -> None:
+async def test_a_job_keeps_processes_that_were_yet_to_end_when_its_others_are_lost(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
     await at.call("scale", id=id, workers=4)
     await heal(rack, id)
