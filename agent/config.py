@@ -24,6 +24,7 @@ from covey.ports.addresses import Address, hears_others, ip_port, is_ip
 from gossip.service import GossipSettings
 from plugins.base import Plugin
 from plugins.registry import PLUGINS
+from plugins.scheduler.messages.spec import USER_PATTERN
 
 
 class ConfigError(Exception):
@@ -60,17 +61,27 @@ class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[http]: the API is always on the unix socket `agent.sock`; this adds TCP, where whoever connects may read and
-    nothing can be changed."""
+    """[http]: the API is always on the unix socket `agent.sock`; `bind` adds TCP, where nothing can be changed."""
 
+    group: str = "covey"
+    """The group whose users may use `agent.sock` (`agent.api.access` says for what). Where this host has no such
+    group, or it is empty, the socket is for the agent's own user and root."""
     bind: str = ""
-    """The TCP address of the API, such as `127.0.0.1:8470`; empty: unix socket only. Beyond loopback it takes
-    `read_open`."""
+    """The TCP address of the API, such as `127.0.0.1:8470`; empty: unix socket only. Whoever connects reads, on
+    loopback, what everybody may know of jobs; beyond loopback `/metrics`, `/livez`, `/readyz` and `/healthz` alone."""
     read_open: bool = False
-    """Whether everybody who reaches `bind` over the network may read all jobs, their arguments and their output."""
+    """Whether whoever connects to `bind` may read everything: all jobs, their arguments and their output."""
     names: tuple[str, ...] = ()
     """DNS names under which browsers may open the page and the API, such as `gpu1.example.org`, beside IP addresses,
     `localhost` and this host's name. `/metrics`, `/livez` and `/readyz` answer under any name."""
+
+
+class AccessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[access]: who may do what, beside root and the agent's own user."""
+
+    operators: tuple[str, ...] = ()
+    """Users of this host, and groups as `@NAME`, who may do everything. They reach `agent.sock` as members of the group
+    of [http]."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +105,7 @@ class Config:
     gossip: GossipSettings
     control: ControlSettings
     http: HttpSettings
+    access: AccessSettings
     leader: LeaderSettings
     gpus: GpuSettings
     log: LogSettings
@@ -108,6 +120,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "gossip": GossipSettings,
     "control": ControlSettings,
     "http": HttpSettings,
+    "access": AccessSettings,
     "leader": LeaderSettings,
     "gpus": GpuSettings,
     "log": LogSettings,
@@ -158,6 +171,8 @@ def parse(
     for key, address in binds.items():
         _check_address(source, key, address)
     _check_http(source, http)
+    assert isinstance(parts["access"], AccessSettings)
+    _check_access(source, parts["access"])
     for seed in gossip.seeds:
         _check_seed(source, seed)
     _checked_advertise("gossip.advertise", gossip.advertise, source)
@@ -171,6 +186,7 @@ def parse(
         gossip=gossip,
         control=control,
         http=http,
+        access=parts["access"],
         leader=leader,
         gpus=parts["gpus"],
         log=parts["log"],
@@ -265,17 +281,21 @@ def _check_address(source: str, key: str, address: str) -> None:
 
 
 def _check_http(source: str, http: HttpSettings) -> None:
-    if hears_others(http.bind) and not http.read_open:
-        why = f"anyone who can reach {http.bind} could read all jobs, their arguments and their output"
-        next = 'write bind = "127.0.0.1:8470", or read_open = true beside it in [http] if that is intended'
-        raise _bad_value(source, "http.bind", why, next)
     for name in http.names:
         if len(name) > 253 or not re.match(NAME_PATTERN, name):
             raise _bad_value(source, "http.names", f"{name!r} is not a DNS name", "write it as in gpu1.example.org")
 
 
+def _check_access(source: str, access: AccessSettings) -> None:
+    for operator in access.operators:
+        if not re.fullmatch(USER_PATTERN, operator.removeprefix("@")):
+            why = f"{operator!r} is no name of a user, nor of a group"
+            raise _bad_value(source, "access.operators", why, 'write operators = ["ann", "@wheel"]')
+
+
 def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
-    """A note for people about the hosts whose `[http] bind` other machines reach; empty where none is."""
+    """A note for people about the hosts with `read_open` whose `[http] bind` other machines reach; empty where none
+    is."""
     found = [f"{host} ({bind})" for host, bind in sorted(binds) if hears_others(bind)]
     if not found:
         return []
@@ -283,7 +303,7 @@ def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
         f"anyone who can reach {', '.join(found)} may read all jobs, their "
         "arguments and their output ([http] read_open)"
     )
-    return [f'{why}; next: bind = "127.0.0.1:8470" there, unless that is intended']
+    return [f"{why}; next: leave read_open out there, unless that is intended"]
 
 
 NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"

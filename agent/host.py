@@ -16,6 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from agent import identity, metrics
+from agent.api.access import rules_of
+from agent.api.gate import Gate
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
@@ -51,7 +53,7 @@ from gossip.service import (
 )
 from gossip.types import identity as known_as
 from plugins import facts
-from plugins.base import Command, JobPeer, Plugin, PluginService
+from plugins.base import Asker, Command, JobPeer, Owner, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
 from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
@@ -109,6 +111,7 @@ class HostAgent:
         self._events_unwritten = ""
         """Why event logs cannot be written now."""
         self._said_of_room = ""
+        self.gate = Gate(self, rules_of(plugins), config.access.operators)
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
 
@@ -147,7 +150,16 @@ class HostAgent:
         self.bus.listen(self._listen)
         control = reached_at(self.env.links.address, self.config.advertise)
         self.gossip.spread(
-            "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
+            "endpoints",
+            _encode(
+                Endpoints(
+                    control,
+                    self.env.links.public_key,
+                    self.boot,
+                    self.config.http.bind,
+                    self.config.http.read_open,
+                )
+            ),
         )
         await self.gossip.start()
         await self.plugin_runtime.start()
@@ -459,7 +471,24 @@ class HostAgent:
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        return {**self.rackview.commands(), "agent.health": self._health, **self.plugin_commands()}
+        """All commands, each behind the gate: whoever asks has to say who they are (`plugins.base.ASKER`)."""
+        every = {**self.rackview.commands(), "agent.health": self._health, **self.plugin_commands()}
+        return {name: self.gate.guarded(name, command) for name, command in every.items()}
+
+    async def asker(self, uid: int) -> Asker | None:
+        return await self.gate.asker(uid)
+
+    async def owner_of(self, plugin: str, name: str) -> Owner:
+        if plugin not in self.plugins:
+            why = f"its plugin `{plugin}` is switched off or has failed on {self.id}"
+            raise Refused(1, f"it is not known whose {name[:80]!r} is", why, "agentctl status")
+        return await self.plugin_runtime.ask(plugin, lambda service: service.whose(name))
+
+    def tenants_of(self, user: str) -> Sequence[str]:
+        return [tenant for service in self.plugins.values() for tenant in service.tenants_of(user)]
+
+    def note(self, subject: str, event: str, reason: str) -> None:
+        self.event_log.note(subject, event, reason)
 
     async def _health(self, _arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -487,11 +516,12 @@ class HostAgent:
         }
 
     def _http_binds(self) -> Iterator[tuple[HostId, Address]]:
-        """The HTTP addresses of the hosts that are alive or suspect, this one included."""
-        yield self.id, self.config.http.bind
+        """The HTTP addresses at which hosts that are alive or suspect, this one included, tell everybody all."""
+        if self.config.http.read_open:
+            yield self.id, self.config.http.bind
         for host, state, said in self.gossip.said("endpoints"):
             endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
-            if endpoints is not None:
+            if endpoints is not None and endpoints.read_open:
                 yield host, endpoints.http
 
     def metrics(self) -> Measured:

@@ -32,6 +32,7 @@ from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.network.links import ZmqLinks
 from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
+from agent.ports.users import SystemUsers
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
@@ -116,7 +117,7 @@ class Daemon:
         env = self._env()
         agent = HostAgent(env, self._config, self._keys)
         socket_path = f"{self._config.run_dir}/agent.sock"
-        http = HttpApi(agent, socket_path, self._config.http.bind, self._config.http.names)
+        http = HttpApi(agent, socket_path, self._config.http)
         try:
             await self._devices.start_up()
             await agent.start()
@@ -164,6 +165,7 @@ class Daemon:
             run_dir=config.run_dir,
             verbs=PyVerbs(),
             byte_path=told(look()),
+            users=SystemUsers(),
         )
 
     async def _watch(self, agent: HostAgent) -> None:
@@ -232,7 +234,7 @@ def check(config: Config) -> None:
     print(f"agentd: {config.source} is valid: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
-    if hears_others(config.http.bind):
+    if hears_others(config.http.bind) and config.http.read_open:
         print(f"agentd: anyone who can reach {config.http.bind} may read all jobs and their output ([http] read_open)")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} cannot be resolved now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")

@@ -27,6 +27,7 @@ from chaos.actors.learner import Learners
 from chaos.actors.pager import DISK, QUICK, USER, Oracle, Pace, Redundancy, mender, pager, reader
 from chaos.actors.people import bungler, writer
 from chaos.actors.workload import healer, ring, sleeper, trainer
+from chaos.askers import as_root
 from chaos.checks.custody import Custody
 from chaos.checks.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
@@ -363,7 +364,7 @@ class SimRack:
 
         async def call() -> None:
             try:
-                answered.append(await agent.commands[command](arguments))
+                answered.append(await agent.commands[command](as_root(arguments)))
             except (Refused, NoLeader, OutcomeUnknown) as no:
                 answered.append(no)
 

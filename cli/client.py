@@ -8,6 +8,7 @@ in under a second.
 """
 
 import contextlib
+import grp
 import http.client
 import json
 import os
@@ -183,18 +184,23 @@ class Agent:
         why = f"{_tried(list(errors))} (from {self.found_by}): {reason}"
         hint = "covey-rack start    (starts what is missing), or: covey-rack status"
         if isinstance(last, PermissionError):
-            hint = f"only its own user and root may use it: sudo -u {_owner(list(errors)[-1])} agentctl ..."
+            hint = _who_may(list(errors)[-1])
         elif "rack" not in self.found_by:
             hint = "start an agent: agentd --config FILE, or name another one: agentctl --agent unix:PATH hosts"
         return AgentctlError(NO_AGENT, "no agent answers", why, hint)
 
 
-def _owner(address: str) -> str:
-    """The user of an agent's socket, as far as that can be seen."""
-    try:
-        return pwd.getpwuid(os.stat(address.removeprefix("unix:")).st_uid).pw_name
-    except (OSError, KeyError):
-        return "covey"
+def _who_may(address: str) -> str:
+    """Whom an agent's socket lets in, as far as that can be seen, and what to do."""
+    user, group, me = "covey", "", "USER"
+    with contextlib.suppress(OSError, KeyError):
+        me = pwd.getpwuid(os.geteuid()).pw_name
+        found = os.stat(address.removeprefix("unix:"))
+        user = pwd.getpwuid(found.st_uid).pw_name
+        group = grp.getgrgid(found.st_gid).gr_name if found.st_mode & 0o060 == 0o060 else ""
+    if group:
+        return f"it is for group {group}; as root: usermod -aG {group} {me}, then log in again"
+    return f"only its own user and root may use it: sudo -u {user} agentctl ..."
 
 
 class Gone(AgentctlError):

@@ -1,7 +1,6 @@
 """What every noun is given: its arguments, the agent, and ways to say things."""
 
 import argparse
-import getpass
 import json
 import sys
 from collections.abc import Mapping
@@ -71,14 +70,6 @@ def on_host(context: Context, host: str | None) -> Agent:
         why = f"none of the agents known here ({context.agent.found_by}) is {host}'s, or it does not answer"
         raise AgentctlError(NO_AGENT, f"cannot reach the agent of {host}", why, f"agentctl hosts, or log in to {host}")
     return found
-
-
-def person() -> str:
-    """Whoever types this, as far as this machine knows a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return ""
 
 
 def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:

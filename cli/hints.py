@@ -37,6 +37,8 @@ NOUNS = {
     # the rack
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
+    "tenants": "tenant list", "account": "tenant list", "accounts": "tenant list", "users": "tenant list",
+    "sacctmgr": "tenant list", "project": "tenant list", "projects": "tenant list",
     "voter": "voters", "quorum": "voters", "election": "leader", "master": "leader",
 }  # fmt: skip
 """A word in the place of a noun -> the command that does it, without `agentctl`."""

@@ -47,6 +47,7 @@ NOUNS = {
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
+    "tenant": (ACT, "list tenants, and say which users may submit for which: agentctl tenant add ml --users ann"),
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
@@ -68,6 +69,12 @@ VERBS = {
         "export": "serve a volume as an NBD device on a unix socket",
         "unexport": "stop serving it there",
         "give-up": "stop waiting for lenders that do not answer; their newest pages are lost",
+    },
+    "tenant": {
+        "list": "list the tenants, their users and their quotas",
+        "add": "add a tenant: agentctl tenant add ml --users ann,bob --quota 16",
+        "set": "change its users or its quota: agentctl tenant set ml --add carol",
+        "remove": "remove all its users; its jobs continue",
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""

@@ -458,6 +458,9 @@ class Plugin:
     """The frames of jobs.sock that go to this plugin's `frame`."""
     metrics: Iterable[Metric] = ()
     """The metrics that its service may measure; names are of the whole rack, so no two plugins have the same."""
+    asked_by: Mapping[str, Literal["anybody", "operators"]] = field(default_factory=dict)
+    """Who may ask for each of its commands, in a plugin that is not one of the registry's: those are in the table of
+    `agent.api.access`. A command that is in neither is refused to everybody."""
 
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -474,6 +477,29 @@ class Asker(msgspec.Struct, frozen=True):
     user: str
     """The user's name on this host; empty: it has none here."""
     role: Role
+    is_agent: bool = False
+    """Whether it is root or the agent's own user: what they submit runs as the agent's own user."""
+    reads_all: bool = False
+    """Whether it may read what belongs to others, as whoever connects to a host with `[http] read_open`."""
+
+    @property
+    def name(self) -> str:
+        """The asker in the words of events, such as `ann` or `uid 1001`."""
+        return self.user or f"uid {self.uid}"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose a job or a volume is."""
+
+    user: str = ""
+    """The user's name; empty: only the number is known."""
+    uid: int | None = None
+    """The user's number; None: it belongs to the agent's own user."""
+
+    def is_user(self, asker: Asker) -> bool:
+        """Whether the asker is this owner: the same number, and the same name where one is known. A name that stands
+        for another number on this host is another user."""
+        return self.uid is not None and asker.uid == self.uid and self.user in ("", asker.user)
 
 
 ASKER = "asker"
@@ -524,6 +550,15 @@ class PluginService:
     def commands(self) -> Mapping[str, Command]:
         """The commands that HTTP and agentctl may call: name -> command."""
         return {}
+
+    def tenants_of(self, user: str) -> Sequence[str]:
+        """The tenants for which this user may submit jobs and create volumes."""
+        return ()
+
+    async def whose(self, name: str) -> Owner:
+        """The owner of the job or volume of this name, for the commands about it (`agent.api.access`). Refused where
+        there is none of that name."""
+        raise Refused(3, f"there is no {name[:80]!r}", f"plugin {self.name} has nothing that belongs to users", "none")
 
     def status(self) -> Mapping[str, str]:
         """Lines for `agentctl status`: subject -> how it is now."""

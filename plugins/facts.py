@@ -536,6 +536,9 @@ class Endpoints(msgspec.Struct, frozen=True):
     boot: int
     """The number of starts of the agent; a message from an older boot is stale."""
     http: Address = ""
+    read_open: bool = True
+    """Whether whoever connects to `http` reads everything; agents that do not say so did that, or listened on loopback
+    alone."""
 
 
 class Spare(msgspec.Struct, frozen=True):

@@ -355,6 +355,22 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """How an elastic job is arranged now; None: the number of its processes does not change."""
     share_host: str = ""
     """The group of jobs with which it takes turns on hosts that they share; empty: it takes none."""
+    user: str = ""
+    """The user whose job it is; empty: the agent's own."""
+    uid: int | None = None
+    """That user's number; None: the agent's own user."""
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """One line of `agentctl tenant list`."""
+
+    tenant: str
+    users: tuple[str, ...]
+    """The users who may submit jobs for the tenant, by name."""
+    gpus: int | None
+    """The tenant's quota of GPUs; None: not limited."""
+    used: int
+    """GPUs that the tenant's guaranteed jobs hold, or are owed."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):
@@ -495,6 +511,8 @@ class VolumeView(msgspec.Struct, frozen=True):
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
     swap: SwapView = SwapView()
+    uid: int = -1
+    """The number of the user whose volume it is, on its host; -1: nobody's."""
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ import covey
 from agent.api.admission import OwnSocket
 from agent.api.exposition import declared
 from agent.api.http import HttpApi
+from agent.config import HttpSettings
 from cli import client
 from cli.main import MODULES as CLI
 from cli.main import NOUNS, VERBS, Parser
@@ -214,10 +215,13 @@ class NobodyAsks:
 
     id = None
 
+    async def asker(self, _uid: int) -> None:
+        return None
+
 
 def routes() -> list[str]:
     """`METHOD path` of each route that the unix socket has, in the order in which they are added."""
-    app = HttpApi(NobodyAsks(), "")._app(OwnSocket())  # type: ignore[arg-type]
+    app = HttpApi(NobodyAsks(), "", HttpSettings())._app(OwnSocket(0, NobodyAsks().asker))  # type: ignore[arg-type]
     found: dict[str, None] = {}
     for route in app.router.routes():
         resource = route.resource

@@ -1,10 +1,12 @@
-"""Who may ask what of the agent's HTTP. The listener over which a request came decides, never what can be found out of
-its connection at that moment: a client may have closed it before its request is read, and then the kernel tells of no
-user, or of root.
+"""Who may ask an agent over which of its listeners; what they may do then is judged by `agent.api.access`. The listener
+over which a request came decides, never what can be found out of its connection at that moment: a client may have
+closed it before its request is read, and then the kernel tells of no user, or of root.
 
-- `OwnSocket`, the unix socket: everything, to whomever the kernel says is root or the agent's own user.
+- `OwnSocket`, the unix socket: requests of root, of the agent's own user, and of users in the group of [http], whoever
+  the kernel says they are.
 - `Network`, `[http] bind`: reads, to whoever connects. No change exists there, whoever asks: over TCP it cannot be
-  told who is at the other end.
+  told who is at the other end, so it is a viewer. Beyond loopback there is health and counters alone; with `read_open`
+  everything is read.
 
 A web page may send its visitor's browser to a loopback port, under a name of its own that it points at 127.0.0.1; the
 browser then lets the page read the answers. So what shows jobs is read under an IP address, `localhost`, this host's
@@ -12,18 +14,24 @@ name and the names in `[http] names`. `ANY_NAME` has counters alone and is for m
 """
 
 import ipaddress
-import os
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp import hdrs, web
 
-from agent.ports.network.peers import peer_of
+from agent.api.gate import ROOT
+from agent.ports.network.peers import is_in_group, peer_of
+from covey.ports.addresses import hears_others
 from covey.ports.streams import UNKNOWN_USER
+from plugins.base import Asker
 
 ANY_NAME = frozenset(("/metrics", "/livez", "/readyz"))
 """Paths that answer whatever the `Host` header says."""
+FOR_MACHINES = ANY_NAME | {"/healthz"}
+"""Paths that say nothing of jobs, and are open to whoever reaches the address."""
 READS = ("GET", "HEAD")
-ROOT = 0
+AskerOf = Callable[[int], Awaitable[Asker | None]]
+"""Who has this uid (`agent.api.gate.Gate.asker`); None: nobody that this host knows."""
 
 
 class NotAdmitted(NamedTuple):
@@ -42,54 +50,68 @@ class Door(Protocol):
     def changes(self) -> bool:
         """Whether the listener has the routes that change something."""
 
-    def stops(self, request: web.Request) -> NotAdmitted | None:
-        """Why the request is not served; None: it may be."""
+    async def admit(self, request: web.Request) -> Asker | NotAdmitted:
+        """Who asks, or why the request is not served."""
 
 
 class OwnSocket:
-    """The rules of the unix socket: requests of the agent's own user, and of root."""
+    """The rules of the unix socket. `own_uid`: the agent's own user; `gid`: the group whose users may ask, too; None:
+    none has been let in."""
 
     changes = True
 
-    def __init__(self) -> None:
-        self._may = (os.geteuid(), ROOT)
+    def __init__(self, own_uid: int, asker_of: AskerOf, gid: int | None = None, group: str = "") -> None:
+        self._may, self._asker_of, self._gid, self._group = (own_uid, ROOT), asker_of, gid, group
 
-    def stops(self, request: web.Request) -> NotAdmitted | None:
-        uid = _uid(request)
-        if uid >= 0 and uid in self._may:
-            return None
+    async def admit(self, request: web.Request) -> Asker | NotAdmitted:
+        connection = _connection(request)
+        uid = UNKNOWN_USER if connection is None else peer_of(connection)[1]
         who = f"uid {uid}" if uid >= 0 else "a user unknown to the kernel"
-        why = f"this socket is for uid {self._may[0]} and root, and {who} sent the request"
-        return NotAdmitted("uid", "this request is not allowed", why, "run agentctl as the agent's user, or as root")
+        member = self._gid is not None and connection is not None and is_in_group(connection, self._gid)
+        if uid < 0 or not (uid in self._may or member):
+            others = f", for root and for group {self._group}" if self._gid is not None else " and root"
+            why = f"this socket is for uid {self._may[0]}{others}, and {who} sent the request"
+            return self._refused(why, "run agentctl as the agent's user, or as root")
+        asker = await self._asker_of(uid)
+        if asker is None:
+            return self._refused(f"this host knows no name of {who}", f"create the user: getent passwd {uid}")
+        return asker
+
+    def _refused(self, why: str, next: str) -> NotAdmitted:
+        return NotAdmitted("uid", "this request is not allowed", why, next)
 
 
 class Network:
     """The rules of a TCP address. `own`: this host's name; `names`: further ones; `path`: the unix socket's, for
-    whoever is refused."""
+    whoever is refused; `bind`: the address; `read_open`: whether everything is read there."""
 
     changes = False
 
-    def __init__(self, own: str, names: tuple[str, ...], path: str) -> None:
+    def __init__(self, own: str, names: tuple[str, ...], path: str, bind: str, read_open: bool) -> None:
         self._names = frozenset(("localhost", own.lower(), *(name.lower().rstrip(".") for name in names)))
-        self._own, self._path = own, path
+        self._own, self._path, self._bind = own, path, bind
+        self._machines_alone = hears_others(bind) and not read_open
+        self._visitor = Asker(UNKNOWN_USER, "", "viewer", reads_all=read_open)
 
-    def stops(self, request: web.Request) -> NotAdmitted | None:
+    async def admit(self, request: web.Request) -> Asker | NotAdmitted:
+        next = f"on host {self._own}: agentctl --agent unix:{self._path} ..."
         if request.method not in READS:
             why = "an agent cannot tell who sends a request over TCP, so it only answers reads there"
-            next = f"on host {self._own}: agentctl --agent unix:{self._path} ..."
             return NotAdmitted("change", "nothing can be changed over TCP", why, next)
         host = request.headers.get(hdrs.HOST, "")
-        if request.path in ANY_NAME or is_known_name(host, self._names):
-            return None
-        why = f"the Host header says {host[:80]!r}"
-        next = "use an IP address or localhost, or add that name to `names` of [http] in agent.toml"
-        return NotAdmitted("host", "this request is not allowed", why, next)
+        if request.path not in ANY_NAME and not is_known_name(host, self._names):
+            why = f"the Host header says {host[:80]!r}"
+            step = "use an IP address or localhost, or add that name to `names` of [http] in agent.toml"
+            return NotAdmitted("host", "this request is not allowed", why, step)
+        if self._machines_alone and request.path not in FOR_MACHINES:
+            why = f"other machines reach {self._bind}, and an agent cannot tell who asks there"
+            return NotAdmitted("closed", "jobs cannot be read here", why, next)
+        return self._visitor
 
 
-def _uid(request: web.Request) -> int:
-    """The user of the process at the other end of a unix socket; unknown where the connection is over."""
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    return UNKNOWN_USER if connection is None else peer_of(connection)[1]
+def _connection(request: web.Request) -> Any:
+    """The unix socket that a request came over; None where its connection is over."""
+    return request.transport.get_extra_info("socket") if request.transport is not None else None
 
 
 def is_known_name(host: str, names: frozenset[str]) -> bool:

@@ -6,9 +6,11 @@ and the time, and the rows have their age.
 
 Two listeners, an application each, and who may use which: `agent.api.admission`.
 
-- the unix socket `agent.sock`, mode 0600: reads and changes, for the agent's own user and root;
+- the unix socket `agent.sock`: reads and changes, for root, the agent's own user, and users in the group of [http];
 - optionally TCP, for a browser and for Prometheus: reads, for whoever connects. The routes of changes do not exist
   there.
+
+Each command is told who asks, whatever the request says of that; what each may do: `agent.api.access`.
 
 Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refused, counted in
 `covey_http_refused_total`, and never reaches a plugin.
@@ -28,17 +30,18 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent import metrics
-from agent.api.admission import Door, Network, OwnSocket
+from agent.api.admission import Door, Network, NotAdmitted, OwnSocket
 from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
-from agent.api.sockets import tcp_socket, unix_socket
+from agent.api.sockets import gid_of, tcp_socket, unix_socket
+from agent.config import HttpSettings
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from covey.core.metrics import Measured, MetricSeries
 from covey.core.tones import TONES
 from covey.core.version import VERSION
 from covey.ports.env import Env
-from plugins.base import Command
+from plugins.base import ASKER, Asker, Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
@@ -80,6 +83,8 @@ SECURITY_HEADERS = {
 
 DOOR = web.AppKey("door", Door)
 """The rules of the listener whose application this is."""
+ASKS: web.RequestKey[Asker] = web.RequestKey("asks", Asker)
+"""Who sends the request."""
 
 
 class _TurnedAway(asyncio.Protocol):
@@ -105,6 +110,9 @@ class Api(Protocol):
         """The commands, `PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or
         dict."""
 
+    async def asker(self, uid: int) -> Asker | None:
+        """Who has this uid; None: nobody that this host knows."""
+
     def metrics(self) -> Measured: ...
     @property
     def loop_lag_s(self) -> float:
@@ -119,11 +127,9 @@ Add = Callable[[str, Route], object]
 class HttpApi:
     """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
 
-    def __init__(self, api: Api, unix_path: str, bind: str = "", names: tuple[str, ...] = ()) -> None:
-        """`names`: host names under which browsers read over TCP, besides addresses and this host's own."""
-        self.api, self.names = api, names
+    def __init__(self, api: Api, unix_path: str, settings: HttpSettings) -> None:
+        self.api, self.settings = api, settings
         self.unix_path = unix_path
-        self.bind = bind
         self.address = ""
         """The `ip:port` of the TCP listener once open, with the real port."""
         self.requests: Counter[int] = Counter()
@@ -135,12 +141,27 @@ class HttpApi:
 
     async def start(self) -> None:
         try:
-            await web.SockSite(await self._runner(OwnSocket()), unix_socket(self.unix_path)).start()
-            if self.bind:
-                await self._listen(await self._runner(Network(self.api.id, self.names, self.unix_path)))
+            await self._listen_here()
+            if self.settings.bind:
+                await self._listen(await self._runner(self._network()))
         except OSError:
             await self._clean_up()
             raise
+
+    async def _listen_here(self) -> None:
+        """Open the unix socket, for the group of [http] where this host has it and the agent may let it in."""
+        wanted = gid_of(self.settings.group)
+        listener, gid = unix_socket(self.unix_path, wanted)
+        if gid != wanted:
+            why = f"the agent's user is not in group {self.settings.group}, and may not give it the socket"
+            self.api.env.log.warning("only root and the agent's user may use the socket", path=self.unix_path, why=why)
+        own_uid = self.api.env.users.own_uid
+        door = OwnSocket(own_uid, self.api.asker, gid, self.settings.group)
+        await web.SockSite(await self._runner(door), listener).start()
+
+    def _network(self) -> Network:
+        settings = self.settings
+        return Network(self.api.id, settings.names, self.unix_path, settings.bind, settings.read_open)
 
     async def _runner(self, door: Door) -> web.AppRunner:
         runner = web.AppRunner(
@@ -156,7 +177,7 @@ class HttpApi:
         return runner
 
     async def _listen(self, runner: web.AppRunner) -> None:
-        tcp = tcp_socket(self.bind)
+        tcp = tcp_socket(self.settings.bind)
         host, port = tcp.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
@@ -213,6 +234,7 @@ class HttpApi:
             ("leader", "agent.leader"),
             ("memory/accounts", "memory.accounts"),
             ("quotas", "scheduler.quotas"),
+            ("tenants", "scheduler.tenants"),
             ("status", "agent.health"),
         ):
             get(f"/v1/{path}", self._ask(command, _nothing))
@@ -249,11 +271,12 @@ class HttpApi:
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
+        post("/v1/tenants", self._ask("scheduler.tenant_set", _body))
 
     def _ask(self, name: str, arguments: Arguments) -> Route:
         async def route(request: web.Request) -> web.Response:
             given = await arguments(request)
-            return self._answer(await self._command(name, given))
+            return self._answer(await self._command(name, {**given, ASKER: request[ASKS]}))
 
         return route
 
@@ -284,17 +307,18 @@ class HttpApi:
         lag_s = self.api.loop_lag_s
         return self._answer({"loop_lag_s": lag_s}, 200 if lag_s <= LAG_S_MAX else 503)
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, request: web.Request) -> web.Response:
         """Answer 200 when the event loop does not lag and no plugin has failed, else 503."""
-        health = msgspec.to_builtins(await self._command("agent.health", {}))
+        health = msgspec.to_builtins(await self._command("agent.health", {ASKER: request[ASKS]}))
         failed = _failed_plugins(health)
         ready = not failed and self.api.loop_lag_s <= LAG_S_MAX
         return self._answer({"ready": ready, "plugins_failed": failed}, 200 if ready else 503)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        """Answer everything that `agentctl status` shows, with 503 when a plugin has failed."""
-        health = msgspec.to_builtins(await self._command("agent.health", {}))
-        return self._answer(health, 503 if _failed_plugins(health) else 200)
+    async def _healthz(self, request: web.Request) -> web.Response:
+        """Answer 200, or 503 when a plugin has failed; which, and why, is told by `agentctl status`."""
+        health = msgspec.to_builtins(await self._command("agent.health", {ASKER: request[ASKS]}))
+        failed = bool(_failed_plugins(health))
+        return self._answer({"ok": not failed}, 503 if failed else 200)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         body = exposition({**self.api.metrics(), **self.metrics()})
@@ -305,7 +329,7 @@ class HttpApi:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
         try:
-            self._admit(request)
+            await self._admit(request)
             response = await handler(request)
         except Refused as refusal:
             response = _error(refusal.code, refusal.what, refusal.why, refusal.next)
@@ -327,12 +351,13 @@ class HttpApi:
         self.requests[response.status] += 1
         return response
 
-    def _admit(self, request: web.Request) -> None:
-        """Admit a request; Refused when the listener that it came over must not serve it."""
-        stopped = request.app[DOOR].stops(request)
-        if stopped is not None:
-            self.refused[stopped.reason] += 1
-            raise Refused(4, stopped.what, stopped.why, stopped.next)
+    async def _admit(self, request: web.Request) -> None:
+        """Admit a request, and note who sends it; Refused when the listener that it came over must not serve it."""
+        found = await request.app[DOOR].admit(request)
+        if isinstance(found, NotAdmitted):
+            self.refused[found.reason] += 1
+            raise Refused(4, found.what, found.why, found.next)
+        request[ASKS] = found
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -1,13 +1,22 @@
 """The sockets of the agent's HTTP. `agent.api.admission` says who may ask what of them."""
 
 import contextlib
+import grp
 import os
 import socket
 
 
-def unix_socket(path: str) -> socket.socket:
-    """A bound unix socket, with mode 0600 before it listens. A socket left by a dead agent is replaced; a live one is
-    an OSError."""
+def gid_of(group: str) -> int | None:
+    """The number of this group; None: this host has none of that name."""
+    try:
+        return grp.getgrnam(group).gr_gid if group else None
+    except KeyError:
+        return None
+
+
+def unix_socket(path: str, gid: int | None = None) -> tuple[socket.socket, int | None]:
+    """A bound unix socket, and the group that may use it: mode 0660 for this group, or 0600 where there is none, or
+    where this process may not give files to it. A socket left by a dead agent is replaced; a live one is an OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.2)
         try:
@@ -23,8 +32,14 @@ def unix_socket(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.setblocking(False)
     listener.bind(path)
-    os.chmod(path, 0o600)
-    return listener
+    os.chmod(path, 0o600)  # nobody can connect before it listens
+    if gid is not None:
+        try:
+            os.chown(path, -1, gid)
+            os.chmod(path, 0o660)
+        except PermissionError:
+            gid = None
+    return listener, gid
 
 
 def tcp_socket(bind: str) -> socket.socket:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chaos.actors.workload import AgentLink
+from chaos.askers import as_root
 from chaos.rack_seen import RackSeen
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
@@ -58,7 +59,7 @@ class People:
 
     async def _answered(self, name: str, command: str, arguments: Mapping[str, Any]) -> None:
         try:
-            answer = await self.rack.agents[name].commands[command](arguments)
+            answer = await self.rack.agents[name].commands[command](as_root(arguments))
         except (Refused, NoLeader, OutcomeUnknown):
             self.refused += 1
         except OSError as error:  # in a process's own task the world would take it for its disk

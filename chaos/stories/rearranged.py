@@ -18,6 +18,7 @@ import numpy as np
 
 from chaos import faults
 from chaos.actors.adder import DELTA
+from chaos.askers import as_root
 from chaos.checks.ranks_seen import ranks_of
 from chaos.faults import Kill, Pause
 from chaos.rackworld import SimRack
@@ -266,7 +267,7 @@ class Storm:
 
         async def ask() -> None:
             with contextlib.suppress(NoLeader, OutcomeUnknown, Refused):
-                await agent.commands[command](given)
+                await agent.commands[command](as_root(given))
 
         if process is not None and command in agent.commands:
             process.spawn(f"a person asks {command}", ask())

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from chaos.askers import USERS
 from chaos.world.clock import SimClock, SimProbes
 from chaos.world.disk import ProcessDisk, SimDisk
 from chaos.world.links import KEY_BYTES, SimLinks
@@ -111,6 +112,7 @@ class SimProcess:
             pages=SimPages(self),
             run_dir=host.run_dir,
             byte_path=host.byte_path,
+            users=USERS,
         )
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> object:

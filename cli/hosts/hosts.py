@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
-from cli.context import Context, person
+from cli.context import Context
 from cli.table import ago, of, plural, table
 from covey.core.units import format_seconds
 
@@ -74,8 +74,7 @@ def act(context: Context, action: str, host: str | None) -> int:
         raise AgentctlError(
             USAGE, "no host is named", f"`{action}` needs the name of a host", f"agentctl hosts {action} gpu2"
         )
-    body = {"by": person(), "stop_jobs": context.args.stop_jobs}
-    answer = context.agent.post("hosts", host, action, body=body)
+    answer = context.agent.post("hosts", host, action, body={"stop_jobs": context.args.stop_jobs})
     if context.json and not context.args.wait:
         return context.say_json(answer.whole)
     jobs = ", ".join(job["id"] for job in answer.data)

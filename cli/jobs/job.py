@@ -95,6 +95,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
+        ("user", job.get("user")),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
         ("shares GPUs", with_whom(job)),
         ("shares hosts", in_turns(job)),

@@ -1,4 +1,7 @@
-"""List the jobs that wait or run, and why each is in its state; with -a also ended ones that are still remembered."""
+"""List the jobs that wait or run, and why each is in its state; with -a also ended ones that are still remembered.
+
+Of a job of another user you see whose it is, its tenant, state and GPUs, and its place in the queue. USER is empty for
+jobs of the agent's own user."""
 
 import argparse
 from typing import Any
@@ -10,6 +13,7 @@ from covey.core.units import format_seconds, format_size
 TITLES = (
     "JOB",
     "NAME",
+    "USER",
     "TENANT",
     "CLASS",
     "STATE",
@@ -37,6 +41,7 @@ def run(context: Context) -> int:
         (
             job["id"],
             job["name"],
+            job.get("user", ""),
             job["tenant"],
             class_of(job),
             job["state"],

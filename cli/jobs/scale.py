@@ -7,7 +7,7 @@ process ends, none starts again from the beginning, and what the job computes do
 import argparse
 
 from cli.client import AgentctlError
-from cli.context import Context, not_found, person
+from cli.context import Context, not_found
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     args = context.args
     try:
-        body = {"workers": args.workers, "by": person()} | ({"why": args.why} if args.why else {})
+        body = {"workers": args.workers} | ({"why": args.why} if args.why else {})
         answer = context.agent.post("jobs", args.job, "scale", body=body)
     except AgentctlError as error:
         not_found(context, error, args.job)

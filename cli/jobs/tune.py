@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.client import AgentctlError
-from cli.context import Context, not_found, person
+from cli.context import Context, not_found
 from cli.table import Paint, table
 from covey.core.units import format_seconds, format_size
 
@@ -32,12 +32,12 @@ def run(context: Context) -> int:
     job = context.args.job
     try:
         if context.args.off:
-            context.agent.post("jobs", job, "tune", body={"on": False, "by": person()})
+            context.agent.post("jobs", job, "tune", body={"on": False})
             return context.say_json({"job": job, "tuned": False}) if context.json else _off(context, job)
         known = context.agent.get("jobs", job)
         before = _now(context, job) if (known.data.get("elastic") or {}).get("tuned_by") else None
         if before is None or before["left_alone"]:
-            context.agent.post("jobs", job, "tune", body={"on": True, "by": person()})
+            context.agent.post("jobs", job, "tune", body={"on": True})
             answer = _seen(context, job, None if before is None else before["asked"])
         else:
             answer = _seen(context, job)

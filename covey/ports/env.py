@@ -15,6 +15,7 @@ from covey.ports.pages import Pages
 from covey.ports.probes import Probes
 from covey.ports.processes import Processes
 from covey.ports.streams import Bytes
+from covey.ports.users import NOBODY_KNOWN, Users
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
 
 
@@ -43,3 +44,4 @@ class Env:
     byte_path: str = ""
     """How the byte path of remote memory runs in this process, or in programs that it starts: `compiled`, or
     `interpreted`, why, and the next step. Empty: not known here."""
+    users: Users = NOBODY_KNOWN

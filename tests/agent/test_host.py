@@ -61,7 +61,9 @@ class Fragile(PluginService):
         return {}
 
 
-FRAGILE = Plugin(name="fragile", paper="none", settings=Settings, messages=Poke, service=Fragile)
+FRAGILE = Plugin(
+    name="fragile", paper="none", settings=Settings, messages=Poke, service=Fragile, asked_by={"poke": "anybody"}
+)
 
 
 def broken(where: str) -> SimRack:
@@ -174,7 +176,7 @@ class Sick(PluginService):
         raise OSError(28, "no space left")
 
 
-SICK = Plugin(name="sick", paper="none", settings=Settings, messages=Poke, service=Sick)
+SICK = Plugin(name="sick", paper="none", settings=Settings, messages=Poke, service=Sick, asked_by={"fill": "operators"})
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from agent.api.gathering import LISTS
 from agent.api.rack_view import RackView
+from chaos.askers import as_root
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
 from covey.core.ids import HostId
@@ -88,7 +89,7 @@ def test_of_a_host_that_stands_still_nothing_is_missing_without_a_word() -> None
         slabs = []
 
         async def ask() -> None:
-            slabs.append(await rack.agents["h1"].commands["agent.rack_slabs"]({"timeout_s": 20.0}))
+            slabs.append(await rack.agents["h1"].commands["agent.rack_slabs"](as_root({"timeout_s": 20.0})))
 
         asker = rack.hosts["h1"].agent
         assert asker is not None

@@ -5,13 +5,14 @@ import asyncio
 import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
 
 from agent import main
 from agent.runtime import plugin_runtime
+from chaos.askers import as_root
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
 from covey.core.events import Fact, Message
@@ -89,7 +90,8 @@ class Pet(PluginService):
         raise OSError(5, "the disk is sick")
 
 
-PET = Plugin(name="pet", paper="none", settings=Settings, messages=Word, service=Pet)
+ASKED_BY: dict[str, Literal["anybody", "operators"]] = {"fill": "operators", "dawdle": "anybody"}
+PET = Plugin(name="pet", paper="none", settings=Settings, messages=Word, service=Pet, asked_by=ASKED_BY)
 
 
 @pytest.fixture
@@ -237,7 +239,7 @@ def test_a_command_half_way_when_its_plugin_restarts_is_refused_not_answered_emp
 
     async def dawdle() -> None:
         try:
-            dawdling.append(await one.agents["h1"].commands["pet.dawdle"]({}))
+            dawdling.append(await one.agents["h1"].commands["pet.dawdle"](as_root({})))
         except Refused as refused:
             dawdling.append(refused)
 

@@ -1,4 +1,4 @@
-"""The process and user at the other end of a unix socket, as the kernel tells them: the one place that asks.
+"""The process, user and groups at the other end of a unix socket, as the kernel tells them: the one place that asks.
 
 The kernel notes pid and uid when a process connects, so the answer stays the same when the peer closes or ends. Three
 things make it no answer, and each is `UNKNOWN_USER` here, which no rule lets in: the socket was never connected (the
@@ -14,6 +14,10 @@ from typing import Any
 from covey.ports.streams import UNKNOWN_USER
 
 _PEERCRED = struct.Struct("iII")
+_PEERGROUPS = 59
+"""SO_PEERGROUPS of Linux, which Python does not name."""
+_GROUPS_MAX = 65_536
+"""The most supplementary groups of a process on Linux."""
 _ALL_USERS = 0xFFFFFFFF
 """The number of user ids; the last, 2**32 - 1, means none."""
 OVERFLOW_UID = 65534
@@ -30,6 +34,18 @@ def peer_of(connection: Any) -> tuple[int, int]:
     except (OSError, struct.error):
         return 0, UNKNOWN_USER
     return pid, UNKNOWN_USER if uid == _ALL_USERS or stands_for_others(uid) else uid
+
+
+def is_in_group(connection: Any, gid: int) -> bool:
+    """Whether the process that connected was in this group then, as the kernel tells; False where it does not."""
+    try:
+        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        if _PEERCRED.unpack(told)[2] == gid:
+            return True
+        groups = connection.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, 4 * _GROUPS_MAX)
+        return any(each == gid for (each,) in struct.iter_unpack("I", groups))
+    except (OSError, struct.error):
+        return False
 
 
 def stands_for_others(uid: int, overflow: Path = OVERFLOW, uid_map: Path = UID_MAP) -> bool:

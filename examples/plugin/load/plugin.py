@@ -12,4 +12,5 @@ PLUGIN = Plugin(
     messages=Messages,
     service=LoadService,
     metrics=METRICS,
+    asked_by={"hints": "anybody", "calmest": "anybody"},
 )

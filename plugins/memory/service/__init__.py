@@ -17,7 +17,7 @@ from covey.core.ids import ID_PATTERN, HostId
 from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
-from plugins.base import Command, Host, JobPeer, PluginService
+from plugins.base import Command, Host, JobPeer, Owner, PluginService, asker_of
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, MemoryPromised, SecondPassed
 from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.borrowing.events import LenderLost
@@ -197,13 +197,13 @@ class MemoryService(PluginService):
         account = Payer(_tenant(arguments.get("tenant", "")))
         kind = Kind(arguments.get("mirror", 0), arguments.get("parity", ""))
         make: Make = "anew" if arguments.get("create") is True else ""
-        volume = await self.borrowing.attach(name, size, -1, owner, kind, account, make)
+        volume = await self.borrowing.attach(name, size, _asks_as(arguments), owner, kind, account, make)
         return self.borrowing.volume_view(volume)
 
     async def _remove(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
-        await self.borrowing.detach(name, -1)
+        await self.borrowing.detach(name, _asks_as(arguments))
         return {"volume": name}
 
     async def _export(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -231,6 +231,13 @@ class MemoryService(PluginService):
         members = volume.known.members
         return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
                 "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
+
+    async def whose(self, name: str) -> Owner:
+        """The owner of this host's volume of that name."""
+        volume = self.borrowing.volumes.get(_volume_name(name))
+        if volume is None:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
+        return Owner(uid=volume.known.uid if volume.known.uid >= 0 else None)
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         views = self.borrowing.volume_views()
@@ -289,6 +296,12 @@ def _volume_name(name: object) -> str:
         why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
         raise Refused(2, f"{name!r} is not a valid name for a volume", why, "choose such a name")
     return name
+
+
+def _asks_as(arguments: Mapping[str, Any]) -> int:
+    """The user as whom the borrower is asked: -1 for an operator, who may do so with everybody's volumes."""
+    asker = asker_of(arguments)
+    return -1 if asker.role == "operator" else asker.uid
 
 
 def _tenant(name: object) -> str:

@@ -89,6 +89,7 @@ def volume_view(
         slabs_whole=volume.formed() if known.members > 1 else 0,
         parity=known.parity,
         swap=swap_view(volume),
+        uid=known.uid,
     )
 
 

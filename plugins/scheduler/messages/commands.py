@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from covey.core.ids import HostId, JobId
 from plugins.facts import Place, StepTiming
-from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
+from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName
 
 Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -28,6 +28,8 @@ COMMAND_BYTES_MAX = 256 * 1024
 """The longest encoded command that is proposed to the log or decoded, in bytes; the log takes no longer ones."""
 
 
+USERS_MAX = 500
+"""The most users of one tenant."""
 UNREACHABLE_MAX = 64
 """The most other hosts of a gang that a host asks when its ranks have failed."""
 
@@ -53,6 +55,8 @@ class Submitted(CommandBase, frozen=True, kw_only=True):
     begun anew they are not given out again, since ranks of the former one may still run under them."""
     env: SealedEnv | None = None
     """The submitter's environment; `spec.env` is empty here."""
+    by: Text = ""
+    """Who submitted it."""
 
 
 class Granted(CommandBase, frozen=True, kw_only=True):
@@ -296,6 +300,22 @@ class QuotaSet(CommandBase, frozen=True, kw_only=True):
     """The quota in GPUs; None: not limited."""
     if_absent: bool = False
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
+    by: Text = ""
+
+
+class TenantSet(CommandBase, frozen=True, kw_only=True):
+    """Somebody: exactly these users may submit jobs for this tenant from now on."""
+
+    tenant: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
+    users: Annotated[tuple[UserName, ...], Meta(max_length=USERS_MAX)]
+    """The users' names, ascending; none: the tenant has no users any more."""
+    sets_quota: bool = False
+    """Whether the tenant's quota becomes `gpus`; otherwise it stays."""
+    gpus: Count | None = None
+    """The quota in GPUs; None: not limited."""
+    is_new: bool = False
+    """Refuse this when the tenant has users already."""
+    by: Text = ""
 
 
 class HostDrained(CommandBase, frozen=True, kw_only=True):
@@ -359,7 +379,7 @@ AboutRanks = RanksReported | RanksDone
 AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
-Command = Submitted | AboutJob | Arranged | QuotaSet | HostDrained | Attained | Elapsed | Leads
+Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | HostDrained | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

@@ -137,7 +137,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tenant", "text", words=NAMED, flag="--tenant",
-        help="the tenant whose quota the job counts against (default: default)",
+        help="the tenant whose quota the job counts against (default: the user's only one; for operators: default)",
     ),
     Option(
         "class", "choice", choices=get_args(JobClass), flag="--class",

@@ -56,10 +56,15 @@ class SealedEnv(msgspec.Struct, frozen=True):
     """The hosts that have the environment, the submitting agent's first."""
 
 
+USER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}$"
+"""A user's name as jobs, tenants and events have it: no space, so that no name reads like a sentence of ours."""
+UserName = Annotated[str, Meta(pattern=USER_PATTERN, max_length=256)]
+
+
 class JobOwner(msgspec.Struct, frozen=True):
     """The user who submitted a job, as the kernel of the host told it where that was done. No request says it."""
 
-    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}$", max_length=256)]
+    user: UserName
     """The user's name: a host where it stands for another uid runs nothing of the job."""
     uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
 

@@ -19,6 +19,9 @@ from plugins.scheduler.policy.queue_positions import QueuePositions
 NAMED_MAX = 3
 """The number of jobs that are named one by one before the rest becomes a number."""
 
+BEFORE = "; before: "
+"""What stands between why a queued job waits and what became of it before, which may have words of its hosts."""
+
 
 class Never(msgspec.Struct, frozen=True):
     """A job that can never run as asked. `code` as in `plugins.base.Refused`: 4 quota, 7 the rack."""

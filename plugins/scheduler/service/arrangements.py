@@ -36,6 +36,7 @@ from plugins.scheduler.messages.commands import Applied, Result
 from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import RETRY_S, QueueLog
 
 TRIES = 3
@@ -43,8 +44,8 @@ TRIES = 3
 SHOWN_S = 2.0
 """Seconds for which what is in force is waited for in this host's own copy of the log."""
 
-BY_MAX, WHY_MAX = 100, 500
-"""The most characters of who asked, and of why."""
+WHY_MAX = 500
+"""The most characters of why somebody asks."""
 
 Perform = Callable[[Send | SetTimer[WishLate], Callable[[Event], None]], None]
 
@@ -80,7 +81,7 @@ class Arrangements:
     async def arrange(self, job: Job, given: Mapping[str, Any]) -> None:
         """Arrange an elastic job as a person says, and return once that is in force. `given`: `processes`, `shares`,
         `owners` as in `WantedArrangement`, each of which may be missing. Refused says why it stays as it is."""
-        what, by = f"{job.id} was not arranged anew", str(given.get("by", ""))[:BY_MAX] or "a person"
+        what, by = f"{job.id} was not arranged anew", asked.by(given)
         said = {name: given[name] for name in ("processes", "shares", "owners") if given.get(name) is not None}
         try:
             wanted = msgspec.convert(

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from covey.core.errors import Refused
+from plugins.base import asker_of
 from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53
@@ -43,6 +44,11 @@ def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
         why = f"{str(value)[:40]!r} is not a number of seconds above 0 and up to {SECONDS_MAX:g}"
         raise Refused(2, f"invalid {field}", why, "give a number of seconds")
     return found
+
+
+def by(given: Mapping[str, Any]) -> str:
+    """Who asks, in the words of events. Only the kernel's word counts, and not what a request says of itself."""
+    return asker_of(given).name
 
 
 def quota_set(given: Mapping[str, Any]) -> QuotaSet:

@@ -11,7 +11,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, Send
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
-from plugins.base import Command, Host, PluginService
+from plugins.base import ASKER, Command, Host, Owner, PluginService, asker_of
 from plugins.facts import (
     ArrangementsWanted,
     DrainedNow,
@@ -80,7 +80,8 @@ from plugins.scheduler.service.ranks.hangs import StuckRanks
 from plugins.scheduler.service.ranks.ranks import LocalRanks
 from plugins.scheduler.service.ranks.spares import JobSpares
 from plugins.scheduler.service.shared_gpus import GpuGossip
-from plugins.views import JobView, QuotaView
+from plugins.scheduler.service.tenants import SHOWN_S, Tenants
+from plugins.views import JobView, QuotaView, TenantView
 
 ASK_S = 1.0
 """Seconds that a host may take to say what runs there, when a person asks."""
@@ -88,8 +89,6 @@ NEWS_S = 0.5
 """Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
 """The most bytes that one `logs` returns."""
-SHOWN_S = 2.0
-"""Seconds for which a submission waits to be seen in this host's own copy of the log."""
 
 
 class SchedulerService(PluginService):
@@ -117,6 +116,7 @@ class SchedulerService(PluginService):
         )
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
+        self.tenants = Tenants(host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
@@ -319,6 +319,8 @@ class SchedulerService(PluginService):
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
+            "tenants": self._tenants,
+            "tenant_set": self._tenant_set,
             "rack": self._rack,
         }
 
@@ -334,11 +336,12 @@ class SchedulerService(PluginService):
         return found
 
     async def _submit(self, given: Mapping[str, Any]) -> JobView:
-        fields = dict(given["spec"]) if isinstance(given.get("spec"), Mapping) else dict(given)
-        key = given.get("key") or self.env.entropy(16).hex()
+        asker, said = asker_of(given), {name: value for name, value in given.items() if name != ASKER}
+        fields = dict(said["spec"]) if isinstance(said.get("spec"), Mapping) else said
+        key = said.get("key") or self.env.entropy(16).hex()
         fields.pop("key", None)
         try:
-            spec = JobSpec.parse(fields)
+            spec = self.tenants.owned(JobSpec.parse(fields), fields.get("tenant"), asker)
             submitted = msgspec.convert(
                 {
                     "wall_s": 0.0,
@@ -346,6 +349,7 @@ class SchedulerService(PluginService):
                     "spec": msgspec.to_builtins(spec),
                     "may_demote": self._demotes,
                     "numbers": self.ranks.numbers,
+                    "by": asker.name,
                 },
                 Submitted,
             )
@@ -467,8 +471,8 @@ class SchedulerService(PluginService):
     async def _cancel(self, given: Mapping[str, Any]) -> JobView:
         job = await self._seek(given)
         if not job.over:
-            by = str(given.get("by", ""))[:100]
-            await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
+            command = CancelAsked(wall_s=0.0, job=job.id, by=asked.by(given))
+            await self.queue_log.change(command, f"cancel {job.id}")
             await self.queue_log.until(lambda: job.ending.after == "cancelled" or job.over, SHOWN_S)
         return await self._job(given)
 
@@ -535,13 +539,21 @@ class SchedulerService(PluginService):
         return views.quota_views(self.queue)
 
     async def _quota_set(self, given: Mapping[str, Any]) -> QuotaView:
-        command = asked.quota_set(given)
-        await self.queue_log.change(command, f"set the quota of {command.tenant}")
-        await self.queue_log.until(lambda: self.queue.quotas.get(command.tenant, -1) == command.gpus, SHOWN_S)
-        return next(
-            (view for view in views.quota_views(self.queue) if view.tenant == command.tenant),
-            QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0),
-        )
+        return await self.tenants.set_quota(given)
+
+    async def _tenants(self, given: Mapping[str, Any]) -> list[TenantView]:
+        return self.tenants.rows()
+
+    async def _tenant_set(self, given: Mapping[str, Any]) -> TenantView:
+        return await self.tenants.set_users(given)
+
+    def tenants_of(self, user: str) -> list[str]:
+        return self.queue.tenants_of(user)
+
+    async def whose(self, name: str) -> Owner:
+        """The owner of the job of this id; Refused as `_seek` refuses."""
+        owner = (await self._seek({"id": name})).spec.owner
+        return Owner() if owner is None else Owner(owner.user, owner.uid)
 
     async def _rack(self, given: Mapping[str, Any]) -> views.CapacityView:
         hosts = self.host.hosts()

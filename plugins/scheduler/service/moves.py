@@ -18,8 +18,8 @@ from plugins.scheduler.service.log import QueueLog
 
 MOVED_S = 8.0
 """Seconds for which a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
-BY_MAX, WHY_MAX = 100, 500
-"""The most characters of who asked, and of why."""
+WHY_MAX = 500
+"""The most characters of why somebody asks."""
 WORKERS_MAX = 4096
 """The most processes that the log is asked for; what a job may have is its own range."""
 
@@ -34,7 +34,7 @@ class RunningMoves:
         """Move ranks, and return once the log has their new place. `given`: `what`, a rank or a host of the job; `to`,
         a host, or nothing. Refused says why they stay."""
         leaves, to = self._leaves(job, str(given.get("what", ""))), self._wanted(given.get("to"))
-        what, by = f"ranks of {job.id} on {leaves} were not moved", str(given.get("by", ""))[:BY_MAX]
+        what, by = f"ranks of {job.id} on {leaves} were not moved", asked.by(given)
         alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
         if job.state != "running" or not alive:
             raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
@@ -55,7 +55,7 @@ class RunningMoves:
         """Give an elastic job more or fewer processes, and return once the log has them, or some of them where there is
         not room for all. `given`: `workers`, how many it is to have; `why`, for the event log. Refused says why their
         number stays."""
-        workers, by = asked.whole(given, "workers", 0), asked.text(given, "by", BY_MAX)
+        workers, by = asked.whole(given, "workers", 0), asked.by(given)
         reason = asked.text(given, "why", WHY_MAX)
         what = f"{job.id} was not scaled"
         alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
@@ -96,7 +96,7 @@ class RunningMoves:
     async def tune(self, job: Job, given: Mapping[str, Any]) -> None:
         """Switch the tuner of an elastic job on or off, and return once the log has it. `given`: `on`. Refused says why
         it stays as it is."""
-        on, by, what = given.get("on", True), str(given.get("by", ""))[:BY_MAX], f"{job.id} is not tuned"
+        on, by, what = given.get("on", True), asked.by(given), f"{job.id} is not tuned"
         if not isinstance(on, bool):
             raise Refused(2, what, f"{str(on)[:40]!r} is neither true nor false", "give on: true or false")
         if job.state != "running":
@@ -148,7 +148,7 @@ class RunningMoves:
             raise Refused(
                 4, f"{host} was not given up", why, "stop its agent first, or cancel its jobs (agentctl cancel ID)"
             )
-        by = str(given.get("by", ""))[:BY_MAX] or "a person"
+        by = asked.by(given)
         for job in on_it:
             said = f"{host} was given up by {by}"
             was = job.as_sure()

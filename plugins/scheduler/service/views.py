@@ -190,7 +190,7 @@ class QueueSnapshot:
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
             waits = f"{waits}; {explain.demoted_later(late_s)}"
-        return f"{waits}; before: {job.reason}" if job.grant.epoch else waits
+        return f"{waits}{explain.BEFORE}{job.reason}" if job.grant.epoch else waits
 
     def _lacks_memory(self, job: Job) -> str:
         """The hosts that have no room for this job's memory, in words; empty: all have."""
@@ -321,6 +321,8 @@ def job_view(
         age_s=age_s,
         elastic=_elastic(job, bool(shown)),
         share_host=job.spec.share_host,
+        user=job.spec.owner.user if job.spec.owner is not None else "",
+        uid=job.spec.owner.uid if job.spec.owner is not None else None,
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.api.admission import Door, Network, OwnSocket, is_known_name
+from agent.api.admission import Door, Network, NotAdmitted, OwnSocket, is_known_name
+from chaos.askers import ROOT
 from tests.agent.api import visitor
 from tests.agent.api.test_http import Rig, opened
 from tests.agent.api.visitor import ENDINGS, PATIENT
@@ -63,10 +64,10 @@ def test_the_listener_of_tcp_has_no_route_that_changes_anything(rig: Rig) -> Non
         routes = rig.http._app(door).router.routes()
         return {(each.method, each.resource.canonical) for each in routes if each.resource is not None}
 
-    over_tcp, own = methods(Network("gpu1", (), "s")), methods(OwnSocket())
+    over_tcp, own = methods(Network("gpu1", (), "s", "127.0.0.1:1", False)), methods(OwnSocket(0, rig.api.asker))
     assert {method for method, _ in over_tcp} == {"GET", "HEAD"}
     assert over_tcp == {each for each in own if each[0] in ("GET", "HEAD")}
-    assert len(own - over_tcp) == 18, "a new change: is it refused over TCP, and does agentctl say so?"
+    assert len(own - over_tcp) == 19, "a new change: is it refused over TCP, and does agentctl say so?"
 
 
 async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_does(rig: Rig) -> None:
@@ -114,19 +115,20 @@ def visitors(ip: str, port: str, uid: int, ending: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
 
 
-def test_of_whom_nothing_is_known_is_no_user_of_the_unix_socket() -> None:
+async def test_of_whom_nothing_is_known_is_no_user_of_the_unix_socket(rig: Rig) -> None:
     """The user is unknown of a connection that ended before its request was read, of one over TCP, and of one without a
     client."""
     unconnected, gone = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     gone.close()
+    own = OwnSocket(os.geteuid(), rig.api.asker, os.getegid(), "covey")
     with unconnected:
         for transport in (None, Transport(None), Transport(unconnected), Transport(gone)):
-            stopped = OwnSocket().stops(cast(Any, SimpleNamespace(transport=transport, method="GET")))
-            assert stopped is not None and stopped.reason == "uid"
+            stopped = await own.admit(cast(Any, SimpleNamespace(transport=transport, method="GET")))
+            assert isinstance(stopped, NotAdmitted) and stopped.reason == "uid"
             assert "a user unknown to the kernel sent the request" in stopped.why
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert OwnSocket().stops(cast(Any, SimpleNamespace(transport=Transport(ours)))) is None
+        assert await own.admit(cast(Any, SimpleNamespace(transport=Transport(ours)))) is ROOT
 
 
 class Transport(SimpleNamespace):

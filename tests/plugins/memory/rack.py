@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from chaos.askers import as_root
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
 from covey.core.errors import Refused
@@ -196,7 +197,7 @@ class MemoryRack:
 
     def command(self, host: str, name: str, **arguments: Any) -> Any:
         async def call() -> Any:
-            return await self.agents[host].commands()[name](arguments)
+            return await self.agents[host].commands()[name](as_root(arguments))
 
         return self.do(host, call)
 

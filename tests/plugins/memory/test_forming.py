@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chaos.askers import as_root
 from covey.core.errors import Refused
 from covey.core.events import Message
 from covey.core.ids import HostId
@@ -41,7 +42,7 @@ class Attaching:
     async def _attach(self) -> None:
         began_s = self._rack.world.now
         try:
-            self.said = await self._rack.agents["h1"].commands()["create"](self._asked)
+            self.said = await self._rack.agents["h1"].commands()["create"](as_root(self._asked))
         except Refused as refused:
             self.said = refused
         self.took_s = self._rack.world.now - began_s

@@ -17,6 +17,8 @@ from covey.core.errors import NoLeader, Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
+from covey.ports.users import FixedUsers, User
+from plugins.base import ASKER, Asker
 from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -139,6 +141,7 @@ class FakeHost:
             probes=machine.probes,
             pages=nothing,
             run_dir="/run",
+            users=rack.users,
         )
         self.service = SchedulerService(self)
 
@@ -212,8 +215,9 @@ class FakeHost:
         for task in self.tasks:
             task.cancel()
 
-    async def call(self, command: str, **given: Any) -> Any:
-        answer: Awaitable[Any] = self.service.commands()[command](given)
+    async def call(self, command: str, asker: Asker | None = None, **given: Any) -> Any:
+        """What the command answers whoever asks; an operator, unless somebody else is named."""
+        answer: Awaitable[Any] = self.service.commands()[command]({**given, ASKER: asker or operator()})
         return await answer
 
     def raised(self) -> list[BaseException]:
@@ -223,9 +227,19 @@ class FakeHost:
         return [error for error in found if error is not None]
 
 
+def operator(name: str = "root") -> Asker:
+    """The agent's own user, under this name."""
+    return Asker(0, name, "operator", is_agent=True)
+
+
+def user(name: str, uid: int) -> Asker:
+    return Asker(uid, name, "user")
+
+
 class Rack:
     def __init__(self, gpus: Mapping[str, int], settings: SchedulerSettings | None = None) -> None:
         self.settings = settings or SchedulerSettings()
+        self.users = FixedUsers(User("ann", 64001), User("bob", 64002))
         self.entries: list[bytes] = []
         self.leader: HostId | None = None
         self.voters = list(gpus)[:3]

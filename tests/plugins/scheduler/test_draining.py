@@ -23,7 +23,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     TakenBack,
 )
-from tests.plugins.scheduler.rack import Rack
+from tests.plugins.scheduler.rack import Rack, operator
 from tests.plugins.scheduler.test_leader import Led
 from tests.plugins.scheduler.test_queue import Told, halves
 from tests.plugins.scheduler.test_replacing import Healing
@@ -195,15 +195,16 @@ def test_a_job_on_a_drained_host_does_not_stop_for_others_nor_they_for_it() -> N
 # ---- what people ask -------------------------------------------------------------------------------------------------
 
 
-def test_whatever_name_drains_a_host_its_agent_can_say_so() -> None:
-    names = ["ann", "\U0001f600" * 200, "x" * 200, "\ud800lone", 7, ""]
+def test_whoever_drains_a_host_is_named_by_its_agent_whatever_a_request_says() -> None:
+    names = ["ann", "x" * 256, "EXAMPLE\\ann.lee@corp", "7", ""]
+    claims = ["the leader", "\U0001f600" * 200, "\ud800lone", 7, None]
 
     async def story() -> list[str]:
         rack = Rack({"h1": 2, "h2": 2, "h3": 2})
         await rack.start()
         said = []
-        for name in names:
-            await rack["h2"].call("drain", id="h1", by=name)
+        for name, claim in zip(names, claims, strict=True):
+            await rack["h2"].call("drain", id="h1", by=claim, asker=operator(name))
             await asyncio.sleep(2.0)
             now = msgspec.msgpack.decode(rack.values[H1]["drained"], type=DrainedNow)
             assert len(rack.values[H1]["drained"]) <= 80
@@ -214,4 +215,4 @@ def test_whatever_name_drains_a_host_its_agent_can_say_so() -> None:
         rack.stop()
         return said
 
-    assert play(story()) == ["ann", "\U0001f600" * 12, "x" * 48, "?lone", "7", "a person"]
+    assert play(story()) == ["ann", "x" * 48, "EXAMPLE\\ann.lee@corp", "7", "uid 0"]

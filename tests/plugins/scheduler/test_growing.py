@@ -16,7 +16,7 @@ from plugins.scheduler.messages.wire import NotReserved
 from plugins.scheduler.policy.carrying import first_carried
 from plugins.scheduler.policy.leases import PAUSE_RENEWALS, terms
 from plugins.scheduler.policy.place import grow
-from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
+from tests.plugins.scheduler.rack import Rack, on_a_rack, operator, refused, submit, until
 from tests.plugins.scheduler.test_gang import Coordinator, asks, proposals, timers
 
 H1, H2, H3, H4 = HostId("h1"), HostId("h2"), HostId("h3"), HostId("h4")
@@ -127,7 +127,7 @@ def first(rack: Rack) -> Any:
 @on_a_rack()
 async def test_a_person_scales_a_job_up_and_down_and_is_told_what_came(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
-    view = await at.call("scale", id=id, workers=4, by="ann", why="the night is quiet \ud800")
+    view = await at.call("scale", id=id, workers=4, asker=operator("ann"), why="the night is quiet \ud800")
     assert (view.elastic.processes, view.elastic.workers_max, view.elastic.config) == (4, 8, 1)
     assert (view.workers, view.gpus, view.elastic.wanted) == (2, 2, 0)
     assert sorted(rank for ranks in view.elastic.carried.values() for rank in ranks) == list(range(8))
@@ -183,7 +183,7 @@ async def test_a_range_beyond_the_rack_runs_and_everybody_is_told_what_it_never_
 @on_a_rack()
 async def test_of_two_people_who_scale_a_job_at_once_one_is_told_to_look_again(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
-    asked = [at.call("scale", id=id, workers=workers, by=by) for workers, by in ((4, "ann"), (6, "bob"))]
+    asked = [at.call("scale", id=id, workers=workers, asker=operator(by)) for workers, by in ((4, "ann"), (6, "bob"))]
     said = await asyncio.gather(*asked, return_exceptions=True)
     (refusal,) = [each for each in said if isinstance(each, Refused)]
     assert refusal.what == "j1 was not scaled" and "was faster: it is to grow to " in refusal.why

@@ -18,7 +18,7 @@ from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, Plac
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, submit, until
+from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, operator, submit, until
 from tests.plugins.scheduler.test_leader import H1, H2, Led, taken
 from tests.plugins.scheduler.test_queue import Told
 from tests.virtual_time import play
@@ -456,7 +456,7 @@ async def test_a_kept_job_waits_until_a_person_gives_its_host_up(rack: Rack) -> 
     assert view.state == "running" and f"agentctl hosts give-up {name}" in view.reason
     rack.hosts[HostId(name)].die()
     rack.hosts[HostId(name)].machine.ranks.clear()
-    (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
+    (taken_back,) = await rack[ask].call("give_up", id=name, asker=operator("alice"))
     assert taken_back.id == "j1" and taken_back.tally.hosts_lost == 1
     await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
     assert name not in [place.host for place in rack.job("j1", ask).start.places]

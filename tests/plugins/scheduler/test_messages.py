@@ -60,8 +60,15 @@ def test_a_full_job_is_taken_as_given() -> None:
         "time_limit_s": 60.0,
         "grace_s": 5.0,
         "hang_s": 600.0,
+        "owner": None,
     }
     assert (spec.gpus, spec.width) == (8, 8)
+
+
+def test_no_submission_says_whose_job_it_is() -> None:
+    for owner in ({"user": "root", "uid": 0}, None, "root"):
+        with pytest.raises(SpecError, match="'owner' is not a field of a job"):
+            JobSpec.parse({**GOOD, "owner": owner})
 
 
 def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:

@@ -3,6 +3,7 @@ job has ended once, every GPU is free, and at no moment did two gangs hold one G
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ class Storm:
                 pass  # not possible now
 
     async def submit(self, name: str) -> None:
-        given = {
+        given: dict[str, Any] = {
             "argv": ["train"],
             "workers": self.rng.randint(1, 5),
             "tenant": self.rng.choice(["alice", "bob"]),

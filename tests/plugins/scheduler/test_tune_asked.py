@@ -4,7 +4,7 @@ from typing import Any
 
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import Applied, NotApplied, Result, TuneAsked
-from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
+from tests.plugins.scheduler.rack import Rack, on_a_rack, operator, refused, submit, until
 from tests.plugins.scheduler.test_arranging import Elastic
 from tests.plugins.scheduler.test_growing import elastic, first
 from tests.plugins.scheduler.test_queue import Told, halves, refusal
@@ -52,12 +52,12 @@ def test_a_job_that_shares_hosts_is_arranged_by_its_group_alone() -> None:
 @on_a_rack()
 async def test_the_tuner_is_switched_by_true_and_false_alone(rack: Rack) -> None:
     id, at = await elastic(rack), first(rack)
-    assert (await at.call("tune", id=id, on=True, by="ann")).elastic.tuned_by == "ann"
+    assert (await at.call("tune", id=id, on=True, asker=operator("ann"))).elastic.tuned_by == "ann"
     for on in (0, "off", None):
         said = await refused(at.call("tune", id=id, on=on))
         assert said.code == 2 and "neither true nor false" in said.why, said
     assert (await at.call("tune", id=id, on=False)).elastic.tuned_by == ""
-    assert (await at.call("tune", id=id)).elastic.tuned_by == "somebody"
+    assert (await at.call("tune", id=id)).elastic.tuned_by == "root"
     plain = await submit(rack, workers=1)
     await until(lambda: rack.job(plain.id).state == "running")
     said = await refused(at.call("tune", id=plain.id))

@@ -28,7 +28,7 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import Applied, Arranged, HostDrained, NotApplied
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
+from tests.plugins.scheduler.rack import Rack, on_a_rack, operator, refused, submit, until
 from tests.plugins.scheduler.test_arranging import H1, H2, H3, H4, Elastic
 from tests.plugins.scheduler.test_growing import elastic, first, heal
 
@@ -461,14 +461,14 @@ async def test_people_say_the_same_of_one_job_and_are_told_what_came_of_it(rack:
     id, at = await elastic(rack), first(rack)
     (home,) = counts(rack, id)
     other = next(host for host in rack.hosts if host != home)
-    given: dict[str, Any] = {"processes": {home: 2, other: 1}, "shares": {home: 2, other: 6}, "by": "ann"}
-    view = await at.call("arrange", id=id, **given)
+    given: dict[str, Any] = {"processes": {home: 2, other: 1}, "shares": {home: 2, other: 6}, "by": "root"}
+    view = await at.call("arrange", id=id, asker=operator("ann"), **given)
     assert view.elastic.shares == {home: 2, other: 6} and not view.elastic.equal and view.elastic.config == 1
     assert view.reason == f"ann: from 2 to 3 processes: 1 more on {other}; ranks by host are {home} 2, {other} 6"
     await heal(rack, id)
     view = await at.call("arrange", id=id, owners=[other] * 4, why="it has the faster card")
     assert view.elastic.owners == (other,) * 4 and view.elastic.tables == 4
-    assert view.reason.startswith("a person, it has the faster card: ")
+    assert view.reason.startswith("root, it has the faster card: ")
     said = await refused(at.call("arrange", id=id, shares={home: 9}))
     assert (said.code, said.what, said.next) == (4, f"{id} was not arranged anew", f"agentctl job {id}")
     said = await refused(at.call("arrange", id=id, shares={home: "many"}))

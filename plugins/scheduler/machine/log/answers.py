@@ -21,6 +21,7 @@ from plugins.scheduler.messages.commands import (
     QuotaSet,
     Result,
     Submitted,
+    TenantSet,
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import eligible, explain
@@ -33,7 +34,7 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
     match command:
         case Attained():
             return {**command.service_gpu_s, **command.tensors, **command.heals}
-        case QuotaSet() | HostDrained() | Elapsed() | Leads():
+        case QuotaSet() | TenantSet() | HostDrained() | Elapsed() | Leads():
             return ()
         case Arranged():
             return command.jobs

@@ -57,7 +57,8 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     queue.kept_bytes.submitted(job)
     workers = explain.workers(spec)
     asks = f"{workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers} without GPUs"
-    queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
+    by = f", by {command.by}" if command.by else ""
+    queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}{by}")
     return Applied(id)
 
 

@@ -23,6 +23,8 @@ SNAPSHOT_VERSION = 1
 """Format version of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
 """The most hosts that are drained at a time."""
+TENANTS_MAX = 1000
+"""The most tenants that have users."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
@@ -53,6 +55,8 @@ class QueueState(SnapshotHead, frozen=True):
     pauses_over_s: float
     drained: dict[HostId, Drain]
     rack_s: float
+    tenants: dict[str, tuple[str, ...]] = {}
+    """The users of each tenant; a snapshot of an older version has none."""
 
 
 FEED_MAX = 200_000
@@ -102,6 +106,8 @@ class JobTable:
         self.jobs: dict[JobId, Job] = {}
         self.quotas: dict[str, int | None] = {}
         self.overshoot: dict[str, int] = {}
+        self.tenants: dict[str, tuple[str, ...]] = {}
+        """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """The log's clock: seconds during which any job waited, as far as leaders wrote them into the log."""
@@ -155,6 +161,10 @@ class JobTable:
     def quota(self, tenant: str) -> int | None:
         """GPUs a tenant may hold; None: not limited."""
         return self.quotas.get(tenant, self.quotas.get("*"))
+
+    def tenants_of(self, user: str) -> list[str]:
+        """The tenants for which this user may submit jobs, ascending."""
+        return sorted(tenant for tenant, users in self.tenants.items() if user in users)
 
     def has_quota(self, tenant: str) -> bool:
         """Whether a quota limits this tenant; its jobs come before those of tenants without one."""
@@ -302,6 +312,7 @@ class JobTable:
             self.pauses_over_s,
             self.drained,
             self.rack_s,
+            self.tenants,
         )
         return msgspec.msgpack.encode(state)
 
@@ -318,6 +329,7 @@ class JobTable:
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
+        self.tenants = dict(state.tenants)
         self.rebuild()
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The replicated state machine: tenants' quotas, jobs, grants and attained service.
+"""The replicated state machine: tenants' quotas and users, jobs, grants and attained service.
 
 `apply` is deterministic: equal commands in one order give one state and equal answers on every host. What must never
 happen is refused here and nowhere else, because no command of a leader that was cut off gets past this place:
@@ -18,7 +18,15 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from covey.core.events import LogEvent
-from plugins.scheduler.machine.log import answers, arranging, job_endings, job_starts, replacing, replacing_jobs
+from plugins.scheduler.machine.log import (
+    answers,
+    arranging,
+    job_endings,
+    job_starts,
+    replacing,
+    replacing_jobs,
+    tenants,
+)
 from plugins.scheduler.machine.log.job_table import DRAINED_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job, State
 from plugins.scheduler.messages.commands import (
@@ -48,11 +56,11 @@ from plugins.scheduler.messages.commands import (
     ScaleAsked,
     Submitted,
     TakenBack,
+    TenantSet,
     TimeLimitReached,
     TuneAsked,
     Upgraded,
 )
-from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.eligible import Drain
 
 FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
@@ -91,7 +99,9 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
         case Submitted():
             return job_starts.submitted(queue, command)
         case QuotaSet():
-            return _quota_set(queue, command)
+            return tenants.quota_set(queue, command)
+        case TenantSet():
+            return tenants.tenant_set(queue, command)
         case HostDrained():
             return _host_drained(queue, command)
         case Attained():
@@ -162,17 +172,6 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
             return job_starts.gpus_kept(queue, job, command)
         case _:
             assert_never(command)
-
-
-def _quota_set(queue: JobTable, command: QuotaSet) -> Result:
-    if command.if_absent and command.tenant in queue.quotas:
-        return Applied()
-    if command.tenant in queue.quotas and queue.quotas[command.tenant] == command.gpus:
-        return Applied()
-    queue.limit(command.tenant, command.gpus)
-    what = "not limited" if command.gpus is None else explain.gpus(command.gpus)
-    queue.notes.append(LogEvent(f"tenant/{command.tenant}", "quota set", what, f"log/{queue.index}"))
-    return Applied()
 
 
 def _host_drained(queue: JobTable, command: HostDrained) -> Result:

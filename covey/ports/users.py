@@ -1,0 +1,41 @@
+"""The users of this host, as its operating system knows them: names, numbers and groups."""
+
+from typing import NamedTuple, Protocol
+
+
+class User(NamedTuple):
+    """One user of this host."""
+
+    name: str
+    uid: int
+    groups: frozenset[str] = frozenset()
+    """The names of all groups that the user is in."""
+
+
+class Users(Protocol):
+    """Looks users up. An answer may take long, where users are kept on another machine; None: this host knows no such
+    user, or did not find out in time."""
+
+    @property
+    def own_uid(self) -> int:
+        """The number of the user as whom this process runs."""
+
+    async def numbered(self, uid: int) -> User | None: ...
+    async def named(self, name: str) -> User | None: ...
+
+
+class FixedUsers:
+    """Users that are given once: those of a test or of a simulated host."""
+
+    def __init__(self, *users: User, own_uid: int = 0) -> None:
+        self._users, self.own_uid = users, own_uid
+
+    async def numbered(self, uid: int) -> User | None:
+        return next((user for user in self._users if user.uid == uid), None)
+
+    async def named(self, name: str) -> User | None:
+        return next((user for user in self._users if user.name == name), None)
+
+
+NOBODY_KNOWN: Users = FixedUsers()
+"""A host, or a program, that knows no users."""
