@@ -53,7 +53,7 @@ from gossip.service import (
 )
 from gossip.types import identity as known_as
 from plugins import facts
-from plugins.base import Asker, Command, JobPeer, Owner, Plugin, PluginService
+from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
 from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
@@ -478,7 +478,7 @@ class HostAgent:
     async def asker(self, uid: int) -> Asker | None:
         return await self.gate.asker(uid)
 
-    async def owner_of(self, plugin: str, name: str) -> Owner:
+    async def owner_of(self, plugin: str, name: str) -> OwnerUser:
         if plugin not in self.plugins:
             why = f"its plugin `{plugin}` is switched off or has failed on {self.id}"
             raise Refused(1, f"it is not known whose {name[:80]!r} is", why, "agentctl status")

@@ -488,7 +488,7 @@ class Asker(msgspec.Struct, frozen=True):
         return self.user or f"uid {self.uid}"
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerUser(msgspec.Struct, frozen=True):
     """Whose a job or a volume is."""
 
     user: str = ""
@@ -555,7 +555,7 @@ class PluginService:
         """The tenants for which this user may submit jobs and create volumes."""
         return ()
 
-    async def whose(self, name: str) -> Owner:
+    async def whose(self, name: str) -> OwnerUser:
         """The owner of the job or volume of this name, for the commands about it (`agent.api.access`). Refused where
         there is none of that name."""
         raise Refused(3, f"there is no {name[:80]!r}", f"plugin {self.name} has nothing that belongs to users", "none")

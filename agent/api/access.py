@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from agent.api.gathering import Gathered
-from plugins.base import Asker, Owner, Plugin, Role
+from plugins.base import Asker, OwnerUser, Plugin, Role
 from plugins.scheduler.machine.log.tenants import few
 from plugins.scheduler.policy.explain import BEFORE
 from plugins.views import EventLine, JobLossesView, JobSeenView, JobTallyView, JobView, VolumeView
@@ -125,7 +125,7 @@ def role_of(user: str, groups: Collection[str], operators: Collection[str], tena
 # ---- may they --------------------------------------------------------------------------------------------------------
 
 
-def refusal(asker: Asker, command: str, rule: Rule | None, owner: Owner | None) -> NotAllowed | None:
+def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | None) -> NotAllowed | None:
     """Why this command is not performed for whoever asks; None: it is. `rule`: what the table says of it, if anything.
     `owner`: whose is what it is about; None: nobody knows, or it is about nothing that belongs to somebody."""
     what = "this request is not allowed"
@@ -146,7 +146,7 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: Owner | None) 
     return None
 
 
-def _not_owner(what: str, asker: Asker, rule: Rule, owner: Owner | None) -> NotAllowed:
+def _not_owner(what: str, asker: Asker, rule: Rule, owner: OwnerUser | None) -> NotAllowed:
     whose = "the agent's own user" if owner is None or owner.uid is None else owner.user or f"uid {owner.uid}"
     why = f"the {rule.of} belongs to {whose}, and {asker.name or 'it'} is somebody else"
     if asker.uid < 0:
@@ -193,7 +193,7 @@ def shown_to(asker: Asker, answer: Any, owns: bool = False) -> Any:
     if isinstance(answer, list | tuple):
         return [shown_to(asker, each, owns) for each in answer]
     if isinstance(answer, JobView):
-        return answer if Owner(answer.user, answer.uid).is_user(asker) else job_outline(answer)
+        return answer if OwnerUser(answer.user, answer.uid).is_user(asker) else job_outline(answer)
     if isinstance(answer, VolumeView):
         return answer if _owns_volume(asker, answer) else msgspec.structs.replace(answer, path="", trouble="")
     if isinstance(answer, EventLine):
@@ -234,7 +234,7 @@ def job_outline(job: JobView) -> JobView:
 
 
 def _owns_volume(asker: Asker, volume: VolumeView) -> bool:
-    return Owner(uid=volume.uid if volume.uid >= 0 else None).is_user(asker)
+    return OwnerUser(uid=volume.uid if volume.uid >= 0 else None).is_user(asker)
 
 
 def _is_private(line: EventLine) -> bool:

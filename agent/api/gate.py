@@ -12,7 +12,7 @@ from agent.api import access
 from agent.api.access import NotAllowed, Rule
 from covey.core.errors import NoLeader, Refused
 from covey.ports.env import Env
-from plugins.base import Asker, Command, Owner, asker_of
+from plugins.base import Asker, Command, OwnerUser, asker_of
 from plugins.scheduler.messages.spec import USER_PATTERN
 
 ROOT = 0
@@ -25,12 +25,12 @@ FIELD_CHARACTERS_MAX = 80
 """The most characters of a request's field in the name of an event's subject."""
 
 
-class Agent(Protocol):
+class GuardedAgent(Protocol):
     """What the gate needs of the agent."""
 
     @property
     def env(self) -> Env: ...
-    async def owner_of(self, plugin: str, name: str) -> Owner: ...
+    async def owner_of(self, plugin: str, name: str) -> OwnerUser: ...
     def tenants_of(self, user: str) -> Sequence[str]: ...
     def note(self, subject: str, event: str, reason: str) -> None: ...
 
@@ -38,7 +38,7 @@ class Agent(Protocol):
 class Gate:
     """`rules`: the table; `operators`: as in `[access] operators`."""
 
-    def __init__(self, agent: Agent, rules: Mapping[str, Rule], operators: Sequence[str]) -> None:
+    def __init__(self, agent: GuardedAgent, rules: Mapping[str, Rule], operators: Sequence[str]) -> None:
         self._agent, self._rules, self._operators = agent, rules, frozenset(operators)
 
     async def asker(self, uid: int) -> Asker | None:
@@ -75,7 +75,7 @@ class Gate:
             raise Refused(4, *found)
         return found
 
-    async def _owner(self, asker: Asker, rule: Rule, given: Mapping[str, Any]) -> Owner | None:
+    async def _owner(self, asker: Asker, rule: Rule, given: Mapping[str, Any]) -> OwnerUser | None:
         """Whose is what a command is about, where that matters. Refused where there is no such thing."""
         if not rule.of or asker.role == "operator":
             return None
@@ -84,7 +84,7 @@ class Gate:
             return await self._agent.owner_of(PLUGIN_OF[rule.of], name)
         return await self._owner_of_events(str(given.get("id", "")))
 
-    async def _owner_of_events(self, subject: str) -> Owner | None:
+    async def _owner_of_events(self, subject: str) -> OwnerUser | None:
         """The owner of the job or volume that has these events; None: it is neither, or is not known here."""
         job = _JOB.fullmatch(subject)
         plugin, name = ("scheduler", job[1]) if job else ("memory", subject.removeprefix("volume/"))

@@ -17,7 +17,7 @@ from covey.core.ids import ID_PATTERN, HostId
 from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
-from plugins.base import Command, Host, JobPeer, Owner, PluginService, asker_of
+from plugins.base import Command, Host, JobPeer, OwnerUser, PluginService, asker_of
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, MemoryPromised, SecondPassed
 from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.borrowing.events import LenderLost
@@ -232,12 +232,12 @@ class MemoryService(PluginService):
         return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
                 "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 
-    async def whose(self, name: str) -> Owner:
+    async def whose(self, name: str) -> OwnerUser:
         """The owner of this host's volume of that name."""
         volume = self.borrowing.volumes.get(_volume_name(name))
         if volume is None:
             raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volume ls")
-        return Owner(uid=volume.known.uid if volume.known.uid >= 0 else None)
+        return OwnerUser(uid=volume.known.uid if volume.known.uid >= 0 else None)
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         views = self.borrowing.volume_views()

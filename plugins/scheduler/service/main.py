@@ -11,7 +11,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, Send
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
-from plugins.base import ASKER, Command, Host, Owner, PluginService, asker_of
+from plugins.base import ASKER, Command, Host, OwnerUser, PluginService, asker_of
 from plugins.facts import (
     ArrangementsWanted,
     DrainedNow,
@@ -550,10 +550,10 @@ class SchedulerService(PluginService):
     def tenants_of(self, user: str) -> list[str]:
         return self.queue.tenants_of(user)
 
-    async def whose(self, name: str) -> Owner:
+    async def whose(self, name: str) -> OwnerUser:
         """The owner of the job of this id; Refused as `_seek` refuses."""
         owner = (await self._seek({"id": name})).spec.owner
-        return Owner() if owner is None else Owner(owner.user, owner.uid)
+        return OwnerUser() if owner is None else OwnerUser(owner.user, owner.uid)
 
     async def _rack(self, given: Mapping[str, Any]) -> views.CapacityView:
         hosts = self.host.hosts()
