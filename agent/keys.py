@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent.api.sockets import gid_of
 from agent.config import Config, ConfigError
 
 KEYS_MAX = 3
@@ -53,8 +54,9 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def load(path: Path, make: bool) -> list[bytes]:
-    """The keys, each 32 bytes. With `make`, a missing file is made (a rack of one can grow by sharing it)."""
+def load(path: Path, make: bool, group: str = "") -> list[bytes]:
+    """The keys, each 32 bytes. With `make`, a missing file is made (a rack of one can grow by sharing it). `group`: the
+    users who ask the agent are in it, so it must not be able to read them."""
     if make and not _is_there(path):
         generate(path)
     try:
@@ -69,6 +71,9 @@ def load(path: Path, make: bool) -> list[bytes]:
         raise ConfigError(f"{path} does not hold gossip keys", why, "copy the file from another host of the rack")
     if path.stat().st_mode & 0o007:
         raise ConfigError(f"{path} can be read by everybody", "the gossip key is a secret", f"chmod o-rwx {path}")
+    if path.stat().st_mode & 0o070 and path.stat().st_gid == gid_of(group):
+        why = f"users of the rack are in group {group} ([http] group), and the gossip key is a secret"
+        raise ConfigError(f"{path} can be read by group {group}", why, f"chmod g-rwx {path}")
     return [bytes.fromhex(line) for line in found]
 
 

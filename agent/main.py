@@ -305,7 +305,7 @@ def main() -> None:
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
         check_own(config.run_dir)
         key_path = keys.find(config, os.environ)
-        gossip_keys = keys.load(key_path, make=not config.gossip.key_file)
+        gossip_keys = keys.load(key_path, not config.gossip.key_file, config.http.group)
         lock = StateLock(config.state_dir)
     except (ConfigError, StateDirectoryTaken) as error:
         _complain(error.what, error.why, error.next)

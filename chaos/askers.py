@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from covey.ports.streams import UNKNOWN_USER
 from covey.ports.users import FixedUsers, User
 from plugins.base import ASKER, Asker
 
@@ -10,7 +11,7 @@ OWN_UID = 0
 ROOT = Asker(OWN_UID, "root", "operator", is_agent=True)
 ANN, BOB, EVE = Asker(64001, "ann", "user"), Asker(64002, "bob", "user"), Asker(64003, "eve", "viewer")
 """Ann and bob have tenants, eve has none."""
-VISITOR = Asker(-1, "", "viewer")
+VISITOR = Asker(UNKNOWN_USER, "", "viewer")
 """Whoever connects over TCP."""
 USERS = FixedUsers(*(User(each.user, each.uid) for each in (ROOT, ANN, BOB, EVE)), own_uid=OWN_UID)
 """The users of every simulated host."""
@@ -22,5 +23,5 @@ def asked_by(asker: Asker, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_root(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The request, as the agent hears it from its own user."""
-    return asked_by(ROOT, given)
+    """The request, as the agent hears it from its own user, unless it says who asks."""
+    return {ASKER: ROOT, **given}

@@ -194,10 +194,11 @@ def _who_may(address: str) -> str:
     """Whom an agent's socket lets in, as far as that can be seen, and what to do."""
     user, group, me = "covey", "", "USER"
     with contextlib.suppress(OSError, KeyError):
-        me = pwd.getpwuid(os.geteuid()).pw_name
         found = os.stat(address.removeprefix("unix:"))
         user = pwd.getpwuid(found.st_uid).pw_name
         group = grp.getgrgid(found.st_gid).gr_name if found.st_mode & 0o060 == 0o060 else ""
+    with contextlib.suppress(KeyError):
+        me = pwd.getpwuid(os.geteuid()).pw_name
     if group:
         return f"it is for group {group}; as root: usermod -aG {group} {me}, then log in again"
     return f"only its own user and root may use it: sudo -u {user} agentctl ..."

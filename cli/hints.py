@@ -102,7 +102,7 @@ FLAGS = {
 OF_NOUN = {
     "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
              "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (shows events with their time)"},
-    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (has a column for tenants)"},
+    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (it has a column for users)"},
     "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
     "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},
     "gpus": {"-l": "--watch", "--loop": "--watch"},
@@ -124,6 +124,13 @@ VERBS = {
         "inspect": "show NAME", "stat": "show NAME", "status": "show NAME", "swapon": "swap NAME SIZE",
         "swapoff": "unswap NAME", "nbd": "export NAME --socket PATH", "serve": "export NAME --socket PATH",
         "unserve": "unexport NAME --socket PATH", "giveup": "give-up NAME",
+    },
+    "tenant": {
+        "ls": "list", "show": "list", "get": "list", "users": "list", "create": "add TENANT --users A,B",
+        "new": "add TENANT --users A,B", "make": "add TENANT --users A,B", "change": "set TENANT --add A,B",
+        "modify": "set TENANT --add A,B", "update": "set TENANT --add A,B", "edit": "set TENANT --add A,B",
+        "quota": "set TENANT --quota 8", "rm": "remove TENANT", "del": "remove TENANT", "delete": "remove TENANT",
+        "drop": "remove TENANT",
     },
 }  # fmt: skip
 """Noun -> a word in the place of its verb -> the verb that does it."""

@@ -361,18 +361,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """That user's number; None: the agent's own user."""
 
 
-class TenantView(msgspec.Struct, frozen=True):
-    """One line of `agentctl tenant list`."""
-
-    tenant: str
-    users: tuple[str, ...]
-    """The users who may submit jobs for the tenant, by name."""
-    gpus: int | None
-    """The tenant's quota of GPUs; None: not limited."""
-    used: int
-    """GPUs that the tenant's guaranteed jobs hold, or are owed."""
-
-
 class QuotaView(msgspec.Struct, frozen=True):
     tenant: str
     gpus: int | None

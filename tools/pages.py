@@ -28,9 +28,10 @@ import pdoc
 from aiohttp import web
 
 import covey
+from agent.api.access import RULES
 from agent.api.admission import OwnSocket
 from agent.api.exposition import declared
-from agent.api.http import HttpApi
+from agent.api.http import Arguments, HttpApi, Route
 from agent.config import HttpSettings
 from cli import client
 from cli.main import MODULES as CLI
@@ -70,6 +71,7 @@ ROUTES = {
     "GET /v1/leader": "who leads, and since when",
     "GET /v1/memory/accounts": "remote memory lent to each tenant and job, as this host hears it",
     "GET /v1/quotas": "the quota of each tenant, and what it holds",
+    "GET /v1/tenants": "the tenants, their users, and their quotas",
     "GET /v1/status": "the answering agent, its plugins, its notes",
     "GET /v1/gpus": "every GPU of the rack, and who holds it",
     "GET /v1/interference": "what jobs on one GPU cost the guaranteed one",
@@ -85,7 +87,7 @@ ROUTES = {
     "GET /v1/why/{id}": "all events of one job, slab, volume or host",
     "GET /livez": "200 while the agent's loop turns",
     "GET /readyz": "200 once the agent has joined and its plugins run",
-    "GET /healthz": "the agent's health as JSON",
+    "GET /healthz": '`{"ok": true}`, or 503 when a plugin has failed',
     "GET /metrics": "metrics for Prometheus (see [metrics](metrics.md))",
     "GET /states.json": "the colour of each state, for the page",
     "POST /v1/jobs": "submit a job",
@@ -108,6 +110,7 @@ ROUTES = {
     "POST /v1/tensors/move": "move a table of a job's tensors to another aggregator",
     "POST /v1/voters": "add, remove or replace a voter",
     "POST /v1/quotas": "set a tenant's quota",
+    "POST /v1/tenants": "set, add or remove the users of a tenant, and its quota",
 }
 """What each route of the API answers or does. The page itself and what it loads are left out."""
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -219,17 +222,32 @@ class NobodyAsks:
         return None
 
 
-def routes() -> list[str]:
-    """`METHOD path` of each route that the unix socket has, in the order in which they are added."""
-    app = HttpApi(NobodyAsks(), "", HttpSettings())._app(OwnSocket(0, NobodyAsks().asker))  # type: ignore[arg-type]
-    found: dict[str, None] = {}
+class ListedApi(HttpApi):
+    """The API, with the command of each of its routes."""
+
+    def __init__(self) -> None:
+        super().__init__(NobodyAsks(), "", HttpSettings())  # type: ignore[arg-type]
+        self.command_of: dict[object, str] = {}
+
+    def _ask(self, name: str, arguments: Arguments) -> Route:
+        route = super()._ask(name, arguments)
+        self.command_of[route] = name
+        return route
+
+
+def routes() -> dict[str, str]:
+    """`METHOD path` of each route that the unix socket has, in the order in which they are added -> its command; empty:
+    it has none."""
+    api = ListedApi()
+    app = api._app(OwnSocket(0, NobodyAsks().asker))
+    found: dict[str, str] = {}
     for route in app.router.routes():
         resource = route.resource
         assert isinstance(resource, web.Resource)
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", resource.canonical)
         if route.method != "HEAD" and (path.startswith("/v1/") or path.rpartition("/")[2] in PLAIN):
-            found[f"{route.method} {path}"] = None
-    return list(found)
+            found[f"{route.method} {path}"] = api.command_of.get(route.handler, "")
+    return found
 
 
 PLAIN = ("livez", "readyz", "healthz", "metrics", "states.json")
@@ -242,11 +260,18 @@ def http() -> Iterator[str]:
         "JSON over the agent's unix socket `agent.sock`, and over TCP where `[http] bind` says so. "
         "Over TCP only GET exists. Lists take `?timeout_s=` (how long to wait for hosts that are late) and name hosts "
         "that did not answer under `unanswered`. An error has `code`, `what`, `why` and `next`. "
+        "Who asks is the user whom the kernel tells ([users](../guides/users.md#who-may-ask)). Operators may do "
+        "everything; whoever connects over TCP is a viewer. "
         "The fields of each answer are those of `plugins/views.py` (in the site: `api/plugins/views.html`).",
     )
-    yield from ("| route | answer or effect |", "|---|---|")
-    yield from (f"| `{route}` | {ROUTES[route]} |" for route in sorted(routes(), key=lambda each: each.split()[::-1]))
+    yield from ("| route | for | answer or effect |", "|---|---|---|")
+    for route, command in sorted(routes().items(), key=lambda each: each[0].split()[::-1]):
+        yield f"| `{route}` | {FOR[RULES[command].needs] if command else FOR['look']} | {ROUTES[route]} |"
     yield ""
+
+
+FOR = {"look": "viewers", "use": "users with a tenant", "own": "its owner", "operate": "operators"}
+"""Who may ask, in the words of the page, by what the command needs."""
 
 
 # ---- Python ----

@@ -10,7 +10,7 @@ Everybody sees every job, since a rack is shared: who, tenant, state, GPUs, plac
 somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -36,8 +36,8 @@ class Rule(NamedTuple):
     """The kind of what the command is about, where that belongs to somebody."""
     changes: bool = False
     """Whether the command changes something; one that only reads is answered to those who may read all, too."""
-    noted: str = ""
-    """What the event log says of it, where nothing else does: the subject, with the request's fields in braces."""
+    noted: tuple[str, ...] = ()
+    """The subjects of what the event log says of it, where nothing else does, with a field of the request in braces."""
 
 
 class NotAllowed(NamedTuple):
@@ -51,6 +51,7 @@ class NotAllowed(NamedTuple):
 LOOK = Rule("look")
 OPERATE = Rule("operate", changes=True)
 OWN_JOB = Rule("own", "job", changes=True)
+VOLUME = ("volume/{volume}",)
 RULES: Mapping[str, Rule] = {
     "agent.hosts": LOOK,
     "agent.gpus": LOOK,
@@ -67,8 +68,8 @@ RULES: Mapping[str, Rule] = {
     "agent.rack_groups": LOOK,
     "agent.story": Rule("look", "job"),
     "agent.why": Rule("look", "job"),
-    "agent.forget_gpu": Rule("operate", changes=True, noted="gpu/{id}"),
-    "agent.change_voters": Rule("operate", changes=True, noted="host/{add}{remove}"),
+    "agent.forget_gpu": Rule("operate", changes=True, noted=("gpu/{id}",)),
+    "agent.change_voters": Rule("operate", changes=True, noted=("host/{add}", "host/{remove}")),
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
     "scheduler.quotas": LOOK,
@@ -90,13 +91,13 @@ RULES: Mapping[str, Rule] = {
     "memory.volumes": LOOK,
     "memory.slabs": LOOK,
     "memory.accounts": LOOK,
-    "memory.create": Rule("use", changes=True, noted="volume/{volume}"),
-    "memory.remove": Rule("own", "volume", changes=True, noted="volume/{volume}"),
-    "memory.give_up": Rule("own", "volume", changes=True, noted="volume/{volume}"),
-    "memory.export": Rule("operate", changes=True, noted="volume/{volume}"),
-    "memory.swap": Rule("operate", changes=True, noted="volume/{volume}"),
+    "memory.create": Rule("use", changes=True, noted=VOLUME),
+    "memory.remove": Rule("own", "volume", changes=True, noted=VOLUME),
+    "memory.give_up": Rule("own", "volume", changes=True, noted=VOLUME),
+    "memory.export": Rule("operate", changes=True, noted=VOLUME),
+    "memory.swap": Rule("operate", changes=True, noted=VOLUME),
     "aggregator.tensors": LOOK,
-    "aggregator.move": Rule("operate", changes=True, noted="{job}"),
+    "aggregator.move": Rule("operate", changes=True, noted=("{job}",)),
     "sharing.gpus": LOOK,
     "sharing.interference": LOOK,
     "interleave.groups": LOOK,
@@ -165,6 +166,8 @@ def own_volume(asker: Asker, given: Mapping[str, Any], tenants: Sequence[str]) -
     if given.get("create"):
         why = "pages of an earlier volume of that name, which may be another user's, would be dropped"
         return NotAllowed(what, why, "leave --force out, or ask an operator")
+    if not tenants:
+        return NotAllowed(what, f"{asker.name} is in no tenant", "ask an operator: agentctl tenant set")
     if wanted is not None and wanted not in tenants:
         why = f"{asker.name} is in {few(tenants)}, and not in tenant {str(wanted)[:80]}"
         return NotAllowed(what, why, f"--tenant {tenants[0]}")
@@ -184,20 +187,20 @@ SAYS_NOTHING_OF_SCRIPTS = frozenset((
 of all others are for the job's owner: words of a script or of its host may be among them."""
 
 
-def shown_to(asker: Asker, answer: Any, owns: bool = False) -> Any:
-    """What of an answer is shown to whoever asked. `owns`: whether what the command is about is the asker's own."""
+def shown_to(asker: Asker, answer: Any, is_own: Callable[[EventLine], bool] = lambda _line: False) -> Any:
+    """What of an answer is shown to whoever asked. `is_own`: whether an event is of an own job or volume."""
     if asker.role == "operator" or asker.reads_all:
         return answer
     if isinstance(answer, Gathered):
-        return msgspec.structs.replace(answer, data=shown_to(asker, answer.data, owns))
+        return msgspec.structs.replace(answer, data=shown_to(asker, answer.data, is_own))
     if isinstance(answer, list | tuple):
-        return [shown_to(asker, each, owns) for each in answer]
+        return [shown_to(asker, each, is_own) for each in answer]
     if isinstance(answer, JobView):
         return answer if OwnerUser(answer.user, answer.uid).is_user(asker) else job_outline(answer)
     if isinstance(answer, VolumeView):
         return answer if _owns_volume(asker, answer) else msgspec.structs.replace(answer, path="", trouble="")
     if isinstance(answer, EventLine):
-        return answer if owns or not _is_private(answer) else msgspec.structs.replace(answer, reason="")
+        return answer if not _is_private(answer) or is_own(answer) else msgspec.structs.replace(answer, reason="")
     return answer
 
 
@@ -224,6 +227,7 @@ def job_outline(job: JobView) -> JobView:
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.epoch,
         coordinator=job.coordinator,
+        exit_code=job.exit_code,
         places=job.places,
         beside=job.beside,
         reserved_gpus=job.reserved_gpus,

@@ -13,6 +13,7 @@ browser then lets the page read the answers. So what shows jobs is read under an
 name and the names in `[http] names`. `ANY_NAME` has counters alone and is for machines, which come by any DNS name.
 """
 
+import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
@@ -64,8 +65,7 @@ class OwnSocket:
         self._may, self._asker_of, self._gid, self._group = (own_uid, ROOT), asker_of, gid, group
 
     async def admit(self, request: web.Request) -> Asker | NotAdmitted:
-        connection = _connection(request)
-        uid = UNKNOWN_USER if connection is None else peer_of(connection)[1]
+        connection, uid = _connection(request.transport), uid_of(request.transport)
         who = f"uid {uid}" if uid >= 0 else "a user unknown to the kernel"
         member = self._gid is not None and connection is not None and is_in_group(connection, self._gid)
         if uid < 0 or not (uid in self._may or member):
@@ -109,9 +109,15 @@ class Network:
         return self._visitor
 
 
-def _connection(request: web.Request) -> Any:
-    """The unix socket that a request came over; None where its connection is over."""
-    return request.transport.get_extra_info("socket") if request.transport is not None else None
+def uid_of(transport: asyncio.BaseTransport | None) -> int:
+    """The user at the other end of a unix socket; unknown where the connection is over."""
+    connection = _connection(transport)
+    return UNKNOWN_USER if connection is None else peer_of(connection)[1]
+
+
+def _connection(transport: asyncio.BaseTransport | None) -> Any:
+    """The socket of a connection; None where it is over."""
+    return transport.get_extra_info("socket") if transport is not None else None
 
 
 def is_known_name(host: str, names: frozenset[str]) -> bool:

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 from agent.api import access
 from agent.api.access import NotAllowed, Rule
 from covey.core.errors import NoLeader, Refused
+from covey.core.ids import HostId
 from covey.ports.env import Env
 from plugins.base import Asker, Command, OwnerUser, asker_of
 from plugins.scheduler.messages.spec import USER_PATTERN
+from plugins.views import EventLine
 
 ROOT = 0
 PLUGIN_OF = {"job": "scheduler", "volume": "memory"}
@@ -28,6 +30,8 @@ FIELD_CHARACTERS_MAX = 80
 class GuardedAgent(Protocol):
     """What the gate needs of the agent."""
 
+    @property
+    def id(self) -> HostId: ...
     @property
     def env(self) -> Env: ...
     async def owner_of(self, plugin: str, name: str) -> OwnerUser: ...
@@ -49,6 +53,8 @@ class Gate:
             return Asker(uid, name, "operator", is_agent=True)
         if user is None or not name or user.uid != uid:
             return None
+        if any(each.startswith(access.GROUP) for each in self._operators):
+            user = await self._agent.env.users.with_groups(user)
         role = access.role_of(name, user.groups, self._operators, self._agent.tenants_of(name))
         return Asker(uid, name, role)
 
@@ -63,9 +69,12 @@ class Gate:
             if name == "memory.create":
                 given = self._own_volume(asker, given)
             found = await command(given)
-            if rule.noted:
-                self._agent.note(_subject(rule.noted, given), "asked", f"{name}, by {asker.name}")
-            return access.shown_to(asker, found, owner is not None and owner.is_user(asker))
+            for noted in rule.noted:
+                if subject := _subject(noted, given):
+                    self._agent.note(subject, "asked", f"{name}, by {asker.name}")
+            owns = owner is not None and owner.is_user(asker)
+            about = str(given.get("id", ""))
+            return access.shown_to(asker, found, lambda line: owns and self._is_of(line, about))
 
         return answer
 
@@ -84,6 +93,16 @@ class Gate:
             return await self._agent.owner_of(PLUGIN_OF[rule.of], name)
         return await self._owner_of_events(str(given.get("id", "")))
 
+    def _is_of(self, line: EventLine, about: str) -> bool:
+        """Whether an event is of the job, or of this host's volume, that was asked about. Another host may have a
+        volume of the same name, and a volume may be called like a job."""
+        if job := _JOB.fullmatch(about):
+            return line.subject in (job[1], f"job/{job[1]}")
+        name = about.removeprefix("volume/")
+        return line.host == self._agent.id and (
+            line.subject == f"volume/{name}" or line.subject.startswith(f"slab/{name}/")
+        )
+
     async def _owner_of_events(self, subject: str) -> OwnerUser | None:
         """The owner of the job or volume that has these events; None: it is neither, or is not known here."""
         job = _JOB.fullmatch(subject)
@@ -100,5 +119,7 @@ def _refuse(no: NotAllowed | None) -> None:
 
 
 def _subject(noted: str, given: Mapping[str, Any]) -> str:
-    """The subject of an event, with the fields of the request in it."""
-    return _FIELD.sub(lambda field: str(given.get(field[1], ""))[:FIELD_CHARACTERS_MAX], noted)
+    """The subject of an event, with a field of the request in it; empty where the request does not have it."""
+    field = _FIELD.search(noted)
+    said = str(given.get(field[1]) or "")[:FIELD_CHARACTERS_MAX] if field else ""
+    return _FIELD.sub(lambda _: said, noted) if said else ""

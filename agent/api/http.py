@@ -30,8 +30,9 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent import metrics
-from agent.api.admission import Door, Network, NotAdmitted, OwnSocket
+from agent.api.admission import Door, Network, NotAdmitted, OwnSocket, uid_of
 from agent.api.exposition import CONTENT_TYPE, exposition
+from agent.api.gate import ROOT
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.sockets import gid_of, tcp_socket, unix_socket
 from agent.config import HttpSettings
@@ -50,6 +51,9 @@ escapes."""
 TCP_CONNECTIONS_MAX = 128
 """The most connections open at the same time on TCP, idle ones included; one beyond that is closed at once, so that
 clients cannot use up the agent's file descriptors."""
+USER_CONNECTIONS_MAX = 64
+"""The most connections that one user has open at the unix socket, idle ones included; one beyond that is closed at
+once. Root and the agent's own user are not bounded: they are to reach an agent that others keep busy."""
 DEPTH_MAX = 32
 """The most levels of lists and objects in a body; a job has three."""
 ID_CHARACTERS_MAX = 200
@@ -92,6 +96,22 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
+
+
+class _Entrance(asyncio.Protocol):
+    """Hands a connection of the unix socket to the protocol object that `admitted` gives it, or closes it."""
+
+    def __init__(self, admitted: Callable[[asyncio.Transport], asyncio.Protocol | None]) -> None:
+        self._admitted = admitted
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection = cast(asyncio.Transport, transport)
+        protocol = self._admitted(connection)
+        if protocol is None:
+            connection.abort()
+            return
+        connection.set_protocol(protocol)
+        protocol.connection_made(connection)
 
 
 class Api(Protocol):
@@ -137,7 +157,7 @@ class HttpApi:
         self.refused: Counter[str] = Counter()
         """The number of requests refused before they reached a command, by reason."""
         self._runners: list[web.AppRunner] = []
-        self._tcp: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
     async def start(self) -> None:
         try:
@@ -157,7 +177,12 @@ class HttpApi:
             self.api.env.log.warning("only root and the agent's user may use the socket", path=self.unix_path, why=why)
         own_uid = self.api.env.users.own_uid
         door = OwnSocket(own_uid, self.api.asker, gid, self.settings.group)
-        await web.SockSite(await self._runner(door), listener).start()
+        runner, loop = await self._runner(door), asyncio.get_running_loop()
+
+        def entrance() -> _Entrance:
+            return _Entrance(lambda connection: self._own_visitor(runner, connection))
+
+        self._listeners.append(await loop.create_unix_server(entrance, sock=listener))
 
     def _network(self) -> Network:
         settings = self.settings
@@ -180,20 +205,20 @@ class HttpApi:
         tcp = tcp_socket(self.settings.bind)
         host, port = tcp.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
+        self._listeners.append(await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp))
 
     async def stop(self) -> None:
         """Close the listeners. Idempotent. Requests under way get a moment to finish."""
-        tcp, self._tcp = self._tcp, None
         if not self._runners:
             return
-        if tcp is not None:
-            tcp.close()
         await self._clean_up()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.unix_path)
 
     async def _clean_up(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
         runners, self._runners = self._runners, []
         await asyncio.gather(*(runner.cleanup() for runner in runners))
 
@@ -205,6 +230,16 @@ class HttpApi:
             return server()
         self.refused["full"] += 1
         return _TurnedAway()
+
+    def _own_visitor(self, runner: web.AppRunner, connection: asyncio.Transport) -> asyncio.Protocol | None:
+        """The protocol object of a new connection to the unix socket; None where its user has too many."""
+        server, uid = runner.server, uid_of(connection)
+        assert server is not None
+        bounded = uid not in (ROOT, self.api.env.users.own_uid)
+        if bounded and sum(uid_of(each.transport) == uid for each in server.connections) >= USER_CONNECTIONS_MAX:
+            self.refused["full"] += 1
+            return None
+        return server()
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         return {

@@ -36,6 +36,8 @@ def unix_socket(path: str, gid: int | None = None) -> tuple[socket.socket, int |
     if gid is not None:
         try:
             os.chown(path, -1, gid)
+            folder = os.path.dirname(path) or "."
+            os.chmod(folder, os.stat(folder).st_mode & 0o7777 | 0o011)  # they may go through, and list nothing
             os.chmod(path, 0o660)
         except PermissionError:
             gid = None

@@ -48,7 +48,7 @@ def say_now(context: Context) -> None:
     except AgentctlError:
         return
     if not view["over"]:
-        context.say(f"now {context.paint.state(view['state'])}: {view['reason']}")
+        context.say(f"now {context.paint.state(view['state'])}{': ' if view['reason'] else ''}{view['reason']}")
 
 
 def where(line: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ def report(context: Context, view: dict[str, Any]) -> int:
     if context.json:
         context.say_json({"schema": 1, "data": view})
     else:
-        context.say(f"{view['id']} {context.paint.state(view['state'])}: {view['reason']}")
+        why = f": {view['reason']}" if view["reason"] else ""
+        context.say(f"{view['id']} {context.paint.state(view['state'])}{why}")
         if view["state"] == "failed":
             context.say(f"next: agentctl logs {view['id']}")
     return exit_code(view)

@@ -9,12 +9,12 @@ class User(NamedTuple):
     name: str
     uid: int
     groups: frozenset[str] = frozenset()
-    """The names of all groups that the user is in."""
+    """The names of the groups that the user is in, as far as they were asked for."""
 
 
 class Users(Protocol):
     """Looks users up. An answer may take long, where users are kept on another machine; None: this host knows no such
-    user, or did not find out in time."""
+    user, or did not find out in time. Groups are asked for by themselves, since they take longest."""
 
     @property
     def own_uid(self) -> int:
@@ -22,6 +22,7 @@ class Users(Protocol):
 
     async def numbered(self, uid: int) -> User | None: ...
     async def named(self, name: str) -> User | None: ...
+    async def with_groups(self, user: User) -> User: ...
 
 
 class FixedUsers:
@@ -35,6 +36,9 @@ class FixedUsers:
 
     async def named(self, name: str) -> User | None:
         return next((user for user in self._users if user.name == name), None)
+
+    async def with_groups(self, user: User) -> User:
+        return user
 
 
 NOBODY_KNOWN: Users = FixedUsers()

@@ -178,3 +178,16 @@ def test_settings_of_the_scheduler_that_mean_nothing_are_refused(wrong: dict[str
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_number_without_a_value_is_refused_with_its_key(number: float) -> None:
     assert "scheduler.host_lost_after_s" in refused({"scheduler": {"host_lost_after_s": number}}).what
+
+
+def test_operators_are_users_and_groups_and_the_socket_has_a_group() -> None:
+    config = parse({}, "agent.toml", ENV)
+    assert (config.access.operators, config.http.group) == ((), "covey")
+    config = parse({"access": {"operators": ["ann", "@wheel"]}, "http": {"group": ""}}, "agent.toml", ENV)
+    assert (config.access.operators, config.http.group) == (("ann", "@wheel"), "")
+
+
+@pytest.mark.parametrize("name", ["", "@", "a b", "@@wheel", "*", "ann,bob", "the leader", "-ann", "a\nb"])
+def test_an_operator_is_a_name(name: str) -> None:
+    error = refused({"access": {"operators": ["ann", name]}})
+    assert "access.operators" in error.what and '["ann", "@wheel"]' in error.next

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import grp
 import os
 import shutil
 import signal
@@ -203,6 +204,21 @@ def test_a_key_file_is_made_once_and_kept_from_others(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by everybody"):
         keys.load(path, make=False)
+
+
+def test_the_users_of_a_rack_cannot_read_its_key(tmp_path: Path) -> None:
+    """The group whose users ask the agent is the agent's own group, too."""
+    path, group = tmp_path / "gossip.key", grp.getgrgid(os.getegid()).gr_name
+    made = keys.load(path, make=True)
+    os.chown(path, -1, os.getegid())
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"can be read by group {group}") as error:
+        keys.load(path, make=False, group=group)
+    assert error.value.next == f"chmod g-rwx {path}"
+    for other in ("", "no-such-group-here"):
+        assert keys.load(path, make=False, group=other) == made, "as systemd hands over credentials"
+    path.chmod(0o600)
+    assert keys.load(path, make=False, group=group) == made
 
 
 def test_a_key_file_that_is_absent_or_none_is_refused_with_the_next_step(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from covey.ports.streams import UNKNOWN_USER
 _PEERCRED = struct.Struct("iII")
 _PEERGROUPS = 59
 """SO_PEERGROUPS of Linux, which Python does not name."""
-_GROUPS_MAX = 65_536
-"""The most supplementary groups of a process on Linux."""
+_GROUPS_MAX = 256
+"""The most supplementary groups that Python has room for in one answer of the kernel."""
 _ALL_USERS = 0xFFFFFFFF
 """The number of user ids; the last, 2**32 - 1, means none."""
 OVERFLOW_UID = 65534
@@ -37,7 +37,8 @@ def peer_of(connection: Any) -> tuple[int, int]:
 
 
 def is_in_group(connection: Any, gid: int) -> bool:
-    """Whether the process that connected was in this group then, as the kernel tells; False where it does not."""
+    """Whether the process that connected was in this group then, as the kernel tells; False where it does not, and of a
+    process with more than `_GROUPS_MAX` groups unless this is its first."""
     try:
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         if _PEERCRED.unpack(told)[2] == gid:

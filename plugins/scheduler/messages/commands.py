@@ -28,7 +28,7 @@ COMMAND_BYTES_MAX = 256 * 1024
 """The longest encoded command that is proposed to the log or decoded, in bytes; the log takes no longer ones."""
 
 
-USERS_MAX = 500
+USERS_MAX = 200
 """The most users of one tenant."""
 UNREACHABLE_MAX = 64
 """The most other hosts of a gang that a host asks when its ranks have failed."""
@@ -313,8 +313,8 @@ class TenantSet(CommandBase, frozen=True, kw_only=True):
     """Whether the tenant's quota becomes `gpus`; otherwise it stays."""
     gpus: Count | None = None
     """The quota in GPUs; None: not limited."""
-    is_new: bool = False
-    """Refuse this when the tenant has users already."""
+    before: Annotated[tuple[UserName, ...], Meta(max_length=USERS_MAX)] | None = None
+    """The users on which this was decided: the tenant must still have them. None: whoever they are."""
     by: Text = ""
 
 

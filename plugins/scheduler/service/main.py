@@ -80,8 +80,8 @@ from plugins.scheduler.service.ranks.hangs import StuckRanks
 from plugins.scheduler.service.ranks.ranks import LocalRanks
 from plugins.scheduler.service.ranks.spares import JobSpares
 from plugins.scheduler.service.shared_gpus import GpuGossip
-from plugins.scheduler.service.tenants import SHOWN_S, Tenants
-from plugins.views import JobView, QuotaView, TenantView
+from plugins.scheduler.service.tenants import SHOWN_S, Tenants, TenantView
+from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
 """Seconds that a host may take to say what runs there, when a person asks."""

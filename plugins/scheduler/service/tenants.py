@@ -14,11 +14,23 @@ from plugins.scheduler.messages.spec import JobOwner, JobSpec
 from plugins.scheduler.policy.explain import Never
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.log import QueueLog
-from plugins.views import QuotaView, TenantView
+from plugins.views import QuotaView
 
 SHOWN_S = 2.0
 """Seconds for which a change waits to be seen in this host's own copy of the log."""
 EXAMPLE = "agentctl tenant add ml --users ann,bob --quota 16"
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """One line of `agentctl tenant list`."""
+
+    tenant: str
+    users: tuple[str, ...]
+    """The users who may submit jobs for the tenant, by name."""
+    gpus: int | None
+    """The tenant's quota of GPUs; None: not limited."""
+    used: int
+    """GPUs that the tenant's guaranteed jobs hold, or are owed."""
 
 
 class Tenants:
@@ -72,27 +84,28 @@ class Tenants:
     async def set_users(self, given: Mapping[str, Any]) -> TenantView:
         """Set, add or remove users of a tenant. `given`: `tenant`; `users`, all of them, or `add` and `remove`;
         `is_new`: whether the tenant must have none yet; `gpus`, its quota, where that is to change. Refused where a
-        user that is to be in it is unknown on this host."""
-        tenant, before = given.get("tenant"), self.queue.tenants.get(str(given.get("tenant")), ())
+        user that is to be in it is unknown on this host, and where somebody else changed it meanwhile."""
+        tenant, now = given.get("tenant"), self.queue.tenants.get(str(given.get("tenant")), ())
         all_users, add, remove = (_names(given, field) for field in ("users", "add", "remove"))
-        users = before if all_users is None else all_users
+        users = now if all_users is None else all_users
         users = tuple(sorted({*users, *(add or ())} - {*(remove or ())}))
+        before = () if given.get("is_new") is True else now if all_users is None else None
         limits = {"sets_quota": True, "gpus": given["gpus"]} if "gpus" in given else {}
-        asks = {"tenant": tenant, "users": users, "is_new": given.get("is_new", False), "by": asked.by(given)}
+        asks = {"tenant": tenant, "users": users, "before": before, "by": asked.by(given)}
         try:
             command = msgspec.convert({"wall_s": 0.0, **asks, **limits}, TenantSet)
         except msgspec.ValidationError as error:
             why = f"expected a tenant (a-z, 0-9, '.', '-'), names of users and a whole number of GPUs: {error}"
             raise Refused(2, f"tenant {str(tenant)[:80]!r} was not changed", why, EXAMPLE) from error
-        await self._refuse_unknown(command, before)
+        await self._refuse_unknown(command, now)
         await self.log.change(command, f"change tenant {command.tenant}")
         await self.log.until(lambda: self.queue.tenants.get(command.tenant, ()) == command.users, SHOWN_S)
         return self._row(command.tenant)
 
-    async def _refuse_unknown(self, command: TenantSet, before: tuple[str, ...]) -> None:
+    async def _refuse_unknown(self, command: TenantSet, now: tuple[str, ...]) -> None:
         """Refuse users whom this host does not know; one who is in the tenant already may have been deleted since."""
         for user in command.users:
-            if user not in before and await self.host.env.users.named(user) is None:
+            if user not in now and await self.host.env.users.named(user) is None:
                 why = f"{self.host.id} knows no user {user!r}"
                 step = f"create the user on every host first (getent passwd {user}), or correct the name"
                 raise Refused(4, f"tenant {command.tenant} was not changed", why, step)

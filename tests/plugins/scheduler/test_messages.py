@@ -15,7 +15,7 @@ from plugins.facts import Place
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
 from plugins.scheduler.messages.options import OPTIONS
-from plugins.scheduler.messages.spec import JobSpec, SealedEnv, SpecError, name_of
+from plugins.scheduler.messages.spec import JobOwner, JobSpec, SealedEnv, SpecError, name_of
 from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
 GOOD: dict[str, Any] = {
@@ -253,9 +253,11 @@ def test_whatever_a_person_sends_is_a_job_or_a_spec_error(field: str, value: Any
 
 
 SPEC = JobSpec.parse(GOOD)
+OWNED = msgspec.structs.replace(SPEC, owner=JobOwner("ann", 64001))
 J1, H1 = JobId("j1"), HostId("h1")
 COMMANDS: list[commands.Command] = [
     commands.Submitted(wall_s=1.0, key="0123456789", spec=SPEC),
+    commands.Submitted(wall_s=1.0, key="0123456789", spec=OWNED, by="ann"),
     commands.Granted(wall_s=1.0, job=J1, epoch=1, coordinator=H1),
     commands.Placed(
         wall_s=1.0, job=J1, epoch=1, places=(Place(H1, (0,), ("g",)),), master_addr="10.0.0.1", master_port=20000
@@ -267,6 +269,7 @@ COMMANDS: list[commands.Command] = [
     commands.TakenBack(wall_s=1.0, job=J1, epoch=1, cause="host lost", reason="gone", lost=(H1,)),
     commands.Promoted(wall_s=1.0, job=J1, epoch=1),
     commands.QuotaSet(wall_s=1.0, tenant="*", gpus=4),
+    commands.TenantSet(wall_s=1.0, tenant="ml", users=("ann",), sets_quota=True, gpus=4, before=(), by="root"),
     commands.Attained(wall_s=1.0, host=H1, service_gpu_s={J1: 5.0}),
 ]
 TALK: list[wire.Talk] = [
@@ -298,6 +301,7 @@ def test_each_message_comes_back_as_it_went_in(message: wire.Talk) -> None:
         {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "coordinator": "h"},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "A B", "gpus": 1},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "a", "gpus": -1},
+        {"type": "TenantSet", "wall_s": 1.0, "tenant": "ml", "users": ["the leader"]},
         {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": -1.0}},
         {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": float("inf")}},
         {"type": "PlaceFailed", "wall_s": 1.0, "job": "j1", "epoch": 1, "reason": "x" * 1001},

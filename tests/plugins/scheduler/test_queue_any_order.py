@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -33,9 +34,10 @@ from plugins.scheduler.messages.commands import (
     ScaleAsked,
     Submitted,
     TakenBack,
+    TenantSet,
     TimeLimitReached,
 )
-from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.spec import JobOwner, JobSpec
 from plugins.scheduler.policy.carrying import carried_after, ending, shares_of, without
 
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
@@ -74,9 +76,11 @@ class AnyOrder(RuleBasedStateMachine):
         tenant=st.sampled_from(TENANTS),
         kind=st.sampled_from(["guaranteed", "opportunistic"]),
         key=st.integers(0, 30),
+        owner=st.sampled_from([None, JobOwner("ann", 5), JobOwner("bob", 6)]),
     )
-    def submit(self, workers: int, tenant: str, kind: str, key: int) -> None:
+    def submit(self, workers: int, tenant: str, kind: str, key: int, owner: JobOwner | None) -> None:
         spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": tenant, "class": kind})
+        spec = msgspec.structs.replace(spec, owner=owner)
         self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
 
     @rule(number=st.integers(1, 6), skip=st.sampled_from([1, 1, 1, 0, 2]), coordinator=st.sampled_from(HOSTS))
@@ -274,6 +278,22 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from([*TENANTS, "*"]), gpus=st.none() | st.integers(0, 6), if_absent=st.booleans())
     def quota(self, tenant: str, gpus: int | None, if_absent: bool) -> None:
         self.say(QuotaSet(wall_s=1.0, tenant=tenant, gpus=gpus, if_absent=if_absent))
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        users=st.lists(st.sampled_from(["ann", "bob"]), max_size=3),
+        gpus=st.none() | st.integers(0, 6),
+        sets_quota=st.booleans(),
+        before=st.sampled_from([None, (), ("ann",)]),
+    )
+    def users(
+        self, tenant: str, users: list[str], gpus: int | None, sets_quota: bool, before: tuple[str, ...] | None
+    ) -> None:
+        asked: dict[str, Any] = {"users": tuple(users), "sets_quota": sets_quota, "gpus": gpus, "before": before}
+        result = self.say(TenantSet(wall_s=1.0, tenant=tenant, **asked))
+        now = self.queue.tenants.get(tenant, ())
+        assert now == self.copy.tenants.get(tenant, ()) and list(now) == sorted(set(now))
+        assert not isinstance(result, Applied) or now == tuple(sorted(set(users)))
 
     @rule(number=st.integers(1, 6), host=st.sampled_from(HOSTS), done=st.floats(0, 100))
     def attain(self, number: int, host: HostId, done: float) -> None:

@@ -8,7 +8,7 @@ from plugins.scheduler.machine.log.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.log.job_endings import enter
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job, JobStart, JobTimes
-from plugins.scheduler.machine.log.kept_bytes import LIVE_BYTES_MAX, size_of
+from plugins.scheduler.machine.log.kept_bytes import LIVE_BYTES_MAX, USER_PART, Live, size_of
 from plugins.scheduler.machine.log.replacing_jobs import not_replaced
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -21,6 +21,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
 )
+from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import classes, explain
 from plugins.scheduler.policy.carrying import first_carried
 
@@ -42,6 +43,8 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
         why = f"its {size} bytes and the {live} of the jobs that wait or run exceed the log's limit of {LIVE_BYTES_MAX}"
         next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
         return NotApplied(4, f"{spec.name} was not accepted", why, next)
+    if too_many := _of_one_user(queue, spec, size):
+        return too_many
     never = explain.over_quota(spec, queue.quota(spec.tenant), command.may_demote)
     if never is not None:
         return NotApplied(never.code, never.what, never.why, never.next)
@@ -60,6 +63,18 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     by = f", by {command.by}" if command.by else ""
     queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}{by}")
     return Applied(id)
+
+
+def _of_one_user(queue: JobTable, spec: JobSpec, size: int) -> NotApplied | None:
+    """Why the log takes no more of this user's jobs now; None: it does."""
+    if spec.owner is None:
+        return None
+    user = spec.owner.user
+    mine = queue.kept_bytes.users.get(user, Live())
+    if mine.jobs < LIVE_MAX // USER_PART and mine.bytes + size <= LIVE_BYTES_MAX // USER_PART:
+        return None
+    why = f"{mine.jobs} jobs of {user}, {mine.bytes} bytes, wait or run, and a user may have 1/{USER_PART} of the log"
+    return NotApplied(4, f"{spec.name} was not accepted", why, "wait until some end (agentctl jobs), or cancel some")
 
 
 def granted(queue: JobTable, job: Job, command: Granted) -> Result:

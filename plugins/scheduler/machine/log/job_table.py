@@ -370,6 +370,7 @@ class JobTable:
         assert len(self.ended) <= ENDED_MAX
         counted = KeptBytes(self.jobs.values())
         assert (self.kept_bytes.live, self.kept_bytes.ended) == (counted.live, counted.ended), "bytes are miscounted"
+        assert self.kept_bytes.users == counted.users, "jobs of users are miscounted"
         assert (self.keeper is None) == (not self.kept)
         if self.keeper is not None:
             gang = self.jobs[self.keeper]

@@ -64,9 +64,9 @@ def tenant_set(queue: JobTable, command: TenantSet) -> Result:
     if users == before and same_quota:
         return Applied()
     what = f"tenant {tenant} was not changed"
-    if command.is_new and before:
-        why = f"it has users already: {few(before)}"
-        return NotApplied(4, f"tenant {tenant} was not added", why, f"agentctl tenant set {tenant} --users ...")
+    if command.before not in (None, before):
+        why = f"its users are {few(before) or 'nobody'} by now, and not {few(command.before or ()) or 'nobody'}"
+        return NotApplied(4, what, why, f"look again: agentctl tenant list, agentctl tenant set {tenant} ...")
     if not before and users and len(queue.tenants) >= TENANTS_MAX:
         why = f"{TENANTS_MAX} tenants have users already, which is the limit"
         return NotApplied(4, what, why, "agentctl tenant remove TENANT, for tenants that are not used")

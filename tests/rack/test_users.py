@@ -1,0 +1,145 @@
+"""Users of two real hosts with agents: each role by agentctl, and whom the agents do not let in."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.rack.agents import AgentRack, wait
+from chaos.rack.hosts import Host, Laboratory, why_not
+
+pytestmark = [
+    pytest.mark.rack,
+    pytest.mark.xdist_group("hosts"),
+    pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
+]
+PORT = 8470
+TOML = f'[http]\nbind = "127.0.0.1:{PORT}"\n[access]\noperators = ["carol", "@wheels"]\n'
+COVEY, WHEELS = 64_010, 64_011
+PEOPLE = {"ann": 64_001, "bob": 64_002, "eve": 64_003, "carol": 64_004, "dora": 64_005, "mallory": 64_006}
+"""Users of both hosts. Mallory is not in group covey, dora is in wheels."""
+NAMELESS = 64_099
+AS_USER = """
+import importlib, os, sys
+from cli import main
+for module in set(main.MODULES.values()):
+    importlib.import_module(module)
+uid, *groups = map(int, sys.argv[1].split(","))
+os.setgroups(groups)
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def with_people(host: Host) -> None:
+    lines = "".join(f"{name}:x:{uid}:{uid}::/tmp:/bin/sh\\n" for name, uid in PEOPLE.items())
+    members = ",".join(name for name in PEOPLE if name != "mallory")
+    groups = f"covey:x:{COVEY}:{members}\\nwheels:x:{WHEELS}:dora\\n"
+    for line in (
+        "sed -i '/^covey:/d' /etc/group",
+        f"printf '{lines}' >> /etc/passwd",
+        f"printf '{groups}' >> /etc/group",
+    ):
+        done = host.shell(line)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def rack() -> Iterator[AgentRack]:
+    with Laboratory(2) as lab:
+        rack = AgentRack(lab, voters=1, more_toml=TOML)
+        for host in rack.hosts:
+            with_people(host)
+            for folder in (host.folder, *list(host.folder.parents)[:2]):
+                folder.chmod(folder.stat().st_mode | 0o011)
+        rack.start()
+        rack.wait_up()
+        done = typed(rack.hosts[0], "root", "tenant add ml --users ann,bob --quota 16")
+        assert done.returncode == 0, done.stderr
+        yield rack
+
+
+def typed(host: Host, who: str | int, line: str) -> "subprocess.CompletedProcess[str]":
+    """What a user gets who types this after `agentctl` on the host."""
+    uid = who if isinstance(who, int) else PEOPLE.get(who, 0)
+    groups = [] if who == "mallory" else [COVEY, WHEELS] if who == "dora" else [COVEY]
+    return host.run(["python", "-c", AS_USER, ",".join(map(str, (uid, *groups))), *line.split()])
+
+
+def refused(done: "subprocess.CompletedProcess[str]", code: int = 4) -> str:
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines), done.stdout) == (code, 3, ""), done
+    assert lines[0].startswith("agentctl: ") and "why:" in lines[1] and "next:" in lines[2]
+    return done.stderr
+
+
+def test_a_users_job_is_the_users_on_every_host_and_others_see_its_outline(rack: AgentRack) -> None:
+    gpu1, gpu2 = rack.hosts
+    done = typed(gpu2, "ann", "submit --json --gpus 0 --cwd /tmp --no-env --name secret -- sleep 77711")
+    assert done.returncode == 0, done.stderr
+    id = json.loads(done.stdout)["data"]["id"]
+    for host in rack.hosts:
+        whole = json.loads(typed(host, "ann", f"job {id} --json").stdout)["data"]
+        assert (whole["user"], whole["uid"], whole["tenant"]) == ("ann", PEOPLE["ann"], "ml")
+        assert whole["argv"] == ["sleep", "77711"]
+        for who in ("bob", "eve"):
+            for line in ("jobs", "jobs --json", f"job {id}", f"job {id} --json", f"why {id}", "status", "hosts --json"):
+                said = typed(host, who, line)
+                assert said.returncode in (0, 8), said
+                assert "77711" not in said.stdout and "secret" not in said.stdout, (who, line)
+            assert "ann" in typed(host, who, "jobs").stdout
+            for line in (f"logs {id}", f"cancel {id}", f"move {id} 0", f"scale {id} 2", f"tune {id} off"):
+                assert "belongs to ann" in refused(typed(host, who, line)) or who == "eve", line
+    assert typed(gpu1, "ann", f"logs {id}").returncode == 0
+    assert typed(gpu1, "ann", f"cancel {id}").returncode == 0
+    wait(lambda: "cancelled" in typed(gpu2, "bob", "jobs -a").stdout, lambda: rack.logs(rack.hosts), 60)
+    assert "cancelled by ann" in typed(gpu2, "ann", f"why {id}").stdout
+
+
+def test_tenants_are_the_operators_and_have_users_that_exist(rack: AgentRack) -> None:
+    gpu1, gpu2 = rack.hosts
+    for gpus, who in enumerate(("root", "carol", "dora"), 17):
+        assert typed(gpu2, who, f"tenant set ml --quota {gpus}").returncode == 0, who
+        told = "".join(typed(gpu1, "eve", "why tenant/ml").stdout.split())
+        assert f"{gpus}GPUs,by{who}" in told, told
+        assert "knows no user 'zoe'" in refused(typed(gpu1, who, "tenant add red --users zoe"))
+    for who in ("ann", "eve"):
+        assert "is for operators" in refused(typed(gpu1, who, "tenant add red --users ann"))
+        assert "is for operators" in refused(typed(gpu1, who, "quota ml 99"))
+        assert "is for operators" in refused(typed(gpu1, who, "hosts drain gpu2"))
+    assert "ann bob" in typed(gpu2, "eve", "tenant").stdout
+
+
+def test_who_may_submit_for_whom(rack: AgentRack) -> None:
+    gpu1 = rack.hosts[0]
+    submit = "submit --gpus 0 --cwd /tmp --no-env"
+    assert "eve is in no tenant" in refused(typed(gpu1, "eve", f"{submit} -- true"))
+    assert "not in tenant red" in refused(typed(gpu1, "ann", f"{submit} --tenant red -- true"))
+    done = typed(gpu1, "root", f"{submit} --json --tenant red -- true")
+    found = json.loads(done.stdout)["data"]
+    assert (found["user"], found["uid"], found["tenant"]) == ("", None, "red")
+
+
+def test_whoever_is_not_in_the_group_or_has_no_name_gets_nowhere(rack: AgentRack) -> None:
+    gpu1 = rack.hosts[0]
+    found = os.stat(gpu1.folder / "run" / "agent.sock")
+    assert (found.st_mode & 0o777, found.st_gid) == (0o660, COVEY)
+    assert "usermod -aG covey mallory" in refused(typed(gpu1, "mallory", "jobs"), 5)
+    for line in ("jobs", "hosts", "submit --gpus 0 --cwd /tmp -- true"):
+        assert f"knows no name of uid {NAMELESS}" in refused(typed(gpu1, NAMELESS, line))
+
+
+def test_whoever_connects_over_loopback_sees_what_a_viewer_sees(rack: AgentRack) -> None:
+    gpu1 = rack.hosts[0]
+    done = typed(gpu1, "ann", "submit --json --gpus 0 --cwd /tmp --no-env -- sleep 88822")
+    id = json.loads(done.stdout)["data"]["id"]
+    over = f"--agent http://127.0.0.1:{PORT}"
+    for who in ("mallory", "root"):
+        said = typed(gpu1, who, f"{over} jobs -a --json")
+        assert said.returncode == 0 and '"ann"' in said.stdout and "88822" not in said.stdout
+        assert "over TCP it cannot be told who asks" in refused(typed(gpu1, who, f"{over} logs {id}"))
+    assert typed(gpu1, "carol", f"cancel {id}").returncode == 0
