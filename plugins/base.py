@@ -474,9 +474,11 @@ class Asker(msgspec.Struct, frozen=True):
     """Who asks for a command: the user at the other end of the agent's socket, as the kernel tells it."""
 
     uid: int
+    """The user's number, as the kernel tells it; negative: it is not known."""
     user: str
     """The user's name on this host; empty: it has none here."""
     role: Role
+    """The user's role on this host (`agent.api.access`)."""
     is_agent: bool = False
     """Whether it is root or the agent's own user: what they submit runs as the agent's own user."""
     reads_all: bool = False

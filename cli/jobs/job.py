@@ -230,7 +230,7 @@ def seen_by(job: dict[str, Any]) -> str:
 
 def unseen(job: dict[str, Any]) -> str:
     """Why nothing sees the steps of a Python script that has run for a while; empty when something does."""
-    interpreter, *words = job["argv"]
+    interpreter, *words = job["argv"] or ("",)  # another user's job has none that is shown
     if job["state"] != "running" or job["step"] is not None or not Path(interpreter).name.startswith("python"):
         return ""
     options = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words)

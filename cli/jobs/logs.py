@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.client import FAILED, NOT_FOUND, TRY_AGAIN, USAGE, Agent, AgentctlError
+from cli.client import FAILED, NOT_FOUND, REFUSED, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, not_found
 
 POLL_S = 0.3
@@ -121,6 +121,8 @@ def read(context: Context, job: str, reader: Reader) -> bool:
     try:
         chunk = context.agent.get("jobs", job, "logs", rank=reader.rank, offset=reader.offset).data
     except AgentctlError as error:
+        if error.code == REFUSED:  # it is somebody else's, and stays so
+            raise
         reader.trouble = error
         return False
     reader.trouble = None

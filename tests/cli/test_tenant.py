@@ -60,11 +60,21 @@ def test_a_refusal_is_exit_4_and_three_lines(run: Run, agent: FakeAgent) -> None
 
 def test_a_list_shows_whose_jobs_these_are_and_nothing_that_is_not_told(run: Run, agent: FakeAgent, job: Job) -> None:
     outline = {"name": "", "argv": [], "cwd": "", "reason": "", "user": "ann"}
+    outline |= {"state": "running", "over": False, "step": None}
     agent.replies |= {"GET /v1/jobs": [job(**outline), job(id="j2")], "GET /v1/jobs/j1": job(**outline)}
     code, out, _ = run("jobs")
     assert code == 0 and "USER" in out and "ann" in out
     code, out, _ = run("job", "j1")
     assert code == 0 and "user" in out and "command" not in out and "directory" not in out
+
+
+@pytest.mark.parametrize("flags", [(), ("-f",), ("--rank", "0"), ("-f", "--json")])
+def test_output_of_another_user_is_refused_at_once(
+    run: Run, agent: FakeAgent, job: Job, flags: tuple[str, ...]
+) -> None:
+    agent.replies |= {"GET /v1/jobs/j1": job(argv=[], state="running"), "GET /v1/jobs/j1/logs": (4, 403)}
+    code, out, error = run("logs", "j1", *flags)
+    assert (code, out) == (4, "") and "because" in error and "rank" not in error
 
 
 def test_nothing_that_agentctl_sends_says_who_it_is(run: Run, agent: FakeAgent, job: Job) -> None:

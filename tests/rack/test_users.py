@@ -22,8 +22,10 @@ COVEY, WHEELS = 64_010, 64_011
 PEOPLE = {"ann": 64_001, "bob": 64_002, "eve": 64_003, "carol": 64_004, "dora": 64_005, "mallory": 64_006}
 """Users of both hosts. Mallory is not in group covey, dora is in wheels."""
 NAMELESS = 64_099
+# All that agentctl imports, perhaps late, is loaded before: another user may not be able to read this interpreter.
 AS_USER = """
-import importlib, os, sys
+import encodings.idna, gettext, importlib, locale, os, shutil, sys, traceback
+import covey.core.carried, covey.core.units
 from cli import main
 for module in set(main.MODULES.values()):
     importlib.import_module(module)

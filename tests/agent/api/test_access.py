@@ -72,7 +72,7 @@ def test_a_command_that_is_not_in_the_table_is_refused_to_everybody() -> None:
 
 
 def test_an_owner_is_known_by_name_and_number_together() -> None:
-    """The same name or the same number on another host may be somebody else."""
+    """On another host somebody else may have the name, or the number."""
     for asker in (Asker(ANN.uid, "bob", "user"), Asker(BOB.uid, "ann", "user"), Asker(ANN.uid, "", "user")):
         assert not may(asker, "scheduler.cancel", ANNS), asker
     assert may(ANN, "memory.remove", OwnerUser(uid=ANN.uid)), "volumes are known by number, on their host"

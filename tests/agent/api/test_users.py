@@ -82,7 +82,7 @@ class Doors:
 
 
 def as_member(uid: int, groups: tuple[int, ...], work: Callable[[], object]) -> str:
-    """As `as_user`, in these groups as well."""
+    """The answer that this user gets in these groups, as `as_user` has it."""
 
     def inner() -> object:
         os.setgroups(list(groups))
