@@ -59,7 +59,7 @@ def test_a_refusal_is_exit_4_and_three_lines(run: Run, agent: FakeAgent) -> None
 
 
 def test_a_list_shows_whose_jobs_these_are_and_nothing_that_is_not_told(run: Run, agent: FakeAgent, job: Job) -> None:
-    outline = {"name": "", "argv": [], "cwd": "", "reason": "", "user": "ann"}
+    outline: dict[str, Any] = {"name": "", "argv": [], "cwd": "", "reason": "", "user": "ann"}
     outline |= {"state": "running", "over": False, "step": None}
     agent.replies |= {"GET /v1/jobs": [job(**outline), job(id="j2")], "GET /v1/jobs/j1": job(**outline)}
     code, out, _ = run("jobs")
