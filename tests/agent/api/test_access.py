@@ -151,9 +151,11 @@ def test_a_users_volume_is_the_users_own_and_counts_against_an_own_tenant() -> N
         "uid": ANN.uid,
         "tenant": "vision",
     }
-    for wrong in ({"uid": BOB.uid}, {"uid": -1}, {"uid": 0}, {"uid": None}, {"create": True}, {"tenant": "red"}, {}):
-        found = own_volume(ANN, {**asked, **wrong}, ["ml", "vision"])
+    for wrong in ({"uid": BOB.uid}, {"uid": -1}, {"uid": 0}, {"uid": None}, {"create": True}, {"tenant": "red"}):
+        found = own_volume(ANN, {**asked, "tenant": "ml", **wrong}, ["ml", "vision"])
         assert isinstance(found, NotAllowed) and all(found), wrong
+    for tenants in (["ml", "vision"], []):
+        assert isinstance(own_volume(ANN, asked, tenants), NotAllowed)
     assert own_volume(ROOT, {**asked, "uid": 5, "create": True}, []) == {**asked, "uid": 5, "create": True}
 
 
