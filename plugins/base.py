@@ -5,7 +5,7 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -180,6 +180,10 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that each rank asked for on each of its GPUs, where GPUs are shared, bytes; 0: not said."""
     host_memory: int = 0
     """Memory that the processes of the job on this host may take together, bytes; 0: not limited."""
+    user: str = ""
+    """The user as whom the ranks run (`JobOwner.user`); empty: as the agent's own."""
+    uid: int | None = None
+    """That user's number: a host where the name has another one starts nothing."""
     hang_s: float | None = None
     """Seconds for which ranks may stand still, by what their processes tell, before something is done; None: for
     ever."""
@@ -458,7 +462,31 @@ class Plugin:
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """A read or a change asked over HTTP: takes a JSON object, returns a Struct, list or dict; Refused when it cannot be
-done."""
+done. What it takes has also who asks (`asker_of`), which no JSON can say."""
+Role = Literal["operator", "user", "viewer"]
+"""What somebody may do: an operator all, a user what concerns own jobs and volumes, a viewer only look."""
+
+
+class Asker(msgspec.Struct, frozen=True):
+    """Who asks for a command: the user at the other end of the agent's socket, as the kernel tells it."""
+
+    uid: int
+    user: str
+    """The user's name on this host; empty: it has none here."""
+    role: Role
+
+
+ASKER = "asker"
+"""Where a command finds who asks, in what it takes: an `Asker`. Whatever a request says under that name is dropped."""
+
+
+def asker_of(given: Mapping[str, Any]) -> Asker:
+    """Who asks. Refused where that is not known: not known is not allowed."""
+    asker = given.get(ASKER)
+    if not isinstance(asker, Asker):
+        why = "it is not known who asks"
+        raise Refused(4, "this request is not allowed", why, "use agentctl on a host of the rack")
+    return asker
 
 
 class PluginService:

@@ -56,6 +56,14 @@ class SealedEnv(msgspec.Struct, frozen=True):
     """The hosts that have the environment, the submitting agent's first."""
 
 
+class JobOwner(msgspec.Struct, frozen=True):
+    """The user who submitted a job, as the kernel of the host told it where that was done. No request says it."""
+
+    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}$", max_length=256)]
+    """The user's name: a host where it stands for another uid runs nothing of the job."""
+    uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
+
+
 class SpecError(ValueError):
     """A submission that cannot be taken: one line what, one line why, one line what to do next."""
 
@@ -128,6 +136,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     retries_preempted: Annotated[int, within("retries_preempted")] | None = None
     """The number of times that the job is started again after it had to yield; None: always, since that is not its
     fault."""
+    owner: JobOwner | None = None
+    """Whose job it is; None: that of the agent's own user, as which its ranks run."""
 
     @property
     def elastic(self) -> bool:

@@ -49,6 +49,8 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
         host_memory=job.spec.host_memory,
+        user=job.spec.owner.user if job.spec.owner is not None else "",
+        uid=job.spec.owner.uid if job.spec.owner is not None else None,
         hang_s=job.spec.hang_s,
     )
 
