@@ -37,6 +37,7 @@ from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
+from covey.ports.users import LooksAgain
 from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
@@ -63,6 +64,8 @@ JOBS_SOCKET = "jobs.sock"
 DEVICES_FILE = "gpus.json"
 """The file in `state_dir` that says which GPUs NVIDIA's driver listed here before
 (`agent/ports/devices/inventory.py`)."""
+USERS_S = 10.0
+"""Seconds between two looks at whether jobs can run as other users."""
 AGENT, LOG = "agent", "log"
 """Addressees of messages that are for the agent or the log, not for a plugin."""
 
@@ -142,6 +145,7 @@ class HostAgent:
         socket_path = f"{self.env.run_dir}/{JOBS_SOCKET}"
         self.runner = SupervisedRunner(self.env, self.bus.publish, self.config.advertise, socket_path, self.config.jobs)
         self.jobs = JobSocket(self.env, self.runner, self.bus.publish, self._frame)
+        self.runner.let_users_in = self.jobs.let_users_in
         self.runner.on_stopping, self.runner.on_carries = self.jobs.say_stopping, self.jobs.say_carries
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
@@ -149,6 +153,9 @@ class HostAgent:
         self.gossip.spread(
             "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
         )
+        if isinstance(self.env.users, LooksAgain):
+            await self.env.users.look()
+            self.env.spawn("agent: users", self._look_at_users(self.env.users))
         await self.gossip.start()
         await self.plugin_runtime.start()
         if not self.log.bound:
@@ -346,6 +353,11 @@ class HostAgent:
             self._look()
             self._note_room()
             await self._write_events()
+
+    async def _look_at_users(self, users: LooksAgain) -> None:
+        while True:
+            await asyncio.sleep(USERS_S)
+            await users.look()
 
     @property
     def no_room(self) -> str:

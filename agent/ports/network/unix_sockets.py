@@ -21,8 +21,14 @@ def hand_over(path: str, uid: int) -> None:
     """Let that user, and no other but him and this process's own, connect there: the file becomes his where this
     process may give files away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system
     has no ACLs everybody may connect, and the process behind the socket asks the kernel who does, as it always has to.
-    -1: this user's alone; `ANYBODY`: everybody's. The folder can be passed through from now on, not listed."""
+    In a folder that gives files its group (`agent.starter.folders`), which is that user's, the group may connect, and
+    the folder stays as it is. -1: this user's alone; `ANYBODY`: everybody's. The folder can be passed through from now
+    on, not listed."""
+    folder = os.path.dirname(path) or "."
     if uid in (-1, os.geteuid()):
+        return
+    if (found := os.stat(folder)).st_mode & stat.S_ISGID and uid != ANYBODY:
+        os.chmod(path, 0o660)
         return
     try:
         if uid == ANYBODY:
@@ -34,8 +40,7 @@ def hand_over(path: str, uid: int) -> None:
             os.setxattr(path, _ACL, _entries(uid))
         except OSError:
             os.chmod(path, 0o666)
-    folder = os.path.dirname(path) or "."
-    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    mode = stat.S_IMODE(found.st_mode)
     if not mode & 0o001:
         os.chmod(folder, mode | 0o011)
 

@@ -175,6 +175,7 @@ def _config(command: Command) -> dict[str, object]:
         "output": command.output,
         "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
         "keep_free": command.output_keep_free,
+        "mode": command.output_mode,
         "run": command.run,
         "cores": command.cores,
         "held_back": command.held_back,
