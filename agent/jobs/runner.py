@@ -15,7 +15,8 @@ hears of it (`JoinRanks`, `LeaveRanks`), and it hears all of it again on each ne
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -89,7 +90,7 @@ class SupervisedRunner:
         """Whether the records have been read."""
         self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever `stopping` has changed."""
-        self.let_users_in: Callable[[], Awaitable[None]] = nobody_waits
+        self.let_users_in: Callable[[], Coroutine[Any, Any, None]] = nobody_waits
         """Called before ranks of another user start: they reach the agent at a socket of their own."""
         self.on_carries: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever processes of an elastic job carry other ranks, as `spec` says."""

@@ -12,7 +12,7 @@ Lookup = Callable[[str], pwd.struct_passwd]
 """Finds a user by name. KeyError."""
 
 
-class Impossible(Exception):
+class Denied(Exception):
     """What cannot be done, why, and the next step."""
 
     def __init__(self, why: str, next: str) -> None:
@@ -20,7 +20,7 @@ class Impossible(Exception):
         self.next = next
 
 
-class Account(NamedTuple):
+class UnixAccount(NamedTuple):
     name: str
     uid: int
     gid: int
@@ -37,22 +37,22 @@ class Rules(NamedTuple):
     """Names of users under `uid_min` that may have jobs all the same."""
 
 
-def account_of(name: str, uid: int, rules: Rules, lookup: Lookup = pwd.getpwnam) -> Account:
-    """The account on this host of the user that the log names. Impossible says why there is none that may be used."""
+def account_of(name: str, uid: int, rules: Rules, lookup: Lookup = pwd.getpwnam) -> UnixAccount:
+    """The account on this host of the user that the log names. Denied says why there is none that may be used."""
     try:
         found = lookup(name)
     except KeyError:
-        raise Impossible(f"there is no user {name} on this host", f"make the user, with uid {uid}") from None
+        raise Denied(f"there is no user {name} on this host", f"make the user, with uid {uid}") from None
     if found.pw_uid != uid:
         why = f"{name} has uid {found.pw_uid} on this host, and uid {uid} where the job was submitted"
-        raise Impossible(why, "give users the same number on every host of the rack")
+        raise Denied(why, "give users the same number on every host of the rack")
     if uid == 0:
-        raise Impossible("jobs never run as root", "submit as a user")
+        raise Denied("jobs never run as root", "submit as a user")
     if uid == rules.agent_uid:
-        raise Impossible(f"{name} is the agent's own user", "the agent starts these jobs itself")
+        raise Denied(f"{name} is the agent's own user", "the agent starts these jobs itself")
     if uid in OVERFLOW_UIDS or (uid < rules.uid_min and name not in rules.allowed):
         why = f"{name} (uid {uid}) is a system user: jobs run as users from uid {rules.uid_min} on"
-        raise Impossible(why, f"submit as another user, or start covey-starter with --allow {name}")
+        raise Denied(why, f"submit as another user, or start covey-starter with --allow {name}")
     if found.pw_gid == 0:
-        raise Impossible(f"the group of {name} is root's", f"usermod -g another group {name}")
-    return Account(found.pw_name, uid, found.pw_gid, found.pw_dir or "/", found.pw_shell or "/bin/sh")
+        raise Denied(f"the group of {name} is root's", f"usermod -g another group {name}")
+    return UnixAccount(found.pw_name, uid, found.pw_gid, found.pw_dir or "/", found.pw_shell or "/bin/sh")

@@ -12,8 +12,8 @@ import os
 import stat
 import subprocess
 
-from agent.starter.accounts import Account, Impossible
-from agent.starter.messages import JOBS
+from agent.ports.users.starter_frames import JOBS
+from agent.starter.accounts import UnixAccount, Denied
 
 PASSED, SHARED = 0o751, 0o2770
 """Modes of the folders that everybody passes through, and of a job's."""
@@ -42,8 +42,8 @@ class JobFolders:
             finally:
                 os.close(folder)
 
-    def make(self, job: str, account: Account) -> str:
-        """The path of the job's folder, which is there from now on. Impossible when it is another user's."""
+    def make(self, job: str, account: UnixAccount) -> str:
+        """The path of the job's folder, which is there from now on. Denied when it is another user's."""
         path = os.path.join(self.root, JOBS, job)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -52,7 +52,7 @@ class JobFolders:
             owner = os.fstat(folder).st_uid
             if owner not in (os.geteuid(), account.uid):
                 why = f"{path} belongs to another user (uid {owner}): it is left of another rack's job"
-                raise Impossible(why, f"rm -r {path}")
+                raise Denied(why, f"rm -r {path}")
             os.fchown(folder, account.uid, self._gid)
             os.fchmod(folder, SHARED)
         finally:
@@ -69,7 +69,7 @@ class JobFolders:
         return (found.st_uid, found.st_gid) if is_a_users else None
 
     def forget(self, job: str) -> None:
-        """Remove the job's folder. Impossible says what is left there."""
+        """Remove the job's folder. Denied says what is left there."""
         path, owner = os.path.join(self.root, JOBS, job), self.owner(job)
         if owner is not None:
             cleared = subprocess.run(
@@ -86,6 +86,6 @@ class JobFolders:
                 check=False,
             )
             if cleared.returncode:
-                raise Impossible(f"{path} cannot be removed: {cleared.stderr.strip()[:200]}", f"rm -r {path}")
+                raise Denied(f"{path} cannot be removed: {cleared.stderr.strip()[:200]}", f"rm -r {path}")
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)

@@ -1,4 +1,4 @@
-"""Answers the agent's questions (`agent.starter.messages`): a thread for each connection."""
+"""Answers the agent's questions (`agent.ports.users.starter_frames`): a thread for each connection."""
 
 import contextlib
 import os
@@ -12,9 +12,7 @@ from typing import assert_never
 
 from agent.ports.network.peers import peer_of
 from agent.ports.processes.procfs import start_ticks
-from agent.starter.accounts import Impossible, Lookup, Rules, account_of
-from agent.starter.folders import JobFolders
-from agent.starter.messages import (
+from agent.ports.users.starter_frames import (
     CONFIG_BYTES_MAX,
     Answer,
     AskStarter,
@@ -29,6 +27,8 @@ from agent.starter.messages import (
     StarterRefused,
     to_starter,
 )
+from agent.starter.accounts import Denied, Lookup, Rules, account_of
+from agent.starter.folders import JobFolders
 from agent.starter.units import Launcher
 from covey.wire import frames
 from covey.wire.frames import FrameError
@@ -111,8 +111,8 @@ class Starter:
                     return StarterDone()
                 case _:
                     assert_never(question)
-        except Impossible as impossible:
-            return self._refused(question, str(impossible), impossible.next)
+        except Denied as denied:
+            return self._refused(question, str(denied), denied.next)
         except (OSError, subprocess.SubprocessError) as error:
             return self._refused(question, str(error), READ_LOG)
 
@@ -126,9 +126,9 @@ class Starter:
         account = account_of(ask.user, ask.uid, self._rules, self._lookup)
         if size > CONFIG_BYTES_MAX:
             why = f"the environment and arguments of its ranks are {size >> 20} MiB; at most {CONFIG_BYTES_MAX >> 20}"
-            raise Impossible(why, "submit it with a smaller environment (agentctl submit --env)")
+            raise Denied(why, "submit it with a smaller environment (agentctl submit --env)")
         if not given:
-            raise Impossible("a program without a configuration", "upgrade covey-starter and the agent together")
+            raise Denied("a program without a configuration", "upgrade covey-starter and the agent together")
         with self._changing:
             folder = self._folders.make(ask.job, account)
         pid = self._units.start(ask, account, folder, given)
@@ -171,8 +171,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def group_of(uid: int) -> int:
-    """The group of the agent's user. Impossible when it has none but root's."""
+    """The group of the agent's user. Denied when it has none but root's."""
     found = pwd.getpwuid(uid).pw_gid if uid else os.getegid()
     if found == 0 and uid != 0:
-        raise Impossible("the group of the agent's user is root's", "give the agent's user a group of its own")
+        raise Denied("the group of the agent's user is root's", "give the agent's user a group of its own")
     return found

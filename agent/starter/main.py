@@ -13,10 +13,10 @@ import threading
 from typing import NoReturn
 
 from agent.ports.network.unix_sockets import bind_unix
-from agent.starter.accounts import UID_MIN, Impossible, Rules
+from agent.ports.users.starter_frames import FOLDER, SOCKET
+from agent.starter.accounts import UID_MIN, Denied, Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter, group_of
-from agent.starter.messages import FOLDER, SOCKET
 from agent.starter.units import launcher
 
 
@@ -37,8 +37,8 @@ def main() -> None:
         group = group_of(uid)
     except KeyError:
         _fail(f"there is no user {options.user}", "name the agent's user with --user")
-    except Impossible as impossible:
-        _fail(str(impossible), impossible.next)
+    except Denied as denied:
+        _fail(str(denied), denied.next)
     if os.geteuid() != 0:
         _fail("only root may start jobs as other users", "systemctl start covey-starter")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

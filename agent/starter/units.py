@@ -22,9 +22,9 @@ from typing import Protocol
 
 from agent.ports.processes.inheritance import make_ordinary
 from agent.ports.processes.procfs import environment, live_ticks, pids, start_ticks, user_of, words
-from agent.starter.accounts import Account, Impossible
+from agent.ports.users.starter_frames import EndAs, StartAs
+from agent.starter.accounts import UnixAccount, Denied
 from agent.starter.folders import PROGRAMS
-from agent.starter.messages import EndAs, StartAs
 
 BOOTED = Path("/run/systemd/system")
 """Where systemd is the first process, this folder exists (sd_booted(3))."""
@@ -34,7 +34,7 @@ TASKS_MAX = 32_768
 FILES_MAX = 65_536
 """Open files, as the agent's own jobs may have."""
 UMASK = 0o027
-"""Of programs: their files are for the folder's group, the agent's, to read. A job says its own."""
+"""The umask of programs: the agent, as the folder's group, reads their files. A job says its own."""
 START_S = 30.0
 END_S, LOOK_S = 5.0, 0.02
 
@@ -43,8 +43,8 @@ class Launcher(Protocol):
     enforces: bool
     """Whether each epoch has limits."""
 
-    def start(self, ask: StartAs, account: Account, folder: str, given: bytes) -> int:
-        """Start the program, and return its pid. Impossible, OSError."""
+    def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
+        """Start the program, and return its pid. Denied, OSError."""
 
     def end(self, ask: EndAs, uid: int) -> None:
         """End all processes of the epoch, which run as `uid`."""
@@ -70,7 +70,7 @@ class Units:
     ) -> None:
         self._run_dir, self._run = run_dir, run or _run
 
-    def start(self, ask: StartAs, account: Account, folder: str, given: bytes) -> int:
+    def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         unit = f"covey-job:{ask.job}:{ask.epoch}:{ask.program}-{secrets.token_hex(4)}.service"
         path = os.path.join(self._run_dir, unit)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -82,17 +82,17 @@ class Units:
             os.unlink(path)
         if done.returncode:
             why = done.stderr.strip()[:200] or f"systemd-run ended with {done.returncode}"
-            raise Impossible(f"its unit does not start: {why}", f"journalctl -u {unit}")
+            raise Denied(f"its unit does not start: {why}", f"journalctl -u {unit}")
         pid = self._run(("systemctl", "show", "--property=MainPID", "--value", unit)).stdout.strip()
         if not pid.isdigit() or int(pid) == 0:
-            raise Impossible(f"its {ask.program} ended at once", f"journalctl -u {unit}")
+            raise Denied(f"its {ask.program} ended at once", f"journalctl -u {unit}")
         return int(pid)
 
     def end(self, ask: EndAs, uid: int) -> None:
         self._run(("systemctl", "kill", "--signal=KILL", f"covey-job:{ask.job}:{ask.epoch}:*.service"))
 
 
-def unit_command(ask: StartAs, account: Account, folder: str, unit: str, given: str) -> tuple[str, ...]:
+def unit_command(ask: StartAs, account: UnixAccount, folder: str, unit: str, given: str) -> tuple[str, ...]:
     """The beginning of the command that starts a unit. `given`: the file that the program reads."""
     memory = str(ask.memory_bytes) if ask.memory_bytes else "infinity"
     properties = {
@@ -137,7 +137,7 @@ class Sessions:
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
 
-    def start(self, ask: StartAs, account: Account, folder: str, given: bytes) -> int:
+    def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         handed = os.memfd_create("covey-starter", os.MFD_CLOEXEC)
         try:
             with open(os.dup(handed), "wb") as writer:
@@ -174,7 +174,7 @@ class Sessions:
             time.sleep(LOOK_S)
 
 
-def login_environment(account: Account) -> dict[str, str]:
+def login_environment(account: UnixAccount) -> dict[str, str]:
     modules = os.environ.get("PYTHONPATH", "")
     own = {"PYTHONPATH": modules} if modules else {}
     login = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}

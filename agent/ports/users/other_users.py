@@ -7,8 +7,7 @@ import msgspec
 
 from agent.ports.processes.processes import ProgramBase, ProgramStart
 from agent.ports.processes.procfs import is_alive, user_of
-from agent.ports.users.their_files import JOBS, FolderFiles
-from agent.starter.messages import (
+from agent.ports.users.starter_frames import (
     PART_BYTES,
     SOCKET,
     Answer,
@@ -23,6 +22,7 @@ from agent.starter.messages import (
     StarterRefused,
     from_starter,
 )
+from agent.ports.users.their_files import JOBS, FolderFiles
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId

@@ -12,10 +12,10 @@ import pytest
 
 from agent.ports.network.unix_sockets import bind_unix
 from agent.ports.users.other_users import OtherUsers
+from agent.ports.users.starter_frames import SOCKET
 from agent.starter.accounts import Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
-from agent.starter.messages import SOCKET
 from agent.starter.units import Launcher, Sessions
 from tests.agent.here import Here, here
 from tests.covey.live_volume import ANYONES, python_of

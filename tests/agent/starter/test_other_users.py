@@ -29,8 +29,8 @@ async def both(short: str) -> AsyncIterator[tuple[Here, StarterHere]]:
         yield found
 
 
-def of_alice(*argv: str, job: str = "j1", grace_s: float = 5.0, **env: str) -> RanksSpec:
-    return msgspec.structs.replace(ranks(job, *argv, grace_s=grace_s, **env), user="alice", uid=ALICE)
+def of_alice(*argv: str, job: str = "j1", grace_s: float = 5.0) -> RanksSpec:
+    return msgspec.structs.replace(ranks(job, *argv, grace_s=grace_s), user="alice", uid=ALICE)
 
 
 async def test_a_job_runs_as_its_user(both: tuple[Here, StarterHere]) -> None:
