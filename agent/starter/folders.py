@@ -13,7 +13,7 @@ import stat
 import subprocess
 
 from agent.ports.users.starter_frames import JOBS
-from agent.starter.accounts import UnixAccount, Denied
+from agent.starter.accounts import Denied, UnixAccount
 
 PASSED, SHARED = 0o751, 0o2770
 """Modes of the folders that everybody passes through, and of a job's."""
