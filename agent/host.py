@@ -37,7 +37,7 @@ from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
-from covey.ports.users import LooksAgain
+from covey.ports.starter import LooksAgain
 from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
@@ -153,9 +153,9 @@ class HostAgent:
         self.gossip.spread(
             "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
         )
-        if isinstance(self.env.users, LooksAgain):
-            await self.env.users.look()
-            self.env.spawn("agent: users", self._look_at_users(self.env.users))
+        if isinstance(self.env.starter, LooksAgain):
+            await self.env.starter.look()
+            self.env.spawn("agent: users", self._look_at_users(self.env.starter))
         await self.gossip.start()
         await self.plugin_runtime.start()
         if not self.log.bound:

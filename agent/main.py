@@ -32,7 +32,7 @@ from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.network.links import ZmqLinks
 from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
-from agent.ports.users.other_users import OtherUsers
+from agent.ports.starter.starter_link import StarterLink
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
@@ -165,7 +165,7 @@ class Daemon:
             probes=RealProbes(self._devices),
             run_dir=config.run_dir,
             verbs=PyVerbs(),
-            users=OtherUsers(bytes, config.jobs.users_dir, base),
+            starter=StarterLink(bytes, config.jobs.users_dir, base),
             byte_path=told(look()),
         )
 

@@ -44,7 +44,7 @@ from covey.core.ids import HostId
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.log import LineLog, Logger
-from covey.ports.users import NobodyElse
+from covey.ports.starter import NobodyElse
 from covey.verbs.pyverbs_port import PyVerbs
 from plugins.base import Program
 
@@ -164,7 +164,7 @@ def real_env(
         pages=MemfdPages(),
         run_dir=base.run_dir,
         verbs=PyVerbs(),
-        users=NobodyElse(os.geteuid()),
+        starter=NobodyElse(os.geteuid()),
         byte_path=byte_path,
     )
 

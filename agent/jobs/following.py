@@ -204,7 +204,7 @@ class Following:
     async def end_all(self, key: Key) -> None:
         """End all that runs of an epoch as another user, whatever its supervisor says of it."""
         try:
-            await self._env.users.end(*key)
+            await self._env.starter.end(*key)
         except OSError as error:
             self._env.log.error("processes of another user are not ended", job=key[0], epoch=key[1], why=str(error))
 

@@ -17,7 +17,7 @@ import msgspec
 from covey.core.ids import JobId
 from covey.core.units import parse_seconds, parse_size
 from covey.ports.env import Env
-from covey.ports.users import LooksAgain, TheirFiles
+from covey.ports.starter import LooksAgain, TheirFiles
 from plugins.base import LogRead
 
 LOG_BYTES_MAX = 1 << 20
@@ -106,7 +106,7 @@ class BothFiles:
 
 
 def output_files(env: Env) -> OutputFiles:
-    return BothFiles(env.disk, env.users.files) if isinstance(env.users, LooksAgain) else env.disk
+    return BothFiles(env.disk, env.starter.files) if isinstance(env.starter, LooksAgain) else env.disk
 
 
 async def read_log(disk: OutputFiles, name: str, offset: int, limit: int) -> LogRead:

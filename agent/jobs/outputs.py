@@ -110,8 +110,8 @@ class Outputs:
                 unfence(job)
                 if isinstance(self._env.disk, Foldered):
                     await self._env.disk.prune(f"jobs/{job}")
-                if not self._env.users.refusal:
-                    await self._env.users.forget(job)
+                if not self._env.starter.refusal:
+                    await self._env.starter.forget(job)
 
     def _ended_s(self, job: JobId, live: Collection[JobId], fences: Mapping[JobId, Fence]) -> float | None:
         """When the job ended by the wall clock; None while it runs, 0 when there is no record of its end."""

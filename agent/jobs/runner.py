@@ -536,7 +536,7 @@ class SupervisedRunner:
             await self._following.never_start(key, epoch, -supervision.SIGKILL, why)
             return
         if other_user(self._env, epoch.record.spec) is not None:
-            if why := self._env.users.refusal:
+            if why := self._env.starter.refusal:
                 await self._following.never_start(key, epoch, supervision.CANNOT_START, why)
                 return
             await self.let_users_in()

@@ -12,8 +12,8 @@ from agent.jobs.supervision import SupervisorState
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.processes import ProcessId
+from covey.ports.starter import OtherUser, ProgramAs
 from covey.ports.streams import ByteStream
-from covey.ports.users import OtherUser, ProgramAs
 from plugins.base import RanksSpec
 
 RANKS_SOCKET = "ranks.sock"
@@ -27,7 +27,7 @@ PACE_S = 0.02
 
 def other_user(env: Env, spec: RanksSpec) -> OtherUser | None:
     """The user as whom the ranks run; None: as the agent's own."""
-    if spec.uid is None or (spec.uid == env.users.uid and spec.uid >= 0):
+    if spec.uid is None or (spec.uid == env.starter.uid and spec.uid >= 0):
         return None
     return OtherUser(spec.user, spec.uid)
 
@@ -40,14 +40,14 @@ class JobPaths:
 
     def path(self, spec: RanksSpec, name: str) -> str:
         """The absolute path of a file that the job writes."""
-        return self._env.disk.path(name) if other_user(self._env, spec) is None else self._env.users.path(name)
+        return self._env.disk.path(name) if other_user(self._env, spec) is None else self._env.starter.path(name)
 
     def socket(self, spec: RanksSpec, instance: str) -> Address:
         """The socket of one of the job's programs."""
         if other_user(self._env, spec) is None:
             return f"unix:{self._env.run_dir}/{instance}.sock"
         is_spares = instance == spares_of((spec.job, spec.epoch))
-        return self._env.users.socket(spec.job, f"{'spares' if is_spares else 'sup'}-{spec.epoch}.sock")
+        return self._env.starter.socket(spec.job, f"{'spares' if is_spares else 'sup'}-{spec.epoch}.sock")
 
     def jobs_socket(self, spec: RanksSpec) -> str:
         """The path of the socket where ranks reach the agent."""
@@ -57,7 +57,7 @@ class JobPaths:
 
     def agent_uid(self, spec: RanksSpec) -> int:
         """Who may ask the job's programs; -1: they run as the same user."""
-        return -1 if other_user(self._env, spec) is None else self._env.users.uid
+        return -1 if other_user(self._env, spec) is None else self._env.starter.uid
 
 
 async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, config: msgspec.Struct) -> ProcessId:
@@ -69,13 +69,13 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
     which = ProgramAs(
         user=user, job=spec.job, epoch=spec.epoch, program=program, instance=instance, memory_bytes=memory
     )
-    return await env.users.start_program(which, config)
+    return await env.starter.start_program(which, config)
 
 
 async def stored(env: Env, spec: RanksSpec, name: str) -> bytes | None:
     """The state file of the job's supervisor, or what the agent wrote in its place. OSError."""
     found, user = await env.disk.read(name), other_user(env, spec)
-    return found if found is not None or user is None else await env.users.files.read(name, user.uid)
+    return found if found is not None or user is None else await env.starter.files.read(name, user.uid)
 
 
 def believed(env: Env, spec: RanksSpec, state: SupervisorState) -> SupervisorState:
@@ -86,7 +86,7 @@ def believed(env: Env, spec: RanksSpec, state: SupervisorState) -> SupervisorSta
         return state
 
     def is_theirs(process: ProcessId) -> bool:
-        return env.users.owner(process) in (None, user.uid)
+        return env.starter.owner(process) in (None, user.uid)
 
     here = {rank.rank for rank in spec.ranks}
     return msgspec.structs.replace(

@@ -12,7 +12,7 @@ import os
 import stat
 import subprocess
 
-from agent.ports.users.starter_frames import JOBS
+from agent.ports.starter.starter_wire import JOBS
 from agent.starter.accounts import Denied, UnixAccount
 
 PASSED, SHARED = 0o751, 0o2770

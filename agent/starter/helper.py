@@ -1,4 +1,4 @@
-"""Answers the agent's questions (`agent.ports.users.starter_frames`): a thread for each connection."""
+"""Answers the agent's questions (`agent.ports.starter.starter_wire`): a thread for each connection."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import assert_never
 
 from agent.ports.network.peers import peer_of
 from agent.ports.processes.procfs import start_ticks
-from agent.ports.users.starter_frames import (
+from agent.ports.starter.starter_wire import (
     CONFIG_BYTES_MAX,
     Answer,
     AskStarter,

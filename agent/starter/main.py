@@ -13,7 +13,7 @@ import threading
 from typing import NoReturn
 
 from agent.ports.network.unix_sockets import bind_unix
-from agent.ports.users.starter_frames import FOLDER, SOCKET
+from agent.ports.starter.starter_wire import FOLDER, SOCKET
 from agent.starter.accounts import UID_MIN, Denied, Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter, group_of

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from agent.ports.processes.inheritance import make_ordinary
 from agent.ports.processes.procfs import environment, live_ticks, pids, start_ticks, user_of, words
-from agent.ports.users.starter_frames import EndAs, StartAs
+from agent.ports.starter.starter_wire import EndAs, StartAs
 from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.folders import PROGRAMS
 

@@ -175,7 +175,7 @@ class SparesKeeper:
             agent.put(status)
 
     async def _serve(self, stream: ByteStream) -> None:
-        if self._config.agent_uid not in (-1, stream.uid) and stream.uid != self._env.users.uid:
+        if self._config.agent_uid not in (-1, stream.uid) and stream.uid != self._env.starter.uid:
             return
         outbox = Outbox()
         writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))

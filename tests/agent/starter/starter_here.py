@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.ports.network.unix_sockets import bind_unix
-from agent.ports.users.other_users import OtherUsers
-from agent.ports.users.starter_frames import SOCKET
+from agent.ports.starter.starter_link import StarterLink
+from agent.ports.starter.starter_wire import SOCKET
 from agent.starter.accounts import Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
@@ -70,9 +70,9 @@ async def host_with_starter(directory: str) -> AsyncIterator[tuple[Here, Starter
     os.environ["PYTHONPATH"] = ANYONES["PYTHONPATH"]
     try:
         async with here(directory) as host:
-            users = OtherUsers(host.env.bytes, starter.folder, host.base)
+            users = StarterLink(host.env.bytes, starter.folder, host.base)
             await users.look()
-            yield Here(dataclasses.replace(host.env, users=users), host.base, host.lines), starter
+            yield Here(dataclasses.replace(host.env, starter=users), host.base, host.lines), starter
     finally:
         starter.stop()
         os.environ.pop("PYTHONPATH")

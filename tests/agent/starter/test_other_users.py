@@ -35,7 +35,7 @@ def of_alice(*argv: str, job: str = "j1", grace_s: float = 5.0) -> RanksSpec:
 
 async def test_a_job_runs_as_its_user(both: tuple[Here, StarterHere]) -> None:
     host, starter = both
-    assert host.env.users.refusal == ""
+    assert host.env.starter.refusal == ""
     runner = host.runner()
     script = "id -u; echo $HOME $USER; umask; id -G"
     await runner.start(of_alice("/bin/sh", "-c", script))

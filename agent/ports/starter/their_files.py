@@ -30,7 +30,7 @@ class Untrusted(OSError):
 
 
 class FolderFiles:
-    """The `covey.ports.users.TheirFiles` under `root`."""
+    """The `covey.ports.starter.TheirFiles` under `root`."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -7,7 +7,7 @@ import msgspec
 
 from agent.ports.processes.processes import ProgramBase, ProgramStart
 from agent.ports.processes.procfs import is_alive, user_of
-from agent.ports.users.starter_frames import (
+from agent.ports.starter.starter_wire import (
     PART_BYTES,
     SOCKET,
     Answer,
@@ -22,12 +22,12 @@ from agent.ports.users.starter_frames import (
     StarterRefused,
     from_starter,
 )
-from agent.ports.users.their_files import JOBS, FolderFiles
+from agent.ports.starter.their_files import JOBS, FolderFiles
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId
+from covey.ports.starter import ProgramAs
 from covey.ports.streams import Bytes
-from covey.ports.users import ProgramAs
 from covey.wire.frames import pack, read_frame
 
 ROOT = 0
@@ -38,8 +38,8 @@ NEXT = "systemctl enable --now covey-starter"
 NOT_LIMITED = "not enforced: systemd is not the first process of this host"
 
 
-class OtherUsers:
-    """The `covey.ports.users.Users` of this machine. `folder`: the starter's; `base`: says what programs that are
+class StarterLink:
+    """The `covey.ports.starter.StartsAs` of this machine. `folder`: the starter's; `base`: says what programs that are
     started get."""
 
     def __init__(self, bytes: Bytes, folder: str, base: ProgramBase) -> None:

@@ -42,7 +42,7 @@ class TheirFiles(Protocol):
     async def delete(self, name: str) -> None: ...
 
 
-class Users(Protocol):
+class StartsAs(Protocol):
     """Programs as other users. Every method raises OSError, whose text says why not, and what to do."""
 
     @property
@@ -81,14 +81,14 @@ class Users(Protocol):
 
 @runtime_checkable
 class LooksAgain(Protocol):
-    """Users of a host whose starter may come and go: the real ones."""
+    """StartsAs of a host whose starter may come and go: the real ones."""
 
     async def look(self) -> None:
         """Look whether programs can run as other users."""
 
 
 class NobodyElse:
-    """The `Users` of a process that starts nothing as another user."""
+    """The `StartsAs` of a process that starts nothing as another user."""
 
     limits = "not enforced"
 
