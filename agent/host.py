@@ -37,7 +37,7 @@ from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
-from covey.ports.starter import LooksAgain
+from covey.ports.starter import ENFORCED, LooksAgain
 from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
@@ -55,7 +55,7 @@ from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
-from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
+from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
@@ -357,7 +357,29 @@ class HostAgent:
     async def _look_at_users(self, users: LooksAgain) -> None:
         while True:
             await asyncio.sleep(USERS_S)
+            before = self.other_users
             await users.look()
+            if self.other_users != before:
+                now = self.env.starter.refusal or "jobs of other users are possible"
+                self.event_log.note(f"host/{self.id}", "other users", now)
+                self.plugin_runtime.publish_health()
+
+    @property
+    def other_users(self) -> OtherUsersNow:
+        starter = self.env.starter
+        if not isinstance(starter, LooksAgain):
+            return ""
+        return "no" if starter.refusal else "limited" if starter.limits == ENFORCED else "unlimited"
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Lines for `agentctl status` and `doctor`."""
+        starter = self.env.starter
+        if self.other_users == "no":
+            yield "jobs of other users", f"not possible: {starter.refusal}"
+        elif self.other_users:
+            yield "jobs of other users", f"possible; limits of their memory and processes: {starter.limits}"
+        for each in self.plugins.values():
+            yield from each.status().items()
 
     @property
     def no_room(self) -> str:
@@ -494,7 +516,7 @@ class HostAgent:
                 for host, found in self.troubles.items()
                 for each in found
             ],
-            "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
+            "lines": dict(self._lines()),
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 

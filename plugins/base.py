@@ -292,6 +292,9 @@ class Runner(Protocol):
         that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
         because files are read through ports. OSError from a sick disk."""
 
+    def refusal_as(self, user: str, uid: int | None) -> str:
+        """Why this host runs no ranks as that user (`RanksSpec.user`, `RanksSpec.uid`) now; empty: it does."""
+
     @property
     def refusal(self) -> str:
         """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it takes them."""

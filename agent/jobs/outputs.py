@@ -102,6 +102,7 @@ class Outputs:
         for job in to_remove(self._settings, kept, wall_s):
             for name in found.pop(job):
                 await self.files.delete(name)
+            await self._forget_folder(job)
             self._env.log.info("output of an ended job removed", job=job)
         for job, fence in sorted(fences.items()):
             seen_for_s = now_s - self._fenced_s.setdefault(job, now_s)
@@ -110,8 +111,15 @@ class Outputs:
                 unfence(job)
                 if isinstance(self._env.disk, Foldered):
                     await self._env.disk.prune(f"jobs/{job}")
-                if not self._env.starter.refusal:
-                    await self._env.starter.forget(job)
+                await self._forget_folder(job)
+
+    async def _forget_folder(self, job: JobId) -> None:
+        """Remove the folder of an ended job, if it has one: it was another user's."""
+        try:
+            if not self._env.starter.refusal:
+                await self._env.starter.forget(job)
+        except OSError as error:
+            self._env.log.warning("the folder of an ended job stays", job=job, why=str(error))
 
     def _ended_s(self, job: JobId, live: Collection[JobId], fences: Mapping[JobId, Fence]) -> float | None:
         """When the job ended by the wall clock; None while it runs, 0 when there is no record of its end."""

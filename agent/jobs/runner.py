@@ -40,7 +40,7 @@ from agent.jobs.supervision import (
     Renewed,
     StopRanks,
 )
-from agent.jobs.whose import other_user
+from agent.jobs.whose import is_own, other_user
 from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
@@ -447,6 +447,11 @@ class SupervisedRunner:
                 found.append(ended_of(key, epoch))
         return found
 
+    def refusal_as(self, user: str, uid: int | None) -> str:
+        if is_own(self._env, uid) or not self._env.starter.refusal:
+            return ""
+        return f"jobs of {user} are not possible on {self._env.host}: {self._env.starter.refusal}"
+
     def runs_as(self, spec: RanksSpec) -> int:
         """The user as whom the ranks run; -1: the agent's own."""
         user = other_user(self._env, spec)
@@ -536,7 +541,7 @@ class SupervisedRunner:
             await self._following.never_start(key, epoch, -supervision.SIGKILL, why)
             return
         if other_user(self._env, epoch.record.spec) is not None:
-            if why := self._env.starter.refusal:
+            if why := self.refusal_as(epoch.record.spec.user, epoch.record.spec.uid):
                 await self._following.never_start(key, epoch, supervision.CANNOT_START, why)
                 return
             await self.let_users_in()

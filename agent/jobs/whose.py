@@ -25,11 +25,14 @@ PACE_S = 0.02
 """Least seconds between two states that are heard from another user's supervisor."""
 
 
+def is_own(env: Env, uid: int | None) -> bool:
+    """Whether a job of this owner runs as the agent's own user. `uid`: the owner's; None: it has none."""
+    return uid is None or uid == env.starter.uid
+
+
 def other_user(env: Env, spec: RanksSpec) -> OtherUser | None:
     """The user as whom the ranks run; None: as the agent's own."""
-    if spec.uid is None or (spec.uid == env.starter.uid and spec.uid >= 0):
-        return None
-    return OtherUser(spec.user, spec.uid)
+    return None if spec.uid is None or is_own(env, spec.uid) else OtherUser(spec.user, spec.uid)
 
 
 class JobPaths:

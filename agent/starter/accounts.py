@@ -54,5 +54,5 @@ def account_of(name: str, uid: int, rules: Rules, lookup: Lookup = pwd.getpwnam)
         why = f"{name} (uid {uid}) is a system user: jobs run as users from uid {rules.uid_min} on"
         raise Denied(why, f"submit as another user, or start covey-starter with --allow {name}")
     if found.pw_gid == 0:
-        raise Denied(f"the group of {name} is root's", f"usermod -g another group {name}")
+        raise Denied(f"the group of {name} is root's", f"usermod -g GROUP {name}")
     return UnixAccount(found.pw_name, uid, found.pw_gid, found.pw_dir or "/", found.pw_shell or "/bin/sh")

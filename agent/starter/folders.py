@@ -1,10 +1,11 @@
-"""The folders of other users' jobs: one for each job, its user's to write, and the agent's to read.
+"""The folders of other users' jobs: one for each job, its user's to write, and the agent's to read and to clear.
 
-    FOLDER            drwxr-x--x  root, the agent's group      starter.sock
-    FOLDER/jobs       drwxr-x--x  root, the agent's group
-    FOLDER/jobs/j7    drwxrws---  the job's user, the agent's group: what is made there has the agent's group
+    FOLDER            drwx--x--x  root                               starter.sock
+    FOLDER/jobs       drwxr-x--x  root; the agent may list it
+    FOLDER/jobs/j7    drwxrwx---  the job's user; by an access list the agent, and what is made there has such a list
 
-No other user gets into a job's folder. Root itself looks into none: what is in one is removed by a process of its user.
+An access list names the agent's user, and no group: people may be in the agent's, to reach its socket. No other user
+gets into a job's folder. Root itself looks into none: what is in one is removed by a process of its user.
 """
 
 import contextlib
@@ -12,11 +13,14 @@ import os
 import stat
 import subprocess
 
+from agent.ports import access_lists
+from agent.ports.access_lists import PASS, READ, WRITE
 from agent.ports.starter.starter_wire import JOBS
 from agent.starter.accounts import Denied, UnixAccount
 
-PASSED, SHARED = 0o751, 0o2770
-"""Modes of the folders that everybody passes through, and of a job's."""
+PASSED = 0o711
+"""Mode of the folders that everybody passes through."""
+LOOK, ALL = READ | PASS, READ | WRITE | PASS
 CLEAR_S = 60.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -24,21 +28,23 @@ PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class JobFolders:
-    """The folders under `root`. `agent_gid`: the group of the agent."""
+    """The folders under `root`. `agent_uid`: the agent's user."""
 
-    def __init__(self, root: str, agent_gid: int) -> None:
-        self.root, self._gid = root, agent_gid
+    def __init__(self, root: str, agent_uid: int) -> None:
+        self.root, self._agent_uid = root, agent_uid
 
     def set_up(self) -> None:
-        """Make the folders that everybody passes through. OSError."""
-        for path in (self.root, os.path.join(self.root, JOBS)):
+        """Make the folders that everybody passes through. OSError, also where the file system has no access lists."""
+        jobs = os.path.join(self.root, JOBS)
+        for path in (self.root, jobs):
             os.makedirs(path, mode=0o700, exist_ok=True)
             folder = os.open(path, _DIRECTORY)
             try:
                 if os.fstat(folder).st_uid != os.geteuid():
                     raise OSError(f"{path} belongs to another user")
-                os.fchown(folder, -1, self._gid)
                 os.fchmod(folder, PASSED)
+                if path == jobs:
+                    os.setxattr(folder, access_lists.ACCESS, access_lists.for_two(self._agent_uid, ALL, LOOK, PASS))
             finally:
                 os.close(folder)
 
@@ -53,8 +59,10 @@ class JobFolders:
             if owner not in (os.geteuid(), account.uid):
                 why = f"{path} belongs to another user (uid {owner}): it is left of another rack's job"
                 raise Denied(why, f"rm -r {path}")
-            os.fchown(folder, account.uid, self._gid)
-            os.fchmod(folder, SHARED)
+            may = access_lists.for_two(self._agent_uid, ALL, ALL)
+            for attribute in (access_lists.ACCESS, access_lists.DEFAULT):
+                os.setxattr(folder, attribute, may)
+            os.fchown(folder, account.uid, account.gid)
         finally:
             os.close(folder)
         return path
@@ -72,20 +80,26 @@ class JobFolders:
         """Remove the job's folder. Denied says what is left there."""
         path, owner = os.path.join(self.root, JOBS, job), self.owner(job)
         if owner is not None:
-            cleared = subprocess.run(
-                ("find", ".", "-xdev", "-mindepth", "1", "-delete"),
-                cwd=path,
-                user=owner[0],
-                group=owner[1],
-                extra_groups=[],
-                env={"PATH": PROGRAMS, "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=CLEAR_S,
-                check=False,
-            )
+            _as_owner(path, owner, "chmod", "-R", "u+rwX", ".")
+            cleared = _as_owner(path, owner, "find", ".", "-xdev", "-mindepth", "1", "-delete")
             if cleared.returncode:
                 raise Denied(f"{path} cannot be removed: {cleared.stderr.strip()[:200]}", f"rm -r {path}")
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
+
+
+def _as_owner(path: str, owner: tuple[int, int], *argv: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a folder as its user, who may have put anything there."""
+    return subprocess.run(
+        argv,
+        cwd=path,
+        user=owner[0],
+        group=owner[1],
+        extra_groups=[],
+        env={"PATH": PROGRAMS, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=CLEAR_S,
+        check=False,
+    )

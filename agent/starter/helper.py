@@ -1,7 +1,6 @@
 """Answers the agent's questions (`agent.ports.starter.starter_wire`): a thread for each connection."""
 
 import contextlib
-import os
 import pwd
 import socket
 import subprocess
@@ -49,7 +48,7 @@ class Starter:
         self._rules, self._folders, self._units, self._say, self._lookup = rules, folders, units, say, lookup
         self._connections = threading.Semaphore(CONNECTIONS_MAX)
         self._changing = threading.Lock()
-        """The lock under which folders are made and removed."""
+        """The lock under which folders are made."""
         self._counting = threading.Lock()
         self.counted: Counter[str] = Counter()
 
@@ -106,8 +105,7 @@ class Starter:
                 case EndAs():
                     return self._end(question)
                 case ForgetFolder():
-                    with self._changing:
-                        self._folders.forget(question.job)
+                    self._folders.forget(question.job)
                     return StarterDone()
                 case _:
                     assert_never(question)
@@ -168,11 +166,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             return b""
         found += part
     return bytes(found)
-
-
-def group_of(uid: int) -> int:
-    """The group of the agent's user. Denied when it has none but root's."""
-    found = pwd.getpwuid(uid).pw_gid if uid else os.getegid()
-    if found == 0 and uid != 0:
-        raise Denied("the group of the agent's user is root's", "give the agent's user a group of its own")
-    return found

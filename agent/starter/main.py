@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from agent.ports.network.unix_sockets import bind_unix
 from agent.ports.starter.starter_wire import FOLDER, SOCKET
-from agent.starter.accounts import UID_MIN, Denied, Rules
+from agent.starter.accounts import UID_MIN, Rules
 from agent.starter.folders import JobFolders
-from agent.starter.helper import Starter, group_of
+from agent.starter.helper import Starter
 from agent.starter.units import launcher
 
 
@@ -34,16 +34,13 @@ def main() -> None:
     options = arguments().parse_args()
     try:
         uid = int(options.user) if options.user.isdecimal() else pwd.getpwnam(options.user).pw_uid
-        group = group_of(uid)
     except KeyError:
         _fail(f"there is no user {options.user}", "name the agent's user with --user")
-    except Denied as denied:
-        _fail(str(denied), denied.next)
     if os.geteuid() != 0:
         _fail("only root may start jobs as other users", "systemctl start covey-starter")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     folder = os.path.abspath(options.folder)
-    folders = JobFolders(folder, group)
+    folders = JobFolders(folder, uid)
     path = os.path.join(folder, SOCKET)
     try:
         folders.set_up()

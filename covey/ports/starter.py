@@ -8,6 +8,9 @@ from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId
 
+ENFORCED = "enforced"
+"""What `StartsAs.limits` says where limits hold."""
+
 
 class OtherUser(msgspec.Struct, frozen=True):
     """A user, by name and number: a host where the name has another number starts nothing."""
@@ -34,7 +37,8 @@ class TheirFiles(Protocol):
     there was put there by a user who may wish this agent ill: only plain files of the folder's owner are read."""
 
     async def read(self, name: str, uid: int) -> bytes | None:
-        """A small file, if the folder belongs to `uid`. None: there is none, or none that may be read."""
+        """A small file, if the folder belongs to `uid`; empty where something else has its name. None: there is none.
+        OSError from a sick disk."""
 
     async def names(self, prefix: str) -> list[str]: ...
     async def size(self, name: str) -> int: ...

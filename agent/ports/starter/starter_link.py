@@ -26,7 +26,7 @@ from agent.ports.starter.their_files import JOBS, FolderFiles
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId
-from covey.ports.starter import ProgramAs
+from covey.ports.starter import ENFORCED, ProgramAs
 from covey.ports.streams import Bytes
 from covey.wire.frames import pack, read_frame
 
@@ -64,13 +64,13 @@ class StarterLink:
         try:
             here = await self._ask(AskStarter())
         except OSError as error:
-            self.refusal = f"jobs of other users are not possible here: {error}"
+            self.refusal = str(error)
             return
         if not isinstance(here, StarterHere):
-            self.refusal = f"jobs of other users are not possible here: {UNEXPECTED}"
+            self.refusal = UNEXPECTED
             return
         self.refusal, self.counted = "", here.counted
-        self.limits = "enforced" if here.enforces else NOT_LIMITED
+        self.limits = ENFORCED if here.enforces else NOT_LIMITED
 
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         own = self.path(f"{JOBS}/{which.job}")

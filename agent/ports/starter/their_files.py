@@ -8,6 +8,7 @@ is ever written there.
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -18,6 +19,8 @@ R = TypeVar("R")
 NAME = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/([A-Za-z0-9_][A-Za-z0-9._-]{0,199})\Z")
 READ_BYTES_MAX = 8 << 20
 """Most bytes of a file that is read whole."""
+THE_HOSTS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of the file."""
 NAMES_MAX = 10_000
 """Most entries of one folder that are looked at."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,6 +60,10 @@ class FolderFiles:
             return self._with(name, _whole, uid)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno in THE_HOSTS:
+                raise
+            return b""  # its user's doing: as good as damaged
 
     def _with(self, name: str, work: Callable[[int], R], uid: int | None = None) -> R:
         """Do `work` with the open file. OSError when there is none that may be read. `uid`: whose it has to be."""

@@ -36,7 +36,7 @@ class StarterHere:
     def __init__(self, folder: str, python: str, agent_uid: int | None = None, units: Launcher | None = None) -> None:
         self.folder, self.said = folder, list[str]()
         uid = os.geteuid() if agent_uid is None else agent_uid
-        self.folders = JobFolders(folder, os.getegid() if agent_uid is None else agent_uid)
+        self.folders = JobFolders(folder, uid)
         self.folders.set_up()
         self.starter = Starter(Rules(uid), self.folders, units or Sessions(python), self.said.append, lookup)
         self._listener: socket.socket | None = None
