@@ -24,7 +24,7 @@ Epoch = Annotated[int, Meta(ge=0, lt=10**18)]
 Text = Annotated[str, Meta(max_length=400)]
 
 
-class StarterFrame(msgspec.Struct, frozen=True, tag=True):
+class StarterFrame(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """One message; the tag is the class name."""
 
 
