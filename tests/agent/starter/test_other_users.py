@@ -72,14 +72,14 @@ ulimit -n; ps -o sid= -p $$ | tr -d ' '; echo $$
 async def test_a_job_runs_as_its_user_and_has_what_a_login_gives(both: tuple[Here, StarterHere]) -> None:
     host, starter = both
     assert host.env.starter.refusal == ""
-    before = os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/oom_score_adj").read_text()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, -5)  # as the starter's unit, or the agent's
     runner = host.runner()
     try:
         await runner.start(of_alice("/bin/sh", "-c", SCRIPT))
         await until(lambda: host.told(RanksEnded), 20.0)
     finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before[0])
+        os.setpriority(os.PRIO_PROCESS, 0, before)
     assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0}, "")], (starter.said, host.lines.text)
     said = (await output(runner)).split("\n")
     assert said[:7] == [str(ALICE)] * 3 + ["0077", "/home/alice alice alice /bin/sh", "0", "0"]
@@ -95,7 +95,8 @@ async def test_what_it_wrote_is_its_users_and_the_agents_and_goes_with_the_job(
     runner = host.runner()
     await running(host, runner, of_alice("/bin/sh", "-c", "echo secret; sleep 600"))
     folder = Path(short, "u/jobs/j1")
-    assert {(path.stat().st_uid, path.stat().st_mode & 0o007) for path in folder.iterdir()} == {(ALICE, 0)}
+    with os.scandir(folder) as entries:
+        assert {(entry.stat().st_uid, entry.stat().st_mode & 0o007) for entry in entries} == {(ALICE, 0)}
     assert as_user(BOB, lambda: os.listdir(folder)) == "EACCES"
     assert as_user(BOB, lambda: (folder / "rank0.log").read_text()) == "EACCES"
     assert await host.env.disk.names("jobs/j1/rank0") == [], "the agent's own folder has none of it"
