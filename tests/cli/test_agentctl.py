@@ -430,6 +430,16 @@ def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, 
     assert (code, "gpu9: two machines claim this name; next: rename one" in out) == (1, True)
 
 
+def test_hosts_say_where_jobs_of_other_users_cannot_run_once_they_can_anywhere(run: Run, agent: FakeAgent) -> None:
+    row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": [], "other_users": "no"}
+    agent.replies["GET /v1/hosts"] = [row, row | {"host": "gpu8", "leads": False}]
+    assert "other users" not in run("hosts")[1]
+    agent.replies["GET /v1/hosts"] = [row, row | {"host": "gpu8", "leads": False, "other_users": "limited"}]
+    assert run("hosts")[1].count("jobs of other users: not possible, no starter") == 1
+    agent.replies["GET /v1/hosts"] = [row | {"other_users": "unlimited"}]
+    assert "limits of other users' jobs: not enforced" in run("hosts")[1]
+
+
 def test_a_job_says_what_it_may_take_of_each_hosts_memory_and_what_it_has() -> None:
     gib = 1 << 30
     has = {"blocks_bytes": 20 * gib, "arrays_bytes": 4 * gib, "peak_bytes": 31 * gib}

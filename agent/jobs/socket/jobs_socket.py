@@ -264,12 +264,9 @@ class JobSocket:
         if len(self._joined) >= PEERS_MAX:
             why = f"{PEERS_MAX} processes, the limit, have joined on {self._env.host}"
             raise Refused(4, "cannot join", why, "close the ones that are not needed and try again")
-        if first.job is None and is_users:
-            why = f"{RANKS_SOCKET} is for ranks of jobs, and this is none"
-            raise Refused(4, what, why, "run it as the agent's own user")
         if first.job is not None:
             self._check_rank(first, first.job, stream.uid, is_users)
-        return ConnectedProcess(first, stream.uid, stream)
+        return ConnectedProcess(first, stream.uid, stream, is_users)
 
     def _check_rank(self, join: Join, job: JobId, uid: int, is_users: bool) -> None:
         what = f"rank {join.rank} cannot join job {job}"
@@ -396,15 +393,22 @@ class JobSocket:
             else:
                 await self._ask(peer, frame)
 
+    def _check_job(self, peer: ConnectedProcess, frame: Frame) -> None:
+        """Note for which job the process asks. Refused where it may not, or where it says none and has to."""
+        if isinstance(frame, VolumeWanted) and frame.job is not None:
+            what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
+            self._check_token(what, frame.job, frame.epoch, frame.token, peer.uid)
+            peer.of_job = frame.job
+        elif peer.is_users and peer.of_job is None:
+            why = f"{RANKS_SOCKET} is for processes of jobs, and this one has not said of which it is"
+            raise Refused(4, f"cannot ask for {type(frame).__name__}", why, "run it in a job")
+
     async def _ask(self, peer: ConnectedProcess, frame: Frame) -> None:
         try:
             if isinstance(frame, ExtendGrace):
                 await self._extend(peer, frame)
             else:
-                if isinstance(frame, VolumeWanted) and frame.job is not None:
-                    what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
-                    self._check_token(what, frame.job, frame.epoch, frame.token, peer.uid)
-                    peer.of_job = frame.job
+                self._check_job(peer, frame)
                 await self._deliver(peer, frame)
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))
