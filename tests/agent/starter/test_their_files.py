@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.ports.starter.their_files import READ_BYTES_MAX, FolderFiles
-from agent.starter.accounts import UnixAccount
+from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.folders import JobFolders
 from tests.agent.starter.starter_here import ALICE, BOB
 from tests.covey.test_volume_users import as_user
@@ -119,6 +119,23 @@ def test_a_hard_link_to_another_users_file_is_not_read(root: Path) -> None:
     assert (root.parent / "gossip.key").read_bytes() == SECRET, "a name was removed, and nothing behind it"
 
 
+def test_a_link_to_the_users_own_file_elsewhere_is_not_followed(root: Path) -> None:
+    own = root.parent / "own"
+    own.write_text("own")
+    os.chown(own, ALICE, ALICE)
+    os.chmod(own, 0o644)
+    assert by_alice(root, "os.symlink('../../../own', 'rank0.log')") == "done"
+    assert by_agent(root, lambda files: files.read("jobs/j1/rank0.log", ALICE)) == "b''"
+
+
+def test_a_file_of_another_user_is_not_the_jobs(root: Path) -> None:
+    path = root / "jobs/j1/rank0.log"
+    path.write_bytes(SECRET)
+    for uid in (AGENT, BOB, 0):
+        os.chown(path, uid, uid)
+        assert by_agent(root, lambda files: files.read("jobs/j1/rank0.log", ALICE)) == "b''"
+
+
 def test_a_folder_that_became_a_link_is_not_followed(root: Path) -> None:
     os.symlink(root.parent, root / "jobs/j2")
     assert by_agent(root, lambda files: files.read("jobs/j2/gossip.key", ALICE)) == "None"
@@ -162,9 +179,17 @@ def test_a_folder_is_cleared_by_its_user_whatever_is_in_it(root: Path) -> None:
     made.forget("j1")
 
 
+def test_what_the_user_cannot_remove_stays_and_is_told(root: Path) -> None:
+    (root / "jobs/j1/d").mkdir(mode=0o755)
+    (root / "jobs/j1/d/x").touch()
+    with pytest.raises(Denied, match="cannot be removed"):
+        JobFolders(str(root), AGENT).forget("j1")
+    assert (root / "jobs/j1/d/x").exists()
+
+
 def test_a_folder_of_another_user_is_not_given_to_a_second_one(root: Path) -> None:
     made = JobFolders(str(root), AGENT)
-    with pytest.raises(Exception, match="belongs to another user"):
+    with pytest.raises(Denied, match="belongs to another user"):
         made.make("j1", account(BOB))
     assert (root / "jobs/j1").stat().st_uid == ALICE
     os.chmod(root / "jobs/j1", 0o777)
