@@ -133,7 +133,7 @@ class Following:
             state = None if state is None else believed(self._env, epoch.record.spec, state)
             if state is not None and state.ended:
                 await self._end(key, epoch, state)
-            elif self._may_live(epoch, deadline_s):
+            elif epoch.forced or self._may_live(epoch, deadline_s):
                 await asyncio.sleep(RETRY_S)
             elif found is None and epoch.found and epoch.record.supervisor is None:
                 return False
@@ -183,7 +183,7 @@ class Following:
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
         """Give these ranks no other supervisor: end what an earlier one may have left, and publish their end."""
         if other_user(self._env, epoch.record.spec) is not None:
-            await self.end_all(key)
+            await self._end_surely(key)
         else:
             await self._end_left(epoch, state)
         await self._end_here(key, epoch, lost_of(epoch, state, why))
@@ -198,15 +198,24 @@ class Following:
 
     async def end_by_force(self, key: Key, epoch: Epoch, why: str) -> None:
         """End an epoch that runs as another user and whose supervisor does not end it."""
+        epoch.forced = True
+        await self._end_surely(key)
         await self._end_here(key, epoch, lost_of(epoch, epoch.state, why))
-        await self.end_all(key)
 
-    async def end_all(self, key: Key) -> None:
-        """End all that runs of an epoch as another user, whatever its supervisor says of it."""
+    async def _end_surely(self, key: Key) -> None:
+        """End all that runs of an epoch as another user: others may start in its place once its end is told."""
+        while not await self.end_all(key):
+            await asyncio.sleep(UNREADABLE_S)
+
+    async def end_all(self, key: Key) -> bool:
+        """End all that runs of an epoch as another user, whatever its supervisor says of it. Whether that was
+        possible."""
         try:
             await self._env.starter.end(*key)
         except OSError as error:
             self._env.log.error("processes of another user are not ended", job=key[0], epoch=key[1], why=str(error))
+            return False
+        return True
 
     async def _again(self, key: Key, epoch: Epoch) -> None:
         self._env.log.warning("the supervisor ended; starting another one", job=key[0], epoch=key[1])

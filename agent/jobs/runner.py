@@ -155,6 +155,7 @@ class SupervisedRunner:
                 continue
             if other_user(self._env, epoch.record.spec) is not None:
                 self._env.spawn("runner: users", self.let_users_in())
+                self._env.spawn(f"runner: lease of {key[0]}.{key[1]}", self._keep_lease(epoch))
             self._env.spawn(f"runner: found {key[0]}.{key[1]}", self._following.found(key, epoch))
             self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
 
@@ -267,6 +268,17 @@ class SupervisedRunner:
         if epoch.stream is not None:
             with contextlib.suppress(ConnectionError):
                 await epoch.stream.write(pack(stop))
+
+    async def _keep_lease(self, epoch: Epoch) -> None:
+        """End ranks of another user once their lease is over: their supervisor is that user's, too, and may not."""
+        spec = epoch.record.spec
+        while not epoch.ended:
+            lease = epoch.lease
+            if lease is not None and self._env.clock.boot_s() > lease.until_s + lease.grace_s + LATE_S:
+                why = f"no leader has confirmed these ranks, and their supervisor did not end them on {self._env.host}"
+                await self._following.end_by_force((spec.job, spec.epoch), epoch, why)
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _end_in_time(self, epoch: Epoch, stop: StopRanks) -> None:
         """End ranks of another user once their grace is over: their supervisor is that user's, too, and may not."""
@@ -545,6 +557,7 @@ class SupervisedRunner:
                 await self._following.never_start(key, epoch, supervision.CANNOT_START, why)
                 return
             await self.let_users_in()
+            self._env.spawn(f"runner: lease of {key[0]}.{key[1]}", self._keep_lease(epoch))
         promised = [e.record.output_bytes_max * len(e.record.spec.ranks) for e in self._epochs.values() if not e.ended]
         most = self._outputs.rank_bytes_max(sum(promised), len(epoch.record.spec.ranks))
         epoch.record = msgspec.structs.replace(epoch.record, output_bytes_max=most)

@@ -68,9 +68,9 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
     user = other_user(env, spec)
     if user is None:
         return (await env.processes.start_program(program, instance, config)).id
-    memory = spec.host_memory if program == "supervisor" else 0
+    of = spec.job, spec.epoch
     which = ProgramAs(
-        user=user, job=spec.job, epoch=spec.epoch, program=program, instance=instance, memory_bytes=memory
+        user=user, job=of[0], epoch=of[1], program=program, instance=instance, memory_bytes=spec.host_memory
     )
     return await env.starter.start_program(which, config)
 

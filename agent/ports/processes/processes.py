@@ -227,7 +227,7 @@ class RealProcesses:
             os.close(output)
 
     async def start_waiting(self, command: Command) -> WaitingProcess:
-        return await start_waiting(self._of_user(command), self._marks(command))
+        return await start_waiting(self._of_user(command), self._marks(command), self._of_user)
 
     def _of_user(self, command: Command) -> Command:
         """The command as it is for a user other than the agent's: it has what a login gives, and the group of the

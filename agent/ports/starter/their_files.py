@@ -124,14 +124,17 @@ class FolderFiles:
         return found
 
     def _delete(self, name: str) -> None:
-        """Remove a name; what it leads to stays."""
-        job, base = _parts(name)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        """Remove a name; what it leads to stays, and so does what is no file."""
+        try:
+            job, base = _parts(name)
             folder = self._folder(job)
             try:
                 os.unlink(base, dir_fd=folder)
             finally:
                 os.close(folder)
+        except OSError as error:
+            if error.errno in THE_HOSTS:
+                raise
 
 
 def _parts(name: str) -> tuple[str, str]:

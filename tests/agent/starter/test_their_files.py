@@ -88,6 +88,12 @@ def test_the_folder_itself_cannot_be_replaced_by_its_user(root: Path) -> None:
     assert as_user(ALICE, lambda: os.symlink("/etc", root / "jobs/j9")) == "EACCES"
 
 
+def test_what_cannot_be_removed_is_no_error(root: Path) -> None:
+    """Else a user would keep an agent from clearing up the others' output."""
+    by_alice(root, "os.makedirs('rank0.log/x')")
+    assert by_agent(root, lambda files: files.delete("jobs/j1/rank0.log")) == "None"
+
+
 @pytest.mark.parametrize(
     "line",
     [
