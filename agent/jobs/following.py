@@ -204,7 +204,9 @@ class Following:
 
     async def _end_surely(self, key: Key) -> None:
         """End all that runs of an epoch as another user: others may start in its place once its end is told."""
-        while not await self.end_all(key):
+        while True:
+            if await self.end_all(key):
+                return
             await asyncio.sleep(UNREADABLE_S)
 
     async def end_all(self, key: Key) -> bool:

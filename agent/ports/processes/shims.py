@@ -254,7 +254,9 @@ class SpareProcess:
         self._control.close()
 
 
-async def start_waiting(command: Command, marks: dict[str, str], whose: Callable[[Command], Command]) -> SpareProcess:
+async def start_waiting(
+    command: Command, marks: dict[str, str], whose: Callable[[Command], Command] = lambda command: command
+) -> SpareProcess:
     """Start a process ahead. `whose`: what it may become, as it is for its user. OSError names what is at fault."""
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as unless_started:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.jobs import following as following_module
 from agent.jobs import runner as runner_module
 from agent.jobs.output import JobsSettings
 from agent.jobs.outputs import Outputs
@@ -24,7 +25,7 @@ from covey.core.ids import JobId
 from covey.ports.processes import ProcessId
 from covey.ports.starter import NobodyElse
 from covey.wire.frames import pack
-from plugins.base import RanksSpec
+from plugins.base import RankLease, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import Here, ranks, until
 from tests.agent.jobs.test_runner import gone
@@ -203,6 +204,41 @@ async def test_a_supervisor_that_does_not_end_its_ranks_is_ended_with_them(
     await until(lambda: host.told(RanksEnded), 20.0)
     await until(lambda: gone(pid) and gone(supervisor), 20.0)
     assert "did not end it in time" in host.told(RanksEnded)[0].reason
+
+
+async def test_an_end_by_force_is_told_once_it_is_sure(
+    both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of this job may start elsewhere once their end is told."""
+    monkeypatch.setattr(runner_module, "LATE_S", 0.3)
+    monkeypatch.setattr(following_module, "UNREADABLE_S", 0.05)
+    host, starter = both
+    runner = host.runner()
+    pid = await running(host, runner, of_alice("/bin/sleep", "600", grace_s=0.2))
+    (supervisor,) = programs("supervisor-j1-1")
+    starter.stop()
+    os.kill(supervisor, signal.SIGSTOP)
+    await runner.stop(J1, 1, 0.2, "cancelled")
+    await until(lambda: host.lines.text.count("processes of another user are not ended") > 3, 20.0)
+    assert (host.told(RanksEnded), gone(pid)) == ([], False)
+    starter.start()
+    await until(lambda: host.told(RanksEnded), 20.0)
+    assert gone(pid) and gone(supervisor)
+
+
+async def test_ranks_whose_lease_is_over_end_though_their_supervisor_does_not_look(
+    both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "LATE_S", 0.3)
+    host, _ = both
+    runner = host.runner()
+    lease = RankLease(host.env.clock.boot_s(), 3.0, 0.2)
+    pid = await running(host, runner, msgspec.structs.replace(of_alice("/bin/sleep", "600"), lease=lease))
+    (supervisor,) = programs("supervisor-j1-1")
+    os.kill(supervisor, signal.SIGSTOP)
+    await until(lambda: host.told(RanksEnded), 20.0)
+    (ended,) = host.told(RanksEnded)
+    assert ended.lost and "no leader has confirmed" in ended.reason and gone(pid)
 
 
 async def test_only_the_agents_user_may_ask_a_supervisor(both: tuple[Here, StarterHere], short: str) -> None:
