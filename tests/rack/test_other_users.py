@@ -78,7 +78,7 @@ def host() -> Iterator[BootedHost]:
         # the Python of these tests may be in root's home
         written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", "[Service]\nProtectHome=read-only\n")
         typed(found, "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/")
-        typed(found, "systemctl daemon-reload && systemctl start covey-starter")
+        typed(found, "systemctl daemon-reload && systemctl enable --now covey-starter")
         typed(found, "set -e; " + "\n".join(installation()[-2:]))
         wait(lambda: "gpu1 leads" in found.shell("agentctl hosts").stdout, found.journal, 60.0)
         yield found

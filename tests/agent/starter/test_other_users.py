@@ -155,7 +155,7 @@ def programs(instance: str) -> list[int]:
     return sorted(found)
 
 
-async def test_without_a_starter_a_job_of_another_user_is_refused_in_words_and_the_agents_own_runs(
+async def test_without_a_starter_own_jobs_run_and_others_are_refused_in_words(
     both: tuple[Here, StarterHere],
 ) -> None:
     host, starter = both
