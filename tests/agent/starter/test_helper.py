@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -231,16 +231,23 @@ def test_no_bytes_make_the_starter_stumble(data: bytes) -> None:
                 continue
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=8) | st.binary(max_size=8), st.lists, max_leaves=6))
-def test_no_message_but_the_known_ones_is_taken(value: object) -> None:
-    for tag in ("StartAs", "EndAs", "ForgetFolder", "GiveConfig"):
-        data = msgspec.msgpack.encode({"type": tag, "job": value, "epoch": value, "part": value, "user": value})
-        with contextlib.suppress(FrameError):
-            found = frames.unpack(data, to_starter)
-            assert isinstance(found, EndAs | ForgetFolder | GiveConfig), "a start needs more than that"
+ODD = (
+    st.text(max_size=8) | st.integers() | st.binary(max_size=4) | st.none() | st.sampled_from(["j1", "alice", "spares"])
+)
 
 
-def test_a_part_that_is_too_long_ends_the_connection(asked: Asked, tmp_path: Path) -> None:
+@given(st.fixed_dictionaries(dict.fromkeys(("job", "epoch", "program", "user", "uid"), ODD)))
+def test_whatever_is_asked_for_is_of_the_form_that_a_command_may_have(values: dict[str, object]) -> None:
+    try:
+        found = frames.unpack(msgspec.msgpack.encode({"type": "StartAs", **values}), to_starter)
+    except (FrameError, OverflowError):
+        return
+    assert isinstance(found, StartAs)
+    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,62}", found.job) and re.fullmatch(r"\w[\w.@\\-]*", found.user, re.ASCII)
+    assert found.program in ("supervisor", "spares") and 0 <= found.uid < (1 << 32) - 1
+
+
+def test_a_part_that_is_too_long_ends_the_connection(asked: Asked) -> None:
     with asked.client() as client:
         client.sendall((2 << 20).to_bytes(4, "little"))
         assert client.recv(100) == b"", "before anything of it was read"
