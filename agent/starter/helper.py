@@ -11,21 +11,7 @@ from typing import assert_never
 
 from agent.ports.network.peers import peer_of
 from agent.ports.processes.procfs import start_ticks
-from agent.ports.starter.starter_wire import (
-    CONFIG_BYTES_MAX,
-    Answer,
-    AskStarter,
-    EndAs,
-    ForgetFolder,
-    GiveConfig,
-    Question,
-    StartAs,
-    StartedAs,
-    StarterDone,
-    StarterHere,
-    StarterRefused,
-    to_starter,
-)
+from agent.ports.starter import starter_wire as wire
 from agent.starter.accounts import Denied, Lookup, Rules, account_of
 from agent.starter.folders import JobFolders
 from agent.starter.units import Launcher
@@ -47,8 +33,6 @@ class Starter:
     ) -> None:
         self._rules, self._folders, self._units, self._say, self._lookup = rules, folders, units, say, lookup
         self._connections = threading.Semaphore(CONNECTIONS_MAX)
-        self._changing = threading.Lock()
-        """The lock under which folders are made."""
         self._counting = threading.Lock()
         self.counted: Counter[str] = Counter()
 
@@ -86,27 +70,27 @@ class Starter:
         parts: list[bytes] = []
         size = 0
         while (message := received(connection)) is not None:
-            if isinstance(message, GiveConfig):
+            if isinstance(message, wire.GiveConfig):
                 size += len(message.part)
-                parts = [*parts, message.part] if size <= CONFIG_BYTES_MAX else []
+                parts = [*parts, message.part] if size <= wire.CONFIG_BYTES_MAX else []
                 continue
             answer = self.answer(message, b"".join(parts), size)
             parts, size = [], 0
             connection.sendall(frames.pack(answer))
 
-    def answer(self, question: Question, given: bytes = b"", size: int = 0) -> Answer:
+    def answer(self, question: wire.Question, given: bytes = b"", size: int = 0) -> wire.Answer:
         """`given`: the configuration that came before, of `size` bytes; empty where it is too long."""
         try:
             match question:
-                case AskStarter():
-                    return StarterHere(self._units.enforces, dict(self.counted))
-                case StartAs():
+                case wire.AskStarter():
+                    return wire.StarterHere(self._units.enforces, dict(self.counted))
+                case wire.StartAs():
                     return self._start(question, given, size)
-                case EndAs():
+                case wire.EndAs():
                     return self._end(question)
-                case ForgetFolder():
+                case wire.ForgetFolder():
                     self._folders.forget(question.job)
-                    return StarterDone()
+                    return wire.StarterDone()
                 case _:
                     assert_never(question)
         except Denied as denied:
@@ -114,45 +98,44 @@ class Starter:
         except (OSError, subprocess.SubprocessError) as error:
             return self._refused(question, str(error), READ_LOG)
 
-    def _refused(self, question: Question, why: str, next: str) -> StarterRefused:
+    def _refused(self, question: wire.Question, why: str, next: str) -> wire.StarterRefused:
         self._count("refused")
-        job = "" if isinstance(question, AskStarter) else f" of {question.job}"
+        job = "" if isinstance(question, wire.AskStarter) else f" of {question.job}"
         self._say(f"refused {type(question).__name__}{job}: {why}")
-        return StarterRefused(why[:400], next[:400])
+        return wire.StarterRefused(why[:400], next[:400])
 
-    def _start(self, ask: StartAs, given: bytes, size: int) -> StartedAs:
+    def _start(self, ask: wire.StartAs, given: bytes, size: int) -> wire.StartedAs:
         account = account_of(ask.user, ask.uid, self._rules, self._lookup)
-        if size > CONFIG_BYTES_MAX:
-            why = f"the environment and arguments of its ranks are {size >> 20} MiB; at most {CONFIG_BYTES_MAX >> 20}"
-            raise Denied(why, "submit it with a smaller environment (agentctl submit --env)")
+        if size > wire.CONFIG_BYTES_MAX:
+            why = f"environment and arguments of its ranks are {size >> 20} MiB; at most {wire.CONFIG_BYTES_MAX >> 20}"
+            raise Denied(why, "submit it from a shell with a smaller environment")
         if not given:
             raise Denied("a program without a configuration", "upgrade covey-starter and the agent together")
-        with self._changing:
-            folder = self._folders.make(ask.job, account)
+        folder = self._folders.make(ask.job, account)
         pid = self._units.start(ask, account, folder, given)
         self._count("started")
         self._say(f"{ask.program} of {ask.job}, epoch {ask.epoch}, runs as {account.name}: pid {pid}")
-        return StartedAs(pid, start_ticks(pid) or 0)
+        return wire.StartedAs(pid, start_ticks(pid) or 0)
 
-    def _end(self, ask: EndAs) -> StarterDone:
+    def _end(self, ask: wire.EndAs) -> wire.StarterDone:
         owner = self._folders.owner(ask.job)
         if owner is not None:
             self._units.end(ask, owner[0])
             self._count("ended")
-        return StarterDone()
+        return wire.StarterDone()
 
     def _count(self, what: str) -> None:
         with self._counting:
             self.counted[what] += 1
 
 
-def received(connection: socket.socket) -> GiveConfig | Question | None:
+def received(connection: socket.socket) -> wire.GiveConfig | wire.Question | None:
     """The next message; None at the end. FrameError when it is malformed."""
     header = _exactly(connection, 4)
     if not header:
         return None
     body = _exactly(connection, frames.body_size(header))
-    return frames.unpack(body, to_starter)
+    return frames.unpack(body, wire.to_starter)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -68,7 +68,3 @@ def _say(line: str) -> None:
 def _fail(why: str, next: str) -> NoReturn:
     print(f"covey-starter: {why}\nnext: {next}", file=sys.stderr)
     sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

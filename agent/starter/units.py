@@ -9,7 +9,6 @@ by root.
 
 import contextlib
 import os
-import resource
 import secrets
 import signal
 import subprocess
@@ -34,7 +33,7 @@ TASKS_MAX = 32_768
 FILES_MAX = 65_536
 """Open files, as the agent's own jobs may have."""
 UMASK = 0o027
-"""The umask of programs: the agent, as the folder's group, reads their files. A job says its own."""
+"""The umask of programs: an access list lets the agent read what a group may. A job says its own."""
 START_S = 30.0
 END_S, LOOK_S = 5.0, 0.02
 
@@ -89,7 +88,10 @@ class Units:
         return int(pid)
 
     def end(self, ask: EndAs, uid: int) -> None:
-        self._run(("systemctl", "kill", "--signal=KILL", f"covey-job:{ask.job}:{ask.epoch}:*.service"))
+        units = f"covey-job:{ask.job}:{ask.epoch}:*.service"
+        done = self._run(("systemctl", "kill", "--signal=KILL", units))
+        if done.returncode:
+            raise Denied(f"its units are not ended: {done.stderr.strip()[:200]}", f"systemctl kill -s KILL '{units}'")
 
 
 def unit_command(ask: StartAs, account: UnixAccount, folder: str, unit: str, given: str) -> tuple[str, ...]:
@@ -159,10 +161,6 @@ class Sessions:
         finally:
             os.close(handed)
         make_ordinary(started.pid, started.pid)
-        limits = ((resource.RLIMIT_NOFILE, FILES_MAX), (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY))
-        for limit, most in limits:
-            with contextlib.suppress(OSError, ValueError):  # it has ended, or this host allows less
-                resource.prlimit(started.pid, limit, (most, most))
         threading.Thread(target=started.wait, daemon=True).start()
         return started.pid
 
@@ -175,8 +173,7 @@ class Sessions:
 
 
 def login_environment(account: UnixAccount) -> dict[str, str]:
-    modules = os.environ.get("PYTHONPATH", "")
-    own = {"PYTHONPATH": modules} if modules else {}
+    own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     login = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **own, **login}
 

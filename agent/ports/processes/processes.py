@@ -45,7 +45,7 @@ SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 LOGIN = ("HOME", "USER", "LOGNAME", "SHELL")
 """Variables that a login of the job's user sets on this host, whatever they were where the job was submitted."""
 GROUP_READS = 0o640
-"""Mode of files of other users' programs, in folders of the agent's group."""
+"""Mode of files of other users' programs: the access list of their folder lets the agent do what a group may."""
 RACK_MARK = "COVEY_RACK"
 """The variable by which covey-rack finds what it started and whatever that started: a shim has it from the agent, not
 from its rank."""
@@ -67,7 +67,7 @@ class ProgramBase(msgspec.Struct, frozen=True):
     instance: str = ""
     log_level: str = "info"
     user: str = ""
-    """The user as whom the program runs, where that is not the agent's: then the agent's group reads what it writes."""
+    """The user as whom the program runs, where that is not the agent's: then the agent reads what it writes."""
 
 
 WORDS_MAX = 400
@@ -230,8 +230,8 @@ class RealProcesses:
         return await start_waiting(self._of_user(command), self._marks(command), self._of_user)
 
     def _of_user(self, command: Command) -> Command:
-        """The command as it is for a user other than the agent's: it has what a login gives, and the group of the
-        folder of its output reads that."""
+        """The command as it is for a user other than the agent's: it has what a login gives, and output that the agent
+        may read."""
         if not self._base.user:
             return command
         env = command.env | {name: os.environ[name] for name in LOGIN if name in os.environ}

@@ -29,7 +29,8 @@ class Systemd:
             path = self.properties()["StandardInput"].removeprefix("file:")
             self.given, self.mode = Path(path).read_bytes(), os.stat(path).st_mode & 0o777
             return subprocess.CompletedProcess(argv, self.status, "", "no such user\n" if self.status else "")
-        return subprocess.CompletedProcess(argv, 0, self.pid, "")
+        status = self.status if "kill" in argv else 0
+        return subprocess.CompletedProcess(argv, status, self.pid, "no bus\n" if status else "")
 
     def properties(self) -> dict[str, str]:
         words = self.commands[0][: self.commands[0].index("--")]
@@ -68,6 +69,12 @@ def test_all_units_of_an_epoch_are_ended_and_of_no_other(tmp_path: Path) -> None
     systemd = Systemd()
     Units(str(tmp_path), systemd.run).end(EndAs("j1", 3), 1001)
     assert systemd.commands == [("systemctl", "kill", "--signal=KILL", "covey-job:j1:3:*.service")]
+
+
+def test_an_end_that_systemd_did_not_bring_about_is_none(tmp_path: Path) -> None:
+    """Others may start in the place of these ranks once they have ended."""
+    with pytest.raises(Denied, match="not ended: no bus"):
+        Units(str(tmp_path), Systemd(1).run).end(EndAs("j1", 3), 1001)
 
 
 def test_without_systemd_programs_have_sessions_of_their_own(tmp_path: Path) -> None:
