@@ -534,6 +534,8 @@ class HostAgent:
             found |= service.metrics()
         found |= self.jobs.metrics()
         found |= self.plugin_runtime.metrics()
+        if isinstance(self.env.starter, LooksAgain):
+            found |= {metrics.STARTER.of(what): float(count) for what, count in self.env.starter.counted.items()}
         links = self.env.links
         if isinstance(links, CountedLinks):
             found |= links.metrics()
