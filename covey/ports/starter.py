@@ -1,5 +1,6 @@
 """Other users of this host: Covey's programs that run as them, and the files that those programs write."""
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -85,7 +86,11 @@ class StartsAs(Protocol):
 
 @runtime_checkable
 class LooksAgain(Protocol):
-    """StartsAs of a host whose starter may come and go: the real ones."""
+    """A starter that may come and go: the real one."""
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """What the starter did since it began, when last looked."""
 
     async def look(self) -> None:
         """Look whether programs can run as other users."""
