@@ -224,6 +224,8 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that its processes on one host may take together, bytes; 0: not limited."""
     memory: dict[HostId, MemoryInUse] = {}
     """What its processes have of each host's memory, where they said so."""
+    limited: dict[HostId, bool] = {}
+    """Whether each host that answered limits memory and number of its processes there, whatever they do."""
 
 
 class ElasticView(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
 from covey.ports.processes import LetsGo, ProcessId
+from covey.ports.starter import ENFORCED
 from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping
@@ -458,6 +459,12 @@ class SupervisedRunner:
             if epoch.ended and not epoch.forgotten:
                 found.append(ended_of(key, epoch))
         return found
+
+    def limited(self, job: JobId, epoch: int) -> bool | None:
+        known = self._epochs.get((job, epoch))
+        if known is None or known.ended:
+            return None
+        return other_user(self._env, known.record.spec) is not None and self._env.starter.limits == ENFORCED
 
     def refusal_as(self, user: str, uid: int | None) -> str:
         if is_own(self._env, uid) or not self._env.starter.refusal:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
-from cli.jobs.job import facts, host_memory
+from cli.jobs.job import facts, host_memory, limits
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
@@ -438,6 +438,15 @@ def test_hosts_say_where_jobs_of_other_users_cannot_run_once_they_can_anywhere(r
     assert run("hosts")[1].count("jobs of other users: not possible, no starter") == 1
     agent.replies["GET /v1/hosts"] = [row | {"other_users": "unlimited"}]
     assert "limits of other users' jobs: not enforced" in run("hosts")[1]
+
+
+def test_a_job_says_where_its_limits_are_enforced() -> None:
+    assert limits({}) == limits({"limited": {}}) == ""
+    assert limits({"limited": {"gpu1": True, "gpu2": True}}) == "enforced"
+    assert limits({"limited": {"gpu1": False}}) == "", "it asked for none"
+    assert limits({"limited": {"gpu1": False}, "host_memory": 1}) == "not enforced"
+    assert limits({"limited": {}, "host_memory": 1}) == "", "no host answered"
+    assert limits({"limited": {"gpu1": True, "gpu2": False}}) == "enforced on gpu1, not enforced on gpu2"
 
 
 def test_a_job_says_what_it_may_take_of_each_hosts_memory_and_what_it_has() -> None:

@@ -33,6 +33,17 @@ async def test_ranks_are_told_as_whom_they_run(rack: Rack) -> None:
 
 
 @on_a_rack()
+async def test_a_host_says_whether_it_limits_the_job(rack: Rack) -> None:
+    job = await submit(rack, workers=1)
+    await until(lambda: rack.job(job.id).state == "running")
+    (place,) = rack.job(job.id).start.places
+    host = rack.hosts[place.host]
+    assert host.service.ranks.told_by.job_now(job.id).limited is False
+    host.runner.limited_here.add((job.id, 1))
+    assert host.service.ranks.told_by.job_now(job.id).limited is True
+
+
+@on_a_rack()
 async def test_a_job_comes_to_a_host_that_runs_it_as_its_user(rack: Rack) -> None:
     able = sorted(rack.hosts)[-1]
     for name, host in rack.hosts.items():
