@@ -55,7 +55,7 @@ def test_the_starter_has_no_network_and_few_capabilities() -> None:
     settings = dict(line.split("=", 1) for line in STARTER.read_text().splitlines() if "=" in line and line[0] != "#")
     assert (settings["PrivateNetwork"], settings["RestrictAddressFamilies"]) == ("yes", "AF_UNIX")
     assert set(settings["CapabilityBoundingSet"].split()) == {
-        *("CAP_CHOWN", "CAP_FOWNER", "CAP_FSETID", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID")
+        *("CAP_CHOWN", "CAP_FOWNER", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID")
     }
     assert settings["RuntimeDirectoryMode"] == "0700", "environments of jobs pass through it"
 
