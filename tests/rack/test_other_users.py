@@ -97,7 +97,9 @@ def why(host: BootedHost, job: str) -> str:
 
 
 def pid_of(host: BootedHost, user: str, word: str) -> int:
-    return int(typed(host, f"pgrep -u {user} -x {word}").split()[0])
+    """The pid of what a job that has just begun runs as that user."""
+    found = wait(lambda: host.shell(f"pgrep -u {user} -x {word}").stdout.split(), host.journal, 10.0)
+    return int(found[0])
 
 
 def test_a_job_runs_as_its_user_in_a_unit_of_its_own(host: BootedHost) -> None:

@@ -117,7 +117,8 @@ def test_a_program_starts_with_its_whole_configuration(asked: Asked) -> None:
         started = told(client, GiveConfig(b"ab"), GiveConfig(b"c"), START)
         assert isinstance(started, StartedAs) and (started.pid, started.started > 0) == (os.getpid(), True)
         assert [(ask, given) for ask, _, _, given in asked.units.started] == [(START, b"abc")]
-        assert told(client, GiveConfig(b"d"), START) and asked.units.started[1][3] == b"d", "not the one before it"
+        assert isinstance(told(client, GiveConfig(b"d"), START), StartedAs)
+        assert asked.units.started[1][3] == b"d", "not the one before it"
         assert told(client, AskStarter()) == StarterHere(True, {"started": 2})
 
 

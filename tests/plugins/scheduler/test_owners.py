@@ -18,7 +18,8 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> None:
     parse = JobSpec.parse.__func__  # type: ignore[attr-defined]
 
     def parsed(cls: type[JobSpec], fields: Mapping[str, Any]) -> JobSpec:
-        return msgspec.structs.replace(parse(cls, fields), owner=ALICE)
+        found: JobSpec = parse(cls, fields)
+        return msgspec.structs.replace(found, owner=ALICE)
 
     monkeypatch.setattr(JobSpec, "parse", classmethod(parsed))
 
