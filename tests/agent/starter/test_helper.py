@@ -106,7 +106,9 @@ def told(client: socket.socket, *messages: StarterFrame) -> Answer:
     client.sendall(b"".join(frames.pack(message) for message in messages))
     data = bytearray()
     while True:
-        data += client.recv(65_536)
+        part = client.recv(65_536)
+        assert part, "it ended the connection"
+        data += part
         for found in frames.whole(data, from_starter):
             return found
 

@@ -84,19 +84,33 @@ ulimit -n; ps -o sid= -p $$ | tr -d ' '; echo $$
 async def test_a_job_runs_as_its_user_and_has_what_a_login_gives(both: tuple[Here, StarterHere]) -> None:
     host, starter = both
     assert host.env.starter.refusal == ""
-    prioritise(-5)  # as an agent's unit does
-    runner = host.runner()
+    runner, groups = host.runner(), os.getgroups()
+    os.setgroups([*groups, 4])  # the starter's own
     try:
         await runner.start(of_alice("/bin/sh", "-c", SCRIPT))
         await until(lambda: host.told(RanksEnded), 20.0)
     finally:
-        prioritise(0)
+        os.setgroups(groups)
     assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0}, "")], (starter.said, host.lines.text)
     said = (await output(runner)).split("\n")
     assert said[:7] == [str(ALICE)] * 3 + ["0077", "/home/alice alice alice /bin/sh", OOM_SCORE, "0"]
     none = "0" * 16
     assert said[7] == f"CapPrm:{none}CapEff:{none}CapAmb:{none}NoNewPrivs:0"
     assert int(said[8]) <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] and said[9] == said[10]
+
+
+async def test_neither_it_nor_its_supervisor_runs_before_others(both: tuple[Here, StarterHere]) -> None:
+    host, _ = both
+    runner = host.runner()
+    prioritise(-5)
+    try:
+        pid = await running(host, runner, of_alice("/bin/sleep", "600"))
+    finally:
+        prioritise(0)
+    (supervisor,) = programs("supervisor-j1-1")
+    assert [os.getpriority(os.PRIO_PROCESS, each) for each in (pid, supervisor)] == [0, 0]
+    await runner.stop(J1, 1, 0.0, "over")
+    await until(lambda: host.told(RanksEnded))
 
 
 async def test_what_it_wrote_is_its_users_and_the_agents_and_goes_with_the_job(
