@@ -39,6 +39,7 @@ from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
+from covey.ports.starter import ENFORCED, LooksAgain
 from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
@@ -56,7 +57,7 @@ from plugins import facts
 from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
-from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
+from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
@@ -65,6 +66,8 @@ JOBS_SOCKET = "jobs.sock"
 DEVICES_FILE = "gpus.json"
 """The file in `state_dir` that says which GPUs NVIDIA's driver listed here before
 (`agent/ports/devices/inventory.py`)."""
+USERS_S = 10.0
+"""Seconds between two looks at whether jobs can run as other users."""
 AGENT, LOG = "agent", "log"
 """Addressees of messages that are for the agent or the log, not for a plugin."""
 
@@ -145,6 +148,7 @@ class HostAgent:
         socket_path = f"{self.env.run_dir}/{JOBS_SOCKET}"
         self.runner = SupervisedRunner(self.env, self.bus.publish, self.config.advertise, socket_path, self.config.jobs)
         self.jobs = JobSocket(self.env, self.runner, self.bus.publish, self._frame)
+        self.runner.let_users_in = self.jobs.let_users_in
         self.runner.on_stopping, self.runner.on_carries = self.jobs.say_stopping, self.jobs.say_carries
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
@@ -161,6 +165,9 @@ class HostAgent:
                 )
             ),
         )
+        if isinstance(self.env.starter, LooksAgain):
+            await self.env.starter.look()
+            self.env.spawn("agent: users", self._look_at_users(self.env.starter))
         await self.gossip.start()
         await self.plugin_runtime.start()
         if not self.log.bound:
@@ -359,6 +366,33 @@ class HostAgent:
             self._note_room()
             await self._write_events()
 
+    async def _look_at_users(self, users: LooksAgain) -> None:
+        while True:
+            await asyncio.sleep(USERS_S)
+            before = self.other_users
+            await users.look()
+            if self.other_users != before:
+                now = self.env.starter.refusal or "jobs of other users are possible"
+                self.event_log.note(f"host/{self.id}", "other users", now)
+                self.plugin_runtime.publish_health()
+
+    @property
+    def other_users(self) -> OtherUsersNow:
+        starter = self.env.starter
+        if not isinstance(starter, LooksAgain):
+            return ""
+        return "no" if starter.refusal else "limited" if starter.limits == ENFORCED else "unlimited"
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Lines for `agentctl status` and `doctor`."""
+        starter = self.env.starter
+        if self.other_users == "no":
+            yield "jobs of other users", f"not possible: {starter.refusal}"
+        elif self.other_users:
+            yield "jobs of other users", f"possible; limits of their memory and processes: {starter.limits}"
+        for each in self.plugins.values():
+            yield from each.status().items()
+
     @property
     def no_room(self) -> str:
         """What a full disk keeps this host from doing; empty: nothing."""
@@ -511,7 +545,7 @@ class HostAgent:
                 for host, found in self.troubles.items()
                 for each in found
             ],
-            "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
+            "lines": dict(self._lines()),
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 
@@ -530,6 +564,8 @@ class HostAgent:
             found |= service.metrics()
         found |= self.jobs.metrics()
         found |= self.plugin_runtime.metrics()
+        if isinstance(self.env.starter, LooksAgain):
+            found |= {metrics.STARTER.of(what): float(count) for what, count in self.env.starter.counted.items()}
         links = self.env.links
         if isinstance(links, CountedLinks):
             found |= links.metrics()

@@ -32,6 +32,7 @@ from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.network.links import ZmqLinks
 from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
+from agent.ports.starter.starter_link import StarterLink
 from agent.ports.users import SystemUsers
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
@@ -148,6 +149,7 @@ class Daemon:
     def _env(self) -> Env:
         config = self._config
         base = ProgramBase(config.name, config.state_dir, config.run_dir, config.advertise, log_level=config.log.level)
+        bytes = SocketBytes(self._log)
         return Env(
             host=config.name,
             clock=self._clock,
@@ -157,13 +159,14 @@ class Daemon:
             log=self._log,
             datagrams=UdpDatagrams(),
             links=ZmqLinks(self._log),
-            bytes=SocketBytes(self._log),
+            bytes=bytes,
             disk=DirectoryDisk(config.state_dir, LOG_RESERVE_BYTES),
             processes=RealProcesses(base),
             pages=MemfdPages(),
             probes=RealProbes(self._devices),
             run_dir=config.run_dir,
             verbs=PyVerbs(),
+            starter=StarterLink(bytes, config.jobs.users_dir, base),
             byte_path=told(look()),
             users=SystemUsers(),
         )

@@ -25,6 +25,7 @@ LEADER_TERM = METRICS.gauge("covey_leader_term", "Present term of the replicated
 PLUGIN_RESTARTS = METRICS.counter(
     "covey_plugin_restarts_total", "Times that a plugin was started again after a disk error stopped it.", "plugin"
 )
+STARTER = METRICS.counter("covey_starter_total", "What the starter of this host did, by what was asked for.", "what")
 START_TIME_SECONDS = METRICS.gauge("covey_start_time_seconds", "When this agent was started, seconds since 1970.")
 
 DEVICES = METRICS.counters(

@@ -31,12 +31,20 @@ from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.probes import RealProbes
 from agent.ports.processes.inheritance import unblock_signals
-from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
+from agent.ports.processes.processes import (
+    GROUP_READS,
+    LOADED_FD,
+    ProgramBase,
+    ProgramStart,
+    RealProcesses,
+    leave_words,
+)
 from agent.tasks import Tasks
 from covey.core.ids import HostId
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.log import LineLog, Logger
+from covey.ports.starter import NobodyElse
 from covey.verbs.pyverbs_port import PyVerbs
 from plugins.base import Program
 
@@ -156,6 +164,7 @@ def real_env(
         pages=MemfdPages(),
         run_dir=base.run_dir,
         verbs=PyVerbs(),
+        starter=NobodyElse(os.geteuid()),
         byte_path=byte_path,
     )
 
@@ -174,7 +183,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger, byt
     if program.goes_first:
         go_first(program.goes_first, log)
     tasks = Tasks(log, fatal)
-    disk = DirectoryDisk(base.state_dir)
+    disk = DirectoryDisk(base.state_dir, mode=GROUP_READS) if base.user else DirectoryDisk(base.state_dir)
     env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk, byte_path)
     work = loop.create_task(program.run(env, config), name=program.name)
     for number in (signal.SIGTERM, signal.SIGINT):

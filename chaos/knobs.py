@@ -107,6 +107,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "keep_ended": (1, 1 << 40),
         "keep_ended_for": ("1 s", "10000 d"),
         "disk_free_min": ("0 B", "512 GiB"),
+        "users_dir": ("/srv/covey-jobs",),
     },
     "aggregator": {
         "direct": ("never",),

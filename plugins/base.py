@@ -292,6 +292,12 @@ class Runner(Protocol):
         that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
         because files are read through ports. OSError from a sick disk."""
 
+    def limited(self, job: JobId, epoch: int) -> bool | None:
+        """Whether memory and number of processes of the ranks here are limited, whatever they do; None: none run."""
+
+    def refusal_as(self, user: str, uid: int | None) -> str:
+        """Why this host runs no ranks as that user (`RanksSpec.user`, `RanksSpec.uid`) now; empty: it does."""
+
     @property
     def refusal(self) -> str:
         """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it takes them."""

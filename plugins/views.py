@@ -4,6 +4,8 @@
 Times named `_wall_s` are seconds since 1970; everything else is in the unit its name says.
 """
 
+from typing import Literal
+
 import msgspec
 
 from covey.core.ids import HostId, JobId
@@ -27,6 +29,11 @@ class Trouble(msgspec.Struct, frozen=True):
     what: str
     next: str
     """What to type or change to mend it."""
+
+
+OtherUsersNow = Literal["", "limited", "unlimited", "no"]
+"""Whether a host runs jobs as users other than the agent's: with limits of memory and processes that it enforces,
+without, or not at all; empty: it has not said."""
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -63,6 +70,8 @@ class HostRow(msgspec.Struct, frozen=True):
     """Who drains the host; None: it is not drained."""
     drained_jobs: int = 0
     """Jobs that still have ranks on this host while it is drained."""
+    other_users: OtherUsersNow = ""
+    """Whether jobs run there as users other than the agent's."""
     troubles: tuple[Trouble, ...] = ()
     """What is wrong with the host, as the answering agent knows: another rack, a name that two machines claim, and so
     on."""
@@ -215,6 +224,8 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that its processes on one host may take together, bytes; 0: not limited."""
     memory: dict[HostId, MemoryInUse] = {}
     """What its processes have of each host's memory, where they said so."""
+    limited: dict[HostId, bool] = {}
+    """Whether each host that answered limits memory and number of its processes there, whatever they do."""
 
 
 class ElasticView(msgspec.Struct, frozen=True, kw_only=True):

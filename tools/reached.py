@@ -15,6 +15,7 @@ import grimp
 
 from agent import main as agentd
 from agent import program as covey_program
+from agent.starter import main as covey_starter
 from agent.swap import main as covey_swapd
 from sim import main as covey_sim
 from sim.vectors import main as covey_vectors
@@ -22,8 +23,8 @@ from sim.vectors import main as covey_vectors
 ROOT = Path(__file__).parent.parent
 LISTED = "tools/reached.toml"
 PACKAGE = "plugins"
-AGENT = (agentd.__name__, covey_program.__name__, covey_swapd.__name__)
-"""Modules of `agentd`, of the programs that it starts beside itself, and of the helper of its host."""
+AGENT = (agentd.__name__, covey_program.__name__, covey_starter.__name__, covey_swapd.__name__)
+"""Modules of `agentd`, of the programs that it starts beside itself, and of the helpers of its host."""
 TOOLS = (
     covey_sim.__name__,
     *(f"{covey_sim.__package__}.{module}" for module, _ in covey_sim.COMMANDS.values()),

@@ -27,6 +27,7 @@ from plugins.views import (
     HostRow,
     InterferenceView,
     LeaderView,
+    OtherUsersNow,
     PluginHealth,
     SharedGpuView,
     SlabView,
@@ -58,6 +59,7 @@ class PluginsFailed(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...]
     no_room: str = ""
     """What this host's full disk keeps it from doing; empty: nothing."""
+    other_users: OtherUsersNow = ""
 
 
 class GpuHolders(msgspec.Struct):
@@ -175,6 +177,7 @@ class RackView:
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
             troubles=tuple(self._agent.troubles.get(view.host, ())),
             no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",
+            other_users=failed.other_users if isinstance(failed, PluginsFailed) else "",
         )
 
     async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:

@@ -50,6 +50,10 @@ class Epoch:
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
+        self.forced = False
+        """Whether all that runs is being ended by force: no other supervisor is started."""
+        self.extended = False
+        """Whether a rank asked for more time than its grace."""
         self.over = asyncio.Event()
         self.launches = 0
         """The number of supervisors started since one last answered."""

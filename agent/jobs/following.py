@@ -36,6 +36,7 @@ from agent.jobs.supervision import (
     end_marked,
     read_state,
 )
+from agent.jobs.whose import PACE_S, believed, is_theirs, other_user, start_program, stored
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
@@ -123,23 +124,24 @@ class Following:
             if epoch.ended:
                 break
             try:
-                stored = await self._env.disk.read(file_of(key, "state"))
+                found = await stored(self._env, epoch.record.spec, file_of(key, "state"))
             except OSError as error:  # an unreadable state decides nothing: look again
                 self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
                 await asyncio.sleep(UNREADABLE_S)
                 continue
-            state = read_state(stored)
+            state = read_state(found)
+            state = None if state is None else believed(self._env, epoch.record.spec, state)
             if state is not None and state.ended:
                 await self._end(key, epoch, state)
-            elif self._may_live(epoch, deadline_s):
+            elif epoch.forced or self._may_live(epoch, deadline_s):
                 await asyncio.sleep(RETRY_S)
-            elif stored is None and epoch.found and epoch.record.supervisor is None:
+            elif found is None and epoch.found and epoch.record.supervisor is None:
                 return False
-            elif stored is None and epoch.found and not epoch.launches:
+            elif found is None and epoch.found and not epoch.launches:
                 why = f"the record of what ran is gone on {self._env.host}; nothing is started twice under one epoch"
                 await self._give_up(key, epoch, SupervisorState(), why)
             elif epoch.launches >= LAUNCHES_MAX:
-                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key))
+                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key, epoch))
             else:
                 deadline_s = self._env.clock.now_s() + BOOT_S
                 await self._again(key, epoch)
@@ -148,9 +150,9 @@ class Following:
     async def _launch(self, key: Key, epoch: Epoch) -> None:
         """Start a supervisor. OSError when its program cannot be started."""
         config = self._launching.config(epoch.record, self._lease(epoch))
-        process = await self._env.processes.start_program("supervisor", instance_of(key), config)
+        process = await start_program(self._env, epoch.record.spec, "supervisor", instance_of(key), config)
         epoch.launched = True
-        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
+        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process)
         try:
             await self._write(key, epoch)
         except OSError as error:  # it lives, and is found at its socket: these ranks did start
@@ -172,19 +174,50 @@ class Following:
             return self._env.clock.now_s() < deadline_s
         return self._env.processes.find(process) is not None
 
-    def _no_start(self, key: Key) -> str:
-        name = f"logs/{instance_of(key)}.log"
-        return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
+    def _no_start(self, key: Key, epoch: Epoch) -> str:
+        log = self._env.disk.path(f"logs/{instance_of(key)}.log")
+        if other_user(self._env, epoch.record.spec) is not None:
+            log = f"journalctl -u 'covey-job:{key[0]}:{key[1]}:*'"
+        return f"its supervisor does not start on {self._env.host}; see {log}"
 
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
         """Give these ranks no other supervisor: end what an earlier one may have left, and publish their end."""
+        if other_user(self._env, epoch.record.spec) is not None:
+            await self._end_surely(key)
+        else:
+            await self._end_left(epoch, state)
+        await self._end_here(key, epoch, lost_of(epoch, state, why))
+
+    async def _end_left(self, epoch: Epoch, state: SupervisorState) -> None:
         for pid in (*(pid for rank, pid in state.pids.items() if rank not in state.codes), *state.leaving):
             process = self._env.processes.find(pid)
             if process is not None:
                 process.kill()
         for rank in epoch.record.spec.ranks[:1]:
             await end_marked(self._env, self._launching.command(epoch.record, rank).env)
-        await self._end_here(key, epoch, lost_of(epoch, state, why))
+
+    async def end_by_force(self, key: Key, epoch: Epoch, why: str) -> None:
+        """End an epoch that runs as another user and whose supervisor does not end it."""
+        epoch.forced = True
+        await self._end_surely(key)
+        await self._end_here(key, epoch, lost_of(epoch, epoch.state, why))
+
+    async def _end_surely(self, key: Key) -> None:
+        """End all that runs of an epoch as another user: others may start in its place once its end is told."""
+        while True:
+            if await self.end_all(key):
+                return
+            await asyncio.sleep(UNREADABLE_S)
+
+    async def end_all(self, key: Key) -> bool:
+        """End all that runs of an epoch as another user, whatever its supervisor says of it. Whether that was
+        possible."""
+        try:
+            await self._env.starter.end(*key)
+        except OSError as error:
+            self._env.log.error("processes of another user are not ended", job=key[0], epoch=key[1], why=str(error))
+            return False
+        return True
 
     async def _again(self, key: Key, epoch: Epoch) -> None:
         self._env.log.warning("the supervisor ended; starting another one", job=key[0], epoch=key[1])
@@ -198,8 +231,11 @@ class Following:
     async def _listen(self, key: Key, epoch: Epoch) -> bool:
         """Handle the supervisor's frames until the connection ends: whether there was one."""
         try:
-            stream = await self._env.bytes.connect(self._launching.socket(key))
+            stream = await self._env.bytes.connect(self._launching.socket(epoch.record.spec))
         except ConnectionError:
+            return False
+        if not is_theirs(self._env, epoch.record.spec, stream):
+            stream.close()
             return False
         epoch.stream = stream
         try:
@@ -213,8 +249,10 @@ class Following:
                     if not epoch.told:
                         epoch.told = True
                         await self._tell_again(epoch, stream)
-                    await self._heard(key, epoch, heard.state)
+                    await self._heard(key, epoch, believed(self._env, epoch.record.spec, heard.state))
                     self.tell_heals(key, epoch)
+                    if other_user(self._env, epoch.record.spec) is not None:
+                        await asyncio.sleep(PACE_S)
         except ConnectionError:
             return True
         finally:

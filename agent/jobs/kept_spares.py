@@ -9,6 +9,7 @@ import msgspec
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, spares_of
 from agent.jobs.spares.frames import KeepSpares, SparesStatus, decoder
+from agent.jobs.whose import is_theirs, start_program
 from covey.core.events import Fact
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream
@@ -71,7 +72,7 @@ class KeptSpares:
                 await kept.stream.write(pack(KeepSpares(kept.count)))
 
     async def _follow(self, key: Key, kept: _Kept) -> None:
-        address = self._launching.spares_socket(key)
+        address = self._launching.spares_socket(kept.record.spec)
         deadline_s = 0.0
         while self._kept.get(key) is kept:
             try:
@@ -86,6 +87,10 @@ class KeptSpares:
                     await self._launch(key, kept)
                 await asyncio.sleep(RETRY_S)
                 continue
+            if not is_theirs(self._env, kept.record.spec, stream):
+                stream.close()
+                await asyncio.sleep(RETRY_S)
+                continue
             if kept.is_new and not kept.launches:
                 await self._end_older(stream)
                 continue
@@ -95,7 +100,7 @@ class KeptSpares:
         kept.launches += 1
         config = self._launching.spares_config(kept.record, kept.modules)
         try:
-            await self._env.processes.start_program("spares", spares_of(key), config)
+            await start_program(self._env, kept.record.spec, "spares", spares_of(key), config)
         except OSError as error:
             self._env.log.error("the parent process of spares cannot start", job=key[0], epoch=key[1], why=str(error))
 

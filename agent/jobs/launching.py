@@ -1,9 +1,10 @@
 """The configuration that a supervisor is started with: the commands of its ranks, their files, its socket."""
 
 from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
-from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of, spares_of
+from agent.jobs.records import StartRecord, file_of, instance_of, log_of, spares_of
 from agent.jobs.spares.frames import SparesConfig
 from agent.jobs.supervision import LeaveRanks, RankStart, SupervisorConfig, joining_frames
+from agent.jobs.whose import JobPaths, other_user
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from covey.ports.processes import Command
@@ -22,7 +23,8 @@ class Launching:
     of their own see none, instead of all; `keep_free`: bytes of the disk that what ranks print leaves free."""
 
     def __init__(self, env: Env, jobs_socket: str, hide_gpus: bool, keep_free: int = 0) -> None:
-        self._env, self._jobs_socket, self._hide_gpus, self._keep_free = env, jobs_socket, hide_gpus, keep_free
+        self._env, self._hide_gpus, self._keep_free = env, hide_gpus, keep_free
+        self._paths = JobPaths(env, jobs_socket)
 
     def config(self, record: StartRecord, lease: RankLease | None) -> SupervisorConfig:
         spec = record.spec
@@ -34,11 +36,12 @@ class Launching:
             grace_s=spec.grace_s,
             state=file_of(key, "state"),
             preempt=file_of(key, "preempt"),
-            socket=self.socket(key),
+            socket=self.socket(spec),
             lease=lease,
             joined=record.joined,
-            spares=self.spares_socket(key),
+            spares=self.spares_socket(spec),
             changed=record.changed,
+            agent_uid=self._paths.agent_uid(spec),
         )
 
     def _starts(self, record: StartRecord) -> tuple[RankStart, ...]:
@@ -60,31 +63,37 @@ class Launching:
         door = RankEndpoints(
             host=self._env.host,
             token=record.token,
-            socket=self._jobs_socket,
-            preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
+            socket=self._paths.jobs_socket(spec),
+            preempt_file=self._paths.path(spec, file_of((spec.job, spec.epoch), "preempt")),
         )
         return Command(
             argv=spec.argv,
             cwd=spec.cwd,
             env=environment(spec, rank, door, self._hide_gpus, len(cores), memory_of(rank, devices)),
-            output=self._env.disk.path(log_of(spec.job, rank.rank)),
-            run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
+            output=self._paths.path(spec, log_of(spec.job, rank.rank)),
+            run=self._paths.path(spec, file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
             output_keep_free=self._keep_free,
             cores=cores,
-            held_back=spec.held_back or begins_beside_its_siblings(spec),
+            held_back=other_user(self._env, spec) is None and (spec.held_back or begins_beside_its_siblings(spec)),
         )
 
-    def socket(self, key: Key) -> Address:
+    def socket(self, spec: RanksSpec) -> Address:
         """The supervisor's socket."""
-        return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
+        return self._paths.socket(spec, instance_of((spec.job, spec.epoch)))
 
-    def spares_socket(self, key: Key) -> Address:
+    def spares_socket(self, spec: RanksSpec) -> Address:
         """The socket of the keeper of the spares."""
-        return f"unix:{self._env.run_dir}/{spares_of(key)}.sock"
+        return self._paths.socket(spec, spares_of((spec.job, spec.epoch)))
 
     def spares_config(self, record: StartRecord, modules: tuple[str, ...]) -> SparesConfig:
         """The configuration of what waits for ranks of this epoch; `record`: the record of any of them."""
-        key = record.spec.job, record.spec.epoch
-        command = self.command(record, record.spec.ranks[0])
-        return SparesConfig(job=key[0], epoch=key[1], command=command, modules=modules, socket=self.spares_socket(key))
+        spec = record.spec
+        return SparesConfig(
+            job=spec.job,
+            epoch=spec.epoch,
+            command=self.command(record, spec.ranks[0]),
+            modules=modules,
+            socket=self.spares_socket(spec),
+            agent_uid=self._paths.agent_uid(spec),
+        )

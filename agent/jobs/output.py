@@ -7,6 +7,7 @@
 What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -15,13 +16,15 @@ import msgspec
 
 from covey.core.ids import JobId
 from covey.core.units import parse_seconds, parse_size
-from covey.ports.disk import Disk
+from covey.ports.env import Env
+from covey.ports.starter import LooksAgain, TheirFiles
 from plugins.base import LogRead
 
 LOG_BYTES_MAX = 1 << 20
 """The most bytes that one `read_log` returns."""
 RANK_BYTES_MIN = 1 << 20
 """The least bytes that a rank may keep, however little is left of its host's budget."""
+USERS_DIR_BYTES_MAX = 40
 FENCE_S = 86_400.0
 """Seconds for which the fence of an ended job stays, with or without its output: no message about the job is older than
 that."""
@@ -42,12 +45,17 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long output of an ended job is kept."""
     disk_free_min: str = "1 GiB"
     """The least free space in the state directory: with less this host takes no submissions, and no ranks."""
+    users_dir: str = "/var/lib/covey-jobs"
+    """The folder of `covey-starter`, which starts jobs as the users who submitted them: its socket, and their files."""
 
     def __post_init__(self) -> None:
         for name in ("output_rank_max", "output_host_max"):
             if parse_size(getattr(self, name)) < RANK_BYTES_MIN:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected at least 1 MiB")
         parse_size(self.disk_free_min)
+        if not self.users_dir.startswith("/") or len(self.users_dir.encode()) > USERS_DIR_BYTES_MAX:
+            most = f"of at most {USERS_DIR_BYTES_MAX} bytes: sockets are in it"
+            raise ValueError(f"users_dir = {self.users_dir!r}: expected an absolute path {most}")
         if parse_seconds(self.keep_ended_for) <= 0 or self.keep_ended < 1:
             raise ValueError("keep_ended and keep_ended_for: expected at least one job, and a time over 0")
 
@@ -60,7 +68,48 @@ class Sized(Protocol):
     async def peek(self, name: str, offset: int, size: int) -> bytes: ...
 
 
-async def read_log(disk: Disk, name: str, offset: int, limit: int) -> LogRead:
+class OutputFiles(Protocol):
+    """Where output of ranks is found again."""
+
+    async def names(self, prefix: str) -> list[str]: ...
+    async def read(self, name: str) -> bytes | None: ...
+    async def delete(self, name: str) -> None: ...
+
+
+class BothFiles:
+    """The output of the agent's own jobs, and of other users': a name that is not here is there."""
+
+    def __init__(self, own: OutputFiles, theirs: TheirFiles) -> None:
+        self._own, self._theirs = own, theirs
+
+    async def names(self, prefix: str) -> list[str]:
+        return sorted({*await self._own.names(prefix), *await self._theirs.names(prefix)})
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._own.read(name)
+
+    async def size(self, name: str) -> int:
+        if isinstance(self._own, Sized):
+            with contextlib.suppress(FileNotFoundError):
+                return await self._own.size(name)
+        return await self._theirs.size(name)
+
+    async def peek(self, name: str, offset: int, size: int) -> bytes:
+        if isinstance(self._own, Sized):
+            with contextlib.suppress(FileNotFoundError):
+                return await self._own.peek(name, offset, size)
+        return await self._theirs.peek(name, offset, size)
+
+    async def delete(self, name: str) -> None:
+        await self._own.delete(name)
+        await self._theirs.delete(name)
+
+
+def output_files(env: Env) -> OutputFiles:
+    return BothFiles(env.disk, env.starter.files) if isinstance(env.starter, LooksAgain) else env.disk
+
+
+async def read_log(disk: OutputFiles, name: str, offset: int, limit: int) -> LogRead:
     """Read at most `LOG_BYTES_MAX` bytes of output. A negative offset counts from the end."""
     parts = await _parts(disk, name)
     size = sum(parts[-1]) if parts else 0
@@ -80,7 +129,7 @@ def _part(name: str, first: int) -> str:
     return f"{name}.{first:015d}" if first else name
 
 
-async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
+async def _parts(disk: OutputFiles, name: str) -> list[tuple[int, int]]:
     """The offset of the first byte, and the size, of each file of one rank's output, ascending."""
     found: list[tuple[int, int]] = []
     for other in await disk.names(name):
@@ -90,7 +139,7 @@ async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-async def size_of(disk: Disk, name: str) -> int:
+async def size_of(disk: OutputFiles, name: str) -> int:
     """Bytes of a file; 0 when there is no such file (any more)."""
     try:
         if isinstance(disk, Sized):
@@ -100,7 +149,7 @@ async def size_of(disk: Disk, name: str) -> int:
         return 0
 
 
-async def _peek(disk: Disk, name: str, offset: int, size: int) -> bytes:
+async def _peek(disk: OutputFiles, name: str, offset: int, size: int) -> bytes:
     if isinstance(disk, Sized):
         return await disk.peek(name, offset, size)
     return (await disk.read(name) or b"")[offset : offset + size]
@@ -143,7 +192,7 @@ def to_remove(settings: JobsSettings, kept: Sequence[KeptOutput], wall_s: float)
     return gone
 
 
-async def output_of(disk: Disk) -> dict[JobId, dict[str, int]]:
+async def output_of(disk: OutputFiles) -> dict[JobId, dict[str, int]]:
     """What ranks wrote here: job -> name -> bytes."""
     found: dict[JobId, dict[str, int]] = {}
     for name in await disk.names("jobs/"):

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, runtime_checkable
 
-from agent.jobs.output import FENCE_S, JobsSettings, KeptOutput, output_of, rank_bytes_max, to_remove
+from agent.jobs.output import FENCE_S, JobsSettings, KeptOutput, output_files, output_of, rank_bytes_max, to_remove
 from agent.jobs.records import Fence, forgotten_of
 from covey.core.ids import JobId
 from covey.core.units import format_size, parse_size
@@ -51,6 +51,7 @@ class Outputs:
 
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
         self._env, self._settings, self._live = env, settings, live
+        self.files = output_files(env)
         self._free_min = parse_size(settings.disk_free_min)
         kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
         self.keep_free = max(self._free_min // KEEP_SHARE, kept)
@@ -94,13 +95,14 @@ class Outputs:
 
     async def sweep(self, fences: Mapping[JobId, Fence], unfence: Callable[[JobId], None]) -> None:
         """Remove output of ended jobs that is too old, too much or of too many, and in the end their fences too."""
-        live, found, wall_s = set(self._live()), await output_of(self._env.disk), self._env.clock.wall_s()
+        live, found, wall_s = set(self._live()), await output_of(self.files), self._env.clock.wall_s()
         now_s = self._env.clock.now_s()
         self._fenced_s = {job: seen_s for job, seen_s in self._fenced_s.items() if job in fences}
         kept = [KeptOutput(job, sum(files.values()), self._ended_s(job, live, fences)) for job, files in found.items()]
         for job in to_remove(self._settings, kept, wall_s):
             for name in found.pop(job):
-                await self._env.disk.delete(name)
+                await self.files.delete(name)
+            await self._forget_folder(job)
             self._env.log.info("output of an ended job removed", job=job)
         for job, fence in sorted(fences.items()):
             seen_for_s = now_s - self._fenced_s.setdefault(job, now_s)
@@ -109,6 +111,15 @@ class Outputs:
                 unfence(job)
                 if isinstance(self._env.disk, Foldered):
                     await self._env.disk.prune(f"jobs/{job}")
+                await self._forget_folder(job)
+
+    async def _forget_folder(self, job: JobId) -> None:
+        """Remove the folder of an ended job, if it has one: it was another user's."""
+        try:
+            if not self._env.starter.refusal:
+                await self._env.starter.forget(job)
+        except OSError as error:
+            self._env.log.warning("the folder of an ended job stays", job=job, why=str(error))
 
     def _ended_s(self, job: JobId, live: Collection[JobId], fences: Mapping[JobId, Fence]) -> float | None:
         """When the job ended by the wall clock; None while it runs, 0 when there is no record of its end."""

@@ -15,7 +15,8 @@ hears of it (`JoinRanks`, `LeaveRanks`), and it hears all of it again on each ne
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,12 +30,23 @@ from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import NEVER
-from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
+from agent.jobs.supervision import (
+    EXTENSION_MAX_S,
+    EndStuck,
+    Extend,
+    ForgetRanks,
+    HealRank,
+    KeepStacks,
+    Renewed,
+    StopRanks,
+)
+from agent.jobs.whose import is_own, other_user
 from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
 from covey.ports.processes import LetsGo, ProcessId
+from covey.ports.starter import ENFORCED
 from covey.wire import checked
 from covey.wire.frames import pack
 from covey.wire.job import GRACE_KEPT, Stopping
@@ -42,9 +54,15 @@ from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import RankReplaced, RanksStarted, SparesReady
 
 TOKEN_BYTES = 16
+LATE_S, LOOK_S = 15.0, 1.0
+"""Seconds after the grace at which ranks of another user are ended by force, and between two looks."""
 HELD_S = 10.0
 """Most seconds that a process which begins beside others of its elastic job runs on what they leave of the cores: where
 other work keeps all cores busy it would not begin at all."""
+
+
+async def nobody_waits() -> None:
+    """Do nothing: no socket is to be opened."""
 
 
 class SupervisedRunner:
@@ -73,6 +91,8 @@ class SupervisedRunner:
         """Whether the records have been read."""
         self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever `stopping` has changed."""
+        self.let_users_in: Callable[[], Coroutine[Any, Any, None]] = nobody_waits
+        """Called before ranks of another user start: they reach the agent at a socket of their own."""
         self.on_carries: Callable[[JobId, int], None] = lambda job, epoch: None
         """Called whenever processes of an elastic job carry other ranks, as `spec` says."""
 
@@ -134,6 +154,9 @@ class SupervisedRunner:
                 del self._epochs[key]
                 self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
+            if other_user(self._env, epoch.record.spec) is not None:
+                self._env.spawn("runner: users", self.let_users_in())
+                self._env.spawn(f"runner: lease of {key[0]}.{key[1]}", self._keep_lease(epoch))
             self._env.spawn(f"runner: found {key[0]}.{key[1]}", self._following.found(key, epoch))
             self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
 
@@ -240,9 +263,35 @@ class SupervisedRunner:
         """Send a stop to the supervisor, now if it is connected, and again on every new connection."""
         if epoch.stop is None or stop.grace_s < epoch.stop.grace_s:
             epoch.stop = stop
+            if other_user(self._env, epoch.record.spec) is not None:
+                spec = epoch.record.spec
+                self._env.spawn(f"runner: end {spec.job}.{spec.epoch}", self._end_in_time(epoch, stop))
         if epoch.stream is not None:
             with contextlib.suppress(ConnectionError):
                 await epoch.stream.write(pack(stop))
+
+    async def _keep_lease(self, epoch: Epoch) -> None:
+        """End ranks of another user once their lease is over: their supervisor is that user's, too, and may not."""
+        spec = epoch.record.spec
+        while not epoch.ended:
+            lease = epoch.lease
+            if lease is not None and self._env.clock.boot_s() > lease.until_s + lease.grace_s + LATE_S:
+                why = f"no leader has confirmed these ranks, and their supervisor did not end them on {self._env.host}"
+                await self._following.end_by_force((spec.job, spec.epoch), epoch, why)
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _end_in_time(self, epoch: Epoch, stop: StopRanks) -> None:
+        """End ranks of another user once their grace is over: their supervisor is that user's, too, and may not."""
+        began_s, spec = self._env.clock.boot_s(), epoch.record.spec
+        while not epoch.ended:
+            left_s = began_s + stop.grace_s + LATE_S - self._env.clock.boot_s()
+            left_s += EXTENSION_MAX_S if epoch.extended else 0.0
+            if left_s <= 0:
+                why = f"{stop.why}; its supervisor did not end it in time"
+                await self._following.end_by_force((spec.job, spec.epoch), epoch, why)
+                return
+            await asyncio.sleep(min(left_s, LOOK_S))
 
     async def renew(self, leases: Mapping[Key, RankLease]) -> None:
         """Send leases now to each connected supervisor, and again on every new connection."""
@@ -385,6 +434,7 @@ class SupervisedRunner:
             raise Refused(4, GRACE_KEPT, why, "ask while job.stopping is true")
         if not stopping.may_extend:
             raise Refused(4, GRACE_KEPT, "it was extended before, or cannot be", f"save within {stopping.left_s:.0f} s")
+        known.extended = True
         with contextlib.suppress(ConnectionError):
             await known.stream.write(pack(Extend(seconds)))
 
@@ -410,6 +460,27 @@ class SupervisedRunner:
                 found.append(ended_of(key, epoch))
         return found
 
+    def limited(self, job: JobId, epoch: int) -> bool | None:
+        known = self._epochs.get((job, epoch))
+        if known is None or known.ended:
+            return None
+        return other_user(self._env, known.record.spec) is not None and self._env.starter.limits == ENFORCED
+
+    def refusal_as(self, user: str, uid: int | None) -> str:
+        if is_own(self._env, uid) or not self._env.starter.refusal:
+            return ""
+        return f"jobs of {user} are not possible on {self._env.host}: {self._env.starter.refusal}"
+
+    def runs_as(self, spec: RanksSpec) -> int:
+        """The user as whom the ranks run; -1: the agent's own."""
+        user = other_user(self._env, spec)
+        return -1 if user is None else user.uid
+
+    def other_uids(self) -> set[int]:
+        """The other users who have ranks here."""
+        specs = [epoch.record.spec for _, epoch in sorted(self._epochs.items()) if not epoch.ended]
+        return {self.runs_as(spec) for spec in specs} - {-1}
+
     def token(self, job: JobId, epoch: int) -> str | None:
         """The token that a rank of this epoch must present; None when the epoch does not run here (any more)."""
         known = self._epochs.get((job, epoch))
@@ -434,7 +505,7 @@ class SupervisedRunner:
         return self._outputs.refusal
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
-        return await read_log(self._env.disk, records.log_of(job, rank), offset, limit)
+        return await read_log(self._outputs.files, records.log_of(job, rank), offset, limit)
 
     def forget(self, job: JobId, epoch: int) -> None:
         known = self._epochs.get((job, epoch))
@@ -452,7 +523,9 @@ class SupervisedRunner:
         self._forgotten = {**self._forgotten, key[0]: fence}
         try:
             await self._env.disk.replace(records.forgotten_of(key[0]), fence.encode())
-            if epoch.state.pids:
+            if other_user(self._env, epoch.record.spec) is not None:
+                await self._following.end_all(key)
+            elif epoch.state.pids:
                 await self._env.disk.delete(f"logs/{instance_of(key)}.log")  # kept where nothing ever ran: it says why
             await self._delete(key)
         except OSError as error:
@@ -462,9 +535,10 @@ class SupervisedRunner:
     async def _delete(self, key: Key) -> None:
         """Delete an epoch's files, the record last: while it exists, the next start looks for the other files."""
         record = file_of(key, "start")
-        for name in await self._env.disk.names(file_of(key, "")):
+        files = self._outputs.files
+        for name in await files.names(file_of(key, "")):
             if name != record:
-                await self._env.disk.delete(name)
+                await files.delete(name)
         await self._env.disk.delete(record)
 
     async def _delete_if_possible(self, key: Key) -> None:
@@ -485,6 +559,12 @@ class SupervisedRunner:
             why = f"never started: {epoch.stop.why}"
             await self._following.never_start(key, epoch, -supervision.SIGKILL, why)
             return
+        if other_user(self._env, epoch.record.spec) is not None:
+            if why := self.refusal_as(epoch.record.spec.user, epoch.record.spec.uid):
+                await self._following.never_start(key, epoch, supervision.CANNOT_START, why)
+                return
+            await self.let_users_in()
+            self._env.spawn(f"runner: lease of {key[0]}.{key[1]}", self._keep_lease(epoch))
         promised = [e.record.output_bytes_max * len(e.record.spec.ranks) for e in self._epochs.values() if not e.ended]
         most = self._outputs.rank_bytes_max(sum(promised), len(epoch.record.spec.ranks))
         epoch.record = msgspec.structs.replace(epoch.record, output_bytes_max=most)

@@ -59,6 +59,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The address where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
     changed: int = 0
     """How often the processes of an elastic job had changed here (`LeaveRanks.changed`)."""
+    agent_uid: int = -1
+    """The agent's user, who alone may ask the supervisor, which runs as another; -1: they run as the same."""
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -291,10 +293,11 @@ def extended(known: Ending | None, seconds: float, now_s: float) -> Ending | Non
 
 
 @asynccontextmanager
-async def claimed_socket(env: Env, address: Address, accept: Accept) -> AsyncIterator[bool]:
-    """Claim the socket: yields whether no other process had it before; it is held until the context ends."""
+async def claimed_socket(env: Env, address: Address, accept: Accept, uid: int = -1) -> AsyncIterator[bool]:
+    """Claim the socket: yields whether no other process had it before; it is held until the context ends. `uid`:
+    who may connect, beside this process's own user."""
     try:
-        listener = await env.bytes.listen(address, accept)
+        listener = await env.bytes.listen(address, accept, uid)
     except OSError as error:
         env.log.info("another supervisor is running", why=str(error))
         yield False

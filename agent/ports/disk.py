@@ -36,11 +36,11 @@ OPEN_FILES_MAX = 32
 class DirectoryDisk:
     """The `covey.ports.disk.Disk` rooted at `directory`, which is made with mode 0700."""
 
-    def __init__(self, directory: str, reserve_bytes: int = 0) -> None:
-        """`reserve_bytes`: bytes set aside now, as far as the disk is large enough, and given up when files in
-        `RESERVED` find it full."""
+    def __init__(self, directory: str, reserve_bytes: int = 0, mode: int = 0o600) -> None:
+        """`mode`: of new files. `reserve_bytes`: bytes set aside now, as far as the disk is large enough, and given up
+        when files in `RESERVED` find it full."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        self._root = os.path.realpath(directory)
+        self._root, self._mode = os.path.realpath(directory), mode
         self.kept_free_bytes = kept_free(self._root)
         """Bytes that bulk leaves free here."""
         self._reserve = DiskReserve(self._root, reserve_bytes)
@@ -169,7 +169,7 @@ class DirectoryDisk:
             if not make:
                 raise
             self._make_directory(os.path.dirname(path))
-            file = os.open(path, flags | os.O_CREAT, 0o600)
+            file = os.open(path, flags | os.O_CREAT, self._mode)
             try:
                 _sync_directory(os.path.dirname(path))
             except OSError:
@@ -205,7 +205,8 @@ class DirectoryDisk:
         self._make_directory(directory)
         unfinished = f"{path}~{os.getpid()}"
         try:
-            file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.open(unfinished, flags, self._mode)
             try:
                 _write_all(file, data, None)
                 os.fsync(file)

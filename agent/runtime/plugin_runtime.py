@@ -31,7 +31,7 @@ from covey.core.metrics import MetricSeries
 from covey.ports.env import Env
 from plugins.base import Plugin, PluginService, ReplicatedLog, Runner
 from plugins.facts import HostView
-from plugins.views import PluginHealth
+from plugins.views import OtherUsersNow, PluginHealth
 
 S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -64,6 +64,10 @@ class PluginsAgent(Protocol):
     @property
     def no_room(self) -> str:
         """What a full disk keeps this host from doing; empty: nothing."""
+
+    @property
+    def other_users(self) -> OtherUsersNow:
+        """Whether jobs run here as users other than the agent's."""
 
     async def next_boot(self) -> int:
         """A boot number above every earlier one, durable on return. OSError."""
@@ -319,9 +323,9 @@ class PluginRuntime:
             self.publish_health()
 
     def publish_health(self) -> None:
-        """Gossip which plugins have failed, and what the disk of this host keeps it from doing."""
+        """Gossip which plugins have failed, what the disk of this host keeps it from doing, and as whom jobs run."""
         failed = tuple(name for name, health in self.health.items() if health.state == "failed")
-        self._agent.spread("health", PluginsFailed(failed, self._agent.no_room))
+        self._agent.spread("health", PluginsFailed(failed, self._agent.no_room, self._agent.other_users))
 
     def metrics(self) -> Mapping[MetricSeries, float]:
         return {PLUGIN_RESTARTS.of(name): float(self.restarts.get(name, 0)) for name in self.known}

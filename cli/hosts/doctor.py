@@ -19,7 +19,7 @@ from covey.wire.bulk import BULK_BYTES
 
 State = Literal["good", "lacking", "wrong"]
 COLOURS: Mapping[State, str] = {"good": GREEN, "lacking": YELLOW, "wrong": RED}
-UNITS = ("covey.service", "covey-swap.service")
+UNITS = ("covey.service", "covey-starter.service", "covey-swap.service")
 SHARE = "share/covey"
 NEXT = "; next: "
 """Where an agent's own words go on with what to do."""

@@ -43,6 +43,7 @@ def run(context: Context) -> int:
     answer = context.agent.get("hosts")
     if context.json:
         return context.say_json(answer.whole)
+    has_other_users = any(host.get("other_users") in ("limited", "unlimited") for host in answer.data)
     rows = [
         (
             host["host"],
@@ -54,7 +55,7 @@ def run(context: Context) -> int:
             host["slabs_lent"],
             plural(host["aggregator_jobs"], "job") if host["aggregator_jobs"] else "",
             ago(host["age_s"]),
-            note(host),
+            note(host, has_other_users),
         )
         for host in answer.data
     ]
@@ -127,7 +128,8 @@ def left(row: dict[str, Any]) -> str:
     return ", ".join(plural(count, what) for count, what in parts if count)
 
 
-def note(host: dict[str, Any]) -> str:
+def note(host: dict[str, Any], has_other_users: bool = False) -> str:
+    """What there is to say of a host. `has_other_users`: some host runs jobs as users other than the agent's."""
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
     parts = [f"wrong: {each['what']}" for each in host.get("troubles") or ()]
     parts += [f"suspected by {suspected_by}"] if suspected_by else []
@@ -140,6 +142,10 @@ def note(host: dict[str, Any]) -> str:
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)
     if no_room := host.get("no_room"):
         parts.append(no_room)
+    if has_other_users and host.get("other_users") == "no":
+        parts.append("jobs of other users: not possible, no starter")
+    if host.get("other_users") == "unlimited":
+        parts.append("limits of other users' jobs: not enforced")
     if host["state"] == "away":
         parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")
     if isinstance(failed, list) and failed:

@@ -89,6 +89,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("shares", shares(job)),
         ("tables", owners(job)),
         ("host memory", host_memory(seen)),
+        ("limits", limits(seen)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
         ("waits", job.get("waits")),
@@ -175,6 +176,16 @@ def host_memory(seen: dict[str, Any]) -> str:
         parts = [f"{what} {format_size(size)}" for what, size in [("Blocks", has["blocks_bytes"]), *known]]
         each.append(f"{host}: {', '.join(parts)}")
     return "; ".join(part for part in (limit, "  ".join(each)) if part)
+
+
+def limits(seen: dict[str, Any]) -> str:
+    """Whether hosts keep the job to its limits: `enforced on gpu1, not enforced on gpu2`; empty: it has none."""
+    if not seen.get("host_memory") and not any(seen.get("limited", {}).values()):
+        return ""
+    said: dict[str, list[str]] = {}
+    for host, limited in seen.get("limited", {}).items():
+        said.setdefault("enforced" if limited else "not enforced", []).append(host)
+    return next(iter(said), "") if len(said) < 2 else ", ".join(f"{how} on {' '.join(at)}" for how, at in said.items())
 
 
 def wants(job: dict[str, Any]) -> str:

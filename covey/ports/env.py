@@ -14,6 +14,7 @@ from covey.ports.log import Logger
 from covey.ports.pages import Pages
 from covey.ports.probes import Probes
 from covey.ports.processes import Processes
+from covey.ports.starter import NOBODY_ELSE, StartsAs
 from covey.ports.streams import Bytes
 from covey.ports.users import NOBODY_KNOWN, Users
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
@@ -41,6 +42,7 @@ class Env:
     run_dir: str
     """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short: a socket path has 107 bytes at most."""
     verbs: Verbs = NO_VERBS_HERE
+    starter: StartsAs = NOBODY_ELSE
     byte_path: str = ""
     """How the byte path of remote memory runs in this process, or in programs that it starts: `compiled`, or
     `interpreted`, why, and the next step. Empty: not known here."""

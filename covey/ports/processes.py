@@ -54,6 +54,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     that `Processes.resume` finds it again. Empty: it cannot be resumed."""
     output_bytes_max: int = 0
     """Most bytes of output, with `run`: the first quarter is kept, then the newest of the rest. 0: no limit."""
+    output_mode: int = 0o600
+    """Mode of the files of the output, for a process with `run`."""
     output_keep_free: int = 0
     """Bytes of the disk that the output leaves free, whatever it may hold; for a process with `run`."""
     cores: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
-from cli.jobs.job import facts, host_memory
+from cli.jobs.job import facts, host_memory, limits
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
@@ -429,6 +429,25 @@ def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, 
     agent.replies["GET /v1/status"] |= {"wrong": [{"host": "gpu9", **twin}]}
     code, out, _ = run("status")
     assert (code, "gpu9: two machines claim this name; next: rename one" in out) == (1, True)
+
+
+def test_hosts_say_where_jobs_of_other_users_cannot_run_once_they_can_anywhere(run: Run, agent: FakeAgent) -> None:
+    row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": [], "other_users": "no"}
+    agent.replies["GET /v1/hosts"] = [row, row | {"host": "gpu8", "leads": False}]
+    assert "other users" not in run("hosts")[1]
+    agent.replies["GET /v1/hosts"] = [row, row | {"host": "gpu8", "leads": False, "other_users": "limited"}]
+    assert run("hosts")[1].count("jobs of other users: not possible, no starter") == 1
+    agent.replies["GET /v1/hosts"] = [row | {"other_users": "unlimited"}]
+    assert "limits of other users' jobs: not enforced" in run("hosts")[1]
+
+
+def test_a_job_says_where_its_limits_are_enforced() -> None:
+    assert limits({}) == limits({"limited": {}}) == ""
+    assert limits({"limited": {"gpu1": True, "gpu2": True}}) == "enforced"
+    assert limits({"limited": {"gpu1": False}}) == "", "it asked for none"
+    assert limits({"limited": {"gpu1": False}, "host_memory": 1}) == "not enforced"
+    assert limits({"limited": {}, "host_memory": 1}) == "", "no host answered"
+    assert limits({"limited": {"gpu1": True, "gpu2": False}}) == "enforced on gpu1, not enforced on gpu2"
 
 
 def test_a_job_says_what_it_may_take_of_each_hosts_memory_and_what_it_has() -> None:

@@ -66,6 +66,12 @@ def test_a_rack_that_is_well_is_good() -> None:
             Finding("byte path", "lacking", "interpreted: it was never compiled", "python -m agent.compiled"),
         ),
         ({"lines": {"byte path": "compiled"}}, Finding("byte path", "good", "compiled")),
+        (
+            {"lines": {"jobs of other users": "not possible: no starter; next: systemctl enable --now covey-starter"}},
+            Finding(
+                "jobs of other users", "lacking", "not possible: no starter", "systemctl enable --now covey-starter"
+            ),
+        ),
     ],
 )
 def test_what_an_agent_says_is_found_with_its_next_step(status: dict[str, Any], found: Finding) -> None:

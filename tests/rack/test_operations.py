@@ -17,7 +17,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGES = (
     *("README.md", "docs/index.md", "docs/start/researcher.md", "docs/start/operator.md", "docs/start/plugin.md"),
-    *(f"docs/guides/{name}.md" for name in ("install", "users", "jobs", "gpus", "tensors", "healing", "memory")),
+    *(f"docs/guides/{name}.md" for name in ("install", "users", "security", "jobs", "gpus", "tensors")),
+    *(f"docs/guides/{name}.md" for name in ("healing", "memory")),
     *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
 )
 """The pages in the order in which a reader meets them, which is that in which their commands are typed."""
@@ -25,10 +26,13 @@ PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip
 SHELL = ("sh", "bash", "console", "shell")
 """The languages of blocks that are typed."""
 BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
+USERS = "tests/rack/test_other_users.py does, on such a host"
 NOT_TYPED = {
     "pip install covey-agent": "needs a package registry that has it",
     "systemctl status covey": BOOTED,
     "systemctl edit covey": "opens an editor",
+    "systemctl edit covey-starter": "likewise",
+    "systemctl daemon-reload && systemctl enable --now covey-starter": USERS,
     "systemctl enable --now covey-swap": "would swap on this machine",
     "agentctl volume swap swap1 64G": "would swap on this machine; tests/guest/kernel_swap.py does",
     "agentctl volume swap swap2 64G --mirror 2": "likewise",
@@ -53,6 +57,7 @@ ELSEWHERE = {
     "systemd-sysusers - < covey.sysusers.conf && systemd-tmpfiles --create - < covey.tmpfiles.conf": BOOTED,
     "cp covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl": BOOTED,
     "cp agent.toml /etc/covey/ && cp covey.service /etc/systemd/system/": BOOTED,
+    "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/": USERS,
     "sudo -u covey /opt/covey/bin/agentctl submit -- python train.py": "what sudo runs is typed",
 }
 """What runs a line that begins with a program of the system."""

@@ -19,8 +19,13 @@ as it might be."""
 with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 
 
-def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["systemd-analyze", *arguments, str(UNIT)]
+STARTER = UNIT.with_name("covey-starter.service")
+STARTER_EXPOSURE_MAX = 2.5
+"""Nothing is started from the starter's unit itself: systemd starts the jobs' units."""
+
+
+def analyze(*arguments: str, unit: Path = UNIT) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", *arguments, str(unit)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -35,6 +40,24 @@ def test_its_exposure_is_bounded() -> None:
     found = re.search(r"exposure level for covey.service: ([\d.]+)", analyze("security", "--offline=true").stdout)
     assert found
     assert float(found[1]) <= EXPOSURE_MAX
+
+
+@with_systemd
+def test_systemd_accepts_the_starters_unit_which_is_exposed_less() -> None:
+    verified = analyze("verify", unit=STARTER)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    said = analyze("security", "--offline=true", unit=STARTER).stdout
+    found = re.search(r"exposure level for covey-starter.service: ([\d.]+)", said)
+    assert found and float(found[1]) <= STARTER_EXPOSURE_MAX
+
+
+def test_the_starter_has_no_network_and_few_capabilities() -> None:
+    settings = dict(line.split("=", 1) for line in STARTER.read_text().splitlines() if "=" in line and line[0] != "#")
+    assert (settings["PrivateNetwork"], settings["RestrictAddressFamilies"]) == ("yes", "AF_UNIX")
+    assert set(settings["CapabilityBoundingSet"].split()) == {
+        *("CAP_CHOWN", "CAP_FOWNER", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID")
+    }
+    assert settings["RuntimeDirectoryMode"] == "0700", "environments of jobs pass through it"
 
 
 def test_jobs_and_bytes_outlive_the_agent_and_the_watchdog_watches() -> None:

@@ -23,7 +23,7 @@ TOPS = {
 }
 PROGRAMS = {
     "covey_job": set(),
-    "covey_agent": {"agentd", "agentctl", "covey-program", "covey-rack", "covey-swapd"},
+    "covey_agent": {"agentd", "agentctl", "covey-program", "covey-rack", "covey-starter", "covey-swapd"},
     "covey_tools": {"covey-sim", "covey-vectors", "covey-chaos"},
 }
 SHARED = {"agent.toml", "examples/digits.py"} | {

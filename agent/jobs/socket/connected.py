@@ -13,8 +13,9 @@ KERNEL_MAX = 64
 class ConnectedProcess:
     """The `plugins.base.JobPeer` of one connected process."""
 
-    def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
-        self.pid, self.job, self.uid = join.pid, join.job, uid
+    def __init__(self, join: Join, uid: int, stream: ByteStream, is_users: bool = False) -> None:
+        """`is_users`: it came where processes of other users' jobs do."""
+        self.pid, self.job, self.uid, self.is_users = join.pid, join.job, uid, is_users
         self.of_job = join.job
         self.rank, self.epoch = join.rank, join.epoch
         self.kernel = plain(join.kernel, KERNEL_MAX)

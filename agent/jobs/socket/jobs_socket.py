@@ -14,6 +14,7 @@ malformed frame is counted and ends that connection only; a process that repeats
 import asyncio
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from agent.jobs.socket.connected import ConnectedProcess, plain
 from agent.jobs.socket.counted import CountedProcesses
 from agent.jobs.socket.tensor_memories import TensorMemories
 from agent.jobs.successors import NEVER
+from agent.jobs.whose import RANKS_SOCKET
 from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.network.protocol_error_limit import ProtocolErrorLimit
 from covey.core.errors import Refused
@@ -31,7 +33,7 @@ from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.hooks.warm import MODULES_MAX
 from covey.ports.env import Env
-from covey.ports.streams import ByteStream, Listener
+from covey.ports.streams import ANYBODY, ByteStream, Listener
 from covey.tensors.numbers.blocks import TABLES_MAX
 from covey.wire.frames import FrameError, pack, read_frame
 from covey.wire.handshake import is_secret
@@ -85,6 +87,8 @@ from plugins.facts import (
 JOIN_S = 5.0
 """Seconds after connecting at which a process that has not joined is cut off."""
 PEERS_MAX = 1024
+OF_USER_MAX = 256
+"""The most connections of one other user."""
 METRICS_MAX = 16
 METRIC_NAME_MAX = 64
 BOUNDARY_MAX = 32
@@ -116,6 +120,8 @@ class Tokens(Protocol):
 
     def token(self, job: JobId, epoch: int) -> str | None: ...
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
+    def runs_as(self, spec: RanksSpec) -> int: ...
+    def other_uids(self) -> set[int]: ...
     def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
     def joins(self, job: JobId, epoch: int, rank: int) -> None: ...
     def leaves(self, job: JobId, epoch: int, rank: int) -> None: ...
@@ -137,11 +143,16 @@ class JobSocket:
     ) -> None:
         self._env, self._runner, self._tell, self._deliver = env, runner, tell, deliver
         self._listener: Listener | None = None
+        self._for_users: Listener | None = None
+        self._opening = asyncio.Lock()
+        self._of_users: Counter[int] = Counter()
+        """Connections of each other user."""
         self._joined: list[ConnectedProcess] = []
         self._counted = CountedProcesses()
         self._memories = TensorMemories(env.pages, self._no_memory)
         self.counters = dict.fromkeys(
-            ("joined", "refused", "malformed", "steps", "steps_of_others", "metrics_dropped", "shut_out"), 0
+            ("joined", "refused", "malformed", "steps", "steps_of_others", "metrics_dropped", "shut_out", "strangers"),
+            0,
         )
         self._offences = ProtocolErrorLimit()
 
@@ -149,10 +160,22 @@ class JobSocket:
         """Listen. OSError when another agent listens there."""
         self._listener = await self._env.bytes.listen(f"unix:{self._env.run_dir}/jobs.sock", self._serve)
 
+    async def let_users_in(self) -> None:
+        """Listen for ranks of other users, too. Idempotent. Where that fails such ranks run without their agent."""
+        address = f"unix:{self._env.run_dir}/{RANKS_SOCKET}"
+        async with self._opening:
+            if self._for_users is None:
+                try:
+                    self._for_users = await self._env.bytes.listen(address, self._serve_user, ANYBODY)
+                except OSError as error:
+                    self._env.log.error("ranks of other users cannot join", address=address, why=str(error))
+
     async def stop(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            await listener.close()
+        listeners = self._listener, self._for_users
+        self._listener = self._for_users = None
+        for listener in listeners:
+            if listener is not None:
+                await listener.close()
 
     def peers(self, job: JobId) -> Sequence[ConnectedProcess]:
         """The joined processes of a job, by rank, then by time of joining."""
@@ -197,14 +220,27 @@ class JobSocket:
 
     # ---- one connection ----
 
-    async def _serve(self, stream: ByteStream) -> None:
+    async def _serve_user(self, stream: ByteStream) -> None:
+        """Serve a process of a user who has ranks here. Others get no answer: anybody may connect."""
+        uid = stream.uid
+        if uid not in self._runner.other_uids() or self._of_users[uid] >= OF_USER_MAX:
+            self.counters["strangers"] += 1
+            return
+        self._of_users[uid] += 1
+        try:
+            await self._serve(stream, is_users=True)
+        finally:
+            self._of_users[uid] -= 1
+
+    async def _serve(self, stream: ByteStream, is_users: bool = False) -> None:
+        """Serve a connection. `is_users`: it came where ranks of other users do, and nobody else may."""
         if self._offences.shut_out(stream.peer, self._env.clock.now_s()):
             self.counters["shut_out"] += 1
             return
         try:
             async with asyncio.timeout(JOIN_S):
                 first = await read_frame(stream, decoder)
-            peer = self._admit(first, stream)
+            peer = self._admit(first, stream, is_users)
             await stream.write(pack(self._welcome(peer)))
         except Refused as refused:
             self.counters["refused"] += 1
@@ -216,7 +252,7 @@ class JobSocket:
         else:
             await self._live(peer, stream)
 
-    def _admit(self, first: Frame, stream: ByteStream) -> ConnectedProcess:
+    def _admit(self, first: Frame, stream: ByteStream, is_users: bool = False) -> ConnectedProcess:
         if not isinstance(first, Join):
             raise FrameError(f"{type(first).__name__} before Join")
         what = "cannot join" if first.job is None else f"rank {first.rank} cannot join job {first.job}"
@@ -229,17 +265,19 @@ class JobSocket:
             why = f"{PEERS_MAX} processes, the limit, have joined on {self._env.host}"
             raise Refused(4, "cannot join", why, "close the ones that are not needed and try again")
         if first.job is not None:
-            self._check_rank(first, first.job)
-        return ConnectedProcess(first, stream.uid, stream)
+            self._check_rank(first, first.job, stream.uid, is_users)
+        return ConnectedProcess(first, stream.uid, stream, is_users)
 
-    def _check_rank(self, join: Join, job: JobId) -> None:
+    def _check_rank(self, join: Join, job: JobId, uid: int, is_users: bool) -> None:
         what = f"rank {join.rank} cannot join job {job}"
-        spec = self._check_token(what, job, join.epoch, join.token)
+        spec = self._check_token(what, job, join.epoch, join.token, uid)
+        if is_users and self._runner.runs_as(spec) == -1:
+            raise Refused(4, what, "that job is the agent's own", "keep the job's COVEY_SOCKET")
         if all(rank.rank != join.rank for rank in spec.ranks):
             raise Refused(3, what, f"that rank does not run on {self._env.host}", f"agentctl job {job}")
 
-    def _check_token(self, what: str, job: JobId, epoch: int, said: str) -> RanksSpec:
-        """The spec of the job's ranks here; Refused when the token is not theirs."""
+    def _check_token(self, what: str, job: JobId, epoch: int, said: str, uid: int) -> RanksSpec:
+        """The spec of the job's ranks here; Refused when the token is not theirs, or the process not their user's."""
         token, spec = self._runner.token(job, epoch), self._runner.spec(job, epoch)
         if token is None or spec is None:
             why = f"epoch {epoch} of {job} does not run on {self._env.host}"
@@ -248,6 +286,9 @@ class JobSocket:
             raise Refused(
                 4, what, "its COVEY_TOKEN is wrong", "start it with agentctl submit, and keep its environment"
             )
+        if self._runner.runs_as(spec) not in (-1, uid):
+            why = f"it runs as uid {uid}, and the job as {spec.user} (uid {spec.uid})"
+            raise Refused(4, what, why, "let the job's processes keep their user")
         return spec
 
     def _welcome(self, peer: ConnectedProcess) -> Joined:
@@ -352,15 +393,22 @@ class JobSocket:
             else:
                 await self._ask(peer, frame)
 
+    def _check_job(self, peer: ConnectedProcess, frame: Frame) -> None:
+        """Note for which job the process asks. Refused where it may not, or where it says none and has to."""
+        if isinstance(frame, VolumeWanted) and frame.job is not None:
+            what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
+            self._check_token(what, frame.job, frame.epoch, frame.token, peer.uid)
+            peer.of_job = frame.job
+        elif peer.is_users and peer.of_job is None:
+            why = f"{RANKS_SOCKET} is for processes of jobs, and this one has not said of which it is"
+            raise Refused(4, f"cannot ask for {type(frame).__name__}", why, "run it in a job")
+
     async def _ask(self, peer: ConnectedProcess, frame: Frame) -> None:
         try:
             if isinstance(frame, ExtendGrace):
                 await self._extend(peer, frame)
             else:
-                if isinstance(frame, VolumeWanted) and frame.job is not None:
-                    what = f"cannot open volume {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
-                    self._check_token(what, frame.job, frame.epoch, frame.token)
-                    peer.of_job = frame.job
+                self._check_job(peer, frame)
                 await self._deliver(peer, frame)
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))

@@ -35,6 +35,8 @@ class SparesConfig(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...]
     """The modules that a spare imports."""
     socket: Address
+    agent_uid: int = -1
+    """The agent's user, where the keeper runs as another; -1: they run as the same."""
 
 
 class SpareFrame(msgspec.Struct, frozen=True, tag=True):

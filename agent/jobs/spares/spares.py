@@ -68,7 +68,8 @@ class SparesKeeper:
         self._alone_since_s = env.clock.boot_s()
 
     async def run(self) -> None:
-        async with claimed_socket(self._env, self._config.socket, self._serve) as first:
+        config = self._config
+        async with claimed_socket(self._env, config.socket, self._serve, config.agent_uid) as first:
             if not first:
                 return
             self._env.spawn("spares", self._fill())
@@ -174,6 +175,8 @@ class SparesKeeper:
             agent.put(status)
 
     async def _serve(self, stream: ByteStream) -> None:
+        if self._config.agent_uid not in (-1, stream.uid) and stream.uid != self._env.starter.uid:
+            return
         outbox = Outbox()
         writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
         try:

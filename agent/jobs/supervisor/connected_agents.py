@@ -28,7 +28,9 @@ class ConnectedAgents:
         return pack(RanksStatus(self._config.job, self._config.epoch, self.said))
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serve an agent until the connection ends."""
+        """Serve an agent until the connection ends; nobody but the agent, where that is another user's process."""
+        if self._config.agent_uid not in (-1, stream.uid):
+            return
         outbox = Outbox()
         self._agents.append(outbox)
         outbox.put(self._status())

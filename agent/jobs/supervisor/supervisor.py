@@ -127,7 +127,8 @@ class Supervisor:
         self._agents = ConnectedAgents(config, self._heard)
 
     async def run(self) -> None:
-        async with claimed_socket(self._env, self._config.socket, self._agents.serve) as first:
+        config = self._config
+        async with claimed_socket(self._env, config.socket, self._agents.serve, config.agent_uid) as first:
             if not first:
                 return
             self._ranks_here.adopt()

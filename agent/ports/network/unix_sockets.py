@@ -5,23 +5,20 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 
+from agent.ports import access_lists
 from covey.ports.streams import ANYBODY
 
 UNIX_PATH_MAX = 107
-_ACL = "system.posix_acl_access"
-_ACL_ENTRY = struct.Struct("<HHI")
-_OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
-_READ_WRITE = 6
-_NOBODY = 0xFFFFFFFF
+READ_WRITE = access_lists.READ | access_lists.WRITE
 
 
 def hand_over(path: str, uid: int) -> None:
     """Let that user, and no other but him and this process's own, connect there: the file becomes his where this
     process may give files away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system
     has no ACLs everybody may connect, and the process behind the socket asks the kernel who does, as it always has to.
-    -1: this user's alone; `ANYBODY`: everybody's. The folder can be passed through from now on, not listed."""
+    -1: this user's alone; `ANYBODY`: everybody's. The folder can be passed through from now on, not listed; one with an
+    access list of its own says itself who may (`agent.starter.folders`)."""
     if uid in (-1, os.geteuid()):
         return
     try:
@@ -31,21 +28,13 @@ def hand_over(path: str, uid: int) -> None:
             os.chown(path, uid, -1)
     except PermissionError:
         try:
-            os.setxattr(path, _ACL, _entries(uid))
+            os.setxattr(path, access_lists.ACCESS, access_lists.for_two(uid, READ_WRITE, READ_WRITE))
         except OSError:
             os.chmod(path, 0o666)
     folder = os.path.dirname(path) or "."
     mode = stat.S_IMODE(os.stat(folder).st_mode)
-    if not mode & 0o001:
+    if not mode & 0o001 and not access_lists.has_list(folder):
         os.chmod(folder, mode | 0o011)
-
-
-def _entries(uid: int) -> bytes:
-    """An ACL in the form of the kernel's extended attribute, version 2: this process's user and that user read and
-    write."""
-    listed = ((_OWNER, _READ_WRITE, _NOBODY), (_USER, _READ_WRITE, uid), (_GROUP, 0, _NOBODY),
-              (_MASK, _READ_WRITE, _NOBODY), (_OTHER, 0, _NOBODY))  # fmt: skip
-    return struct.pack("<I", 2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in listed)
 
 
 def unix_path(path: str) -> str:

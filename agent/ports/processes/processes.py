@@ -42,6 +42,10 @@ POLL_S = 0.05
 REAP_S = 1.0
 SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 """The rank's variables that its shim gets: those by which it is found, and what an interpreter may need to start."""
+LOGIN = ("HOME", "USER", "LOGNAME", "SHELL")
+"""Variables that a login of the job's user sets on this host, whatever they were where the job was submitted."""
+GROUP_READS = 0o640
+"""Mode of files of other users' programs: the access list of their folder lets the agent do what a group may."""
 RACK_MARK = "COVEY_RACK"
 """The variable by which covey-rack finds what it started and whatever that started: a shim has it from the agent, not
 from its rank."""
@@ -62,6 +66,8 @@ class ProgramBase(msgspec.Struct, frozen=True):
     program: str = ""
     instance: str = ""
     log_level: str = "info"
+    user: str = ""
+    """The user as whom the program runs, where that is not the agent's: then the agent reads what it writes."""
 
 
 WORDS_MAX = 400
@@ -200,7 +206,7 @@ class RealProcesses:
         if not command.argv:
             raise FileNotFoundError("the command is empty")
         if command.run:
-            return await self._start_kept(command)
+            return await self._start_kept(self._of_user(command))
         output = _open_output(command.output)
         try:
             started = DetachedProcess(
@@ -221,7 +227,15 @@ class RealProcesses:
             os.close(output)
 
     async def start_waiting(self, command: Command) -> WaitingProcess:
-        return await start_waiting(command, self._marks(command))
+        return await start_waiting(self._of_user(command), self._marks(command), self._of_user)
+
+    def _of_user(self, command: Command) -> Command:
+        """The command as it is for a user other than the agent's: it has what a login gives, and output that the agent
+        may read."""
+        if not self._base.user:
+            return command
+        env = command.env | {name: os.environ[name] for name in LOGIN if name in os.environ}
+        return msgspec.structs.replace(command, env=env, output_mode=GROUP_READS)
 
     def _marks(self, command: Command) -> dict[str, str]:
         """The environment of a shim, by which it is found."""

@@ -29,6 +29,16 @@ def is_ours(pid: int) -> bool:
     return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
 
 
+def user_of(pid: int) -> int | None:
+    """The process's real user, also where its files in /proc are root's since it may not be dumped; None when it is
+    gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(b"Uid:"))
+    except (FileNotFoundError, ProcessLookupError, StopIteration):
+        return None
+
+
 def stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third on (state, ppid, ...); None when there is no such process. The name
     in the second field may hold anything, also blanks and parentheses."""

@@ -95,8 +95,9 @@ class Output:
     """A rank's output: the head and the ring. Nothing here raises: what cannot be written is dropped, and a line says
     how much."""
 
-    def __init__(self, path: str, limit_bytes: int, keep_free: int = 0) -> None:
+    def __init__(self, path: str, limit_bytes: int, keep_free: int = 0, mode: int = 0o600) -> None:
         self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
+        self.mode = mode
         self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES
         self.dropped, self.why = 0, ""
         self.file = -1
@@ -117,7 +118,7 @@ class Output:
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
-        self.file = os.open(self._name(self.start), flags, 0o600)
+        self.file = os.open(self._name(self.start), flags, self.mode)
         self.end = self.start + os.fstat(self.file).st_size
 
     def take(self, data: bytes) -> None:
@@ -437,7 +438,7 @@ def keep_spare(config: dict[str, Any]) -> int:
         end_spare(spare)
     try:
         os.makedirs(os.path.dirname(taken["output"]), mode=0o700, exist_ok=True)
-        output = Output(taken["output"], taken["limit_bytes"], taken["keep_free"])
+        output = Output(taken["output"], taken["limit_bytes"], taken["keep_free"], taken["mode"])
         ended = ExitFile(f"{taken['run']}.exit")
         for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
             os.sched_setaffinity(int(task), taken["cores"])
@@ -499,7 +500,7 @@ def keep_rank(config: dict[str, Any]) -> int:
     rank, wrong = 0, ""
     try:
         os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)
-        output = Output(config["output"], config["limit_bytes"], config["keep_free"])
+        output = Output(config["output"], config["limit_bytes"], config["keep_free"], config["mode"])
         ended = ExitFile(f"{config['run']}.exit")
         pipe, pipe_in = output_pipe()
         rank, wrong = begin(config, pipe_in)

@@ -175,6 +175,7 @@ def _config(command: Command) -> dict[str, object]:
         "output": command.output,
         "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
         "keep_free": command.output_keep_free,
+        "mode": command.output_mode,
         "run": command.run,
         "cores": command.cores,
         "held_back": command.held_back,
@@ -218,8 +219,10 @@ async def _start(
 class SpareProcess:
     """The `covey.ports.processes.WaitingProcess`: one that was started ahead, under its shim."""
 
-    def __init__(self, id: ProcessId, popen: DetachedProcess, control: socket.socket) -> None:
-        self.id, self._popen, self._control = id, popen, control
+    def __init__(
+        self, id: ProcessId, popen: DetachedProcess, control: socket.socket, whose: Callable[[Command], Command]
+    ) -> None:
+        self.id, self._popen, self._control, self._whose = id, popen, control, whose
         self._buffer = b""
         control.setblocking(False)
 
@@ -233,6 +236,7 @@ class SpareProcess:
         return line.decode(errors="replace")
 
     async def become(self, command: Command) -> None:
+        command = self._whose(command)
         given = json.dumps(for_processes(command.env)).encode()
         said = marshal.dumps(
             {**_config(command), "given": len(given).to_bytes(shim.LENGTH_BYTES, "little") + given},
@@ -250,8 +254,10 @@ class SpareProcess:
         self._control.close()
 
 
-async def start_waiting(command: Command, marks: dict[str, str]) -> SpareProcess:
-    """Start a process ahead. OSError names what is at fault."""
+async def start_waiting(
+    command: Command, marks: dict[str, str], whose: Callable[[Command], Command] = lambda command: command
+) -> SpareProcess:
+    """Start a process ahead. `whose`: what it may become, as it is for its user. OSError names what is at fault."""
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as unless_started:
         unless_started.callback(ours.close)
@@ -260,7 +266,7 @@ async def start_waiting(command: Command, marks: dict[str, str]) -> SpareProcess
             popen, started = await _start(command, config, marks, theirs.fileno())
         unless_started.pop_all()
     pid, ticks = (int(word) for word in started.split())
-    return SpareProcess(ProcessId(pid, ticks), popen, ours)
+    return SpareProcess(ProcessId(pid, ticks), popen, ours, whose)
 
 
 def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:

@@ -121,6 +121,8 @@ class JobNowAnswer(Message, frozen=True):
     """Whether a rank reported a step, or used tensors: then it can be seen to stand still."""
     memory: MemoryInUse | None = None
     """What the job's processes there have of the host's memory; None: they did not say."""
+    limited: bool | None = None
+    """Whether their memory and number are limited there, whatever they do; None: none run there."""
 
 
 class LogTail(Message, frozen=True):

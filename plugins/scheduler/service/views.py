@@ -405,6 +405,7 @@ def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAn
             for host, answer in sorted(heard.items())
             if answer.memory is not None and answer.epoch == job.grant.epoch
         },
+        limited={host: answer.limited for host, answer in sorted(heard.items()) if answer.limited is not None},
     )
 
 

@@ -21,6 +21,12 @@ class OneEpoch:
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         return self.known if (job, epoch) == (self.known.job, self.known.epoch) else None
 
+    def runs_as(self, spec: RanksSpec) -> int:
+        return -1 if spec.uid is None else spec.uid
+
+    def other_uids(self) -> set[int]:
+        return {self.runs_as(self.known)} - {-1}
+
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         return self.asked
 

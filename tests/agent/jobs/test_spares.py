@@ -374,6 +374,25 @@ def test_what_nobody_wants_any_more_ends_before_its_script_begins(tmp_path: Any)
     assert not began.exists() and not (tmp_path / "log").exists()
 
 
+def test_a_spare_becomes_what_its_user_may_have(tmp_path: Any) -> None:
+    """Where it runs as another user: the home of that user, and output that the agent may read."""
+    argv = (sys.executable, "-c", "import os; print(os.environ['HOME'], flush=True)")
+    env = {"PYTHONPATH": hooks.SITE}
+    command = Command(argv=argv, cwd="/", env=env, output=str(tmp_path / "log"), run=str(tmp_path / "1.rank0"))
+
+    async def story() -> None:
+        def of_user(given: Command) -> Command:
+            return msgspec.structs.replace(given, env=given.env | {"HOME": "/home/ann"}, output_mode=0o640)
+
+        spare = await start_waiting(msgspec.structs.replace(command, run=f"{command.run}.spare1"), {}, of_user)
+        assert [await spare.says(), await spare.says()] == ["here", "warm"]
+        await spare.become(command)
+        await until(lambda: (tmp_path / "log").read_text() == "/home/ann\n")
+
+    asyncio.run(story())
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
+
+
 # ---- in the rank's Python ----
 
 

@@ -134,6 +134,16 @@ class FakeRunner:
         """The modules that the ranks here imported."""
         self.stuck: list[tuple[Any, ...]] = []
         """What was said of ranks that are stuck."""
+        self.refused_users: dict[str, str] = {}
+        """The users as whom nothing starts here, and why."""
+        self.limited_here: set[tuple[JobId, int]] = set()
+        """The epochs whose memory is limited."""
+
+    def limited(self, job: JobId, epoch: int) -> bool | None:
+        return None if (job, epoch) not in self.machine.ranks else (job, epoch) in self.limited_here
+
+    def refusal_as(self, user: str, uid: int | None) -> str:
+        return self.refused_users.get(user, "")
 
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
         self.spares[spec.job, spec.epoch] = (spec.spares, modules)

@@ -94,6 +94,12 @@ class OnePidRunner:
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         return self.specs.get((job, epoch))
 
+    def runs_as(self, spec: RanksSpec) -> int:
+        return -1
+
+    def other_uids(self) -> set[int]:
+        return set()
+
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         return None
 

@@ -173,7 +173,9 @@ class LocalRanks:
         runner = self.host.runner
         if ask.joins and (ask.job, ask.epoch) in runner.running() and not runner.may_join(ask.job, ask.epoch):
             return "its ranks here are ending, or their supervisor is not running now"
-        return runner.refusal
+        job = self.queue.jobs.get(ask.job)
+        owner = None if job is None else job.spec.owner
+        return runner.refusal or ("" if owner is None else runner.refusal_as(owner.user, owner.uid))
 
     async def dispatch(self, event: Event) -> None:
         actions = self.reservations.handle(event, self.host.env.clock.now_s())

@@ -85,4 +85,5 @@ class TellingRanks:
             joined=any(peer.epoch == epoch for peer in self.host.peers(job)),
             reports=steps.step is not None or job in self.tensors or job in self.seen,
             memory=steps.memory,
+            limited=self.host.runner.limited(job, epoch),
         )

@@ -1,0 +1,178 @@
+"""Jobs of several users on a host whose first process is systemd, and what each of them can do to the others."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.rack.agents import wait
+from chaos.rack.booted import ROOT, BootedHost, why_not_booted
+from chaos.rack.hosts import Laboratory
+from tests.rack.installed import install, installation, typed, written
+
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("booted")]
+OWNED = f"""
+import pwd, sys
+sys.path.insert(0, {str(ROOT)!r})
+import msgspec
+from plugins.scheduler.messages import spec
+parse = spec.JobSpec.parse.__func__
+def owned(cls, fields):
+    found = parse(cls, fields)
+    user = found.name.partition(".")[0]
+    owner = spec.JobOwner(user, pwd.getpwnam(user).pw_uid)
+    return msgspec.structs.replace(found, owner=owner)
+spec.JobSpec.parse = classmethod(owned)
+from agent.main import main
+main()
+"""
+"""An agent that takes the first word of a job's name for its owner."""
+ATTACK = """
+import os, socket, sys
+def tried(what, work):
+    try:
+        print(what, "DONE", repr(work())[:60], flush=True)
+    except OSError as error:
+        print(what, error.strerror, flush=True)
+def connected(path):
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(5)
+        stream.connect(path)
+        stream.sendall(b"GET /v1/jobs HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+        return stream.recv(100) or sys.exit("closed")
+pid, folder = int(sys.argv[1]), "/var/lib/covey-jobs/jobs/" + sys.argv[2]
+tried("environ", lambda: open(f"/proc/{pid}/environ").read())
+tried("memory", lambda: open(f"/proc/{pid}/mem", "rb"))
+tried("signal", lambda: os.kill(pid, 9))
+tried("output", lambda: open(f"{folder}/rank0.log").read())
+tried("listing", lambda: os.listdir(folder))
+tried("jobs", lambda: os.listdir("/var/lib/covey-jobs/jobs"))
+tried("link", lambda: os.symlink("/etc/passwd", "/var/lib/covey-jobs/jobs/j99"))
+tried("supervisor", lambda: connected(f"{folder}/sup-1.sock"))
+tried("starter", lambda: connected("/var/lib/covey-jobs/starter.sock"))
+tried("key", lambda: open("/etc/covey/gossip.key").read())
+tried("state", lambda: os.listdir("/var/lib/covey"))
+tried("given", lambda: os.listdir("/run/covey-starter"))
+tried("operator", lambda: connected("/run/covey/agent.sock"))
+tried("tools", lambda: connected("/run/covey/jobs.sock"))
+tried("agent", lambda: os.kill(int(open("/proc/self/stat").read().split()[3]) and int(sys.argv[3]), 9))
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[BootedHost]:
+    """One host with a starter, and users alice and bob."""
+    if trouble := why_not_booted():
+        pytest.skip(f"no host can be booted here: {trouble}")
+    with Laboratory(1, kind=BootedHost) as lab:
+        (found,) = (host for host in lab.hosts.values() if isinstance(host, BootedHost))
+        typed(found, "useradd -m alice && useradd -m bob && groupadd rdma && usermod -aG rdma alice")
+        install([found], toml="[gpus]\nsimulated = 4\n")
+        written(found, "/opt/owned.py", OWNED)
+        written(found, "/opt/attack.py", ATTACK)
+        typed(found, "chmod 644 /opt/owned.py /opt/attack.py; mkdir -p /etc/systemd/system/covey{,-starter}.service.d")
+        agent = f"[Service]\nExecStart=\nExecStart={sys.executable} /opt/owned.py --config /etc/covey/agent.toml\n"
+        written(found, "/etc/systemd/system/covey.service.d/owned.conf", agent)
+        # the Python of these tests may be in root's home
+        written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", "[Service]\nProtectHome=read-only\n")
+        typed(found, "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/")
+        typed(found, "systemctl daemon-reload && systemctl enable --now covey-starter")
+        typed(found, "set -e; " + "\n".join(installation()[-2:]))
+        wait(lambda: "gpu1 leads" in found.shell("agentctl hosts").stdout, found.journal, 60.0)
+        yield found
+
+
+def submitted(host: BootedHost, name: str, *options: str) -> str:
+    """The id of a job that runs now."""
+    said = typed(host, f"cd /; agentctl submit --name {name} {' '.join(options)}")
+    job = said.split()[0]
+    wait(lambda: f"{job} " in host.shell("agentctl jobs | grep running").stdout, lambda: why(host, job), 30.0)
+    return job
+
+
+def why(host: BootedHost, job: str) -> str:
+    return host.shell(f"agentctl why {job}").stdout + host.journal() + host.journal("covey-starter")
+
+
+def pid_of(host: BootedHost, user: str, word: str) -> int:
+    """The pid of what a job that has just begun runs as that user."""
+    found = wait(lambda: host.shell(f"pgrep -u {user} -x {word}").stdout.split(), host.journal, 10.0)
+    return int(found[0])
+
+
+def test_a_job_runs_as_its_user_in_a_unit_of_its_own(host: BootedHost) -> None:
+    script = "id -un; id -Gn; echo $HOME $USER; tail -1 /proc/self/cgroup; grep NoNewPrivs /proc/self/status; nice"
+    said = typed(host, f"cd /; HOME=/elsewhere agentctl submit --name alice.a --follow -- sh -c {shlex.quote(script)}")
+    lines = [line.removeprefix("[0] ") for line in said.splitlines()]
+    assert "alice" in lines and "alice rdma" in lines and "/home/alice alice" in lines, said
+    assert re.search(r"/covey-jobs\.slice/covey-job:j\d+:1:supervisor-\w+\.service", said), said
+    assert "NoNewPrivs:\t0" in lines and "0" in lines
+
+
+def test_it_outlives_agent_and_starter_its_output_is_read_and_cancel_ends_it(host: BootedHost) -> None:
+    job = submitted(host, "alice.b", "-- sh -c 'id -un; exec sleep 601'")
+    pid = pid_of(host, "alice", "sleep")
+    typed(host, "systemctl restart covey-starter; systemctl restart covey")
+    wait(lambda: "gpu1 leads" in host.shell("agentctl hosts").stdout, host.journal, 60.0)
+    assert pid_of(host, "alice", "sleep") == pid
+    wait(lambda: "alice" in host.shell(f"agentctl logs {job}").stdout, lambda: why(host, job), 10.0)
+    typed(host, f"agentctl cancel {job}")
+    wait(lambda: host.shell("pgrep -u alice").returncode == 1, lambda: why(host, job), 20.0)
+    wait(lambda: "covey-job:" not in typed(host, "systemctl list-units --all 'covey-job*'"), host.journal, 10.0)
+
+
+def test_a_container_without_root_may_gain_what_any_user_may(host: BootedHost) -> None:
+    script = "unshare --user --map-root-user --mount sh -c 'id -u; mount -t tmpfs tmpfs /mnt && echo mounted'"
+    said = typed(host, f"cd /; agentctl submit --name alice.c --follow -- sh -c {shlex.quote(script)}")
+    assert "mounted" in said
+
+
+def test_root_and_system_users_run_nothing(host: BootedHost) -> None:
+    for user in ("root", "daemon"):
+        said = host.shell(f"cd /; agentctl submit --name {user}.d --wait -- true")
+        assert said.returncode == 127, said.stdout
+        assert "never run as root" in said.stdout + said.stderr or "a system user" in said.stdout + said.stderr
+    assert "refused StartAs" in host.journal("covey-starter")
+
+
+def test_a_user_can_do_nothing_to_another_users_job_nor_to_the_agent(host: BootedHost) -> None:
+    job = submitted(host, "alice.e", "-- sh -c 'echo secret; exec sleep 602'")
+    pid, agent = pid_of(host, "alice", "sleep"), typed(host, "systemctl show covey -p MainPID --value").strip()
+    said = typed(host, f"cd /; agentctl submit --name bob.e --follow -- python3 /opt/attack.py {pid} {job} {agent}")
+    lines = [line.removeprefix("[0] ") for line in said.splitlines()]
+    found = dict(line.split(" ", 1) for line in lines if line.split(" ")[0] in ATTACK and " " in line)
+    denied = "Permission denied"
+    assert {what: answer for what, answer in found.items() if what in ATTACKS} == {
+        **dict.fromkeys(ATTACKS, denied),
+        "signal": "Operation not permitted",
+        "agent": "Operation not permitted",
+    }, said
+    assert pid_of(host, "alice", "sleep") == pid
+    typed(host, f"agentctl cancel {job}")
+
+
+ATTACKS = tuple(re.findall(r'tried\("(\w+)"', ATTACK))
+
+
+def test_a_job_has_the_memory_it_asked_for_and_no_more(host: BootedHost) -> None:
+    job = submitted(host, "alice.f", "--host-memory 256MiB -- sleep 603")
+    unit = typed(host, f"systemctl list-units --plain --no-legend 'covey-job:{job}:*'").split()[0]
+    shown = dict(line.split("=") for line in typed(host, f"systemctl show {unit} -p MemoryMax -p TasksMax").split())
+    assert (int(shown["MemoryMax"]), int(shown["TasksMax"])) == (256 << 20, 32_768)
+    assert re.search(r"(?m)^limits +enforced$", typed(host, f"agentctl job {job}"))
+    typed(host, f"agentctl cancel {job}")
+
+
+def test_without_a_starter_jobs_of_others_wait_and_everybody_is_told(host: BootedHost) -> None:
+    typed(host, "systemctl stop covey-starter")
+    line = "not possible: no starter answers at /var/lib/covey-jobs/starter.sock"
+    wait(lambda: line in host.shell("agentctl status").stdout, lambda: typed(host, "agentctl status"), 30.0)
+    assert "systemctl enable --now covey-starter" in typed(host, "agentctl doctor")
+    job = typed(host, "cd /; agentctl submit --name alice.g -- true").split()[0]
+    refused = "jobs of alice are not possible on gpu1"
+    wait(lambda: refused in host.shell(f"agentctl why {job}").stdout, lambda: why(host, job), 30.0)
+    typed(host, "systemctl start covey-starter")
+    wait(lambda: " done " in host.shell(f"agentctl jobs -a | grep '^{job} '").stdout, lambda: why(host, job), 60.0)
+    assert "jobs of other users" in typed(host, "agentctl status")
