@@ -27,7 +27,7 @@ PACE_S = 0.02
 
 def is_own(env: Env, uid: int | None) -> bool:
     """Whether a job of this owner runs as the agent's own user. `uid`: the owner's; None: it has none."""
-    return uid is None or uid == env.starter.uid
+    return uid is None or env.starter.is_own(uid)
 
 
 def other_user(env: Env, spec: RanksSpec) -> OtherUser | None:

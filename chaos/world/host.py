@@ -30,7 +30,7 @@ from covey.core.ids import HostId
 from covey.ports.env import Env
 from covey.ports.log import LineLog
 from covey.ports.processes import Command, ProcessId
-from covey.ports.starter import NobodyElse
+from covey.ports.starter import OneUser
 from covey.wire.checked import StateRefused
 
 Kind = Literal["agent", "program", "user"]
@@ -112,7 +112,7 @@ class SimProcess:
             probes=host.probes,
             pages=SimPages(self),
             run_dir=host.run_dir,
-            starter=NobodyElse(self.uid),
+            starter=OneUser(self.uid),
             byte_path=host.byte_path,
             users=USERS,
         )

@@ -54,6 +54,9 @@ class StartsAs(Protocol):
     def uid(self) -> int:
         """The user as whom this process runs."""
 
+    def is_own(self, uid: int) -> bool:
+        """Whether what belongs to this user runs as this process's own."""
+
     @property
     def refusal(self) -> str:
         """Why no program runs as another user now, and what to do; empty: programs do."""
@@ -104,6 +107,9 @@ class NobodyElse:
     def __init__(self, uid: int, refusal: str = "this process starts nothing as another user") -> None:
         self.uid, self.refusal = uid, refusal
 
+    def is_own(self, uid: int) -> bool:
+        return uid == self.uid
+
     @property
     def files(self) -> "NoFiles":
         return NoFiles()
@@ -144,6 +150,13 @@ class NoFiles:
 
     async def delete(self, name: str) -> None:
         """There is none."""
+
+
+class OneUser(NobodyElse):
+    """The `StartsAs` of a simulated host: all jobs run as its one user, whose ever they are."""
+
+    def is_own(self, uid: int) -> bool:
+        return True
 
 
 NOBODY_ELSE = NobodyElse(-1)

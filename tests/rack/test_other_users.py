@@ -161,7 +161,11 @@ def test_a_job_has_the_memory_it_asked_for_and_no_more(host: BootedHost) -> None
     unit = typed(host, f"systemctl list-units --plain --no-legend 'covey-job:{job}:*'").split()[0]
     shown = dict(line.split("=") for line in typed(host, f"systemctl show {unit} -p MemoryMax -p TasksMax").split())
     assert (int(shown["MemoryMax"]), int(shown["TasksMax"])) == (256 << 20, 32_768)
-    assert re.search(r"(?m)^limits +enforced$", typed(host, f"agentctl job {job}"))
+
+    def enforced() -> object:
+        return re.search(r"(?m)^limits +enforced$", host.shell(f"agentctl job {job}").stdout)
+
+    wait(enforced, lambda: typed(host, f"agentctl job {job}"), 20.0)  # its host has just begun it
     typed(host, f"agentctl cancel {job}")
 
 

@@ -51,6 +51,9 @@ class StarterLink:
         self.counted: dict[str, int] = {}
         """What the starter said that it had counted."""
 
+    def is_own(self, uid: int) -> bool:
+        return uid == self.uid
+
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 

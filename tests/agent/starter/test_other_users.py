@@ -61,7 +61,8 @@ async def output(runner: SupervisedRunner, job: JobId = J1) -> str:
 
 
 async def running(host: Here, runner: SupervisedRunner, spec: RanksSpec) -> int:
-    """The pid of the rank, which runs."""
+    """The pid of the rank, which runs. What the test before it ran has gone."""
+    await until(lambda: not programs("supervisor-j1-1"), 20.0)
     await runner.start(spec)
     await until(lambda: host.told(RanksStarted), 20.0)
     return host.told(RanksStarted)[-1].pids[0]
