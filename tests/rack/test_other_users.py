@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -36,12 +37,18 @@ def tried(what, work):
         print(what, "DONE", repr(work())[:60], flush=True)
     except OSError as error:
         print(what, error.strerror, flush=True)
-def connected(path):
+def connected(path, asks="GET /v1/jobs", body=""):
     with socket.socket(socket.AF_UNIX) as stream:
         stream.settimeout(5)
         stream.connect(path)
-        stream.sendall(b"GET /v1/jobs HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+        head = f"{asks} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+        stream.sendall((head + body).encode())
         return stream.recv(100) or sys.exit("closed")
+def operated():
+    answer = connected("/run/covey/agent.sock", "POST /v1/quotas", '{"tenant": "ml", "gpus": 1000}')
+    if b" 403 " in answer.splitlines()[0]:
+        raise PermissionError(13, "Permission denied")
+    return answer
 pid, folder = int(sys.argv[1]), "/var/lib/covey-jobs/jobs/" + sys.argv[2]
 tried("environ", lambda: open(f"/proc/{pid}/environ").read())
 tried("memory", lambda: open(f"/proc/{pid}/mem", "rb"))
@@ -55,7 +62,7 @@ tried("starter", lambda: connected("/var/lib/covey-jobs/starter.sock"))
 tried("key", lambda: open("/etc/covey/gossip.key").read())
 tried("state", lambda: os.listdir("/var/lib/covey"))
 tried("given", lambda: os.listdir("/run/covey-starter"))
-tried("operator", lambda: connected("/run/covey/agent.sock"))
+tried("operator", operated)
 tried("tools", lambda: connected("/run/covey/jobs.sock"))
 tried("agent", lambda: os.kill(int(open("/proc/self/stat").read().split()[3]) and int(sys.argv[3]), 9))
 """
@@ -121,6 +128,26 @@ def test_it_outlives_agent_and_starter_its_output_is_read_and_cancel_ends_it(hos
     typed(host, f"agentctl cancel {job}")
     wait(lambda: host.shell("pgrep -u alice").returncode == 1, lambda: why(host, job), 20.0)
     wait(lambda: "covey-job:" not in typed(host, "systemctl list-units --all 'covey-job*'"), host.journal, 10.0)
+
+
+def as_user(host: BootedHost, user: str, line: str) -> "subprocess.CompletedProcess[str]":
+    return host.shell(f"cd /; runuser -u {user} -- {line}")
+
+
+def test_who_submits_is_who_runs_and_others_see_a_row(host: BootedHost) -> None:
+    """Whatever the submission says: the kernel tells who it is."""
+    typed(host, "usermod -aG covey alice && usermod -aG covey bob && agentctl tenant add ml --users alice,bob --quota 4")
+    said = as_user(host, "alice", "agentctl submit --name bob.h -- sh -c 'id -un; exec sleep 604'")
+    assert said.returncode == 0, said.stderr + host.journal()
+    job = said.stdout.split()[0]
+    wait(lambda: "alice" in as_user(host, "alice", f"agentctl logs {job}").stdout, lambda: why(host, job), 30.0)
+    row = as_user(host, "bob", "agentctl jobs").stdout
+    assert job in row and "alice" in row and "bob.h" not in row
+    for words in ("logs", "cancel"):
+        refused = as_user(host, "bob", f"agentctl {words} {job}")
+        assert refused.returncode == 4 and "belongs to alice" in refused.stderr, refused
+    assert as_user(host, "alice", f"agentctl cancel {job}").returncode == 0
+    wait(lambda: host.shell("pgrep -u alice").returncode == 1, lambda: why(host, job), 20.0)
 
 
 def test_a_container_without_root_may_gain_what_any_user_may(host: BootedHost) -> None:
