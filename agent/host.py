@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from agent import identity, metrics
+from agent.api.joining import Joining
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
@@ -134,6 +135,7 @@ class HostAgent:
         settings = self.config.gossip
         settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)
         self.gossip = GossipService(self.env, settings, self._keys, who.uuid, who.boot, self._gossiped)
+        self.joining = Joining(self, self._keys, settings.cluster, settings.advertise)
         self.log = Consensus(
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
@@ -459,7 +461,12 @@ class HostAgent:
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        return {**self.rackview.commands(), "agent.health": self._health, **self.plugin_commands()}
+        return {
+            **self.rackview.commands(),
+            **self.joining.commands(),
+            "agent.health": self._health,
+            **self.plugin_commands(),
+        }
 
     async def _health(self, _arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {

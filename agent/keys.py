@@ -10,6 +10,7 @@ from agent.config import Config, ConfigError
 
 KEYS_MAX = 3
 NAME = "gossip.key"
+COMMENT = "# Covey's gossip key: the same file on every host of the rack, secret to everybody else"
 _LINE = re.compile(r"^[0-9a-f]{64}$")
 
 
@@ -77,5 +78,4 @@ def generate(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w") as out:
-        out.write("# Covey's gossip key: the same file on every host of the rack, secret to everybody else\n")
-        out.write(secrets.token_hex(32) + "\n")
+        out.write(f"{COMMENT}\n{secrets.token_hex(32)}\n")

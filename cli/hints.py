@@ -37,6 +37,7 @@ NOUNS = {
     # the rack
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
+    "init": "rack init", "join": "rack join HOST:PORT --token T", "join-token": "rack token", "token": "rack token",
     "voter": "voters", "quorum": "voters", "election": "leader", "master": "leader",
 }  # fmt: skip
 """A word in the place of a noun -> the command that does it, without `agentctl`."""
@@ -113,6 +114,10 @@ OF_NOUN = {
 }  # fmt: skip
 """Command -> what is typed after it that it does not have -> what to type instead."""
 VERBS = {
+    "rack": {
+        "create": "init", "start": "init", "new": "init", "begin": "init", "bootstrap": "init",
+        "add": "token", "invite": "token", "join-token": "token", "tokens": "token",
+    },
     "volume": {
         "list": "ls", "volumes": "ls", "add": "create NAME SIZE", "attach": "create NAME SIZE",
         "mk": "create NAME SIZE", "make": "create NAME SIZE", "map": "create NAME SIZE", "new": "create NAME SIZE",

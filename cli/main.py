@@ -45,6 +45,7 @@ NOUNS = {
     "tune": (ACT, "divide an elastic job's ranks and sums among its hosts by measuring: agentctl tune j1"),
     "wait": (ACT, "wait for a job and return its exit code"),
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
+    "rack": (ACT, "begin a rack on this host (init), join one (join), let a host join (token)"),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
 }
@@ -58,6 +59,11 @@ FOLDERS = {
     "memory": ("memory", "slabs"),
 }
 VERBS = {
+    "rack": {
+        "init": "begin a rack on this host: key, agent.toml, agent; print the line for further hosts",
+        "join": "let this host join a rack: agentctl rack join gpu1:7946 --token T",
+        "token": "make a token for one further host, and print the line to type there",
+    },
     "volume": {
         "ls": "list the volumes of all hosts, and their traffic",
         "show": "show one volume: kind, owner, traffic, latencies, swap, troubles",
@@ -71,8 +77,14 @@ VERBS = {
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
+PACKAGES = {"rack": "joining"}
+"""Noun that has commands of its own -> their package in `cli`, where it has another name."""
+NAMED = ("rack",)
+"""Nouns whose command has to be named: each of them changes something."""
 MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for noun in nouns} | {
-    f"{noun} {verb}": f"cli.{noun}.{verb.replace('-', '_')}" for noun, verbs in VERBS.items() for verb in verbs
+    f"{noun} {verb}": f"cli.{PACKAGES.get(noun, noun)}.{verb.replace('-', '_')}"
+    for noun, verbs in VERBS.items()
+    for verb in verbs
 }
 """Command as it is typed after `agentctl` -> its module."""
 
@@ -143,11 +155,15 @@ def verb_of(noun: str, words: Sequence[str], found: argparse.Namespace) -> tuple
     such verb."""
     before, verb, after = split(words)
     lines = "\n".join(f"  {name:<9} {text}" for name, text in VERBS[noun].items())
-    text = importlib.import_module(f"cli.{noun}").__doc__
+    text = importlib.import_module(f"cli.{PACKAGES.get(noun, noun)}").__doc__
     parser = parser_of(noun, f"{text}\n\ncommands:\n{lines}\n\n`agentctl {noun} COMMAND --help` says more.")
     parser.usage = f"agentctl {noun} COMMAND ..."
     _, unknown = parser.parse_known_args(before, found)
     refuse_unknown(parser, unknown)
+    if verb is None and noun in NAMED:
+        raise AgentctlError(
+            USAGE, f"{noun}: no command is named", f"expected {', '.join(VERBS[noun])}", f"agentctl {noun} --help"
+        )
     verb = verb or next(iter(VERBS[noun]))
     if verb not in VERBS[noun]:
         near = hints.for_verb(noun, verb, VERBS[noun])

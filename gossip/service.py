@@ -24,6 +24,8 @@ from covey.ports.datagrams import DatagramSocket
 from covey.ports.env import Env
 from covey.wire import checked
 from gossip import metrics
+from gossip.joining.machine import JoinTokens
+from gossip.joining.messages import ID_BYTES, PRIVATE_BYTES, SECRET_BYTES, JoinToken, RackGiven, is_ask
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
@@ -115,6 +117,11 @@ class GossipService:
         self._versions: set[int] = set()
         """Other gossip versions, received under this host's key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
+        self._tokens = JoinTokens(keys)
+        self.gives: Callable[[], RackGiven | None] = lambda: None
+        """What a host that joins by a token is given; None: nothing now."""
+        self.gave: Callable[[Address, bool], None] = lambda at, by_key: None
+        """Called when a host at this address was given it for the first time; `by_key`: it had the key before."""
 
     # ---- life ----
 
@@ -183,6 +190,10 @@ class GossipService:
         if not self._stopped:
             self._dispatch_checked(Published(key, value))
 
+    def make_token(self) -> JoinToken | None:
+        """A new token, by which one host can get the key of the rack from this agent; None: too many are good."""
+        return self._tokens.make(self._env.entropy(ID_BYTES + SECRET_BYTES), self._env.clock.now_s())
+
     def hosts(self) -> Sequence[HostView]:
         """Every host that is remembered, this one included, sorted by name."""
         return self._gossip.hosts(self._env.clock.now_s())
@@ -227,6 +238,9 @@ class GossipService:
             return
         self._counts["received"] += 1
         self._counts["received_bytes"] += len(datagram)
+        if is_ask(datagram):
+            self._asked_to_join(datagram, source)
+            return
         opened = self._opener.open(datagram)
         if isinstance(opened, Dropped):
             self._counts[f"dropped_{opened.reason}"] += 1
@@ -237,6 +251,17 @@ class GossipService:
             return
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
+
+    def _asked_to_join(self, datagram: bytes, source: Address) -> None:
+        given = self.gives()
+        if given is None or self._socket is None:
+            return
+        replied = self._tokens.asked(datagram, given, self._env.entropy(PRIVATE_BYTES), self._env.clock.now_s())
+        self._counts[f"joins_{replied.outcome}"] += 1
+        if replied.reply:
+            self._socket.send(replied.reply, source)
+        if replied.outcome == "given":
+            self.gave(source, replied.by_key)
 
     def _dispatch(self, event: Event) -> None:
         """Hand an event to the machine. An exception in here is a defect: gossip stops, and `_watch` raises it."""

@@ -104,6 +104,7 @@ ROUTES = {
     "POST /v1/volumes/{id}/give-up": "stop waiting for lenders that do not answer",
     "POST /v1/volumes/{id}/export": "start or stop serving a volume over NBD",
     "POST /v1/volumes/{id}/swap": "use a volume as swap of its host, or stop that",
+    "POST /v1/tokens": "make a token, by which one host can join within an hour",
     "POST /v1/tensors/move": "move a table of a job's tensors to another aggregator",
     "POST /v1/voters": "add, remove or replace a voter",
     "POST /v1/quotas": "set a tenant's quota",
