@@ -24,7 +24,6 @@ from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
-from agent.raft.disk import FOLDER
 from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
@@ -378,7 +377,10 @@ class HostAgent:
     def _look(self) -> None:
         """Find what is wrong with hosts now, and tell the others of it."""
         now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
-        self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.env.disk.path(FOLDER)))
+        self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.joining.at))
+        self.log.grow(
+            frozenset(view.host for view in self.hosts() if view.host in self.troubles or facts.drained(view))
+        )
         for key, value in (("log", now), ("wrong", self.watch.told())):
             try:
                 self.spread(key, value)

@@ -29,7 +29,8 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
         raise ConfigError(
             "there is no gossip key",
             f"{', '.join(config.gossip.seeds)} are seeds, but neither {beside} nor {own} exists",
-            f"copy the key of another host to {beside}; for the first host of a rack: agentd --make-key {beside}",
+            f"agentctl rack join, with a token of another host, or copy its key to {beside}; "
+            f"for the first host of a rack: agentctl rack init, or agentd --make-key {beside}",
         )
     return found
 

@@ -6,6 +6,7 @@ As root the agent is the one that docs/guides/install.md installs: /etc/covey/ag
 
 import argparse
 import contextlib
+import errno
 import os
 import pwd
 import secrets
@@ -109,18 +110,24 @@ class Here:
 
     # ---- what is written ----
 
-    def write_toml(self, settings: Settings, instead: bool, comment: str) -> bool:
-        """Write the settings into agent.toml; whether anything changed. AgentctlError when a person's line says
-        something else."""
+    def planned(self, settings: Settings, instead: bool, comment: str) -> str:
+        """The text of agent.toml with the settings. AgentctlError when a person's line says something else."""
         try:
-            text = with_settings(self.text or f"# {comment}\n", settings, instead)
+            return with_settings(self.text or f"# {comment}\n", settings, instead)
         except CannotWrite as cannot:
             why = f"{cannot}; what a person wrote there is not changed"
             raise AgentctlError(REFUSED, f"{self.toml} cannot be written", why, f"edit {self.toml}") from None
+
+    def write_toml(self, text: str, settings: Settings) -> bool:
+        """Write agent.toml; whether anything changed."""
         if text == self.text:
             self.did.append(f"{self.toml} is kept as it is")
             return False
-        self._put(self.toml, text, 0o644, None)
+        mode, owner = 0o644, None
+        with contextlib.suppress(OSError):
+            before = os.stat(self.toml)
+            mode, owner = before.st_mode & 0o777, Owner(before.st_uid, before.st_gid)
+        self._put(self.toml, text, mode, owner)
         self.did.append(f"{self.toml} is {'changed' if self.text else 'written'}: {_told(settings)}")
         self.text = text
         return True
@@ -171,6 +178,13 @@ class Here:
             raise self._cannot("move", path, error) from None
         self.did.append(f"{path} is now {to}")
 
+    def check_writable(self) -> None:
+        """AgentctlError when the files cannot be written, before anything is asked for."""
+        for path in (self.toml, self.key_path):
+            folder = next(each for each in path.parents if each.exists())
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise self._cannot("write", path, PermissionError(errno.EACCES, f"no right to write in {folder}"))
+
     def _cannot(self, verb: str, path: Path, error: Exception) -> AgentctlError:
         why = getattr(error, "strerror", None) or str(error)
         return AgentctlError(FAILED, f"cannot {verb} {path}", why, "run agentctl as root, or as the agent's user")
@@ -186,10 +200,11 @@ class Here:
     @property
     def by_hand(self) -> str:
         """What a person types to start the agent."""
-        return f"agentd --config {self.toml}"
+        return "systemctl enable --now covey" if self.by_systemd else f"agentd --config {self.toml}"
 
     def stop(self) -> None:
         self._systemctl("stop", "covey")
+        self._was_running = False
         self.did.append("the agent was stopped")
 
     def start(self, changed: bool) -> bool:
@@ -200,6 +215,8 @@ class Here:
             if changed and self._was_running:
                 self._systemctl("restart", "covey")
             self.did.append("the agent runs: systemctl status covey")
+        elif changed and self._was_running:
+            self.did.append("the agent runs with what agent.toml said before: restart it")
         return self.runs() if not self._may_start else self.by_systemd or self.runs()
 
     def remember_if_it_runs(self) -> None:
@@ -229,10 +246,17 @@ class Here:
 
 
 def _default_toml() -> Path:
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 or _is_agents_user():
         return SYSTEM_TOML
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "covey" / "agent.toml"
+
+
+def _is_agents_user() -> bool:
+    try:
+        return os.geteuid() == pwd.getpwnam(USER).pw_uid
+    except KeyError:
+        return False
 
 
 def _told(settings: Settings) -> str:

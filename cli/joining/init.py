@@ -6,9 +6,11 @@ on a host that is set up already it starts the agent if it does not run, and pri
 import argparse
 import secrets
 
+from cli.client import REFUSED, AgentctlError
 from cli.context import Context
 from cli.joining import here as files
 from cli.joining.here import Here, join_line, say_done
+from cli.joining.toml_lines import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,15 +20,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     here = Here(context)
     name = here.config.name
+    if here.config.gossip.seeds and not here.keys_found():
+        why = f"{here.toml} names {', '.join(here.config.gossip.seeds)} as seeds, and their key is not here"
+        next_step = "agentctl rack join, with a token of theirs; or remove the seeds"
+        raise AgentctlError(REFUSED, "this host is set up to join a rack", why, next_step)
+    here.check_writable()
     here.remember_if_it_runs()
     changed = False
     if here.config.gossip.seeds or here.config.leader.voters:
         here.did.append(f"{here.toml} is kept as it is: it names a rack")
     else:
-        settings = {("leader", "voters"): [str(name)]}
-        changed = here.write_toml(
-            settings, False, f"{name} began this rack. docs/reference/agent-toml.md lists settings."
-        )
+        settings: Settings = {("leader", "voters"): [str(name)]}
+        changed = here.write_toml(here.planned(settings, False, f"{name} began this rack."), settings)
     make_key(here)
     is_up = here.start(changed)
     if not is_up:

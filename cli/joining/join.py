@@ -16,6 +16,7 @@ from cli.context import Context
 from cli.joining import here as files
 from cli.joining.asking import ask, checked_address
 from cli.joining.here import Here, say_done
+from cli.joining.toml_lines import Settings
 from gossip.joining.messages import JoinToken, RackGiven, parsed
 from gossip.joining.policy import by_key
 
@@ -36,19 +37,18 @@ def run(context: Context) -> int:
     checked_address(args.at)
     here = Here(context)
     check_free(here, args.leave_own)
+    here.check_writable()
     given = ask(args.at, token_of(here))
     if given.host == here.config.name:
         why = f"{args.at} has that name, and each host of a rack has its own"
         next_step = f"set name = ... at the top of {here.toml}, and get another token"
         raise AgentctlError(REFUSED, f"this host is named {given.host}", why, next_step)
-    here.remember_if_it_runs()
-    if args.leave_own:
-        leave_own(here, given)
-    changed = here.write_toml(settings_of(args.at, given, here), args.leave_own, f"It joined the rack of {given.host}.")
-    if here.keys_found() != list(given.keys):
-        here.write_key(given.keys)
-    is_up = here.start(changed)
-    say_done(context, here.did)
+    settings = settings_of(args.at, given, here)
+    text = here.planned(settings, args.leave_own, f"This host joined the rack of {given.host}.")
+    try:
+        is_up = settle(here, given, text, settings)
+    finally:
+        say_done(context, here.did)
     if not is_up:
         if context.json:
             return context.say_json({"schema": 1, "data": {"did": here.did, "member": False}})
@@ -59,6 +59,17 @@ def run(context: Context) -> int:
         return context.say_json({"schema": 1, "data": {"did": here.did, "member": True}})
     context.say(said)
     return 0
+
+
+def settle(here: Here, given: RackGiven, text: str, settings: Settings) -> bool:
+    """Write what was given, and start the agent; whether it runs."""
+    here.remember_if_it_runs()
+    if here.args.leave_own:
+        leave_own(here, given)
+    changed = here.write_toml(text, settings)
+    if here.keys_found() != list(given.keys):
+        here.write_key(given.keys)
+    return here.start(changed)
 
 
 def token_of(here: Here) -> JoinToken:
@@ -114,7 +125,7 @@ def check_free(here: Here, leave_own: bool) -> None:
         raise AgentctlError(REFUSED, "this host has a gossip key already", why, leave)
 
 
-def settings_of(at: str, given: RackGiven, here: Here) -> dict[tuple[str, str], str | list[str]]:
+def settings_of(at: str, given: RackGiven, here: Here) -> Settings:
     seeds = list(dict.fromkeys((at, *given.seeds)))[:SEEDS_MAX]
     settings: dict[tuple[str, str], str | list[str]] = {
         ("gossip", "seeds"): seeds,

@@ -96,6 +96,31 @@ def test_a_token_is_good_once_and_a_refusal_writes_nothing(hosts: tuple[BootedHo
     assert token not in typed(first, "agentctl why host/gpu1")
 
 
+def test_a_host_with_a_rack_of_its_own_joins_by_the_command_that_doctor_says(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    first, second = hosts
+    typed(second, "systemctl stop covey; cp /etc/covey/agent.toml /tmp; rm -r /var/lib/covey/{consensus,acknowledged}")
+    written(second, "/etc/covey/agent.toml", f'{DEVICES}[gossip]\nseeds = ["gpu1:7946"]\n')
+    typed(second, "chmod 644 /etc/covey/agent.toml; systemctl start covey")
+
+    def advised() -> str:
+        """The command in what doctor says is wrong."""
+        said = first.shell("agentctl doctor").stdout
+        found = re.search(r"wrong +host gpu2: it belongs to another rack.*\n +next: .*type there: (.*?)    \(", said)
+        return found[1] if found else ""
+
+    command = wait(advised, lambda: typed(first, "agentctl doctor; true"), 60.0, 1.0)
+    assert re.fullmatch(r"agentctl rack join [0-9.]+:7946 --leave-own", command)
+    for shown in ("agentctl hosts", "agentctl status; true"):
+        assert command in typed(first, shown)
+    assert "gpu2 is a member: gpu1 leads, 2 hosts are alive" in typed(second, command)
+    for host in (first, second):
+        up(host)
+        wait(lambda: "wrong" not in first.shell("agentctl hosts").stdout, first.journal, 30.0, 0.5)
+    assert "consensus.given-up" in typed(second, "ls /var/lib/covey")
+
+
 def up(host: BootedHost) -> None:
     alive(host, 2)
 
