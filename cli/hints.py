@@ -38,6 +38,7 @@ NOUNS = {
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
     "init": "rack init", "join": "rack join HOST:PORT --token T", "join-token": "rack token", "token": "rack token",
+    "key": "keys", "keyring": "keys", "rotate": "keys rotate",
     "voter": "voters", "quorum": "voters", "election": "leader", "master": "leader",
 }  # fmt: skip
 """A word in the place of a noun -> the command that does it, without `agentctl`."""

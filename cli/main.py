@@ -46,12 +46,13 @@ NOUNS = {
     "wait": (ACT, "wait for a job and return its exit code"),
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
     "rack": (ACT, "begin a rack on this host (init), join one (join), let a host join (token)"),
+    "keys": (ACT, "show the keys of gossip by their hashes; give all hosts a new one (rotate)"),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
-    "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
+    "hosts": ("doctor", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
     "jobs": (
         *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
         *("quota", "scale", "submit", "tensors", "tune", "wait"),

@@ -29,7 +29,7 @@ from gossip.joining.messages import ID_BYTES, PRIVATE_BYTES, SECRET_BYTES, JoinT
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
-from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
+from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget, sealed_by
 from gossip.packet import VERSION as PACKET_VERSION
 from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
 from gossip.settings import GossipSettings
@@ -118,6 +118,8 @@ class GossipService:
         """Other gossip versions, received under this host's key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
         self._tokens = JoinTokens(keys)
+        self._other_keys: dict[Address, bytes] = {}
+        """Addresses whose newest datagram was sealed with another key of the ring, and the name of that key."""
         self.gives: Callable[[], RackGiven | None] = lambda: None
         """What a host that joins by a token is given; None: nothing now."""
         self.gave: Callable[[Address, bool], None] = lambda at, by_key: None
@@ -190,6 +192,14 @@ class GossipService:
         if not self._stopped:
             self._dispatch_checked(Published(key, value))
 
+    def rekey(self, keys: Sequence[bytes]) -> None:
+        """Take these keys from now on: up to three, the first seals, all open. ValueError otherwise."""
+        ring = Keyring(keys, self._settings.cluster)
+        self._sealer.rekey(ring)
+        self._opener.rekey(ring)
+        self._tokens.rekey(keys)
+        self._other_keys.clear()
+
     def make_token(self) -> JoinToken | None:
         """A new token, by which one host can get the key of the rack from this agent; None: too many are good."""
         return self._tokens.make(self._env.entropy(ID_BYTES + SECRET_BYTES), self._env.clock.now_s())
@@ -249,8 +259,16 @@ class GossipService:
             if opened.earlier is not None:
                 self._dispatch(EarlierHeard(opened.earlier, source, opened.counter))
             return
+        self._note_key(sealed_by(datagram), source)
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
+
+    def _note_key(self, key: bytes, source: Address) -> None:
+        """Remember who seals with another key than this host: whoever was away when a key was installed lacks it."""
+        if key == self._sealer.primary:
+            self._other_keys.pop(source, None)
+        elif source in self._other_keys or len(self._other_keys) < self._settings.hosts_max:
+            self._other_keys[source] = key
 
     def _asked_to_join(self, datagram: bytes, source: Address) -> None:
         given = self.gives()
@@ -312,7 +330,7 @@ class GossipService:
     def _send(self, say: SendDatagram) -> None:
         if self._socket is None:
             return
-        datagram = self._sealer.seal(say.messages)
+        datagram = self._sealer.seal(say.messages, self._other_keys.get(say.to, b""))
         if len(datagram) > self._settings.datagram_bytes:
             raise ValueError(f"a datagram of {len(datagram)} bytes: {[type(one).__name__ for one in say.messages]}")
         if self._socket.send(datagram, say.to):

@@ -1,7 +1,7 @@
 """What this agent does for hosts that join the rack: it makes tokens, and says what a new host is given
 (`gossip.joining`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent.event_log import EventLog
@@ -35,10 +35,13 @@ class JoinedMember(Protocol):
 
 
 class Joining:
-    """Tokens, and what they are good for. `keys`, `cluster`: of gossip; `advertise`: the IP of this host."""
+    """Tokens, and what they are good for. `keys` returns those of gossip, `cluster` is its label, `advertise` the IP of
+    this host."""
 
-    def __init__(self, member: JoinedMember, keys: Sequence[bytes], cluster: str, advertise: str) -> None:
-        self._member, self._keys, self._cluster, self._advertise = member, tuple(keys), cluster, advertise
+    def __init__(
+        self, member: JoinedMember, keys: Callable[[], tuple[bytes, ...]], cluster: str, advertise: str
+    ) -> None:
+        self._member, self._keys, self._cluster, self._advertise = member, keys, cluster, advertise
         member.gossip.gives, member.gossip.gave = self.given, self._gave
 
     def commands(self) -> Mapping[str, Command]:
@@ -55,7 +58,7 @@ class Joining:
         known = {view.host: view.address for view in member.hosts() if view.state == "alive" and view.address}
         others = [known.pop(host) for host in (*voters, *sorted(known)) if host in known and host != member.id]
         seeds = tuple(dict.fromkeys((self.at, *others)))[:SEEDS_MAX]
-        return RackGiven(member.id, self._keys, self._cluster, voters, seeds)
+        return RackGiven(member.id, self._keys(), self._cluster, voters, seeds)
 
     def _gave(self, at: Address, by_key: bool) -> None:
         how = "it had the key" if by_key else "it had a token"

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from agent import keys
 from agent.config import Config, ConfigError, load
+from agent.keyring import service as ring
 from agent.raft.disk import FOLDER
 from cli.client import FAILED, REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.context import Context
 from cli.joining.toml_lines import CannotWrite, Settings, with_settings
+from covey.wire.checked import Damaged
 
 SYSTEM_TOML = Path("/etc/covey/agent.toml")
 USER = "covey"
@@ -81,12 +83,19 @@ class Here:
         for path in (self.key_path, Path(self.config.state_dir) / keys.NAME):
             try:
                 if path.is_file():
-                    return keys.load(path, make=False)
+                    return self._turned(keys.load(path, make=False))
             except ConfigError as error:
                 raise AgentctlError(FAILED, error.what, error.why, error.next) from None
             except OSError as error:
                 raise self._cannot("read", path, error) from None
         return []
+
+    def _turned(self, given: list[bytes]) -> list[bytes]:
+        """The keys in the place of these, where the rack's keys were rotated since."""
+        try:
+            return list(ring.unsealed((Path(self.config.state_dir) / ring.FILE).read_bytes(), given).keys)
+        except (FileNotFoundError, Damaged):
+            return given
 
     @property
     def log_folder(self) -> Path:

@@ -56,6 +56,13 @@ class JoinTokens:
         """The newest asks of hosts that have the key, and the answer to each."""
         self._replies_left, self._since_s = policy.REPLIES_PER_S, 0.0
 
+    def rekey(self, keys: Sequence[bytes]) -> None:
+        """Take these as the keys of gossip. Tokens of a key that is none of them any more are forgotten."""
+        self._keys = tuple(keys)
+        known = {fingerprint(key) for key in keys}
+        self._made = {token: made for token, made in self._made.items() if made.token.rack in known}
+        self._answers.clear()
+
     def make(self, random: bytes, now_s: float) -> JoinToken | None:
         """A new token, from `ID_BYTES + SECRET_BYTES` random bytes; None when too many are good still."""
         token = JoinToken(random[:ID_BYTES], fingerprint(self._keys[0]), random[ID_BYTES : ID_BYTES + SECRET_BYTES])

@@ -9,12 +9,15 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent import keys
+from agent.keyring.service import of_file
 from cli.joining import asking
 from cli.main import main
 from covey.core.ids import HostId
+from covey.wire import checked
 from gossip.joining.machine import JoinTokens
 from gossip.joining.messages import ID_BYTES, SECRET_BYTES, JoinToken, RackGiven
 from gossip.joining.policy import TOKEN_S
@@ -228,6 +231,19 @@ def test_a_host_that_has_the_key_leaves_its_own_log_without_a_token(
     assert join(toml, member.at, "--leave-own") == 0
     assert (tmp_path / "state" / "consensus.given-up").is_dir()
     assert keys.load(path, make=False) == [KEY]
+
+
+def test_a_host_whose_keys_were_rotated_since_has_the_new_key(
+    toml: Path, member: FakeMember, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = toml.parent / keys.NAME
+    path.touch(0o600)
+    path.write_text(f"{OTHER.hex()}\n")
+    (tmp_path / "state").mkdir()
+    ring = msgspec.structs.replace(of_file([OTHER]), keys=(KEY,), numbers=(1,))
+    (tmp_path / "state" / "gossip.ring").write_bytes(checked.seal(ring))
+    assert join(toml, member.at, "--leave-own") == 0
+    assert keys.load(path, make=False) == [OTHER], "the ring is in its place"
 
 
 def test_a_host_with_the_name_of_the_member_is_refused(

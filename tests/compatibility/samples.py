@@ -52,6 +52,7 @@ SETTINGS = KEPT / "agent.toml"
 RECORDS = (
     *(
         "Identity",
+        "KeyRing",
         "PeersFile",
         "ReservationFile",
         "AggregatorState",

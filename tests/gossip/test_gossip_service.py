@@ -217,6 +217,22 @@ async def test_a_host_asks_to_join_on_the_socket_of_gossip_and_that_is_counted(r
     ear.close()
 
 
+async def test_hosts_with_two_keys_hear_one_another_whichever_seals(rack: Rack) -> None:
+    new = bytes(32)
+    a = await rack.start("a", keys=(new, KEY))
+    b = await rack.start("b", seeds=(a.address,))
+    everybody = {"a": "alive", "b": "alive"}
+    await until(lambda: states(a) == states(b) == everybody)
+    a.spread("spare", b"sealed with the key that b has")
+    await until(lambda: values(b, "a") == {"spare": b"sealed with the key that b has"})
+    b.rekey((KEY, new))
+    b.rekey((new,))
+    a.rekey((new,))
+    a.spread("spare", b"sealed with the new key")
+    await until(lambda: values(b, "a") == {"spare": b"sealed with the new key"})
+    assert states(a) == states(b) == everybody and HostDown(HostId("b"), left=False) not in rack.told["a"]
+
+
 @pytest.mark.parametrize("spoilt", [b"", b"\x92\x01\x91\xc0", b"\xff" * 40, b"\x91" * 2000])
 async def test_a_spoilt_file_of_known_hosts_is_left_aside(rack: Rack, spoilt: bytes) -> None:
     rack.ports["a"] = Ports()

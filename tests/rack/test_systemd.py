@@ -121,6 +121,21 @@ def test_a_host_with_a_rack_of_its_own_joins_by_the_command_that_doctor_says(
     assert "consensus.given-up" in typed(second, "ls /var/lib/covey")
 
 
+def test_a_new_key_reaches_every_host_and_none_is_restarted(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, second = hosts
+    pids = [typed(host, "systemctl show covey -p MainPID --value") for host in hosts]
+    before = set(re.findall(r"gpu\d +([0-9a-f]{8})", typed(first, "agentctl keys")))
+    said = typed(second, "agentctl keys rotate")
+    assert re.findall(r"(?m)^(\w+) +[0-9a-f]{8}: acknowledged by gpu1, gpu2$", said) == ["install", "use", "remove"]
+    after = set(re.findall(r"gpu\d +([0-9a-f]{8})", typed(first, "agentctl keys")))
+    assert len(before) == len(after) == 1 and before != after
+    assert pids == [typed(host, "systemctl show covey -p MainPID --value") for host in hosts]
+    typed(second, "systemctl restart covey")
+    for host in hosts:
+        up(host)
+    assert typed(second, "stat -c '%a %U' /var/lib/covey/gossip.ring").strip() == "600 covey"
+
+
 def up(host: BootedHost) -> None:
     alive(host, 2)
 
