@@ -18,6 +18,7 @@ import msgspec
 from agent import identity, metrics
 from agent.api.access import rules_of
 from agent.api.gate import Gate
+from agent.api.joining import Joining
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
@@ -25,7 +26,8 @@ from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
-from agent.raft.disk import FOLDER
+from agent.keyring.policy import KeyRing, KeyStep
+from agent.keyring.service import HostKeyring, of_file
 from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
@@ -57,10 +59,10 @@ from plugins import facts
 from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
-from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
+from plugins.views import KeyRow, OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
-_asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
+_asks: msgspec.msgpack.Decoder[AskView | ViewAnswer | KeyStep] = msgspec.msgpack.Decoder(AskView | ViewAnswer | KeyStep)
 JOBS_SOCKET = "jobs.sock"
 """The socket in `run_dir` where ranks reach their agent."""
 DEVICES_FILE = "gpus.json"
@@ -96,8 +98,9 @@ class HostAgent:
     """One host's agent. It is constructed with ports and configuration, and runs from `start` to `stop`."""
 
     def __init__(
-        self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
+        self, env: Env, config: Config, keys: Sequence[bytes] | KeyRing, plugins: Sequence[Plugin] = PLUGINS
     ) -> None:
+        """`keys`: those of gossip, or the ring in which they are."""
         self.env, self.config, self.id = env, config, config.name
         self.started_wall_s, self._started_s = env.clock.wall_s(), env.clock.now_s()
         self.boot = 0
@@ -107,7 +110,7 @@ class HostAgent:
         self.retained = RetainedFacts()
         self.plugin_runtime = PluginRuntime(self, plugins)
         self.counters: dict[str, int] = {"without_plugin": 0, "malformed_bodies": 0, "not_gossiped": 0}
-        self._keys = gossip_keys
+        self._ring = keys if isinstance(keys, KeyRing) else of_file(keys)
         self._decoders = {plugin.name: msgspec.msgpack.Decoder(plugin.messages) for plugin in plugins}
         self._identity_now = Identity(b"", 0)
         self._said_of_voters: dict[HostId, str] = {}
@@ -139,7 +142,9 @@ class HostAgent:
         await self.env.links.open(self.config.control.bind, self.messenger.received)
         settings = self.config.gossip
         settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)
-        self.gossip = GossipService(self.env, settings, self._keys, who.uuid, who.boot, self._gossiped)
+        self.keyring = HostKeyring(self.env, self._ring, self.event_log, self.hosts, self._ask_keys, self._keys_changed)
+        self.gossip = GossipService(self.env, settings, self.keyring.keys, who.uuid, who.boot, self._gossiped)
+        self.joining = Joining(self, lambda: self.keyring.keys, settings.cluster, settings.advertise)
         self.log = Consensus(
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
@@ -265,6 +270,8 @@ class HostAgent:
     async def _answer(self, sender: HostId, plugin: str, body: bytes) -> bytes:
         if plugin == AGENT:
             question = _decode(_asks, body)
+            if isinstance(question, KeyStep):
+                return _encode(ViewAnswer(msgspec.json.encode([await self.keyring.take(question)])))
             if not isinstance(question, AskView):
                 raise self._not_understood(plugin)
             return _encode(await self.rackview.answer(question))
@@ -300,6 +307,18 @@ class HostAgent:
             raise Refused(1, f"{to} gave an unexpected answer", "it may run another version", "upgrade the older host")
         assert isinstance(decoded, msgspec.Struct)
         return decoded
+
+    async def _ask_keys(self, to: HostId, step: KeyStep, deadline_s: float) -> KeyRow:
+        answer = await self.ask(AGENT, to, step, deadline_s)
+        assert isinstance(answer, ViewAnswer)
+        try:
+            (row,) = msgspec.json.decode(answer.rows, type=list[KeyRow])
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Refused(1, f"the answer of {to} cannot be read here", str(error), "agentctl version") from error
+        return row
+
+    def _keys_changed(self, keys: Sequence[bytes]) -> None:
+        self.gossip.rekey(keys)
 
     def _raft_send(self, to: HostId, data: bytes) -> bool:
         return self.messenger.raw(LOG, to, data)
@@ -422,7 +441,10 @@ class HostAgent:
     def _look(self) -> None:
         """Find what is wrong with hosts now, and tell the others of it."""
         now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
-        self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.env.disk.path(FOLDER)))
+        self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.joining.at))
+        self.log.grow(
+            frozenset(view.host for view in self.hosts() if view.host in self.troubles or facts.drained(view))
+        )
         for key, value in (("log", now), ("wrong", self.watch.told())):
             try:
                 self.spread(key, value)
@@ -483,6 +505,10 @@ class HostAgent:
             notes=tuple(log.changes.notes(self.config.source)),
         )
 
+    def key_row(self) -> KeyRow:
+        """The keys of this host, by their hashes."""
+        return self.keyring.row
+
     def voters_now(self) -> VotersView:
         now = self.log.configuration
         return VotersView(voters=now.hosts, learner=now.learner, leaving=now.leaving, under_way=under_way(now))
@@ -506,7 +532,13 @@ class HostAgent:
     @property
     def commands(self) -> Mapping[str, Command]:
         """All commands, each behind the gate: whoever asks has to say who they are (`plugins.base.ASKER`)."""
-        every = {**self.rackview.commands(), "agent.health": self._health, **self.plugin_commands()}
+        every = {
+            **self.rackview.commands(),
+            **self.joining.commands(),
+            **self.keyring.commands(),
+            "agent.health": self._health,
+            **self.plugin_commands(),
+        }
         return {name: self.gate.guarded(name, command) for name, command in every.items()}
 
     async def asker(self, uid: int) -> Asker | None:

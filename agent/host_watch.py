@@ -48,8 +48,8 @@ class LogSeen(msgspec.Struct, frozen=True):
 
     now: LogNow
     voters: tuple[HostId, ...]
-    folder: str
-    """The folder of the host's log."""
+    at: Address
+    """The address under which other hosts reach the gossip of this one."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -269,14 +269,11 @@ def another_rack(host: HostId, leader: HostId, log: LogSeen) -> Trouble:
     who = (
         "which it leads itself" if leader == host else f"which {leader} leads" if leader else "which has no leader now"
     )
-    voters = ", ".join(f'"{voter}"' for voter in log.voters)
-    folder = log.folder
     return Trouble(
         f"it belongs to another rack, {who}: its log has a different origin from "
         "the one here, so the two cannot be merged",
-        f"choose which rack stays; to join {host} to this one, set leader.voters = [{voters}] in its agent.toml and "
-        f"type there: systemctl stop covey && mv {folder} {folder}.given-up && systemctl start covey    (jobs and "
-        "quotas of its rack are forgotten)",
+        f"choose which rack stays; to have {host} join this one, type there: agentctl rack join {log.at} --leave-own"
+        "    (jobs and quotas of its rack are forgotten)",
     )
 
 

@@ -11,6 +11,7 @@ from agent.config import Config, ConfigError
 
 KEYS_MAX = 3
 NAME = "gossip.key"
+COMMENT = "# Covey's gossip key: the same file on every host of the rack, secret to everybody else"
 _LINE = re.compile(r"^[0-9a-f]{64}$")
 
 
@@ -29,7 +30,8 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
         raise ConfigError(
             "there is no gossip key",
             f"{', '.join(config.gossip.seeds)} are seeds, but neither {beside} nor {own} exists",
-            f"copy the key of another host to {beside}; for the first host of a rack: agentd --make-key {beside}",
+            f"agentctl rack join, with a token of another host, or copy its key to {beside}; "
+            f"for the first host of a rack: agentctl rack init, or agentd --make-key {beside}",
         )
     return found
 
@@ -82,5 +84,4 @@ def generate(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w") as out:
-        out.write("# Covey's gossip key: the same file on every host of the rack, secret to everybody else\n")
-        out.write(secrets.token_hex(32) + "\n")
+        out.write(f"{COMMENT}\n{secrets.token_hex(32)}\n")

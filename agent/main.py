@@ -21,6 +21,9 @@ from agent.api.http import HttpApi
 from agent.compiled.files import look, told
 from agent.config import Config, ConfigError, load
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
+from agent.keyring.policy import KeyRing
+from agent.keyring.service import FILE as RING
+from agent.keyring.service import of_file, unsealed
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.ports.clock import RealClock
 from agent.ports.devices.choice import backend
@@ -41,7 +44,7 @@ from covey.core.version import VERSION
 from covey.ports.addresses import hears_others, ip_port
 from covey.ports.env import Env
 from covey.verbs.pyverbs_port import PyVerbs
-from covey.wire.checked import StateRefused
+from covey.wire.checked import Damaged, StateRefused
 
 FORCED_EXIT_S = 5.0
 """The most seconds from SIGTERM to exit; what takes longer is cut off."""
@@ -83,8 +86,8 @@ class Notifier:
 class Daemon:
     """One agent in one process: its ports, its HTTP listeners, its notifications to systemd."""
 
-    def __init__(self, config: Config, gossip_keys: list[bytes], environ: Mapping[str, str]) -> None:
-        self._config, self._keys = config, gossip_keys
+    def __init__(self, config: Config, ring: KeyRing, environ: Mapping[str, str]) -> None:
+        self._config, self._ring = config, ring
         self._notifier = Notifier(environ)
         self._log = logs.for_host(config.name)
         self._stop = asyncio.Event()
@@ -116,7 +119,7 @@ class Daemon:
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
         env = self._env()
-        agent = HostAgent(env, self._config, self._keys)
+        agent = HostAgent(env, self._config, self._ring)
         socket_path = f"{self._config.run_dir}/agent.sock"
         http = HttpApi(agent, socket_path, self._config.http)
         try:
@@ -274,6 +277,19 @@ def _complain(what: str, why: str, next: str) -> None:
     print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
 
 
+def found_ring(state_dir: str, given: list[bytes]) -> KeyRing:
+    """The keys of this host: those that it was given since, where there are some, else those of the file. OSError."""
+    path = Path(state_dir) / RING
+    try:
+        return unsealed(path.read_bytes(), given)
+    except FileNotFoundError:
+        return of_file(given)
+    except Damaged as error:
+        next_step = "agentctl rack join HOST:7946 --leave-own --token T, if no host answers"
+        _complain(f"the keys in {path} do not count", str(error), next_step)
+        return of_file(given)
+
+
 def make_key(path: Path) -> int:
     """Make a key, and return the exit status."""
     try:
@@ -308,8 +324,11 @@ def main() -> None:
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
         check_own(config.run_dir)
         key_path = keys.find(config, os.environ)
-        gossip_keys = keys.load(key_path, not config.gossip.key_file, config.http.group)
+        read = keys.load(key_path, make=not config.gossip.key_file, group=config.http.group)
+        ring = found_ring(config.state_dir, read)
         lock = StateLock(config.state_dir)
+    except StateRefused as refused:
+        sys.exit(_refuse(refused))
     except (ConfigError, StateDirectoryTaken) as error:
         _complain(error.what, error.why, error.next)
         sys.exit(2)
@@ -326,7 +345,7 @@ def main() -> None:
         except ConfigError as error:
             _complain(error.what, error.why, error.next)
             return 2
-        return await Daemon(settled.config, gossip_keys, os.environ).run()
+        return await Daemon(settled.config, ring, os.environ).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(live())

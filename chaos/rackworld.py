@@ -19,6 +19,8 @@ from agent.config import Config, parse
 from agent.host import HostAgent
 from agent.jobs.spares.spares import PROGRAM as SPARES
 from agent.jobs.supervisor.supervisor import PROGRAM as SUPERVISOR
+from agent.keyring.service import FILE as RING
+from agent.keyring.service import of_file, unsealed
 from agent.raft.machine.raft import Raft
 from chaos import faults
 from chaos.actors.adder import Adders
@@ -157,7 +159,9 @@ class SimRack:
 
     def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
         async def main(env: Env) -> int:
-            agent = self.agents[host.name] = HostAgent(env, config, keys, self.plugins)
+            stored = host.disk.files.get(RING)
+            ring = of_file(keys) if stored is None else unsealed(bytes(stored.data), keys)
+            agent = self.agents[host.name] = HostAgent(env, config, ring, self.plugins)
             if host.agent is not None:
                 host.agent.loop.agent_moved = self._log_moved(agent)
             try:

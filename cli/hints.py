@@ -39,6 +39,8 @@ NOUNS = {
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
     "tenants": "tenant list", "account": "tenant list", "accounts": "tenant list", "users": "tenant list",
     "sacctmgr": "tenant list", "project": "tenant list", "projects": "tenant list",
+    "init": "rack init", "join": "rack join HOST:PORT --token T", "join-token": "rack token", "token": "rack token",
+    "key": "keys", "keyring": "keys", "rotate": "keys rotate",
     "voter": "voters", "quorum": "voters", "election": "leader", "master": "leader",
 }  # fmt: skip
 """A word in the place of a noun -> the command that does it, without `agentctl`."""
@@ -116,6 +118,10 @@ OF_NOUN = {
 }  # fmt: skip
 """Command -> what is typed after it that it does not have -> what to type instead."""
 VERBS = {
+    "rack": {
+        "create": "init", "start": "init", "new": "init", "begin": "init", "bootstrap": "init",
+        "add": "token", "invite": "token", "join-token": "token", "tokens": "token",
+    },
     "volume": {
         "list": "ls", "volumes": "ls", "add": "create NAME SIZE", "attach": "create NAME SIZE",
         "mk": "create NAME SIZE", "make": "create NAME SIZE", "map": "create NAME SIZE", "new": "create NAME SIZE",

@@ -45,13 +45,15 @@ NOUNS = {
     "tune": (ACT, "divide an elastic job's ranks and sums among its hosts by measuring: agentctl tune j1"),
     "wait": (ACT, "wait for a job and return its exit code"),
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
+    "rack": (ACT, "begin a rack on this host (init), join one (join), let a host join (token)"),
+    "keys": (ACT, "show the keys of gossip by their hashes; give all hosts a new one (rotate)"),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
     "tenant": (ACT, "list tenants, and say which users may submit for which: agentctl tenant add ml --users ann"),
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
-    "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
+    "hosts": ("doctor", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
     "jobs": (
         *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
@@ -59,6 +61,11 @@ FOLDERS = {
     "memory": ("memory", "slabs"),
 }
 VERBS = {
+    "rack": {
+        "init": "begin a rack on this host: key, agent.toml, agent; print the line for further hosts",
+        "join": "let this host join a rack: agentctl rack join gpu1:7946 --token T",
+        "token": "make a token for one further host, and print the line to type there",
+    },
     "volume": {
         "ls": "list the volumes of all hosts, and their traffic",
         "show": "show one volume: kind, owner, traffic, latencies, swap, troubles",
@@ -78,8 +85,14 @@ VERBS = {
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
+PACKAGES = {"rack": "joining"}
+"""Noun that has commands of its own -> their package in `cli`, where it has another name."""
+NAMED = ("rack",)
+"""Nouns whose command has to be named: each of them changes something."""
 MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for noun in nouns} | {
-    f"{noun} {verb}": f"cli.{noun}.{verb.replace('-', '_')}" for noun, verbs in VERBS.items() for verb in verbs
+    f"{noun} {verb}": f"cli.{PACKAGES.get(noun, noun)}.{verb.replace('-', '_')}"
+    for noun, verbs in VERBS.items()
+    for verb in verbs
 }
 """Command as it is typed after `agentctl` -> its module."""
 
@@ -150,11 +163,15 @@ def verb_of(noun: str, words: Sequence[str], found: argparse.Namespace) -> tuple
     such verb."""
     before, verb, after = split(words)
     lines = "\n".join(f"  {name:<9} {text}" for name, text in VERBS[noun].items())
-    text = importlib.import_module(f"cli.{noun}").__doc__
+    text = importlib.import_module(f"cli.{PACKAGES.get(noun, noun)}").__doc__
     parser = parser_of(noun, f"{text}\n\ncommands:\n{lines}\n\n`agentctl {noun} COMMAND --help` says more.")
     parser.usage = f"agentctl {noun} COMMAND ..."
     _, unknown = parser.parse_known_args(before, found)
     refuse_unknown(parser, unknown)
+    if verb is None and noun in NAMED:
+        raise AgentctlError(
+            USAGE, f"{noun}: no command is named", f"expected {', '.join(VERBS[noun])}", f"agentctl {noun} --help"
+        )
     verb = verb or next(iter(VERBS[noun]))
     if verb not in VERBS[noun]:
         near = hints.for_verb(noun, verb, VERBS[noun])

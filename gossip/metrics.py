@@ -19,6 +19,7 @@ COUNTED = METRICS.counters(
         "facts_ignored": "Facts of hosts that were older than the known ones.",
         "facts_refused": "Facts received of hosts that are not members.",
         "full": "Hosts not taken into the table of members, which is full.",
+        "joins": "Asks of new hosts for the key, by what came of them: given, or why not.",
         "messages_unknown": "Messages of a kind that this version does not know.",
         "not_sent": "Datagrams that this host could not send.",
         "probes": "Members probed.",
@@ -33,5 +34,5 @@ COUNTED = METRICS.counters(
         "stalls": "Times the event loop stalled for longer than a probe may take.",
         "told": "Events about hosts that gossip gave to the agent, by kind.",
     },
-    split={"dropped": "reason", "told": "kind"},
+    split={"dropped": "reason", "joins": "outcome", "told": "kind"},
 )

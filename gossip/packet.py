@@ -11,7 +11,8 @@ uuid, so that a listener without the key learns neither names nor label.
 One shared key with random nonces would reach the 2^32 messages of NIST SP 800-38D in days on a large rack. So each
 sender and boot has a key of its own, HKDF-SHA256 of the shared one, and its nonce is a counter that also gives a replay
 window. `salt` is drawn at each start and leads the nonce: a machine whose boot counter was set back (a disk restored
-from a copy) then repeats a key, but not a nonce.
+from a copy) then repeats a key, but not a nonce. A host that seals with another key of the ring is answered with that
+one, since it may lack the newer.
 
 The body is msgpack `[name, uuid, [message, ...]]`. Each message is decoded by itself, with bounds on everything: one
 of a later version is counted and skipped, and does not cost the others.
@@ -123,6 +124,11 @@ def key_id(key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=4, person=b"covey-key-id").digest()
 
 
+def sealed_by(datagram: bytes) -> bytes:
+    """The name of the key with which a datagram says that it is sealed."""
+    return datagram[1:5]
+
+
 def _cluster(key: bytes, label: bytes) -> bytes:
     return hashlib.blake2b(label, digest_size=4, key=key, person=b"covey-cluster").digest()
 
@@ -140,19 +146,29 @@ class Sealer:
         if len(salt) != SALT_BYTES or len(me.uuid) != UUID_BYTES:
             raise ValueError(f"expected {SALT_BYTES} bytes of salt and {UUID_BYTES} of uuid")
         self._me, self._identity, self._salt, self._counter = me, me.identity, salt, 0
-        self._key_id = key_id(ring.primary)
-        self._cluster, self._label = ring.cluster[self._key_id], ring.label
-        self._aead = _cipher(ring.primary, self._identity, self._me.boot)
+        self.rekey(ring)
 
-    def seal(self, messages: Sequence[Message]) -> bytes:
-        """Seal one datagram. The caller limits its length (`budget`)."""
+    def rekey(self, ring: Keyring) -> None:
+        """Seal with the first key of this ring from now on; the counter goes on."""
+        self._ring, self.primary = ring, key_id(ring.primary)
+        self._ciphers: dict[bytes, AESGCM] = {}
+
+    def seal(self, messages: Sequence[Message], name: bytes = b"") -> bytes:
+        """Seal one datagram, with the key of this name if the ring has it. The caller limits its length (`budget`)."""
+        if name not in self._ring.by_id:
+            name = self.primary
         self._counter += 1
         header = _HEADER.pack(
-            VERSION, self._key_id, self._cluster, self._identity, self._me.boot, self._salt, self._counter
+            VERSION, name, self._ring.cluster[name], self._identity, self._me.boot, self._salt, self._counter
         )
         raw = [msgspec.Raw(encoded(message)) for message in messages]
         body = _body_encoder.encode((self._me.host, self._me.uuid, raw))
-        return header + self._aead.encrypt(header[-12:], body, header + self._label)
+        return header + self._cipher(name).encrypt(header[-12:], body, header + self._ring.label)
+
+    def _cipher(self, name: bytes) -> AESGCM:
+        if name not in self._ciphers:
+            self._ciphers[name] = _cipher(self._ring.by_id[name], self._identity, self._me.boot)
+        return self._ciphers[name]
 
 
 class Window:
@@ -183,6 +199,11 @@ class Opener:
         self._ring, self._me = ring, me
         self._windows: OrderedDict[int, Window] = OrderedDict()
         self._ciphers: OrderedDict[tuple[bytes, int, int], AESGCM] = OrderedDict()
+
+    def rekey(self, ring: Keyring) -> None:
+        """Open what is sealed with the keys of this ring, and nothing else, from now on."""
+        self._ring = ring
+        self._ciphers = OrderedDict((of, cipher) for of, cipher in self._ciphers.items() if of[0] in ring.by_id)
 
     def remember(self, sender: int, boot: int) -> None:
         """Remember, from before a restart, the sender's boot at that time; datagrams of older boots are replays."""

@@ -24,10 +24,12 @@ from covey.ports.datagrams import DatagramSocket
 from covey.ports.env import Env
 from covey.wire import checked
 from gossip import metrics
+from gossip.joining.machine import JoinTokens
+from gossip.joining.messages import ID_BYTES, PRIVATE_BYTES, SECRET_BYTES, JoinToken, RackGiven, is_ask
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
-from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
+from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget, sealed_by
 from gossip.packet import VERSION as PACKET_VERSION
 from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
 from gossip.settings import GossipSettings
@@ -115,6 +117,13 @@ class GossipService:
         self._versions: set[int] = set()
         """Other gossip versions, received under this host's key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
+        self._tokens = JoinTokens(keys)
+        self._other_keys: dict[Address, bytes] = {}
+        """Addresses whose newest datagram was sealed with another key of the ring, and the name of that key."""
+        self.gives: Callable[[], RackGiven | None] = lambda: None
+        """What a host that joins by a token is given; None: nothing now."""
+        self.gave: Callable[[Address, bool], None] = lambda at, by_key: None
+        """Called when a host at this address was given it for the first time; `by_key`: it had the key before."""
 
     # ---- life ----
 
@@ -183,6 +192,18 @@ class GossipService:
         if not self._stopped:
             self._dispatch_checked(Published(key, value))
 
+    def rekey(self, keys: Sequence[bytes]) -> None:
+        """Take these keys from now on: up to three, the first seals, all open. ValueError otherwise."""
+        ring = Keyring(keys, self._settings.cluster)
+        self._sealer.rekey(ring)
+        self._opener.rekey(ring)
+        self._tokens.rekey(keys)
+        self._other_keys.clear()
+
+    def make_token(self) -> JoinToken | None:
+        """A new token, by which one host can get the key of the rack from this agent; None: too many are good."""
+        return self._tokens.make(self._env.entropy(ID_BYTES + SECRET_BYTES), self._env.clock.now_s())
+
     def hosts(self) -> Sequence[HostView]:
         """Every host that is remembered, this one included, sorted by name."""
         return self._gossip.hosts(self._env.clock.now_s())
@@ -227,6 +248,9 @@ class GossipService:
             return
         self._counts["received"] += 1
         self._counts["received_bytes"] += len(datagram)
+        if is_ask(datagram):
+            self._asked_to_join(datagram, source)
+            return
         opened = self._opener.open(datagram)
         if isinstance(opened, Dropped):
             self._counts[f"dropped_{opened.reason}"] += 1
@@ -235,8 +259,27 @@ class GossipService:
             if opened.earlier is not None:
                 self._dispatch(EarlierHeard(opened.earlier, source, opened.counter))
             return
+        self._note_key(sealed_by(datagram), source)
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
+
+    def _note_key(self, key: bytes, source: Address) -> None:
+        """Remember who seals with another key than this host: whoever was away when a key was installed lacks it."""
+        if key == self._sealer.primary:
+            self._other_keys.pop(source, None)
+        elif source in self._other_keys or len(self._other_keys) < self._settings.hosts_max:
+            self._other_keys[source] = key
+
+    def _asked_to_join(self, datagram: bytes, source: Address) -> None:
+        given = self.gives()
+        if given is None or self._socket is None:
+            return
+        replied = self._tokens.asked(datagram, given, self._env.entropy(PRIVATE_BYTES), self._env.clock.now_s())
+        self._counts[f"joins_{replied.outcome}"] += 1
+        if replied.reply:
+            self._socket.send(replied.reply, source)
+        if replied.outcome == "given":
+            self.gave(source, replied.by_key)
 
     def _dispatch(self, event: Event) -> None:
         """Hand an event to the machine. An exception in here is a defect: gossip stops, and `_watch` raises it."""
@@ -287,7 +330,7 @@ class GossipService:
     def _send(self, say: SendDatagram) -> None:
         if self._socket is None:
             return
-        datagram = self._sealer.seal(say.messages)
+        datagram = self._sealer.seal(say.messages, self._other_keys.get(say.to, b""))
         if len(datagram) > self._settings.datagram_bytes:
             raise ValueError(f"a datagram of {len(datagram)} bytes: {[type(one).__name__ for one in say.messages]}")
         if self._socket.send(datagram, say.to):

@@ -20,7 +20,7 @@ FILE = Path(__file__).parent.parent / "systemd" / "agent.toml"
 HEAD = """\
 # agent.toml of one host: /etc/covey/agent.toml. An empty file is a rack of one, and every setting is as it stands here.
 # Remove the # before what you change, then: agentd --config /etc/covey/agent.toml --check
-# Several hosts need the same gossip key, seeds and voters: docs/guides/install.md.
+# Several hosts need the same gossip key, seeds and voters: agentctl rack writes them (docs/guides/install.md).
 """
 WIDTH = 118
 

@@ -32,6 +32,7 @@ LISTS = {
     "shared_gpus": "agent.rack_shared_gpus",
     "interference": "agent.rack_interference",
     "groups": "agent.rack_groups",
+    "keys": "agent.keys",
     "voters": "agent.voters",
 }
 """Path under /v1 -> command of each list to which every host adds: `?timeout_s=` says how long it waits for hosts, and

@@ -304,6 +304,8 @@ class HttpApi:
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
+        post("/v1/keys/turn", self._ask("agent.turn_keys", _nothing))
+        post("/v1/tokens", self._ask("agent.make_token", _nothing))
         post("/v1/voters", self._ask("agent.change_voters", _body))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
         post("/v1/tenants", self._ask("scheduler.tenant_set", _body))

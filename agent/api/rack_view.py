@@ -26,6 +26,7 @@ from plugins.views import (
     GroupView,
     HostRow,
     InterferenceView,
+    KeyRow,
     LeaderView,
     OtherUsersNow,
     PluginHealth,
@@ -87,6 +88,7 @@ class Agent(Protocol):
     def voters(self) -> Sequence[HostId]: ...
     def voter(self) -> VoterRow: ...
     def voters_now(self) -> VotersView: ...
+    def key_row(self) -> KeyRow: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     def hosts(self) -> Sequence[HostView]: ...
     @property
@@ -99,6 +101,7 @@ class Agent(Protocol):
 
 READS: Mapping[str, type[msgspec.Struct]] = {
     "agent.local_gpus": GpuRow,
+    "agent.local_keys": KeyRow,
     "agent.local_voter": VoterRow,
     "agent.story": EventLine,
     "memory.slabs": SlabView,
@@ -134,6 +137,8 @@ class RackView:
             "agent.change_voters": self._change_voters,
             "agent.story": self._event_log,
             "agent.why": self._why,
+            "agent.local_keys": self._local_keys,
+            "agent.keys": self._rack("agent.local_keys"),
             "agent.rack_slabs": self._rack("memory.slabs"),
             "agent.rack_volumes": self._rack("memory.volumes"),
             "agent.rack_tensors": self._rack("aggregator.tensors"),
@@ -207,6 +212,9 @@ class RackView:
 
     async def _local_voter(self, _arguments: Mapping[str, Any]) -> list[VoterRow]:
         return [self._agent.voter()]
+
+    async def _local_keys(self, _arguments: Mapping[str, Any]) -> list[KeyRow]:
+        return [self._agent.key_row()]
 
     async def _change_voters(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         add, remove, force = (arguments.get(name, default) for name, default in CHANGE.items())

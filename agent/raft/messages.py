@@ -84,6 +84,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The host that receives the whole log, and votes once it has caught up."""
     leaving: Name = HostId("")
     """The voter that stops voting when there is no learner any more; a leader hands over first."""
+    by_people: bool = False
+    """Whether a person has changed the voters: from then on no leader adds one by itself."""
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:

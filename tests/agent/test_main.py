@@ -20,6 +20,7 @@ import pytest
 from agent import keys, main
 from agent.api import http
 from agent.config import Config, ConfigError, load
+from agent.keyring.service import of_file
 from agent.main import check_own, make_key
 from agent.ports.disk import DirectoryDisk
 from agent.raft.disk import Store
@@ -30,6 +31,7 @@ from agent.raft.service import consensus
 from agent.runtime import plugin_runtime
 from covey.core.ids import HostId
 from covey.core.version import VERSION
+from covey.wire import checked
 from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")
@@ -327,3 +329,17 @@ def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_final_status(
     assert [line.split(":")[0].strip() for line in lines] == ["agentd", "why", "next"]
     assert str(once_run) in lines[1] + lines[2]
     assert {file: file.read_bytes() for file in before} == before, "what was found is left as it was"
+
+
+def test_keys_that_a_host_was_given_since_count_instead_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = b"o" * 32, b"n" * 32
+    assert main.found_ring(str(tmp_path), [old]) == of_file([old])
+    ring = msgspec.structs.replace(of_file([old]), keys=(new,), numbers=(1,))
+    (tmp_path / "gossip.ring").write_bytes(checked.seal(ring))
+    assert main.found_ring(str(tmp_path), [old]) == ring
+    assert main.found_ring(str(tmp_path), [new]) == of_file([new]), "an operator put another file there"
+    (tmp_path / "gossip.ring").write_bytes(b"rot")
+    assert main.found_ring(str(tmp_path), [old]) == of_file([old])
+    assert "gossip.ring do not count" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from agent.config import parse
 from chaos.faults import Kill, strike
 from chaos.rackworld import SimRack
 from chaos.stories import train
-from chaos.story import ended
+from chaos.story import ended, tell
 from covey.core.errors import Refused
 
 
@@ -125,3 +125,38 @@ def test_a_host_that_is_away_or_unknown_is_no_voter() -> None:
         rack.run(1.0)
         with pytest.raises(Refused, match="it is away"):
             change(rack, "h1", add="h4")
+
+
+@pytest.mark.parametrize("seed", [*range(1, 9), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(9, 61))])
+def test_the_leader_adds_two_voters_one_by_one_whatever_fails(seed: int) -> None:
+    tell("voters_grown", seed)
+
+
+def test_a_rack_whose_voters_a_person_chose_does_not_grow() -> None:
+    with SimRack(16, 4, settings={"leader": {"voters": ["h1"]}}) as rack:
+        rack.start()
+        rack.settle()
+        change(rack, "h1", add="h2")
+        vote(rack, "h1", "h2")
+        change(rack, "h1", remove="h2")
+        vote(rack, "h1")
+        rack.run(120.0)
+        vote(rack, "h1")
+
+
+def test_a_rack_of_one_grows_by_itself_once_it_has_three_hosts() -> None:
+    with SimRack(17, 3, settings={"leader": {"voters": ["h1"]}}) as rack:
+        rack.start()
+        rack.settle()
+        rack.run(20.0)
+        assert rack.agents["h1"].log.configuration.hosts == ("h1",), "hosts that have just come do not vote"
+        vote(rack, "h1", "h2", "h3", within_s=60.0)
+        assert not any(agent.log.configuration.by_people for agent in rack.agents.values())
+
+
+def test_a_host_that_is_drained_is_not_made_a_voter() -> None:
+    with SimRack(18, 4, settings={"leader": {"voters": ["h1"]}}) as rack:
+        rack.start()
+        rack.settle()
+        rack.ask("h1", "scheduler.drain", {"id": "h2", "by": "ann"})
+        vote(rack, "h1", "h3", "h4", within_s=90.0)

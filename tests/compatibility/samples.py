@@ -32,6 +32,8 @@ from covey.kernel import pages
 from covey.tensors.numbers import tensor_wire as tensorwire
 from covey.wire import checked, handshake, headers
 from covey.wire import volume_wire as volumewire
+from gossip.joining.messages import JoinToken, RackGiven, fingerprint, pack_refusal, read_ask
+from gossip.joining.policy import JoinAsking, give
 from gossip.packet import Keyring, Sealer
 from gossip.types import Sender
 from plugins.memory.datapath.wire import slabwire
@@ -50,6 +52,7 @@ SETTINGS = KEPT / "agent.toml"
 RECORDS = (
     *(
         "Identity",
+        "KeyRing",
         "PeersFile",
         "ReservationFile",
         "AggregatorState",
@@ -166,6 +169,14 @@ def _struct(of: inspect.StructType) -> Any:
 # ---- fixed layouts, by name ------------------------------------------------------------------------------------------
 
 
+JOIN_TOKEN = JoinToken(b"join1", fingerprint(bytes(32)), b"a secret of 20 bytes")
+
+
+def join_asking() -> JoinAsking:
+    """A new host that asks with this token."""
+    return JoinAsking(JOIN_TOKEN, bytes(range(32)))
+
+
 def frames() -> dict[str, bytes]:
     """One sample of each frame, head or page of fixed layout, as its own `pack` writes it."""
     hello = slabwire.SlabHello("h1", "data", 3, 7, SECRET, NONCE)
@@ -190,6 +201,12 @@ def frames() -> dict[str, bytes]:
     sealer = Sealer(Keyring([KEY], "rack"), Sender(HostId("h1"), NONCE, 3), b"salt")
     known = tagged()
     found["gossip datagram"] = sealer.seal([sample(known["Ping"]), sample(known["Delta"])])  # type: ignore[list-item]
+    asking, given = join_asking(), sample(RackGiven)
+    ask = read_ask(asking.datagram)
+    assert ask is not None and isinstance(given, RackGiven)
+    found["join ask"] = asking.datagram
+    found["join answer"] = give(JOIN_TOKEN, ask, asking.datagram, given, bytes(range(1, 33))) or b""
+    found["join refusal"] = pack_refusal(asking.datagram, "used")
     found["envelope"] = msgspec.msgpack.encode(sample(Envelope))
     limits, report = bytearray(pages.PAGE_BYTES), bytearray(pages.PAGE_BYTES)
     pages.LimitsWriter(limits).write(pages.RankLimits(8, 0.5, 16, 0.25, 24, 1.0, 32, True, False))

@@ -25,6 +25,7 @@ from covey.tensors.numbers import tensor_wire as tensorwire
 from covey.wire import checked, handshake, headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.checked import OtherFormat
+from gossip.joining.messages import JoinRefusal, RackGiven, read_ask
 from gossip.packet import Keyring, Opened, Opener
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.policy import log_records
@@ -41,7 +42,9 @@ from tests.compatibility.samples import (
     SECRET,
     SETTINGS,
     frames,
+    join_asking,
     names,
+    sample,
     structs,
     tagged,
 )
@@ -121,6 +124,10 @@ def test_every_frame_of_version_0_1_0_is_read() -> None:
             assert (head.op.name, head.epoch, head.key, head.rank) == (name.removeprefix("tensors "), 5, 9, 2)
     declared = tensorwire.unpack_declared(LAYOUTS["tensors OPEN"][tensorwire.HEADER_BYTES :])
     assert (declared.name, declared.shape, declared.type, declared.mean) == ("w", (2, 3), "float16", True)
+    assert read_ask(LAYOUTS["join ask"]) == read_ask(join_asking().datagram) is not None
+    assert join_asking().answer(LAYOUTS["join answer"]) == sample(RackGiven)
+    refusal = join_asking().answer(LAYOUTS["join refusal"])
+    assert isinstance(refusal, JoinRefusal) and refusal.reason == "used"
     hello = volumewire.hello(LAYOUTS["volume hello"])
     assert hello == volumewire.Hello(volumewire.PAGES, b"t" * volumewire.TOKEN_BYTES)
     welcome = headers.welcome(LAYOUTS["pages welcome"])

@@ -14,6 +14,8 @@ from covey.core.ids import HostId
 from covey.ports.addresses import Address, ip_port, joined
 from covey.ports.env import Env
 from gossip import metrics
+from gossip.joining.messages import RackGiven
+from gossip.joining.policy import JoinAsking
 from gossip.packet import VERSION, Keyring, Sealer
 from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
@@ -195,6 +197,40 @@ async def test_a_restart_finds_the_rack_by_the_file_of_known_hosts(rack: Rack) -
     assert set(rack.ports["b"].files) == {"gossip/peers"}
     again = await rack.start("b", boot=2)
     await until(lambda: states(again).get("a") == "alive" and a.hosts()[1].boot == 2)
+
+
+async def test_a_host_asks_to_join_on_the_socket_of_gossip_and_that_is_counted(rack: Rack) -> None:
+    a = await rack.start("a")
+    given = RackGiven(HostId("a"), (KEY,), "covey", (HostId("a"),), (a.address,))
+    asked: list[bool] = []
+    a.gives, a.gave = lambda: given, lambda at, by_key: asked.append(by_key)
+    token = a.make_token()
+    assert token is not None
+    asking, heard = JoinAsking(token, bytes(range(32))), asyncio.Queue[bytes]()
+    ear = await Ports().open("127.0.0.1:0", lambda data, _: heard.put_nowait(data))
+    for _ in range(2):
+        ear.send(asking.datagram, a.address)
+        assert asking.answer(await asyncio.wait_for(heard.get(), 5)) == given
+    ear.send(asking.datagram[:40], a.address)
+    await until(lambda: a.counters.get("joins_malformed") == 1)
+    assert (a.counters["joins_given"], a.counters["joins_repeated"], asked) == (1, 1, [False])
+    ear.close()
+
+
+async def test_hosts_with_two_keys_hear_one_another_whichever_seals(rack: Rack) -> None:
+    new = bytes(32)
+    a = await rack.start("a", keys=(new, KEY))
+    b = await rack.start("b", seeds=(a.address,))
+    everybody = {"a": "alive", "b": "alive"}
+    await until(lambda: states(a) == states(b) == everybody)
+    a.spread("spare", b"sealed with the key that b has")
+    await until(lambda: values(b, "a") == {"spare": b"sealed with the key that b has"})
+    b.rekey((KEY, new))
+    b.rekey((new,))
+    a.rekey((new,))
+    a.spread("spare", b"sealed with the new key")
+    await until(lambda: values(b, "a") == {"spare": b"sealed with the new key"})
+    assert states(a) == states(b) == everybody and HostDown(HostId("b"), left=False) not in rack.told["a"]
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"\x92\x01\x91\xc0", b"\xff" * 40, b"\x91" * 2000])

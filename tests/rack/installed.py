@@ -29,22 +29,12 @@ TOML += DEVICES
 
 
 def installation() -> list[str]:
-    """The lines of the first block of the page, without comments; the last two check the settings and start it."""
+    """The lines of the first block of the page, without comments; the last one begins a rack on the host."""
     text = PAGE.read_text().partition("## One host, then many\n")[2].partition("```sh\n")[2].partition("\n```")[0]
     lines = [re.sub(r"\s+# .*", "", line.strip()) for line in text.splitlines()]
     assert lines[0].startswith(BY_PIP)
-    assert "--check" in lines[-2]
-    assert "enable --now" in lines[-1]
+    assert lines[-1] == "agentctl rack init"
     return [line for line in lines if not line.startswith(BY_PIP)]
-
-
-def more_hosts() -> tuple[str, list[str]]:
-    """The `agent.toml` that the page gives to a rack of several hosts, and the lines typed once all hosts are seen."""
-    rest = PAGE.read_text().partition("An empty `agent.toml` is a rack of one")[2]
-    toml = rest.partition("```toml\n")[2].partition("```")[0]
-    lines = rest.partition("```sh\n")[2].partition("\n```")[0].splitlines()
-    assert 'voters = ["gpu1"]' in toml and lines and all("agentctl voters add" in line for line in lines)
-    return toml, [line.strip() for line in lines]
 
 
 def typed(host: BootedHost, line: str, timeout_s: float = 60.0) -> str:
@@ -60,11 +50,10 @@ def written(host: BootedHost, path: str, text: str) -> None:
 
 
 def install(hosts: Sequence[BootedHost], toml: str = TOML, key: str = "") -> None:
-    """Type all lines but those that start the installation, with these settings; one gossip key for all, made on the
+    """Type all lines but the one that begins a rack, and write these settings; one gossip key for all, made on the
     first where none is given."""
-    lines = [line for line in installation() if "--make-key" not in line]
     for host in hosts:
-        typed(host, "set -e; " + "\n".join(lines[:-2]))
+        typed(host, "set -e; " + "\n".join(installation()[:-1]))
         typed(host, f"printf %s {shlex.quote(toml)} > /etc/covey/agent.toml")
         if key:
             written(host, KEY, key)
@@ -74,9 +63,9 @@ def install(hosts: Sequence[BootedHost], toml: str = TOML, key: str = "") -> Non
 
 
 def start(hosts: Sequence[BootedHost], timeout_s: float = 60.0) -> None:
-    """Type the last two lines of the page on each host, and wait until the hosts see one another."""
+    """Start the agent of each host, and wait until the hosts see one another."""
     for host in hosts:
-        typed(host, "set -e; " + "\n".join(installation()[-2:]), timeout_s)
+        typed(host, "systemctl enable --now covey", timeout_s)
     for host in hosts:
         alive(host, len(hosts), timeout_s)
 

@@ -38,7 +38,8 @@ NOT_TYPED = {
     "agentctl volume swap swap2 64G --mirror 2": "likewise",
     "systemctl restart covey": BOOTED,
     "systemctl kill --signal=SIGINT covey": BOOTED,
-    "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",
+    "agentctl rack join": "these hosts are members; tests/rack/test_systemd.py lets one join",
+    "agentd --make-key": "likewise: this is how the key of this rack was made",
     "agentctl gpus --watch": "goes on until it is interrupted; tests/cli/test_shared.py does",
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
@@ -48,7 +49,6 @@ NOT_TYPED = {
     "covey-chaos sim --story NAME": "stands for any story",
     "agentctl submit --workers 4 --gpus 1 --follow -- python examples/digits.py": "takes long; tests/rack runs it",
     "agentctl submit --workers 4 --follow -- python examples/healing.py": "likewise",
-    "systemctl daemon-reload && systemctl enable --now covey": BOOTED,
 }
 """Why a command, or a beginning of commands, is not typed here."""
 ELSEWHERE = {
@@ -56,8 +56,8 @@ ELSEWHERE = {
     "cd /opt/covey/share/covey": BOOTED,
     "systemd-sysusers - < covey.sysusers.conf && systemd-tmpfiles --create - < covey.tmpfiles.conf": BOOTED,
     "cp covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl": BOOTED,
-    "cp agent.toml /etc/covey/ && cp covey.service /etc/systemd/system/": BOOTED,
     "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/": USERS,
+    "cp covey.service /etc/systemd/system/ && systemctl daemon-reload": BOOTED,
     "sudo -u covey /opt/covey/bin/agentctl submit -- python train.py": "what sudo runs is typed",
 }
 """What runs a line that begins with a program of the system."""

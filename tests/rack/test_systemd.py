@@ -11,7 +11,7 @@ import pytest
 from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost, why_not_booted
 from chaos.rack.hosts import Laboratory
-from tests.rack.installed import DEVICES, KEY, PAGE, alive, install, installation, memory, more_hosts, typed, written
+from tests.rack.installed import DEVICES, KEY, PAGE, alive, installation, memory, typed, written
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("booted")]
 PROBE = """\
@@ -37,25 +37,103 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         pytest.skip(f"no host can be booted here: {trouble}")
     with Laboratory(2, kind=BootedHost) as lab:
         first, second = (host for host in lab.hosts.values() if isinstance(host, BootedHost))
-        typed(first, "set -e; " + "\n".join(installation()))
+        line = join_line(typed(first, "set -e; " + "\n".join(installation())))
         said = typed(first, "systemctl status covey --no-pager; agentctl hosts")
         assert "Active: active (running)" in said
         assert "1 of 1 host alive; gpu1 leads" in said
         assert "good     covey.service: as installed with this version" in typed(first, "agentctl doctor")
-        key = first.shell(f"cat {KEY}").stdout
-        page, later = more_hosts()
-        toml = f"{page}{DEVICES}"
-        install([second], toml=toml, key=key)
-        typed(first, f"printf %s {shlex.quote(toml)} > /etc/covey/agent.toml")
+        typed(second, "set -e; " + "\n".join(installation()[:-1]))
+        for host in (first, second):  # settings of a person
+            typed(host, f"printf %s {shlex.quote(DEVICES)} >> /etc/covey/agent.toml")
+        assert "gpu2 is a member: gpu1 leads, 2 hosts are alive" in typed(second, line)
         typed(first, "systemctl restart covey")
-        typed(second, "set -e; " + "\n".join(installation()[-2:]))
         for host in (first, second):
             up(host)
             assert "wrong" not in typed(host, "agentctl hosts")
-        typed(second, later[0])
+            assert typed(host, f"stat -c '%a %U' {KEY}").strip() == "600 covey"
+        typed(second, "agentctl voters add gpu2")
         assert "gpu2  votes" in typed(first, "agentctl voters")
         typed(second, "agentctl voters remove gpu2")
         yield first, second
+
+
+def join_line(said: str) -> str:
+    """The line for a further host, in what `agentctl rack` said."""
+    (line,) = re.findall(r"(?m)^agentctl rack join [0-9.]+:7946 --token covey-[a-z2-7]{48}$", said)
+    return str(line)
+
+
+def test_a_token_is_good_once_and_a_refusal_writes_nothing(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, second = hosts
+    line = join_line(typed(first, "agentctl rack token"))
+    files = "sha256sum /etc/covey/* /var/lib/covey/gossip.key 2>&1; ls /etc/covey"
+    before = typed(second, f"{files}; true")
+    refused = second.shell(line)
+    assert refused.returncode == 4 and "this host has a rack of its own, or belongs to one" in refused.stderr
+    elsewhere = "--config /tmp/elsewhere/agent.toml"
+    toml = 'state_dir = "/tmp/elsewhere/state"\nrun_dir = "/tmp/elsewhere/run"\n'
+    anew = f"rm -rf /tmp/elsewhere; mkdir /tmp/elsewhere; printf %s {shlex.quote(toml)} > /tmp/elsewhere/agent.toml"
+    typed(second, anew)
+    wrong = second.shell(f"{line[:-8]}aaaaaaaa {elsewhere}")
+    assert wrong.returncode == 4 and "its secret is not the one that was made there" in wrong.stderr
+    assert typed(second, "ls /tmp/elsewhere").split() == ["agent.toml"]
+    token = line.split()[-1]
+    joined = f"{line.replace(token, '').replace('--token', '--token-file -')} {elsewhere}"
+    said = typed(second, f"echo {token} | {joined}")
+    assert "will join when its agent starts; next: agentd --config /tmp/elsewhere/agent.toml" in said
+    typed(second, anew)
+    used = second.shell(f"{line} {elsewhere}")
+    assert used.returncode == 4 and "it was used" in used.stderr
+    assert typed(second, "ls /tmp/elsewhere").split() == ["agent.toml"]
+    typed(first, "systemctl restart covey")
+    up(first)
+    forgotten = second.shell(f"{line} {elsewhere}")
+    assert forgotten.returncode == 4 and "or has restarted since" in forgotten.stderr
+    assert typed(second, f"{files}; true") == before
+    journal = first.journal(lines=400) + second.journal(lines=400)
+    key = typed(first, f"tail -1 {KEY}").strip()
+    assert len(key) == 64 and key not in journal and token not in journal
+    assert token not in typed(first, "agentctl why host/gpu1")
+
+
+def test_a_host_with_a_rack_of_its_own_joins_by_the_command_that_doctor_says(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    first, second = hosts
+    typed(second, "systemctl stop covey; cp /etc/covey/agent.toml /tmp; rm -r /var/lib/covey/{consensus,acknowledged}")
+    written(second, "/etc/covey/agent.toml", f'{DEVICES}[gossip]\nseeds = ["gpu1:7946"]\n')
+    typed(second, "chmod 644 /etc/covey/agent.toml; systemctl start covey")
+
+    def advised() -> str:
+        """The command in what doctor says is wrong."""
+        said = first.shell("agentctl doctor").stdout
+        found = re.search(r"wrong +host gpu2: it belongs to another rack.*\n +next: .*type there: (.*?)    \(", said)
+        return found[1] if found else ""
+
+    command = wait(advised, lambda: typed(first, "agentctl doctor; true"), 60.0, 1.0)
+    assert re.fullmatch(r"agentctl rack join [0-9.]+:7946 --leave-own", command)
+    for shown in ("agentctl hosts", "agentctl status; true"):
+        assert command in typed(first, shown)
+    assert "gpu2 is a member: gpu1 leads, 2 hosts are alive" in typed(second, command)
+    for host in (first, second):
+        up(host)
+        wait(lambda: "wrong" not in first.shell("agentctl hosts").stdout, first.journal, 30.0, 0.5)
+    assert "consensus.given-up" in typed(second, "ls /var/lib/covey")
+
+
+def test_a_new_key_reaches_every_host_and_none_is_restarted(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, second = hosts
+    pids = [typed(host, "systemctl show covey -p MainPID --value") for host in hosts]
+    before = set(re.findall(r"gpu\d +([0-9a-f]{8})", typed(first, "agentctl keys")))
+    said = typed(second, "agentctl keys rotate")
+    assert re.findall(r"(?m)^(\w+) +[0-9a-f]{8}: acknowledged by gpu1, gpu2$", said) == ["install", "use", "remove"]
+    after = set(re.findall(r"gpu\d +([0-9a-f]{8})", typed(first, "agentctl keys")))
+    assert len(before) == len(after) == 1 and before != after
+    assert pids == [typed(host, "systemctl show covey -p MainPID --value") for host in hosts]
+    typed(second, "systemctl restart covey")
+    for host in hosts:
+        up(host)
+    assert typed(second, "stat -c '%a %U' /var/lib/covey/gossip.ring").strip() == "600 covey"
 
 
 def up(host: BootedHost) -> None:

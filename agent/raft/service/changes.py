@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from agent.raft.disk import FOLDER
 from agent.raft.machine.types import ConfigurationChanged, ConfigurationWanted
 from agent.raft.messages import (
     ChangeReply,
@@ -62,7 +61,9 @@ class Changes:
         founders: Sequence[HostId],
         desk: ProposalLogView,
         ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
+        wanted: int = 1,
     ) -> None:
+        """`wanted`: the number of voters up to which the leader adds hosts by itself."""
         self.strangers: dict[HostId, float] = {}
         """The hosts whose log is of another rack, and when each was last heard."""
         self.alive: tuple[HostId, ...] = ()
@@ -70,7 +71,10 @@ class Changes:
         self.away: tuple[HostId, ...] = ()
         """The known hosts that are gone or left."""
         self._env, self._me, self._founders, self._desk, self._ask_leader = env, me, founders, desk, ask_leader
+        self._wanted = wanted
         self._told: Configuration | None = None
+        self._well_since_s: dict[HostId, float] = {}
+        """Since when each other host has been alive, with nothing wrong with it."""
 
     # ---- from this host ----
 
@@ -116,17 +120,31 @@ class Changes:
         now = self._desk.configuration
         if not self._desk.may_change:
             return _again("the voters were not changed", "the leader is new, or is recording another change")
-        alive = frozenset({self._me, *self.alive})
-        rack = voters.VotersSeen(
-            alive, frozenset(self.away) - alive, self._desk.heard_lately, frozenset(self.strangers)
-        )
         try:
-            wanted = voters.decide(asked, now, rack)
+            wanted = voters.decide(asked, now, self._seen())
         except Refused as no:
             return ChangeReply(no.code, no.what[:REASON_MAX], no.why[:REASON_MAX], no.next[:REASON_MAX])
         if wanted != now:
             self._desk.dispatch(ConfigurationWanted(now, wanted))
         return ChangeReply(0, voters.accepted(asked, now, wanted)[:REASON_MAX])
+
+    def _seen(self) -> voters.VotersSeen:
+        alive = frozenset({self._me, *self.alive})
+        away = frozenset(self.away) - alive
+        return voters.VotersSeen(alive, away, self._desk.heard_lately, frozenset(self.strangers))
+
+    def grow(self, unfit: frozenset[HostId]) -> None:
+        """Called every second, on every host; the leader lets one more host vote, where the rack should have more
+        voters (`voters.grown`). `unfit`: hosts that should not vote now."""
+        now_s, now = self._env.clock.now_s(), self._desk.configuration
+        self._well_since_s = {host: self._well_since_s.get(host, now_s) for host in self.alive if host not in unfit}
+        if self._wanted == 1 or not self._desk.may_change:
+            return
+        stable = frozenset(host for host, since_s in self._well_since_s.items() if now_s - since_s >= voters.STABLE_S)
+        wanted = voters.grown(now, self._seen(), stable, self._wanted)
+        if wanted != now:
+            self._env.log.info("the leader changes who votes", wanted=self._wanted, under_way=voters.under_way(wanted))
+            self._desk.dispatch(ConfigurationWanted(now, wanted))
 
     # ---- notes ----
 
@@ -150,14 +168,14 @@ class Changes:
             voters.differs(self._founders, now, source),
             voters.not_followed(self._desk.stranger, self._founders),
             voters.even(now),
-            *(voters.of_another_rack(host, self._env.disk.path(FOLDER)) for host in sorted(self.strangers)),
+            *(voters.of_another_rack(host) for host in sorted(self.strangers)),
         ]
         return [each for each in found if each]
 
     def stranger(self, host: HostId) -> None:
         """Note that a message of another rack's log came from this host."""
         if host not in self.strangers:
-            told = voters.of_another_rack(host, self._env.disk.path(FOLDER))
+            told = voters.of_another_rack(host)
             self._env.log.error("a host has the log of another rack", host=host, why=told)
         self.strangers[host] = self._env.clock.now_s()
 

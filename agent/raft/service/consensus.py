@@ -133,7 +133,7 @@ class Consensus:
         self._send, self._changed = send, changed
         self._store = Store(env.disk, env.entropy)
         self._state, self._known = AppliedState(settings.snapshot_entries), LeaderKnown()
-        self.changes = Changes(env, me, self.founders, self, ask_leader)
+        self.changes = Changes(env, me, self.founders, self, ask_leader, settings.voters_wanted)
         self._proposals = Proposals(env, me, self, ask_leader, self._state.sessions, self.counters)
         self._raft: Raft | None = None
         self._started_s = 0.0
@@ -351,6 +351,12 @@ class Consensus:
         """Ask the leader for another voter, one fewer, or one in the place of another, and return one line on what it
         does. The change continues by itself, also under another leader. Refused."""
         return await self.changes.change(add, remove, force, timeout_s)
+
+    def grow(self, unfit: frozenset[HostId]) -> None:
+        """Let one more host vote, as a leader of a rack that should have more voters; called every second. `unfit`:
+        hosts that should not vote now."""
+        if self.open:
+            self.changes.grow(unfit)
 
     # ---- events and actions ----
 

@@ -17,6 +17,10 @@ class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     voters: tuple[str, ...] = ()
     """The names of one, three or five hosts, which must be equal on every host; empty: this host alone (a rack of
     one)."""
+    voters_wanted: int = 3
+    """The number of voters, 1, 3 or 5, up to which the leader adds hosts that have been alive for 30 s, one at a time
+    and two in a row; it removes none. From the first change by `agentctl voters` on it adds none either. 1: it never
+    does."""
     heartbeat_s: float = 0.15
     """Seconds between two heartbeats of a leader."""
     election_min_s: float = 1.2
@@ -40,6 +44,8 @@ class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for voter in self.voters:
             if not re.match(ID_PATTERN, voter):
                 raise ValueError(f"voters: {voter!r} is not a host name (a-z, 0-9, '-' and '.')")
+        if self.voters_wanted not in VOTERS:
+            raise ValueError(f"voters_wanted = {self.voters_wanted}: expected 1, 3 or 5")
         if not 0.01 <= self.heartbeat_s <= self.election_min_s / 3:
             raise ValueError("heartbeat_s: expected at least 0.01 and at most a third of election_min_s")
         if not self.election_min_s < self.election_max_s <= 60:

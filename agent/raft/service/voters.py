@@ -16,6 +16,9 @@ from covey.core.ids import HostId
 
 VOTERS_AT_MOST = 7
 """The most voters: more make every change slower and protect against nothing that seven do not."""
+STABLE_S = 30.0
+"""Seconds for which a host has been alive, with nothing wrong with it, before the leader lets it vote by itself
+(chosen: longer than a suspicion lasts, shorter than somebody watches an installation)."""
 REFUSED, AGAIN = 4, 75
 NOBODY = HostId("")
 
@@ -49,7 +52,29 @@ def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configu
         _check_new(asked, now, rack)
     if remove:
         _check_old(asked, now, rack)
-    return msgspec.structs.replace(now, learner=add if add not in now.hosts else NOBODY, leaving=remove)
+    return _by_people(now, add if add not in now.hosts else NOBODY, remove)
+
+
+def _by_people(now: Configuration, learner: HostId, leaving: HostId) -> Configuration:
+    return msgspec.structs.replace(now, learner=learner, leaving=leaving, by_people=True)
+
+
+def grown(now: Configuration, rack: VotersSeen, stable: frozenset[HostId], wanted: int) -> Configuration:
+    """The next configuration that the leader asks for by itself; the present one when it asks for none. `stable`: hosts
+    that have been alive for `STABLE_S`, with nothing wrong.
+
+    A second voter alone would make the log weaker: two are added, one after the other, or none. Nothing is added while
+    a voter is silent, and an addition whose host is not alive any more is called off, so that another can follow."""
+    if now.by_people or now.leaving:
+        return now
+    if now.learner:
+        return now if now.learner in rack.alive else msgspec.structs.replace(now, learner=NOBODY)
+    able = sorted((stable & rack.alive & rack.heard) - rack.strangers - {*now.hosts})
+    count = min(wanted, len(now.hosts) + len(able))
+    aim = count if count % 2 else count - 1
+    if len(now.hosts) >= aim or not {*now.hosts} <= rack.heard:
+        return now
+    return msgspec.structs.replace(now, learner=able[0])
 
 
 NEXT = "agentctl voters"
@@ -62,9 +87,9 @@ def _fulfilled(asked: ChangeVoters, now: Configuration) -> bool:
 def _while_another_is_under_way(asked: ChangeVoters, now: Configuration) -> Configuration:
     """A change under way can be called off by asking for its opposite; any other request is refused."""
     if asked.remove == now.learner and not asked.add and asked.remove:
-        return msgspec.structs.replace(now, learner=NOBODY, leaving=NOBODY)
+        return _by_people(now, NOBODY, NOBODY)
     if asked.add == now.leaving and not asked.remove and not now.learner and asked.add:
-        return msgspec.structs.replace(now, leaving=NOBODY)
+        return _by_people(now, now.learner, NOBODY)
     if now.learner:
         why, back = f"{under_way(now)}; one change at a time", f"agentctl voters remove {now.learner}"
     else:
@@ -90,7 +115,7 @@ def _check_new(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Non
         raise Refused(REFUSED, f"{new} would be one voter too many", why, "agentctl voters replace OLD NEW")
 
 
-GIVE_UP_LOG = "stop its agent, move the folder consensus in its state directory away, start it again"
+GIVE_UP_LOG = "agentctl rack join HOST:7946 --leave-own    (HOST: one of this rack)"
 
 
 def _check_old(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> None:
@@ -155,11 +180,12 @@ def even(now: Configuration) -> str:
     )
 
 
-def of_another_rack(host: HostId, folder: str) -> str:
+def of_another_rack(host: HostId) -> str:
     """The warning about a host whose log is of another rack."""
     return (
         f"{host} has a log of a different origin from the one here, so the two cannot be merged; "
-        f"on the host that gives up its log: stop the agent, move {folder} away, start it again"
+        "next: on the host that gives up its log: agentctl rack join HOST:7946 --leave-own    "
+        "(HOST: one of the rack that stays)"
     )
 
 

@@ -1,0 +1,62 @@
+"""Show which keys of gossip each host has, or give all hosts a new one while the rack runs. Keys are shown by a hash.
+
+  list      each host, the key with which it seals, and others that it opens
+  rotate    make a key, install it on every host, have all seal with it, and remove the others
+
+`rotate` takes three steps, and each begins only when every host that is there has acknowledged the one before: a host
+that does not answer stops it, and typing it again continues. A host that is gone meanwhile does not get the new key: it
+joins again by `agentctl rack join --leave-own` with a token. Nothing is restarted."""
+
+import argparse
+
+from cli.context import Context
+from cli.table import table
+
+TITLES = ("HOST", "SEALS WITH", "OPENS ALSO")
+STEPS_MAX = 6
+"""More steps than a rotation has, also one that continues where another ended."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("verb", nargs="?", default="list", choices=("list", "rotate"))
+
+
+def run(context: Context) -> int:
+    return rotate(context) if context.args.verb == "rotate" else show(context)
+
+
+def show(context: Context) -> int:
+    answer = context.agent.gather("keys")
+    if context.json:
+        context.say_json(answer.whole)
+        return context.whole(answer)
+    rows = [(row["host"], row["ids"][0], ", ".join(row["ids"][1:])) for row in sorted(answer.data, key=_by_host)]
+    context.say(table(TITLES, rows, (), context.paint))
+    if len({tuple(row["ids"]) for row in answer.data}) > 1 or any(len(row["ids"]) > 1 for row in answer.data):
+        context.say("a rotation has begun and is not complete; next: agentctl keys rotate")
+    context.as_of(answer)
+    return context.whole(answer)
+
+
+def _by_host(row: dict[str, str]) -> str:
+    return row["host"]
+
+
+def rotate(context: Context) -> int:
+    taken = []
+    for _ in range(STEPS_MAX):
+        turned = context.agent.post("keys", "turn").data
+        taken.append(turned)
+        if not context.json:
+            context.say(f"{turned['step']:<8} {turned['id']}: acknowledged by {', '.join(turned['hosts'])}")
+        if turned["done"]:
+            break
+    last = taken[-1]
+    if context.json:
+        return context.say_json({"schema": 1, "data": taken})
+    if last["gone"]:
+        context.say(
+            f"{', '.join(last['gone'])}: gone, without the new key; later there: agentctl rack join --leave-own"
+        )
+    context.say(f"done: every host seals with {last['id']}, and opens nothing else")
+    return 0
