@@ -70,8 +70,11 @@ class Network:
     changes = False
 
     def __init__(self, own: str, names: tuple[str, ...], path: str) -> None:
-        self._names = frozenset(("localhost", own.lower(), *(name.lower().rstrip(".") for name in names)))
         self._own, self._path = own, path
+        self.rename(names)
+
+    def rename(self, names: tuple[str, ...]) -> None:
+        self._names = frozenset(("localhost", self._own.lower(), *(name.lower().rstrip(".") for name in names)))
 
     def stops(self, request: web.Request) -> NotAdmitted | None:
         if request.method not in READS:

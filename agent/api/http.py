@@ -132,12 +132,20 @@ class HttpApi:
         """The number of requests refused before they reached a command, by reason."""
         self._runners: list[web.AppRunner] = []
         self._tcp: asyncio.Server | None = None
+        self._network: Network | None = None
+
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Let browsers read under these names from now on."""
+        self.names = names
+        if self._network is not None:
+            self._network.rename(names)
 
     async def start(self) -> None:
         try:
             await web.SockSite(await self._runner(OwnSocket()), unix_socket(self.unix_path)).start()
             if self.bind:
-                await self._listen(await self._runner(Network(self.api.id, self.names, self.unix_path)))
+                self._network = Network(self.api.id, self.names, self.unix_path)
+                await self._listen(await self._runner(self._network))
         except OSError:
             await self._clean_up()
             raise

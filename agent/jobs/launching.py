@@ -22,7 +22,7 @@ class Launching:
     of their own see none, instead of all; `keep_free`: bytes of the disk that what ranks print leaves free."""
 
     def __init__(self, env: Env, jobs_socket: str, hide_gpus: bool, keep_free: int = 0) -> None:
-        self._env, self._jobs_socket, self._hide_gpus, self._keep_free = env, jobs_socket, hide_gpus, keep_free
+        self._env, self._jobs_socket, self._hide_gpus, self.keep_free = env, jobs_socket, hide_gpus, keep_free
 
     def config(self, record: StartRecord, lease: RankLease | None) -> SupervisorConfig:
         spec = record.spec
@@ -70,7 +70,7 @@ class Launching:
             output=self._env.disk.path(log_of(spec.job, rank.rank)),
             run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
-            output_keep_free=self._keep_free,
+            output_keep_free=self.keep_free,
             cores=cores,
             held_back=spec.held_back or begins_beside_its_siblings(spec),
         )
