@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -14,12 +13,13 @@ from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost, InstalledHost, why_not_booted
 from chaos.rack.hosts import Laboratory
 from covey.core.version import VERSION
-from tests.rack.installed import DEVICES, PAGE, alive, typed
+from tests.rack.installed import DEVICES, PAGE, typed
 from tools import deb
 
 pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.xdist_group("booted"), pytest.mark.cpu_seconds(400)]
 READY_S = 15.0
-"""The most seconds from `apt install` to an agent that is ready."""
+"""The most seconds of processors from `apt install` to an agent that is ready; by the clock of an idle machine it took
+7 s."""
 NO_INDEX = ("error sending request", "No matching distribution", "Temporary failure", "dns error", "Network is")
 """What installers say where there is no package index to get the libraries from."""
 KEPT = "-not -path '/proc/*' -not -path '/tmp/*' -not -path '/run/*'"
@@ -67,6 +67,17 @@ def by_the_page() -> list[str]:
     return lines
 
 
+def cpu_s(host: BootedHost) -> float:
+    """Seconds of processors that everything on this host has used."""
+    found = re.search(r"(?m)^usage_usec (\d+)$", typed(host, "cat /sys/fs/cgroup/cpu.stat"))
+    assert found
+    return int(found[1]) / 1e6
+
+
+def up(host: BootedHost) -> None:
+    wait(lambda: "1 of 1 host alive; gpu1 leads" in host.shell("agentctl hosts").stdout, host.journal, 60.0)
+
+
 def names(host: BootedHost) -> set[str]:
     """Everything on the host whose name has Covey's in it, but in this machine's home directories and caches."""
     found = typed(host, f"find / -xdev -name '*covey*' {KEPT} -not -path '/root/*' -not -path '/home/*'")
@@ -107,11 +118,11 @@ def test_lintian_finds_no_error(package: Path) -> None:
 def test_from_apt_install_to_ready_to_a_job_to_purge(package: Path, host: BootedHost) -> None:
     """The whole life of an installation, in one test, since each part stands on the one before."""
     before = names(host)
-    began_s = time.monotonic()
+    began_s = cpu_s(host)
     _, install = by_the_page()
     said = typed(host, install.replace("./dist/covey_*.deb", str(package)), 120.0)
-    took_s = time.monotonic() - began_s
-    assert typed(host, "systemctl show covey -p ActiveState -p StatusText --value").split()[0] == "active"
+    took_s = cpu_s(host) - began_s
+    assert typed(host, "systemctl is-active covey").strip() == "active"
     assert took_s < READY_S
     assert "covey: the agent runs; next: agentctl hosts" in said
     a_host_that_was_installed(host)
@@ -123,7 +134,7 @@ def test_from_apt_install_to_ready_to_a_job_to_purge(package: Path, host: Booted
 
 
 def a_host_that_was_installed(host: BootedHost) -> None:
-    alive(host, 1)
+    up(host)
     assert "wrong" not in typed(host, "agentctl doctor").replace("0 wrong", "")
     assert typed(host, "readlink -f /usr/bin/agentctl /usr/sbin/agentd").split() == [
         "/opt/covey/bin/agentctl",
@@ -137,19 +148,19 @@ def a_host_that_was_installed(host: BootedHost) -> None:
     assert typed(host, f"{completes} && _shtab_agentctl && echo ${{COMPREPLY[@]}}").strip() == "volume"
     assert typed(host, "stat -c '%a %U %G' /etc/covey").strip() == "750 root covey"
     typed(host, f"printf '%s' '{DEVICES}' > /etc/covey/agent.toml; systemctl restart covey")
-    alive(host, 1)
+    up(host)
     assert "hello" in typed(host, "cd /; agentctl submit --follow -- echo hello")
 
 
 def a_job_runs_on_while_it_is_upgraded(package: Path, host: BootedHost) -> None:
     typed(host, "cd /; agentctl submit -- sleep 600")
-    wait(lambda: "running" in typed(host, "agentctl jobs"), host.journal, 30.0)
+    wait(lambda: " running " in typed(host, "agentctl jobs"), host.journal, 60.0)
     (pid,) = (pid for pid, command in host.processes().items() if command.split()[:2] == ["sleep", "600"])
     typed(host, f"apt-get install -y --reinstall -o Dpkg::Options::=--force-confold {package}", 120.0)
-    alive(host, 1)
+    up(host)
     assert pid in host.processes(), "an upgrade ends no job"
     assert "simulated = 2" in typed(host, "cat /etc/covey/agent.toml"), "settings are a person's"
-    wait(lambda: "running" in typed(host, "agentctl jobs"), host.journal, 30.0)
+    wait(lambda: " running " in typed(host, "agentctl jobs"), host.journal, 60.0)
 
 
 def nothing_is_left(host: BootedHost, before: set[str]) -> None:
