@@ -41,7 +41,7 @@ class NotInstalled(Exception):
         self.what, self.why, self.next = what, why, next
 
 
-class Placed(NamedTuple):
+class PlacedFile(NamedTuple):
     path: Path
     outcome: str
     """`written`, `as it was`, or `kept`: a person's file."""
@@ -80,23 +80,23 @@ def check_open(prefix: Path) -> None:
         raise NotInstalled(f"{prefix} cannot be the agent's environment", why, next_step)
 
 
-def install(root: Path, prefix: Path) -> Iterator[Placed]:
+def install(root: Path, prefix: Path) -> Iterator[PlacedFile]:
     """Write the files under `root`. OSError where that is not permitted, NotInstalled where there are none."""
     folder = shipped(prefix)
     for name, place in PLACES.items():
         text, path = rendered((folder / name).read_text(), str(prefix)), root / place
         there = path.read_text() if path.is_file() else None
         if there == text:
-            yield Placed(path, "as it was")
+            yield PlacedFile(path, "as it was")
         elif there is not None and name in KEPT:
-            yield Placed(path, "kept")
+            yield PlacedFile(path, "kept")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.new")
             beside.write_text(text)
             beside.chmod(0o644)
             os.replace(beside, path)
-            yield Placed(path, "written")
+            yield PlacedFile(path, "written")
 
 
 def environment() -> Path:

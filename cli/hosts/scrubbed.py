@@ -54,7 +54,7 @@ class Scrubber:
         return text
 
     def json(self, value: Any) -> Any:
-        """The same value, with strings scrubbed, and without what stands under a secret's name or in an `argv`."""
+        """A value with its strings scrubbed, and without what stands under a secret's name or in an `argv`."""
         if isinstance(value, Mapping):
             return {self.text(str(name)): self._named(str(name), each) for name, each in value.items()}
         if isinstance(value, (list, tuple)):

@@ -56,9 +56,9 @@ def test_every_module_and_what_it_imports_of_ours_is_looked_at() -> None:
 
 def test_no_folder_of_the_machine_that_compiles_is_searched_where_it_runs() -> None:
     """Whoever owns a folder of that name there could put a library into it."""
-    link = "gcc -pthread -shared -L/root/py/lib -Wl,-rpath,/root/py/lib -Wl,-O1"
-    assert compiler.linker(link) == "gcc -pthread -shared -L/root/py/lib -Wl,-O1"
-    assert compiler.linker(link, "ccache clang") == "ccache clang -pthread -shared -L/root/py/lib -Wl,-O1"
+    link = "gcc -pthread -shared -L/home/py/lib -Wl,-rpath,/home/py/lib -Wl,-O1"
+    assert compiler.linker(link) == "gcc -pthread -shared -L/home/py/lib -Wl,-O1"
+    assert compiler.linker(link, "ccache clang") == "ccache clang -pthread -shared -L/home/py/lib -Wl,-O1"
 
 
 def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

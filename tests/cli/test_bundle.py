@@ -95,7 +95,7 @@ def test_no_secret_is_in_it_wherever_one_was(run: Run, planted: Path, tmp_path: 
 def test_it_finds_secrets_that_nothing_named(
     run: Run, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another user's environment and a key that this user may not read only their looks are known."""
+    """Looks are all that is known of another user's environment, and of a key that this user may not read."""
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.delenv("DB_PASSWORD")
     (planted / "gossip.key").unlink()

@@ -80,7 +80,7 @@ def up(host: BootedHost) -> None:
 
 def names(host: BootedHost) -> set[str]:
     """Everything on the host whose name has Covey's in it, but in this machine's home directories and caches."""
-    found = typed(host, f"find / -xdev -name '*covey*' {KEPT} -not -path '/root/*' -not -path '/home/*'")
+    found = typed(host, f"find / -xdev -name '*covey*' {KEPT} -not -path '/root*' -not -path '/home/*'")
     return set(found.splitlines())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.etc import units
-from agent.etc.units import NotInstalled, Placed, check_open, install
+from agent.etc.units import NotInstalled, PlacedFile, check_open, install
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
 
@@ -48,7 +48,7 @@ def test_what_a_person_wrote_is_kept_and_what_is_ours_is_renewed(prefix: Path, t
     outcomes = {placed.path: placed.outcome for placed in install(root, prefix)}
     assert (outcomes[settings], outcomes[unit]) == ("kept", "written")
     assert settings.read_text() == 'name = "gpu1"\n' and "covey-agent" in unit.read_text()
-    assert Placed(root / units.PLACES["covey-swap.service"], "as it was") in list(install(root, prefix))
+    assert PlacedFile(root / units.PLACES["covey-swap.service"], "as it was") in list(install(root, prefix))
 
 
 def test_an_environment_that_the_agents_user_may_not_pass_is_refused(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_an_environment_that_the_agents_user_may_not_pass_is_refused(tmp_path: P
 
 def test_agentd_says_what_it_wrote(tmp_path: Path) -> None:
     agentd = Path(sys.executable).with_name("agentd")
-    command = [str(agentd), "--install-unit", "--prefix", str(tmp_path / "root")]
+    command = [str(agentd), "--install-unit", "--prefix", str(tmp_path / "host")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"agentd: {tmp_path}/root/etc/systemd/system/covey.service: written" in done.stdout
-    assert f"PATH={sys.prefix}/bin:" in (tmp_path / "root/etc/systemd/system/covey.service").read_text()
+    assert f"agentd: {tmp_path}/host/etc/systemd/system/covey.service: written" in done.stdout
+    assert f"PATH={sys.prefix}/bin:" in (tmp_path / "host/etc/systemd/system/covey.service").read_text()
