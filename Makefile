@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -176,6 +176,9 @@ coverage: $(READY) ## lines and branches run by tests, without tests/rack and te
 
 dist: $(READY) ## sdists and wheels of all three into dist/, that of the agent with a compiled byte path and without, tried in an empty environment
 	@$(BIN)/python -m tools.wheels dist
+
+deb: $(READY) ## a Debian package for this release, with a compiled byte path: dist/covey_VERSION_amd64.deb (the first time some minutes: it compiles)
+	@$(BIN)/python -m tools.deb dist
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
 	@$(BIN)/python -m tools.annotated

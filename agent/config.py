@@ -26,6 +26,9 @@ from plugins.base import Plugin
 from plugins.registry import PLUGINS
 from plugins.scheduler.messages.spec import USER_PATTERN
 
+DEFAULTS = "defaults"
+"""The source of a configuration without a file."""
+
 
 class ConfigError(Exception):
     """The configuration is wrong: one line what, one line why, one line what to do next."""
@@ -131,7 +134,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 def load(path: str | None, environ: Mapping[str, str]) -> Config:
     """Read and check `path` (None: all defaults). ConfigError says file, key, what was expected, nearest name."""
     if path is None:
-        return parse({}, "defaults", environ)
+        return parse({}, DEFAULTS, environ)
     try:
         text = Path(path).read_bytes()
     except OSError as error:

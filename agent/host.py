@@ -184,6 +184,12 @@ class HostAgent:
         self.env.spawn("agent: peers", self._meet())
         self.env.log.info("agent started", boot=self.boot, plugins=sorted(self.plugins))
 
+    def reconfigure(self, config: Config) -> None:
+        """Go on with a configuration of which only settings differ that may change meanwhile (`agent.etc.reload`)."""
+        self.config = config
+        self.runner.reconfigure(config.jobs)
+        self.plugin_runtime.reconfigure()
+
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
         """End the agent; datapath programs and jobs keep running. With `leave`, gossip tells the other hosts that this
         host `left`, or is `away` for `away_s` seconds."""

@@ -8,18 +8,20 @@ import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import uvloop
 
-from agent import keys
+from agent import journal, keys
 from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
 from agent.compiled.files import look, told
-from agent.config import Config, ConfigError, load
+from agent.config import DEFAULTS, Config, ConfigError, load
+from agent.etc import origins, reload, units
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.keyring.policy import KeyRing
 from agent.keyring.service import FILE as RING
@@ -84,10 +86,16 @@ class Notifier:
 
 
 class Daemon:
-    """One agent in one process: its ports, its HTTP listeners, its notifications to systemd."""
+    """One agent in one process: its ports, its HTTP listeners, its notifications to systemd. `read`: the configuration
+    as its file has it; `config`: with what was found out since (`agent.advertise`)."""
 
-    def __init__(self, config: Config, ring: KeyRing, environ: Mapping[str, str]) -> None:
-        self._config, self._ring = config, ring
+    def __init__(self, config: Config, read: Config, ring: KeyRing, environ: Mapping[str, str]) -> None:
+        self._config, self._ring, self._environ = config, ring, environ
+        self._path = None if read.source == DEFAULTS else read.source
+        self._in_force = origins.settings_of(read)
+        """Every setting that is in force, as a file would have it."""
+        self._unapplied = ""
+        """What `systemctl status` says of a file that is not in force; empty: it is."""
         self._notifier = Notifier(environ)
         self._log = logs.for_host(config.name)
         self._stop = asyncio.Event()
@@ -118,6 +126,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it has just read its file
         env = self._env()
         agent = HostAgent(env, self._config, self._ring)
         socket_path = f"{self._config.run_dir}/agent.sock"
@@ -133,6 +142,7 @@ class Daemon:
             return _refuse(refused)
         settle_collector()
         self._watching = self._tasks.spawn("agent: lag", self._watch(agent))
+        loop.add_signal_handler(signal.SIGHUP, self._reload, agent, http)
         self._notifier.tell(READY=1, STATUS=await self._status(agent))
         await self._stop.wait()
         self._notifier.tell(STOPPING=1)
@@ -148,6 +158,27 @@ class Daemon:
         if self._refused is not None:
             return _refuse(self._refused)
         return 1 if self._failure else 0
+
+    def _reload(self, agent: HostAgent, http: HttpApi) -> None:
+        """Read agent.toml again, and apply what is live. One that is not valid changes nothing."""
+        self._notifier.tell(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
+        try:
+            now = load(self._path, self._environ)
+        except ConfigError as error:
+            self._log.error("agent.toml is not applied", what=error.what, why=error.why, next=error.next)
+            told = self._unapplied = "agent.toml is not valid, what was in force stays: journalctl -u covey -p err -n 1"
+        else:
+            differs = reload.compared(self._in_force, origins.settings_of(now))
+            self._config = reload.applied(self._config, now, differs.live)
+            self._in_force |= {name: value for name, value in origins.settings_of(now).items() if name in differs.live}
+            logs.set_level(self._config.log.level)
+            http.rename(self._config.http.names)
+            agent.reconfigure(self._config)
+            say = self._log.warning if differs.restart else self._log.info
+            say("agent.toml was read again", told=differs.told)
+            self._unapplied = f"needs a restart: {', '.join(differs.restart)}" if differs.restart else ""
+            told = f"agent.toml was read again; {differs.told}"
+        self._notifier.tell(READY=1, STATUS=told)
 
     def _env(self) -> Env:
         config = self._config
@@ -195,6 +226,7 @@ class Daemon:
         leader = f"leader {agent.log.leader}" if agent.log.leader else "no leader"
         failed = [name for name, health in agent.health.items() if health.state == "failed"]
         leader += f"; {agent.log.trouble}" if agent.log.trouble else ""
+        leader += f"; {self._unapplied}" if self._unapplied else ""
         return f"{alive} {'host' if alive == 1 else 'hosts'} alive, {leader}" + (
             f", FAILED plugins: {', '.join(failed)}" if failed else ""
         )
@@ -227,7 +259,7 @@ def check_wheels() -> None:
         return  # a tree that was not installed
     if installed != VERSION:
         why = f"covey-agent is {installed}, covey-job is {VERSION}"
-        raise ConfigError("the installed wheels have different versions", why, "pip install -U covey-agent covey-job")
+        raise ConfigError("the installed wheels have different versions", why, "install both anew, of one version")
 
 
 def check(config: Config) -> None:
@@ -274,7 +306,9 @@ def _cannot_start(error: OSError, config: Config) -> None:
 
 
 def _complain(what: str, why: str, next: str) -> None:
-    print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
+    begins = journal.prefix("error", os.environ, sys.stderr)
+    for line in (f"agentd: {what}", f"  why: {why}", f"  next: {next}"):
+        print(f"{begins}{line}", file=sys.stderr)
 
 
 def found_ring(state_dir: str, given: list[bytes]) -> KeyRing:
@@ -305,18 +339,65 @@ def make_key(path: Path) -> int:
     return 0
 
 
-def main() -> None:
+def show_config(config: Config) -> None:
+    """Print every setting, its value and where it came from."""
+    written = origins.written_in(config.source) if config.source != DEFAULTS else set()
+    try:
+        print("\n".join(origins.shown(config, written, os.environ)), flush=True)
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def install_unit(root: Path) -> int:
+    """Install the units of this environment under `root`, and return the exit status."""
+    try:
+        if root == Path("/"):
+            units.check_open(units.environment())
+        for placed in units.install(root, units.environment()):
+            print(f"agentd: {placed.path}: {placed.outcome}")
+    except units.NotInstalled as error:
+        _complain(error.what, error.why, error.next)
+        return 2
+    except OSError as error:
+        _complain(
+            f"cannot write {error.filename}", error.strerror or str(error), "run it as root, or give --prefix DIR"
+        )
+        return 2
+    if root == Path("/"):
+        print("agentd: next: " + " && ".join(units.NEXT))
+    return 0
+
+
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("agentd", description="Covey's agent: one per GPU host.")
     parser.add_argument("--config", metavar="FILE", help="agent.toml; without it every setting has its default")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every setting and where it came from, and exit"
+    )
+    parser.add_argument(
+        "--install-unit",
+        action="store_true",
+        help="write units, the agent's user, folders and agent.toml where systemd looks for them, and exit",
+    )
+    parser.add_argument("--prefix", metavar="DIR", default="/", help="with --install-unit: the root to write under (/)")
     parser.add_argument("--make-key", metavar="FILE", help="write a new gossip key, the same for all hosts, and exit")
     parser.add_argument("--version", action="version", version=VERSION)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     if options.make_key:
         sys.exit(make_key(Path(options.make_key)))
+    if options.install_unit:
+        sys.exit(install_unit(Path(options.prefix).absolute()))
     try:
         check_wheels()
         config = load(options.config, os.environ)
+        if options.show_config:
+            show_config(config)
+            return
         if options.check:
             check(config)
             return
@@ -345,7 +426,7 @@ def main() -> None:
         except ConfigError as error:
             _complain(error.what, error.why, error.next)
             return 2
-        return await Daemon(settled.config, ring, os.environ).run()
+        return await Daemon(settled.config, config, ring, os.environ).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(live())

@@ -133,6 +133,17 @@ class Agent:
             self.address = sockets[0] if len(sockets) == 1 else self._awake(sockets)
         return self._ask(method, target, body, self.timeout_s)
 
+    def text(self, target: str) -> str:
+        """A read whose answer is no JSON: `/metrics`."""
+        address = self.address = self.address or self._awake(self.addresses)
+        connection = _connection(address, self.timeout_s)
+        try:
+            with contextlib.closing(connection):
+                connection.request("GET", target)
+                return connection.getresponse().read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise Gone("GET", address, error) from None
+
     def _ask(self, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float) -> Answer:
         address = self.address = self.address or self._awake(self.addresses)
         connection = _connection(address, CONNECT_S)

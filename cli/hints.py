@@ -36,6 +36,7 @@ NOUNS = {
     "nbd": "volume export NAME --socket PATH",
     # the rack
     "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
+    "support": "bundle", "sosreport": "bundle", "dump": "bundle",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
     "tenants": "tenant list", "account": "tenant list", "accounts": "tenant list", "users": "tenant list",
     "sacctmgr": "tenant list", "project": "tenant list", "projects": "tenant list",

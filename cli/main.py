@@ -37,6 +37,7 @@ NOUNS = {
     "leader": (LOOK, "show which host leads, and since when"),
     "status": (LOOK, "show the answering agent and its plugins"),
     "doctor": (LOOK, "find what is wrong with the rack or missing on this host, with the next step"),
+    "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
     "version": (LOOK, "print the version of agentctl"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
@@ -53,7 +54,7 @@ NOUNS = {
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
-    "hosts": ("doctor", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
+    "hosts": ("bundle", "doctor", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
     "jobs": (
         *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
         *("quota", "scale", "submit", "tensors", "tune", "wait"),

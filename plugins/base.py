@@ -541,6 +541,9 @@ class PluginService:
     async def stop(self) -> None:
         """Tell those who must know, within a second, that the agent leaves. Data-path processes stay."""
 
+    def reconfigure(self, settings: Any) -> None:
+        """Go by these settings from now on: they differ from those before in what is live (`agent.etc.reload`)."""
+
     def on_fact(self, fact: Fact) -> None:
         """Handle a fact from the bus, this plugin's own included."""
 

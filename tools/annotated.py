@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from agent import config
+from agent.etc.reload import is_live
 from plugins.registry import PLUGINS
 
 FILE = Path(__file__).parent.parent / "systemd" / "agent.toml"
@@ -37,7 +38,8 @@ def section(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
         yield f"[{name}]"
     said = words(kind)
     for field in msgspec.structs.fields(kind):
-        yield from textwrap.wrap(said.get(field.name, ""), WIDTH, initial_indent="# ", subsequent_indent="# ")
+        live = " A reload applies it." if is_live(f"{name}.{field.name}") else ""
+        yield from textwrap.wrap(said.get(field.name, "") + live, WIDTH, initial_indent="# ", subsequent_indent="# ")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         yield f"#{field.name} = {toml(value)}"
 

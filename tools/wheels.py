@@ -30,15 +30,16 @@ LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist", 
 """Files of earlier builds: setuptools would put what they list into new ones."""
 TRIED = (
     ("agentd", "--check", "--config", "agent.toml"),
+    ("agentd", "--install-unit", "--prefix", "host"),
     ("agentctl", "version"),
     ("covey-sim", "--help"),
     ("covey-rack", "run"),
 )
 
 
-def build(name: str, into: Path, compiled: bool = False) -> Path:
-    """The wheel of that name, made from its sdist, which lies beside it; `compiled`: with the byte path as machine
-    code. Raises CalledProcessError when either cannot be built."""
+def build(name: str, into: Path, compiled: bool = False, sdist: bool = True) -> Path:
+    """The wheel of that name, made from its sdist, which lies beside it, unless `sdist` is false; `compiled`: with the
+    byte path as machine code. Raises CalledProcessError when either cannot be built."""
     into.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, "COVEY_WHEEL": "compiled" if compiled else ""}
     with tempfile.TemporaryDirectory(prefix="covey-build-") as folder:
@@ -47,6 +48,7 @@ def build(name: str, into: Path, compiled: bool = False) -> Path:
         for needed in NEEDED:
             copied(ROOT / needed, copy / needed)
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(copy / FOLDERS[name])]
+        command += [] if sdist else ["--wheel"]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, check=False,
             preexec_fn=end_with_parent,

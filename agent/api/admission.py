@@ -88,10 +88,14 @@ class Network:
     changes = False
 
     def __init__(self, own: str, names: tuple[str, ...], path: str, bind: str, read_open: bool) -> None:
-        self._names = frozenset(("localhost", own.lower(), *(name.lower().rstrip(".") for name in names)))
         self._own, self._path, self._bind = own, path, bind
         self._machines_alone = hears_others(bind) and not read_open
         self._visitor = Asker(UNKNOWN_USER, "", "viewer", reads_all=read_open)
+        self.rename(names)
+
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Let browsers come under these names from now on."""
+        self._names = frozenset(("localhost", self._own.lower(), *(name.lower().rstrip(".") for name in names)))
 
     async def admit(self, request: web.Request) -> Asker | NotAdmitted:
         next = f"on host {self._own}: agentctl --agent unix:{self._path} ..."

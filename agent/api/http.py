@@ -158,12 +158,21 @@ class HttpApi:
         """The number of requests refused before they reached a command, by reason."""
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
+        self._network: Network | None = None
+
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Let browsers read under these names from now on."""
+        if self._network is not None:
+            self._network.rename(names)
 
     async def start(self) -> None:
         try:
             await self._listen_here()
             if self.settings.bind:
-                await self._listen(await self._runner(self._network()))
+                settings = self.settings
+                at = settings.bind, settings.read_open
+                self._network = Network(self.api.id, settings.names, self.unix_path, *at)
+                await self._listen(await self._runner(self._network))
         except OSError:
             await self._clean_up()
             raise
@@ -183,10 +192,6 @@ class HttpApi:
             return _Entrance(lambda connection: self._own_visitor(runner, connection))
 
         self._listeners.append(await loop.create_unix_server(entrance, sock=listener))
-
-    def _network(self) -> Network:
-        settings = self.settings
-        return Network(self.api.id, settings.names, self.unix_path, settings.bind, settings.read_open)
 
     async def _runner(self, door: Door) -> web.AppRunner:
         runner = web.AppRunner(

@@ -113,7 +113,7 @@ def _compile(work: Path) -> None:
     code, said = guarded(command, work)
     if code:
         missing = "No module named" in said
-        what = "pip install 'covey-agent[compiled]' into this environment" if missing else "report this"
+        what = "pip install 'mypy[mypyc]' into this environment" if missing else "report this"
         raise NotCompiled(f"mypyc ended with {code}:\n{said[-2000:]}\nnext: {what}")
 
 

@@ -5,9 +5,14 @@ guard kills this process's group, whatever compilers there are in it, and remove
 """
 
 import os
+import shlex
 import shutil
 import signal
 import sys
+import sysconfig
+
+RUN_PATH = "-Wl,-rpath"
+"""Beginning of the words by which a linker is told where libraries lie at run time."""
 
 
 def guard(work: str) -> None:
@@ -30,8 +35,17 @@ def guard(work: str) -> None:
     os._exit(0)
 
 
+def linker(link: str, compiler: str = "") -> str:
+    """How Python links its modules (`LDSHARED`), without the folders of the machine that builds: what is made here may
+    run elsewhere, where others could own them. `compiler`: takes the place of the one in it."""
+    first, *words = shlex.split(link)
+    return shlex.join([*(shlex.split(compiler) or [first]), *(word for word in words if not word.startswith(RUN_PATH))])
+
+
 def main(work: str, cipher: str, files: list[str]) -> None:
     guard(work)
+    link = str(sysconfig.get_config_var("LDSHARED") or "cc -shared")
+    os.environ.setdefault("LDSHARED", linker(link, os.environ.get("CC", "")))
     from mypyc.build import mypycify
     from setuptools import Extension, setup  # type: ignore[import-untyped]  # its stubs are a package of their own
 

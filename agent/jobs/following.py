@@ -324,7 +324,9 @@ class Following:
         if epoch.launched:
             self._tell_started(key, epoch)  # ranks that ended before they could be seen running
         epoch.over.set()
-        self._tell(ended_of(key, epoch))
+        ended = ended_of(key, epoch)
+        self._env.log.info("ranks ended", job=key[0], epoch=key[1], codes=ended.codes, why=state.reason)
+        self._tell(ended)
 
     async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         """Write down an end that no supervisor wrote, so that it is published again after a restart."""

@@ -23,7 +23,7 @@ class Launching:
     of their own see none, instead of all; `keep_free`: bytes of the disk that what ranks print leaves free."""
 
     def __init__(self, env: Env, jobs_socket: str, hide_gpus: bool, keep_free: int = 0) -> None:
-        self._env, self._hide_gpus, self._keep_free = env, hide_gpus, keep_free
+        self._env, self._hide_gpus, self.keep_free = env, hide_gpus, keep_free
         self._paths = JobPaths(env, jobs_socket)
 
     def config(self, record: StartRecord, lease: RankLease | None) -> SupervisorConfig:
@@ -73,7 +73,7 @@ class Launching:
             output=self._paths.path(spec, log_of(spec.job, rank.rank)),
             run=self._paths.path(spec, file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
-            output_keep_free=self._keep_free,
+            output_keep_free=self.keep_free,
             cores=cores,
             held_back=other_user(self._env, spec) is None and (spec.held_back or begins_beside_its_siblings(spec)),
         )

@@ -50,18 +50,22 @@ class Outputs:
     never removed."""
 
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
-        self._env, self._settings, self._live = env, settings, live
+        self._env, self._live = env, live
         self.files = output_files(env)
-        self._free_min = parse_size(settings.disk_free_min)
-        kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
-        self.keep_free = max(self._free_min // KEEP_SHARE, kept)
-        """Bytes of the disk that what running ranks print leaves free."""
+        self.reconfigure(settings)
         self._fenced_s: dict[JobId, float] = {}
         """When each fence was first seen here, on this agent's clock."""
         self._free = PLENTY_BYTES
         """Free bytes at the last look."""
         self.refusal = ""
         """Why this host takes no submissions and no ranks now."""
+
+    def reconfigure(self, settings: JobsSettings) -> None:
+        """Go by these settings from now on; ranks that run keep what they were promised."""
+        self._settings, self._free_min = settings, parse_size(settings.disk_free_min)
+        kept = self._env.disk.kept_free_bytes if isinstance(self._env.disk, Roomy) else 0
+        self.keep_free = max(self._free_min // KEEP_SHARE, kept)
+        """Bytes of the disk that what running ranks print leaves free."""
 
     def rank_bytes_max(self, promised_bytes: int, ranks: int) -> int:
         return rank_bytes_max(self._settings, promised_bytes, ranks, self._free - self.keep_free)

@@ -103,6 +103,11 @@ class SupervisedRunner:
         await self._loaded()
         self._env.spawn("runner: output", self._outputs.run(lambda: self._forgotten, self._unfence))
 
+    def reconfigure(self, settings: JobsSettings) -> None:
+        """Keep output by these settings from now on."""
+        self._outputs.reconfigure(settings)
+        self._launching.keep_free = self._outputs.keep_free
+
     def _unfence(self, job: JobId) -> None:
         self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
 
@@ -183,6 +188,8 @@ class SupervisedRunner:
         token = self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex()
         epoch = self._epochs[key] = Epoch(StartRecord(spec, token), found=False)
         epoch.lease = spec.lease
+        ranks = [rank.rank for rank in spec.ranks]
+        self._env.log.info("ranks start", job=spec.job, epoch=spec.epoch, ranks=ranks)
         older = [e for (j, n), e in sorted(self._epochs.items()) if j == spec.job and n < spec.epoch]
         for fenced in older:
             await self._stop(fenced, StopRanks(0.0, f"epoch {spec.epoch} of this job starts here"))

@@ -261,6 +261,14 @@ class PluginRuntime:
             self._failed(life, error)
             return None
 
+    def reconfigure(self) -> None:
+        """Hand every plugin that is on its settings, of which live ones may have changed."""
+        for name, life in list(self._lives.items()):
+            try:
+                life.service.reconfigure(self._agent.config.plugins[name])
+            except Exception as error:
+                self._failed(life, error)
+
     def publish(self, fact: Fact) -> None:
         """Publish a fact to every plugin that is on."""
         for life in list(self._lives.values()):

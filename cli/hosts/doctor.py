@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from agent.etc.units import SHARE, UNITS, rendered
+from cli.client import Answer
 from cli.context import Context
 from cli.table import GREEN, RED, YELLOW
 from covey.core.units import format_size
@@ -19,8 +21,6 @@ from covey.wire.bulk import BULK_BYTES
 
 State = Literal["good", "lacking", "wrong"]
 COLOURS: Mapping[State, str] = {"good": GREEN, "lacking": YELLOW, "wrong": RED}
-UNITS = ("covey.service", "covey-starter.service", "covey-swap.service")
-SHARE = "share/covey"
 NEXT = "; next: "
 """Where an agent's own words go on with what to do."""
 
@@ -39,8 +39,8 @@ class Looked(NamedTuple):
     """Most that a socket may keep on its way (`net.core.wmem_max`)."""
     units: Mapping[str, bool]
     """Unit that is installed -> whether it is this version's."""
-    share: str
-    """Where this version's are."""
+    prefix: str
+    """The environment that this version is installed in."""
     no_faults: str
     """Why this user's memory cannot be filled by another process; empty: it can."""
     ptrace_scope: int | None
@@ -52,13 +52,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     del parser
 
 
-def run(context: Context) -> int:
-    status = context.agent.get("status")
+def findings(context: Context, status: Answer) -> list[Finding]:
+    """All there are, of the rack and of this host. AgentctlError when the agent of that status answers no more."""
     hosts, voters, gpus = context.agent.get("hosts").data, context.agent.gather("voters"), context.agent.gather("gpus")
     silent = {each["host"]: each for each in (*gpus.unanswered, *voters.unanswered)}
     found = [*of_rack(status.data, hosts), *unheard(hosts, list(silent.values())), *of_gpus(gpus.data)]
     if (context.agent.address or "").startswith("unix:"):
         found += of_host(look(Path("/"), installed()))
+    return found
+
+
+def run(context: Context) -> int:
+    status = context.agent.get("status")
+    found = findings(context, status)
     wrong = any(each.state == "wrong" for each in found)
     if context.json:
         context.say_json({"schema": 1, "host": status.host, "data": [each._asdict() for each in found]})
@@ -167,7 +173,7 @@ def look(root: Path, prefix: Path) -> Looked:
     for name in UNITS:
         here, ours = _text(root / "etc/systemd/system" / name), _text(share / name)
         if here is not None and ours is not None:
-            units[name] = here == ours
+            units[name] = here == rendered(ours, str(prefix))
     try:
         os.close(userfault.opened().descriptor)
         no_faults = ""
@@ -177,7 +183,7 @@ def look(root: Path, prefix: Path) -> Looked:
     return Looked(
         send_bytes_max=_number(root / "proc/sys/net/core/wmem_max"),
         units=units,
-        share=str(share),
+        prefix=str(prefix),
         no_faults=no_faults,
         ptrace_scope=_number(root / "proc/sys/kernel/yama/ptrace_scope"),
         huge_pages=None if enabled is None else enabled.partition("[")[2].partition("]")[0],
@@ -189,13 +195,11 @@ def of_host(looked: Looked) -> Iterator[Finding]:
         if is_ours:
             yield Finding(name, "good", "as installed with this version")
         else:
-            next = (
-                f"cp {looked.share}/{name} /etc/systemd/system/ && systemctl daemon-reload && systemctl restart {name}"
-            )
+            next = f"{looked.prefix}/bin/agentd --install-unit && systemctl daemon-reload && systemctl restart {name}"
             yield Finding(name, "wrong", "the file in /etc/systemd/system is not that of this version", next)
     if looked.send_bytes_max is not None and looked.send_bytes_max < BULK_BYTES:
         why = f"net.core.wmem_max is {format_size(looked.send_bytes_max)}: long reads of remote memory take longer"
-        next = f"cp {looked.share}/covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl"
+        next = f"cp {looked.prefix}/{SHARE}/covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl"
         yield Finding("sockets", "lacking", why, next)
     if looked.no_faults:
         why = f"{looked.no_faults}: a RemoteArray of this user can only be read and written by calls"

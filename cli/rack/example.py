@@ -17,4 +17,4 @@ def example() -> Path:
         if file.match(f"share/covey/{NAME}"):
             return Path(str(file.locate())).resolve()
     why = f"there is no {beside}, and the wheel brought none"
-    raise AgentctlError(FAILED, "the example job is not installed", why, "pip install --force-reinstall covey-agent")
+    raise AgentctlError(FAILED, "the example job is not installed", why, "install covey-agent anew, from its wheel")

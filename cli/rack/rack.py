@@ -102,7 +102,7 @@ def agentd_command() -> list[str]:
     """The agentd installed beside this Python."""
     found = Path(sys.executable).with_name("agentd")
     if not found.exists():
-        next_step = "pip install covey-agent; in a checkout: make setup"
+        next_step = "in a checkout: make setup; elsewhere install covey-agent from its wheel"
         raise AgentctlError(FAILED, "agentd is not installed", f"there is no {found}", next_step)
     return [str(found)]
 

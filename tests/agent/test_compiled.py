@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.compiled import build, files
+from agent.compiled import build, compiler, files
 from agent.compiled.files import CIPHER, MODULES, SUFFIX, Look
 
 
@@ -52,6 +52,13 @@ def test_every_module_and_what_it_imports_of_ours_is_looked_at() -> None:
         ours = {word for word in words if word.startswith(("agent.", "covey.", "gossip.", "plugins."))}
         imported = [word for word in ours if (files.ROOT / (word.replace(".", "/") + ".py")).is_file()]
         assert all(word.replace(".", "/") + ".py" in sources for word in imported), module
+
+
+def test_no_folder_of_the_machine_that_compiles_is_searched_where_it_runs() -> None:
+    """Whoever owns a folder of that name there could put a library into it."""
+    link = "gcc -pthread -shared -L/home/py/lib -Wl,-rpath,/home/py/lib -Wl,-O1"
+    assert compiler.linker(link) == "gcc -pthread -shared -L/home/py/lib -Wl,-O1"
+    assert compiler.linker(link, "ccache clang") == "ccache clang -pthread -shared -L/home/py/lib -Wl,-O1"
 
 
 def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,33 @@ def test_systemd_is_told_ready_status_watchdog_stopping_and_sigterm_ends_it_in_t
     assert list((place / "run").iterdir()) == [], "no socket is left"
 
 
+def test_a_reload_applies_what_is_live_and_says_what_waits_for_a_restart(place: Path) -> None:
+    systemd, config = Systemd(place), write_config(place)
+    text, environ = config.read_text(), os.environ | {"NOTIFY_SOCKET": systemd.path}
+    process = subprocess.Popen([AGENTD, "--config", config], env=environ, stderr=subprocess.PIPE)
+    try:
+        systemd.until("READY=1")
+        config.write_text(f'{text}[log]\nlevel = "debug"\n[leader]\nheartbeat_s = 0.2\n')
+        process.send_signal(signal.SIGHUP)
+        systemd.until("RELOADING=1")
+        waits = "needs a restart: leader.heartbeat_s"
+        systemd.until(f"STATUS=agent.toml was read again; applied live: log.level; {waits}")
+        config.write_text(f"{text}[log]\nlevle = 1\n")
+        process.send_signal(signal.SIGHUP)
+        systemd.until("STATUS=agent.toml is not valid, what was in force stays")
+        config.write_text(f'{text}[log]\nlevel = "debug"\n')
+        process.send_signal(signal.SIGHUP)
+        systemd.until("STATUS=agent.toml was read again; nothing has changed")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        said = process.stderr.read().decode() if process.stderr else ""
+        assert "did you mean `log.level`?" in said and f"applied live: log.level; {waits}" in said
+    finally:
+        process.kill()
+        process.communicate()
+        systemd.close()
+
+
 def test_all_goodbyes_together_take_less_than_an_agent_has_to_leave() -> None:
     sockets_and_plugins = http.STOP_S + plugin_runtime.STOP_S
     log_and_gossip = consensus.HAND_OVER_S + consensus.STOP_S + gossip.GOODBYES * gossip.GOODBYE_INTERVAL_S
@@ -154,7 +181,7 @@ def test_wheels_of_two_versions_are_refused_at_start_in_three_lines(
     what, why, following = capsys.readouterr().err.splitlines()
     assert what == "agentd: the installed wheels have different versions"
     assert why == f"  why: covey-agent is 9.8.7, covey-job is {VERSION}"
-    assert following == "  next: pip install -U covey-agent covey-job"
+    assert following == "  next: install both anew, of one version"
 
 
 def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:

@@ -13,7 +13,7 @@ from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Run
 from tests.cli.rack_answers import run as run
 
-WELL = Looked(4 << 20, {"covey.service": True}, "/opt/covey/share/covey", "", 1, "madvise")
+WELL = Looked(4 << 20, {"covey.service": True}, "/opt/covey", "", 1, "madvise")
 STATUS: dict[str, Any] = {
     "leader": "gpu1",
     "plugins": {"memory": {"state": "on", "why": ""}},
@@ -123,13 +123,13 @@ def test_a_host_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written("proc/sys/net/core/wmem_max", "212992\n")
     written("proc/sys/kernel/yama/ptrace_scope", "1\n")
     written("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
-    for unit, text in (("covey.service", "of before"), ("covey-swap.service", "ours")):
+    for unit, text in (("covey.service", "of before"), ("covey-swap.service", f"of {tmp_path}/venv/bin")):
         written(f"etc/systemd/system/{unit}", text)
-        written(f"venv/share/covey/{unit}", "ours")
+        written(f"venv/share/covey/{unit}", "of /opt/covey/bin")
     assert doctor.look(tmp_path, tmp_path / "venv") == Looked(
         212992,
         {"covey.service": False, "covey-swap.service": True},
-        str(tmp_path / "venv/share/covey"),
+        str(tmp_path / "venv"),
         "not permitted",
         1,
         "madvise",

@@ -136,7 +136,9 @@ def as_user(host: BootedHost, user: str, line: str) -> "subprocess.CompletedProc
 
 def test_who_submits_is_who_runs_and_others_see_a_row(host: BootedHost) -> None:
     """Whatever the submission says: the kernel tells who it is."""
-    typed(host, "usermod -aG covey alice && usermod -aG covey bob && agentctl tenant add ml --users alice,bob --quota 4")
+    typed(
+        host, "usermod -aG covey alice && usermod -aG covey bob && agentctl tenant add ml --users alice,bob --quota 4"
+    )
     said = as_user(host, "alice", "agentctl submit --name bob.h -- sh -c 'id -un; exec sleep 604'")
     assert said.returncode == 0, said.stderr + host.journal()
     job = said.stdout.split()[0]

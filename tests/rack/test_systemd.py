@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -158,6 +159,69 @@ def test_a_job_may_what_any_user_may_and_the_rest_fails_without_killing_it(
     assert typed(first, "stat -c '%a %U' /tmp/made-by-a-job").strip() == "640 covey", "as the umask of who submitted it"
 
 
+def test_the_journal_knows_the_agent_by_name_and_has_priorities_and_fields(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    first, _ = hosts
+    typed(first, "cd /; agentctl submit --wait -- true")
+    job = typed(
+        first, 'agentctl jobs -a --json | python3 -c \'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])\''
+    )
+    line = f"journalctl -t covey-agent COVEY_JOB={job.strip()} -o cat --no-pager"
+    said = "".join(typed(host, line) for host in hosts)
+    assert "ranks start" in said and "ranks ended" in said
+    assert "gpu1" in typed(first, "journalctl -F COVEY_HOST").split()
+    assert {"agent started", "ranks start"} <= set(typed(first, "journalctl -F COVEY_EVENT").splitlines())
+    entries = typed(first, "journalctl -u covey -o json --no-pager")
+    assert {"covey-agent"} <= set(re.findall(r'"SYSLOG_IDENTIFIER":"([^"]*)"', entries)) <= {"covey-agent", "systemd"}
+    typed(
+        first,
+        "printf 'nonsense' > /tmp/bad.toml; systemd-run -q --wait -p SyslogIdentifier=tried "
+        "/opt/covey/bin/agentd --config /tmp/bad.toml --check; true",
+    )
+    assert "is not TOML" in typed(first, "journalctl -t tried -p err -o cat --no-pager")
+
+
+def test_a_reload_applies_what_it_can_and_a_file_that_is_not_valid_changes_nothing(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    first, _ = hosts
+    toml = "/etc/covey/agent.toml"
+    typed(first, f"cp {toml} /tmp/before.toml")
+    more = '[log]\nlevel = "debug"\n[jobs]\nkeep_ended = 7\n[tuner]\nreport_s = 3.0\n'
+    typed(first, f"printf '{more}' >> {toml}; systemctl reload covey")
+    told = "applied live: jobs.keep_ended, log.level; needs a restart: tuner.report_s"
+    wait(lambda: told in first.journal(), first.journal, 10.0)
+    wait(lambda: "needs a restart: tuner.report_s" in typed(first, "systemctl status covey"), first.journal, 15.0)
+    shown = typed(first, f"agentd --config {toml} --show-config")
+    assert re.search(rf"(?m)^keep_ended = 7 +# {toml}, live$", shown)
+    assert re.search(r"(?m)^keep_ended_for = .* # default, live$", shown)
+    typed(first, f"echo nonsense >> {toml}")
+    assert first.shell("systemctl reload covey").returncode, "the reload has failed"
+    assert "is not TOML" in typed(first, "journalctl -u covey -p err -n 6 -o cat --no-pager")
+    typed(first, "systemctl kill --kill-who=main --signal=HUP covey")
+    wait(lambda: "what was in force stays" in typed(first, "systemctl status covey"), first.journal, 15.0)
+    assert "agent.toml is not applied" in typed(first, "journalctl -t covey-agent -p err -n 1 -o cat --no-pager")
+    typed(first, f"cp /tmp/before.toml {toml}; systemctl reload covey")
+    wait(lambda: "applied live: jobs.keep_ended, log.level" in first.journal(lines=3), first.journal, 10.0)
+    up(first)
+
+
+def test_a_bundle_of_a_host_has_its_journal_and_no_key(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, _ = hosts
+    token = "tok-PlantedBySomebody0123456789"
+    typed(first, f"cd /; HF_TOKEN={token} agentctl submit --wait -- sh -c 'exit 0' --token {token}")
+    typed(first, f"echo '# {token}' >> /etc/covey/agent.toml")
+    typed(first, f"cd /tmp; API_TOKEN={token} agentctl bundle b.tar.gz && mkdir -p b && tar -xzf b.tar.gz -C b")
+    found = typed(first, "cd /tmp/b/covey-bundle-gpu1-*; find . -type f; cat journal.txt")
+    assert {"./status.json", "./doctor.json", "./jobs.json", "./metrics.txt", "./agent.toml", "./config.toml"} <= set(
+        found.split()
+    )
+    assert "agent started" in found
+    key = typed(first, f"grep -v '^#' {KEY}").split()[0]
+    assert first.shell(f"grep -rlE '{key}|{token}' /tmp/b").stdout == ""
+
+
 def test_another_user_is_told_whose_agent_it_is(hosts: tuple[BootedHost, BootedHost]) -> None:
     first, _ = hosts
     refused = first.shell("useradd alice; setpriv --reuid alice --clear-groups agentctl hosts")
@@ -276,6 +340,21 @@ def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost,
         for each in hosts:
             up(each)
         wait(mapped, borrower.journal, 60.0, 1.0)
+
+
+def test_units_of_an_environment_elsewhere_are_installed_by_agentd(hosts: tuple[BootedHost, BootedHost]) -> None:
+    _, second = hosts
+    kept = typed(second, "cat /etc/covey/agent.toml")
+    said = typed(second, "agentd --install-unit")
+    assert "/etc/systemd/system/covey.service: written" in said and "/etc/covey/agent.toml: kept" in said
+    typed(second, said.partition("agentd: next: ")[2])
+    assert f"{sys.prefix}/bin:" in typed(second, "systemctl show covey -p ExecStart")
+    typed(second, "systemctl restart covey")
+    up(second)
+    assert typed(second, "cat /etc/covey/agent.toml") == kept
+    typed(second, "cp /opt/covey/share/covey/covey*.service /etc/systemd/system/; systemctl daemon-reload")
+    typed(second, "systemctl restart covey")
+    up(second)
 
 
 def test_a_host_that_leaves_is_gone_at_once(hosts: tuple[BootedHost, BootedHost]) -> None:

@@ -68,6 +68,11 @@ class MemoryService(PluginService):
         await self.lending.start()
         await self.borrowing.start()
 
+    def reconfigure(self, settings: MemorySettings) -> None:
+        """Budgets and numbers of volumes count for what is asked for from now on."""
+        self._settings = self.borrowing.settings = settings
+        self.accounts.budget_of = settings.budget_bytes
+
     # ---- what happens ----
 
     def on_fact(self, fact: Fact) -> None:

@@ -69,7 +69,7 @@ class Borrowing:
         perform: Callable[[Any, Callable[[Any], None]], None],
         accounts: RackAccounts,
     ) -> None:
-        self._host, self._env, self._settings, self._record = host, host.env, settings, record
+        self._host, self._env, self.settings, self._record = host, host.env, settings, record
         self._perform_shared = perform
         self.machine = Borrower(
             host.id,
@@ -186,7 +186,7 @@ class Borrowing:
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
         """The record of the volume, or what it will be. Refused: it is another user's, of another size, or
         impossible."""
-        settings, what = self._settings, f"cannot open volume {name}"
+        settings, what = self.settings, f"cannot open volume {name}"
         count, parity = forming.checked_members(kind, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
@@ -265,7 +265,7 @@ class Borrowing:
         self._host.note(f"volume/{name}", "removed", "from this host and its lenders")
 
     def _keep(self, known: KnownVolume) -> OpenVolume:
-        name, settings = known.volume, self._settings
+        name, settings = known.volume, self.settings
         config = VoldConfig(
             volume=name,
             size_bytes=known.size_bytes,

@@ -50,6 +50,15 @@ async def test_over_tcp_jobs_are_read_under_names_that_no_attacker_can_point_her
     assert rig.http.refused["host"] == 6 * 5
 
 
+async def test_a_name_counts_from_the_reload_that_adds_it(rig: Rig) -> None:
+    headers = {"Host": "new.example.org"}
+    assert (await rig.ask("GET", "/v1/hosts", tcp=True, headers=headers))[0] == 403
+    rig.http.rename(("new.example.org",))
+    assert (await rig.ask("GET", "/v1/hosts", tcp=True, headers=headers))[0] == 200
+    gone = {"Host": "gpu1.rack.example.org"}
+    assert (await rig.ask("GET", "/v1/hosts", tcp=True, headers=gone))[0] == 403
+
+
 async def test_machines_read_counters_by_any_name(rig: Rig) -> None:
     """Prometheus scrapes by whatever name its targets have."""
     for name in ("gpu1.rack.example.org:8470", "metrics.example", "10.1.2.3:8470", "[::1]:1", ""):

@@ -725,8 +725,14 @@ def test_a_host_refuses_while_its_disk_is_nearly_full_and_no_longer() -> None:
         rack.host.disk.filled_bytes = rack.host.disk.capacity_bytes - (1 << 20)
         world.run(30)
         assert rack.runner.refusal == "less than 1 GiB is free in /var/lib/covey/h1/jobs of h1"
+        rack.runner.reconfigure(JobsSettings(disk_free_min="64 KiB"))
+        world.run(world.now + 30)
+        assert rack.runner.refusal == "", "by a reload"
+        rack.runner.reconfigure(JobsSettings())
+        world.run(world.now + 30)
+        assert rack.runner.refusal
         rack.host.disk.filled_bytes = 0
-        world.run(40)
+        world.run(world.now + 30)
         assert rack.runner.refusal == ""
 
 

@@ -52,6 +52,20 @@ def attach(rack: MemoryRack, volume: str, size: str, tenant: str, mirror: int = 
     return rack.command("h1", "create", volume=volume, size=size, tenant=tenant, mirror=mirror)
 
 
+def test_a_budget_and_a_number_of_volumes_count_from_the_reload_that_changes_them() -> None:
+    with a_rack(3, settings=LIMITED) as rack:
+        attach(rack, "one", "192 KiB", "ann")
+        with pytest.raises(Refused, match="192 KiB of 256 KiB"):
+            attach(rack, "two", "128 KiB", "ann")
+        more = msgspec.structs.replace(LIMITED, budgets={"ann": "512 KiB"}, volumes_max=2)
+        rack.agents["h1"].reconfigure(more)
+        attach(rack, "two", "128 KiB", "ann")
+        with pytest.raises(Refused, match="may have 2"):
+            attach(rack, "three", "64 KiB", "ann")
+        found = {view.volume: view.budget_bytes for view in rack.command("h1", "volumes")}
+        assert found == {"one": 512 << 10, "two": 512 << 10}
+
+
 def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_detach() -> None:
     with a_rack(3, settings=LIMITED) as rack:
         attach(rack, "one", "192 KiB", "ann")
