@@ -28,6 +28,7 @@ from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
 from agent.keyring.policy import KeyRing, KeyStep
 from agent.keyring.service import HostKeyring, of_file
+from agent.keyring.views import KeyRow
 from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
@@ -59,7 +60,7 @@ from plugins import facts
 from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
-from plugins.views import KeyRow, OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
+from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer | KeyStep] = msgspec.msgpack.Decoder(AskView | ViewAnswer | KeyStep)

@@ -130,31 +130,6 @@ class VoterRow(msgspec.Struct, frozen=True):
     age_s: float = 0.0
 
 
-class KeyRow(msgspec.Struct, frozen=True):
-    """The keys of gossip that one host has; one line of `agentctl keys`."""
-
-    host: HostId
-    ids: tuple[str, ...]
-    """The hash of each key; the first one seals."""
-    numbers: tuple[int, ...]
-    """For each key, how many were made before it while this rack ran."""
-
-
-class KeysTurned(msgspec.Struct, frozen=True):
-    """A step of `agentctl keys rotate` that every host has acknowledged."""
-
-    step: str
-    """`install`, `use` or `remove`."""
-    id: str
-    """The hash of the key that all hosts will have at the end."""
-    hosts: tuple[HostId, ...]
-    """The hosts that took the step now."""
-    gone: tuple[HostId, ...]
-    """Hosts that are gone, and do not have the new key."""
-    done: bool
-    """Whether that was the last step."""
-
-
 class VotersView(msgspec.Struct, frozen=True, kw_only=True):
     """Who votes, as the answering host's log says."""
 

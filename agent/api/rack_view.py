@@ -12,6 +12,7 @@ import msgspec
 
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
+from agent.keyring.views import KeyRow
 from covey.core.errors import Refused
 from covey.core.events import Message
 from covey.core.ids import ID_PATTERN, HostId, JobId
@@ -26,7 +27,6 @@ from plugins.views import (
     GroupView,
     HostRow,
     InterferenceView,
-    KeyRow,
     LeaderView,
     OtherUsersNow,
     PluginHealth,

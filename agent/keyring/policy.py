@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.keyring.views import KeyRow
 from covey.core.errors import Refused
 from covey.core.events import Message
 from covey.core.ids import HostId
 from gossip.packet import KEYS_MAX, key_id
 from gossip.types import KEY_BYTES
-from plugins.views import KeyRow
 
 REFUSED = 4
 NUMBER_MAX = 1 << 31

@@ -13,6 +13,7 @@ import msgspec
 
 from agent.event_log import EventLog
 from agent.keyring.policy import REFUSED, KeyRing, KeyStep, Planned, name, planned, stepped
+from agent.keyring.views import KeyRow, KeysTurned
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from covey.ports.env import Env
@@ -20,7 +21,6 @@ from covey.wire import checked
 from gossip.packet import KEYS_MAX
 from gossip.types import KEY_BYTES, HostView
 from plugins.base import Command
-from plugins.views import KeyRow, KeysTurned
 
 FILE = "gossip.ring"
 ANSWER_S = 5.0

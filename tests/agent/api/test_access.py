@@ -21,7 +21,8 @@ from tests.compatibility.samples import sample
 ANNS, BOBS, AGENTS = OwnerUser("ann", ANN.uid), OwnerUser("bob", BOB.uid), OwnerUser()
 READER = msgspec.structs.replace(VISITOR, reads_all=True)
 """Whoever connects to a host with `read_open`."""
-LOOKS = """agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
+LOOKS = """agent.keys agent.local_keys
+    agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
     agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack memory.volumes
     memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference interleave.groups""".split()  # noqa: SIM905
@@ -29,7 +30,8 @@ OWN_READS = ["scheduler.logs", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     memory.give_up""".split()  # noqa: SIM905
 USES = ["scheduler.submit", "memory.create"]
-OPERATES = """agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
+OPERATES = """agent.turn_keys agent.make_token
+    agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
     scheduler.quota_set scheduler.tenant_set memory.export memory.swap aggregator.move""".split()  # noqa: SIM905
 EVERY = [*LOOKS, *OWN_READS, *OWN_CHANGES, *USES, *OPERATES]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from agent.keyring.views import KeysTurned
 from chaos.faults import Kill, Partition, strike
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
-from plugins.views import KeysTurned
 
 
 def turn(rack: SimRack, on: str) -> KeysTurned:
