@@ -155,7 +155,11 @@ def a_host_that_was_installed(host: BootedHost) -> None:
 def a_job_runs_on_while_it_is_upgraded(package: Path, host: BootedHost) -> None:
     typed(host, "cd /; agentctl submit -- sleep 600")
     wait(lambda: " running " in typed(host, "agentctl jobs"), host.journal, 60.0)
-    (pid,) = (pid for pid, command in host.processes().items() if command.split()[:2] == ["sleep", "600"])
+
+    def sleeps() -> list[int]:
+        return [pid for pid, command in host.processes().items() if command.split()[:2] == ["sleep", "600"]]
+
+    (pid,) = wait(sleeps, host.journal, 30.0)
     typed(host, f"apt-get install -y --reinstall -o Dpkg::Options::=--force-confold {package}", 120.0)
     up(host)
     assert pid in host.processes(), "an upgrade ends no job"
