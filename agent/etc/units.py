@@ -14,7 +14,7 @@ from typing import NamedTuple
 USUAL = "/opt/covey"
 """The environment that units name as they are shipped."""
 SHARE = "share/covey"
-UNITS = ("covey.service", "covey-swap.service")
+UNITS = ("covey.service", "covey-starter.service", "covey-swap.service")
 PLACES: Mapping[str, str] = {name: f"etc/systemd/system/{name}" for name in UNITS} | {
     "covey.sysusers.conf": "etc/sysusers.d/covey.conf",
     "covey.tmpfiles.conf": "etc/tmpfiles.d/covey.conf",

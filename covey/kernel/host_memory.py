@@ -72,7 +72,7 @@ def _upwards(mount: str, path: str) -> Iterator[str]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16)
     except OSError:  # PSI may be built in but switched off: EOPNOTSUPP on read
         return None

@@ -28,7 +28,13 @@ SHELL = ("sh", "bash", "console", "shell")
 BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
 USERS = "tests/rack/test_other_users.py does, on such a host"
 NOT_TYPED = {
-    "pip install covey-agent": "needs a package registry that has it",
+    "pip install ./covey .": "tests/tools/test_wheels.py installs what a checkout has",
+    "pip install /opt/covey/share/covey/covey_job-*.whl": "tests/rack/test_deb.py finds that wheel in the package",
+    "agentd --install-unit": "tests/tools/test_deb.py, on a host of its own",
+    "agentctl tenant add ml --users ann": "tests/rack/test_users.py does, where these users are",
+    "agentctl tenant set ml --add carol": "likewise",
+    "systemctl reload covey": BOOTED,
+    "systemctl enable --now covey-starter": USERS,
     "systemctl status covey": BOOTED,
     "systemctl edit covey": "opens an editor",
     "systemctl edit covey-starter": "likewise",
@@ -58,7 +64,8 @@ ELSEWHERE = {
     "cp covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl": BOOTED,
     "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/": USERS,
     "cp covey.service /etc/systemd/system/ && systemctl daemon-reload": BOOTED,
-    "sudo -u covey /opt/covey/bin/agentctl submit -- python train.py": "what sudo runs is typed",
+    "apt install ./dist/covey_*.deb": "tests/rack/test_deb.py does, on such a host",
+    "usermod -aG covey ann": USERS,
 }
 """What runs a line that begins with a program of the system."""
 

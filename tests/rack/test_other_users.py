@@ -82,8 +82,9 @@ def host() -> Iterator[BootedHost]:
         typed(found, "chmod 644 /opt/owned.py /opt/attack.py; mkdir -p /etc/systemd/system/covey{,-starter}.service.d")
         agent = f"[Service]\nExecStart=\nExecStart={sys.executable} /opt/owned.py --config /etc/covey/agent.toml\n"
         written(found, "/etc/systemd/system/covey.service.d/owned.conf", agent)
-        # the Python of these tests may be in root's home
-        written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", "[Service]\nProtectHome=read-only\n")
+        # the Python of these tests may be in root's home, and this checkout in /tmp
+        seen = "[Service]\nProtectHome=read-only\nPrivateTmp=no\n"
+        written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", seen)
         typed(found, "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/")
         typed(found, "systemctl daemon-reload && systemctl enable --now covey-starter")
         typed(found, "set -e; " + "\n".join(installation()[-2:]))
