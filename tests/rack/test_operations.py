@@ -32,6 +32,7 @@ NOT_TYPED = {
     "pip install /opt/covey/share/covey/covey_job-*.whl": "tests/rack/test_deb.py finds that wheel in the package",
     "agentd --install-unit": "tests/tools/test_deb.py, on a host of its own",
     "agentctl tenant add ml --users ann": "tests/rack/test_users.py does, where these users are",
+    "agentctl tenant add ml --users ann,bob": "likewise",
     "agentctl tenant set ml --add carol": "likewise",
     "systemctl reload covey": BOOTED,
     "systemctl enable --now covey-starter": USERS,
