@@ -39,6 +39,7 @@ from plugins.tuner.policy.division import (
     HostPart,
     best_division,
     card_bytes,
+    may_be,
     owners_of,
     step_s,
 )
@@ -390,7 +391,7 @@ class Tuner:
             if known.division == wanted:
                 predicted_s = known.step_s
         for known in self.known:
-            if known.step_s < predicted_s:
+            if known.step_s < predicted_s and may_be(paces, known.division):
                 wanted, predicted_s = known.division, known.step_s
         self.best = wanted, predicted_s
         if wanted == present or not self._is_worth_it(step, predicted_s):

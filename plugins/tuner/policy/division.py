@@ -119,6 +119,13 @@ def best_division(job: DividedJob, paces: Sequence[HostPace], now: Division, pro
     return found
 
 
+def may_be(paces: Sequence[HostPace], division: Division) -> bool:
+    """Whether the job may be divided so now: ranks lie only where processes are or may begin, and processes without
+    ranks may end."""
+    parts = [(pace, division.get(pace.host, HostPart(0, 0))) for pace in paces]
+    return all(_may_carry(pace, part.ranks) for pace, part in parts)
+
+
 def exhaustive(job: DividedJob, paces: Sequence[HostPace]) -> float:
     """The shortest step of all divisions, in seconds, tried one by one: what `best_division` is measured against."""
     shortest = math.inf

@@ -104,7 +104,7 @@ time.sleep(60)
 async def test_a_signal_reaches_a_script_that_waits_for_its_turn_and_no_wish_is_left(host: Host) -> None:
     rank = await host.run(0, INTERRUPTED)
     mine = host.beside(1)
-    await until(lambda: host.doing(HOLDS) == [0], 20)
+    await until(lambda: len(host.told(0)) > 1 and host.doing(HOLDS) == [0], 20)  # it is inside its `try` by now
     await asyncio.to_thread(mine.begins)
     await until(lambda: host.doing(WAITS) == [0])
     assert host.doing(HOLDS) == [1]

@@ -332,6 +332,22 @@ def test_a_host_that_has_no_room_for_a_process_is_not_asked_again_for_some_minut
     assert rack.now_s >= refused_s + FULL_S and asked.jobs[JOB].processes == dict.fromkeys(H[:3], 1)
 
 
+def test_a_division_that_was_faster_is_not_asked_for_while_a_host_of_it_has_no_room() -> None:
+    rack = Rack(alike(3), 12, 3, processes_min=2)
+    while not rack.tuner.known:
+        rack.report()
+    rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, hosts={H[0]: HostNow(1, 8), H[1]: HostNow(1, 4)}))
+    rack.real[H[2]] = HostPace(H[2], 0.01, 10.0 * MB, 0)
+    asked = rack.until_wish()
+    assert (
+        asked.jobs[JOB].shares
+        == dict.fromkeys(H[:3], 4)
+        == {h: p.ranks for h, p in rack.tuner.known[0].division.items()}
+    )
+    rack.tell(WishAnswered(asked.ask, f"{H[2]} has no room for j1: no free GPU", H[2]))
+    assert set(rack.until_wish().jobs[JOB].shares) == {H[0], H[1]}
+
+
 def test_hosts_that_own_tables_without_tensors_are_not_waited_for() -> None:
     rack = Rack(slow_third(), 12, 4)
     rack.tell(msgspec.structs.replace(rack.tuner.now, config=1, owners=(*rack.tuner.now.owners[:3], H[5])))
