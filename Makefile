@@ -85,10 +85,10 @@ mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory O
 	@$(BIN)/covey-chaos mutants $(if $(AREA),--area $(AREA)) $(if $(ONLY),--only $(ONLY)) --cpu-seconds $(or $(SECONDS),300)
 
 clients: $(READY) ## clients of a volume's block device that no one here wrote, at length: fio, nbdcopy, nbdinfo, qemu-io, qemu-img, Redis swapped to it (some 4 minutes; the last needs root)
-	@$(BIN)/python bench/memory_clients.py $(ARGS)
+	@$(BIN)/python bench/memory/memory_clients.py $(ARGS)
 
 swapped: $(READY) ## redis, sqlite and a graph in memory that does not fit, swapped to a volume and to this disk, side by side (some 7 minutes, as root)
-	@$(BIN)/python bench/memory_programs.py $(ARGS)
+	@$(BIN)/python bench/memory/memory_programs.py $(ARGS)
 
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack
@@ -97,48 +97,48 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
 
 bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Covey and with gloo, side by side (some 5 minutes)
-	@$(BIN)/python bench/tensors_live.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_live.py $(ARGS)
 
 heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times: how long the others stand, the same bits (some 8 minutes)
-	@$(BIN)/python bench/healing_kills.py $(ARGS)
+	@$(BIN)/python bench/healing/healing_kills.py $(ARGS)
 
 bench-groups: $(READY) ## jobs that share two hosts on shaped cards, in turns and thrown together; what the simulator assumes of them (some 4 minutes, as root)
-	@$(BIN)/python bench/turns.py
-	@$(BIN)/python bench/shared_hosts.py
-	@$(BIN)/python bench/groups_live.py $(ARGS)
+	@$(BIN)/python bench/elastic/turns.py
+	@$(BIN)/python bench/elastic/shared_hosts.py
+	@$(BIN)/python bench/elastic/groups_live.py $(ARGS)
 
 bench-elastic: $(READY) ## processes of an elastic job change at random, with kills: how long it pauses, the same bits (some 10 minutes, as root)
-	@$(BIN)/python bench/elastic_changes.py $(ARGS)
+	@$(BIN)/python bench/elastic/elastic_changes.py $(ARGS)
 
 bench-tuner-live: $(READY) ## the tuner on three real hosts, one of them slow: a step before and after, the same bits (some 3 minutes, as root)
-	@$(BIN)/python bench/tuner_live.py $(ARGS)
+	@$(BIN)/python bench/elastic/tuner_live.py $(ARGS)
 
 bench-tuner-splits: $(READY) ## the four applications on six real hosts: the tuner against every fixed split (as root; some 20 minutes)
-	@$(BIN)/python bench/tuner_splits.py $(ARGS)
+	@$(BIN)/python bench/elastic/tuner_splits.py $(ARGS)
 
 heal-size: $(READY) ## a rank with the state of GPT-2 small and Adam is killed, links of 10 Gbit/s: how long until its successor has it (half a minute, 16 GB)
-	@$(BIN)/python bench/healing_size.py $(ARGS)
+	@$(BIN)/python bench/healing/healing_size.py $(ARGS)
 
 heal-cost: $(READY) .venv/.torch ## what a step costs more because ranks may be lost, when nothing fails, attached and not by turns (some 10 minutes)
-	@$(BIN)/python bench/healing_cost.py $(ARGS)
+	@$(BIN)/python bench/healing/healing_cost.py $(ARGS)
 
 heal-rivals: $(READY) .venv/.torch ## a DDP script whose ranks are killed, with Covey, torchelastic and TorchFT (ARGS="--torchft DIR", where it was installed; some 6 minutes)
-	@$(BIN)/python bench/healing_rivals.py $(ARGS)
+	@$(BIN)/python bench/healing/healing_rivals.py $(ARGS)
 
 bench-tensors-kills: $(READY) .venv/.torch ## a DDP script on two hosts whose aggregators are killed twenty times: how long it stands, the same bits (some 15 minutes)
-	@$(BIN)/python bench/tensors_kills.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_kills.py $(ARGS)
 
 bench-tensors-moves: $(READY) ## all tensors of four models move to other hosts while they train: how long that stands still (an hour; ARGS="--models AlexNet --moves 3": 4 minutes)
-	@$(BIN)/python bench/tensors_moves.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_moves.py $(ARGS)
 
 bench-tensors-jobs: $(READY) ## jobs that share live aggregators, or have one each: servers, processor time, what each job loses (some 25 minutes)
-	@$(BIN)/python bench/tensors_jobs.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_jobs.py $(ARGS)
 
 bench-tensors-lanes: $(READY) ## rounds a second through an aggregator with one lane and with two, side by side (half a minute)
-	@$(BIN)/python bench/tensors_lanes.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_lanes.py $(ARGS)
 
 bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)
-	@$(BIN)/python bench/tensors_hosts.py $(ARGS)
+	@$(BIN)/python bench/tensors/tensors_hosts.py $(ARGS)
 
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, starts, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)

@@ -1,7 +1,7 @@
-"""`make tables`: every experiment of this folder, its tables and figures under `bench/results/`.
+"""`make tables`: every experiment of these folders, its tables and figures under `bench/results/`.
 
-Each file here that has `EXPERIMENTS` (name -> function of a progress callback that returns a `Report`) takes part. An
-experiment writes NAME.md, NAME.csv and, when it has figures, NAME.svg.
+Each file of a folder beside this one that has `EXPERIMENTS` (name -> function of a progress callback that returns a
+`Report`) takes part. An experiment writes NAME.md, NAME.csv and, when it has figures, NAME.svg.
 
     python bench/tables.py                 all of them
     python bench/tables.py jobs-gain       those
@@ -29,7 +29,7 @@ Experiment = Callable[[Progress], Report]
 
 
 def experiments(file: Path) -> dict[str, Experiment]:
-    """Experiments that a file of this folder offers; none when it is no file of experiments."""
+    """Experiments that a file offers; none when it is no file of experiments."""
     spec = importlib.util.spec_from_file_location(f"bench_{file.stem}", file)
     if spec is None or spec.loader is None or "EXPERIMENTS" not in file.read_text(encoding="utf-8"):
         return {}
@@ -42,9 +42,7 @@ def experiments(file: Path) -> dict[str, Experiment]:
 def offered() -> dict[str, Path]:
     """Name of every experiment -> its file."""
     found: dict[str, Path] = {}
-    for file in sorted(HERE.glob("*.py")):
-        if file.resolve() == Path(__file__).resolve():
-            continue
+    for file in sorted(HERE.glob("*/*.py")):
         for name in experiments(file):
             if name in found:
                 raise SystemExit(f"tables: {name} is in {found[name].name} and in {file.name}")

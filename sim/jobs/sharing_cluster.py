@@ -16,7 +16,7 @@ rank, and is guaranteed only where all its ranks are. `packing` replaces this by
 
 Jobs share a GPU only if their memory fits together. No job migrates, except (at the price `move_s`) one that was
 preempted or leaves a shared place for an empty one. Hosts are not looked at. `covey-sim jobs --policy covey --set
-sharing=on` and the experiments of `bench/sharing.py` are this model.
+sharing=on` and the experiments of `bench/sharing/sharing.py` are this model.
 """
 
 import math

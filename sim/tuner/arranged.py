@@ -2,7 +2,8 @@
 
 What hosts do here differs from the tuner's model of them: a rank pushes when it has computed, while the next one of
 its process computes; results come once all have pushed; times spread by chance from step to step. A change stops the
-job for `CHANGE_S`, as measured on real racks (bench/elastic_changes.py), where the paper's system took half a minute.
+job for `CHANGE_S`, as measured on real racks (bench/elastic/elastic_changes.py), where the paper's system took half a
+minute.
 """
 
 import random

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.memory_clients import VALUES, Redis
+from bench.memory.memory_clients import VALUES, Redis
 from tests.rack.living_rack import LivingRack, living_rack, wait
 
 MIB = 1 << 20

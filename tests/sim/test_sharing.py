@@ -250,7 +250,7 @@ def test_the_command_runs_a_trace_on_shared_gpus(tmp_path: Path, capsys: pytest.
 
 def test_every_experiment_of_the_tables_is_there() -> None:
     root = Path(__file__).parents[2]
-    experiments = runpy.run_path(str(root / "bench/sharing.py"))["EXPERIMENTS"]
+    experiments = runpy.run_path(str(root / "bench/sharing/sharing.py"))["EXPERIMENTS"]
     assert {"sharing", "sharing-trace", "sharing-sweep", "sharing-classes", "sharing-split"} <= set(experiments)
 
 
