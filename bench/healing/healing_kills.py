@@ -1,19 +1,21 @@
 """`make heal-test`: ranks of a job are killed, again and again: how long the others wait, and the same bits.
 
     python bench/healing/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--only KIND]
-        [--spares 1] [--empty-host]
+        [--spares 1] [--empty-host] [--beside]
 
 Four hosts (network namespaces) with real agents, and two GPUs each: a rank that leaves a host joins others of the job;
 `examples/healing.py` (numpy, Adam, random batches), or `examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has
 a rank on each of four. Each kill is one of these, as a seed chooses: any rank; two at once; a rank, and its successor
 while that starts; a rank with the `aggd` that sums; a rank with its host's agent, which may lead; a whole host, whose
 power fails, so that others take its ranks over; or no kill: `agentctl move`, of all ranks on a host. With
-`--empty-host` a fifth one has no rank, and each host has one GPU. Agents are started again as systemd would, hosts
-once others have taken over. The next kill waits until all ranks have done a step: what is a rank's own is with two
-others. GAP: how much longer than the median step the step took in which it happened, by the clock of ranks that lived
-through it, in ms; the start of a successor is in it, and the time to notice that a host is gone. OTHERS: processes of
-ranks that ended and were not killed. SAMPLES (heal_ddp): batches of other samples in another process of their rank,
-and samples that an epoch used not once: 0. Afterwards the same script runs without kills. (Needs root and iproute2.)
+`--empty-host` a fifth one has no rank, and each host has one GPU. Agents are started again as systemd would, hosts once
+others have taken over. The next kill waits until all ranks have done a step: what is a rank's own is with two others.
+GAP: how much longer than the median step the step took in which it happened, by the clock of ranks that lived through
+it, in ms; the start of a successor is in it, and the time to notice that a host is gone. OTHERS: processes of ranks
+that ended and were not killed. `--beside`: another job (`examples/digits.py`, with Adam at its aggregator) trains on
+the same hosts and on a fifth one, whose `direct = "never"` packs it on `aggd`, which is killed now and then. SAMPLES
+(heal_ddp): batches of other samples in another process of their rank, and samples that an epoch used not once: 0.
+Afterwards the same script runs without kills. (Needs root and iproute2.)
 """
 
 import os
@@ -107,13 +109,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", type=int, default=0, help="of the job, on each of its hosts and one more")
     parser.add_argument("--empty-host", action="store_true", help="a fifth host, which takes over what others lose")
+    parser.add_argument("--beside", action="store_true", help="a job packed on aggregators trains on the same hosts")
     parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
     json_option(parser)
     args = parser.parse_args(argv)
-    with Laboratory(RANKS + args.empty_host) as lab:
-        rack = AgentRack(lab, gpus=1 if args.empty_host else 2, voters=3)
+    with Laboratory(RANKS + (args.empty_host or args.beside)) as lab:
+        rack = AgentRack(lab, gpus=(1 if args.empty_host else 2) + args.beside, voters=3)
+        if args.beside:
+            settings = rack.hosts[0].folder / "etc" / "agent.toml"
+            text = re.sub("simulated = .*", "simulated = 1", settings.read_text())
+            settings.write_text(text + '[aggregator]\ndirect = "never"\n')
         rack.start()
         rack.wait_up()
+        beside = packed(rack) if args.beside else None
         blocks = None if args.empty_host else blocked(rack)
         job = submit(rack, args.script, args.steps, PAUSE_S, args.spares)
         if blocks is not None:
@@ -125,7 +133,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = (args.only,) if args.only else KINDS
         killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every, kinds)
         with_kills, times = digest(rack, job), steps(rack)
+        if beside is not None:
+            said = rack.hosts[0].shell(f"agentctl job {beside}; agentctl tensors; agentctl cancel {beside}")
+            print(said.stdout, file=sys.stderr)
         wrong = wrong_samples(rack) if args.script == "heal_ddp" else 0
+        why = rack.hosts[0].shell(f"agentctl why {job}").stdout
         attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
         without = digest(rack, submit(rack, args.script, args.steps, 0.0))
     found = gaps(times, killed)
@@ -133,8 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = sum(abs(lost(each) - deaths[rank]) for rank, each in enumerate(times))
     for rank, each in enumerate(times):
         if lost(each) != deaths[rank]:
-            newest = [done.incarnation for done in each[-1:]]
-            print(f"  rank {rank}: {lost(each)} processes ended, {deaths[rank]} were killed {newest}", file=sys.stderr)
+            processes = [
+                divmod(one, 1 << INCARNATIONS_BITS) for one in dict.fromkeys(done.incarnation for done in each)
+            ]
+            print(
+                f"  rank {rank}: {lost(each)} processes ended, {deaths[rank]} were killed; {processes}", file=sys.stderr
+            )
+            print(why, file=sys.stderr)
     same = with_kills == without and '"attempt": 1,' in attempts
     gap_words = "GAP, median | GAP, 9 of 10 | GAP, worst"
     print_head(f"killed | times | median step, ms | {gap_words} | OTHERS | SAMPLES | the same bits")
@@ -163,12 +180,25 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int
     return str(said.stdout.split()[0])
 
 
+def packed(rack: AgentRack) -> str:
+    """Submit a job with a worker on each host whose sums and optimizer are at aggregators; returns its id."""
+    words = f"python {ROOT / 'examples' / 'digits.py'} --optimizer adam --steps 1000000 --step-seconds 0.03"
+    return running(rack, f"--nodes {len(rack.hosts)} --retries 100000 -- {words}")
+
+
 def blocked(rack: AgentRack) -> str:
     """Submit a job that takes a GPU of each host, so that each has room for one rank at most; returns its id."""
-    said = rack.hosts[0].shell(f"agentctl submit --nodes {RANKS} -- sleep 3600")
+    return running(rack, f"--nodes {RANKS} -- sleep 3600")
+
+
+def running(rack: AgentRack, words: str) -> str:
+    """Submit a job and wait until it runs; returns its id."""
+    said = rack.hosts[0].shell(f"agentctl submit {words}")
+    if said.returncode:
+        raise SystemExit(said.stdout + said.stderr)
     job = str(said.stdout.split()[0])
-    running = '"state": "running"'
-    wait(lambda: running in rack.hosts[0].shell(f"agentctl job {job} --json").stdout, lambda: told(rack, job), 60.0)
+    runs = '"state": "running"'
+    wait(lambda: runs in rack.hosts[0].shell(f"agentctl job {job} --json").stdout, lambda: told(rack, job), 60.0)
     return job
 
 
@@ -311,12 +341,13 @@ def digest(rack: AgentRack, job: str) -> str:
 
 
 def lost(done: Sequence[Done]) -> int:
-    """Number of processes of a rank that ended before its newest one. They are numbered on each host that the rank was
-    on, from the bits on that say how often the job's ranks had moved."""
-    newest: dict[int, int] = {}
+    """Number of processes of a rank that ended before its newest one. They are numbered anew wherever the rank comes
+    to, from 0 or, after a move, from 1; the bits above say how often the job's ranks had moved."""
+    seen: dict[int, set[int]] = {}
     for each in done:
-        newest[each.incarnation >> INCARNATIONS_BITS] = each.incarnation & (1 << INCARNATIONS_BITS) - 1
-    return sum(newest.values()) + len(newest) - 1
+        moves, number = divmod(each.incarnation, 1 << INCARNATIONS_BITS)
+        seen.setdefault(moves, set()).add(number)
+    return sum(max(numbers) - min(numbers) for numbers in seen.values()) + len(seen) - 1
 
 
 def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str, Any]:
