@@ -40,6 +40,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
+from covey.core.version import VERSION
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
 from covey.ports.starter import ENFORCED, LooksAgain
@@ -168,6 +169,7 @@ class HostAgent:
                     self.boot,
                     self.config.http.bind,
                     self.config.http.read_open,
+                    VERSION,
                 )
             ),
         )

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.event_log import EventLog
 from covey.core.ids import HostId
+from covey.core.version import RELEASE, VERSION, follow, release_of
 from covey.ports.addresses import Address
 from covey.ports.env import Env
 from gossip.service import (
@@ -27,7 +28,7 @@ from gossip.service import (
     NameConflict,
     TableFull,
 )
-from plugins.facts import HostState, HostView, LogNow, WrongNow
+from plugins.facts import HostState, HostView, LogNow, WrongNow, version_of
 from plugins.views import Trouble
 
 SEEN_KEPT_S = 120.0
@@ -205,8 +206,12 @@ class HostWatch:
         if view.host == self._me:
             unknown = sorted(set(log.voters) - {each.host for each in views})
             found += [(f"unknown {host}", unknown_voter(host), True) for host in unknown]
-        elif view.state not in NOT_LIVE and log.now.rack:
-            found += _of_its_log(view, log)
+        elif view.state not in NOT_LIVE:
+            found += _of_its_log(view, log) if log.now.rack else []
+            version = version_of(view)
+            release = release_of(version)
+            if version and (release is None or not follow(release, RELEASE)):
+                found.append(("version", other_version(view.host, version), False))
         return found
 
     # ---- for others ----
@@ -281,6 +286,13 @@ def leaderless(host: HostId, leader: HostId) -> Trouble:
     return Trouble(
         f"it knows no leader, while {leader} leads here: it gets no work, and answers from an old copy of the log",
         f"on {host}: agentctl status, agentctl voters",
+    )
+
+
+def other_version(host: HostId, version: str) -> Trouble:
+    return Trouble(
+        f"it runs Covey {version}, and here runs {VERSION}: agents of one rack are at most one MINOR apart",
+        f"upgrade the older ones one MINOR after another; agentctl version shows all, and {host} takes part as it can",
     )
 
 

@@ -38,7 +38,7 @@ NOUNS = {
     "status": (LOOK, "show the answering agent and its plugins"),
     "doctor": (LOOK, "find what is wrong with the rack or missing on this host, with the next step"),
     "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
-    "version": (LOOK, "print the version of agentctl"),
+    "version": (LOOK, "print the versions of agentctl and of all agents"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
     "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),

@@ -539,6 +539,14 @@ class Endpoints(msgspec.Struct, frozen=True):
     read_open: bool = True
     """Whether whoever connects to `http` reads everything; agents that do not say so did that, or listened on loopback
     alone."""
+    version: Annotated[str, Meta(max_length=24)] = ""
+    """The version of Covey that runs there; empty: it does not say."""
+
+
+def version_of(view: HostView) -> str:
+    """The version of Covey that a host says it runs; empty: it does not say."""
+    said = view.value("endpoints", Endpoints)
+    return said.version if isinstance(said, Endpoints) else ""
 
 
 class Spare(msgspec.Struct, frozen=True):

@@ -75,6 +75,8 @@ class HostRow(msgspec.Struct, frozen=True):
     troubles: tuple[Trouble, ...] = ()
     """What is wrong with the host, as the answering agent knows: another rack, a name that two machines claim, and so
     on."""
+    version: str = ""
+    """The version of Covey that its agent has; empty: it does not say."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports.devices import Gpu
 from covey.ports.env import Env
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained
+from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained, version_of
 from plugins.views import (
     AggregatorJobView,
     EventLine,
@@ -183,6 +183,7 @@ class RackView:
             troubles=tuple(self._agent.troubles.get(view.host, ())),
             no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",
             other_users=failed.other_users if isinstance(failed, PluginsFailed) else "",
+            version=version_of(view),
         )
 
     async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:

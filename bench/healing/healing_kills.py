@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings.write_text(text + '[aggregator]\ndirect = "never"\n')
         rack.start()
         rack.wait_up()
-        beside = packed(rack) if args.beside else None
+        beside = Beside(rack) if args.beside else None
         blocks = None if args.empty_host else blocked(rack)
         job = submit(rack, args.script, args.steps, PAUSE_S, args.spares)
         if blocks is not None:
@@ -131,11 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.spares:
             wait(lambda: where_spares_wait(rack, job) > RANKS, lambda: told(rack, job), 120.0)
         kinds = (args.only,) if args.only else KINDS
-        killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every, kinds)
+        killed = Kills(rack, job, random.Random(args.seed), beside).all(args.kills, args.every, kinds)
         with_kills, times = digest(rack, job), steps(rack)
         if beside is not None:
-            said = rack.hosts[0].shell(f"agentctl job {beside}; agentctl tensors; agentctl cancel {beside}")
-            print(said.stdout, file=sys.stderr)
+            beside.end()
         wrong = wrong_samples(rack) if args.script == "heal_ddp" else 0
         why = rack.hosts[0].shell(f"agentctl why {job}").stdout
         attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
@@ -180,10 +179,27 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int
     return str(said.stdout.split()[0])
 
 
-def packed(rack: AgentRack) -> str:
-    """Submit a job with a worker on each host whose sums and optimizer are at aggregators; returns its id."""
-    words = f"python {ROOT / 'examples' / 'digits.py'} --optimizer adam --steps 1000000 --step-seconds 0.03"
-    return running(rack, f"--nodes {len(rack.hosts)} --retries 100000 -- {words}")
+class Beside:
+    """A job with a worker on each host whose sums and optimizer are at an `aggd`; another one follows when hosts were
+    lost so often that it has failed."""
+
+    WORDS = f"python {ROOT / 'examples' / 'digits.py'} --optimizer adam --steps 1000000 --step-seconds 0.03"
+
+    def __init__(self, rack: AgentRack) -> None:
+        self._rack, self._jobs = rack, [self._begin(rack)]
+
+    def look(self) -> None:
+        """Begin another one if it has failed."""
+        if '"state": "failed"' in self._rack.hosts[0].shell(f"agentctl job {self._jobs[-1]} --json").stdout:
+            self._jobs.append(self._begin(self._rack))
+
+    def end(self) -> None:
+        said = self._rack.hosts[0].shell(f"agentctl tensors; agentctl job {self._jobs[-1]}").stdout
+        print(f"  {len(self._jobs)} jobs were packed beside it, one after another; the last:\n{said}", file=sys.stderr)
+        self._rack.hosts[0].shell(f"agentctl cancel {self._jobs[-1]}")
+
+    def _begin(self, rack: AgentRack) -> str:
+        return running(rack, f"--nodes {len(rack.hosts)} --retries 1000 -- {self.WORDS}")
 
 
 def blocked(rack: AgentRack) -> str:
@@ -245,8 +261,8 @@ def wrong_samples(rack: AgentRack) -> int:
 
 
 class Kills:
-    def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
-        self._rack, self._job, self._draws = rack, job, draws
+    def __init__(self, rack: AgentRack, job: str, draws: random.Random, beside: "Beside | None" = None) -> None:
+        self._rack, self._job, self._draws, self._beside = rack, job, draws, beside
         self._before = [-1] * RANKS
         """For each rank, the newest process that was killed."""
 
@@ -276,6 +292,8 @@ class Kills:
                 killed[-1] = killed[-1]._replace(ranks=ranks * 2)
             print(f"  kill {number + 1} of {kills}: {kind}", file=sys.stderr, flush=True)
             self._rack.start()
+            if self._beside is not None:
+                self._beside.look()
         return killed
 
     def _lose_host(self, ranks: Sequence[int], host: Host) -> None:

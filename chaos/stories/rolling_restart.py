@@ -9,6 +9,8 @@ from chaos.stories import train, working
 from chaos.stories.agent_killed import attempts
 from chaos.story import ended
 
+HEALING = {"argv": ["learner", "4000", "8", "gather"], "tenant": "blue", "workers": 2, "pack": "apart", "cwd": "/"}
+"""A job whose ranks may be lost, so that its hosts are waited for less long than others."""
 AWAY_S = (0.5, 18.0)
 """Least and most seconds that an agent is down; it says 60 s, and ranks have a lease of 25 s at least."""
 
@@ -17,22 +19,31 @@ def play(rack: SimRack) -> None:
     rack.settle()
     job = train(rack, rounds=2000)
     rack.until(lambda: len(working(rack)) >= 1, 20.0, "ranks run")
+    heals = rack.submit(HEALING, f"learner-{rack.world.seed}")
+    rack.until(lambda: len(learning(rack)) == HEALING["workers"], 30.0, "ranks that heal run")
     pager = rack.pager("h2", "vol1", 1 << 20, 150.0, pace=LONG_RUNS)
     rack.until(lambda: len(places(rack, "h2")) >= 2, 60.0, "slabs are lent")
     rack.run(5.0)
-    before, ranks, epoch = places(rack, "h2"), working(rack), grant(rack, job)
+    before, ranks, epoch, healing = places(rack, "h2"), working(rack), grant(rack, job), learning(rack)
     for name in rack.rng.sample(sorted(rack.hosts), len(rack.hosts)):
         restarted(rack, name)
         after = places(rack, "h2")
         moved = {slab: (before[slab], after.get(slab)) for slab in before if after.get(slab) != before[slab]}
         assert not moved, f"after the restart of {name} slabs moved: {moved}"
         before = after
+        assert learning(rack) == healing, f"after the restart of {name} other processes learn"
     assert working(rack) == ranks
+    rack.ask("h1", "scheduler.cancel", {"id": heals})
     assert (attempts(rack, job), grant(rack, job)) == (1, epoch), "an attempt was spent"
     rack.until(lambda: not pager.alive, 300.0, "the pager reads everything back")
     assert pager.code == 0
     rack.ask("h1", "scheduler.cancel", {"id": job})
-    ended(rack, {job: ("cancelled", "done")})
+    ended(rack, {job: ("cancelled", "done"), heals: ("cancelled",)})
+
+
+def learning(rack: SimRack) -> list[tuple[str, str]]:
+    """Hosts and processes of the job that heals: none of its ranks is to begin anew, or elsewhere."""
+    return sorted((name, str(process.id)) for name, host in rack.hosts.items() for process in host.find("learner"))
 
 
 def restarted(rack: SimRack, name: str) -> None:

@@ -12,10 +12,11 @@ from agent.event_log import EventLog
 from agent.host_watch import FLAPS_S, LASTING_S, SEEN_KEPT_S, HostWatch, LogSeen
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId
+from covey.core.version import RELEASE, VERSION
 from covey.ports.disk import Disk
 from covey.ports.env import Env
 from gossip.types import HostDown, HostUp, HostView, MemberAway, MemberSuspected, NameConflict, TableFull
-from plugins.facts import HostState, LogNow, WrongNow
+from plugins.facts import Endpoints, HostState, LogNow, WrongNow
 
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 OURS, THEIRS = b"our rack", b"another!"
@@ -98,6 +99,19 @@ def test_a_host_of_another_rack_is_wrong_at_once_and_what_is_typed_is_told() -> 
     watched.says(B, log=LogNow(OURS, A))
     watched.states[C] = "gone"
     assert watched.look() == set(), "it joined; and of one that is gone nothing is claimed"
+
+
+def test_a_host_more_than_one_release_apart_is_wrong() -> None:
+    watched = Watched()
+    for version in ("", VERSION, f"{RELEASE[0]}.{RELEASE[1] + 1}.7"):
+        watched.says(B, endpoints=Endpoints("b:2", b"", 1, version=version))
+        assert watched.look() == set(), version
+    for version in (f"{RELEASE[0]}.{RELEASE[1] + 2}.0", f"{RELEASE[0] + 1}.{RELEASE[1]}.0", "newest"):
+        watched.says(B, endpoints=Endpoints("b:2", b"", 1, version=version))
+        (found,) = watched.look()
+        assert found.startswith(f"b: it runs Covey {version}, and here runs {VERSION}")
+    watched.states[B] = "away"
+    assert watched.look() == set()
 
 
 @pytest.mark.parametrize("said", [LogNow(), LogNow(OURS), LogNow(b"", B), None])

@@ -25,6 +25,7 @@ HOSTS = [
         "slabs_free": 8,
         "slabs_lent": 0,
         "aggregator_jobs": 1,
+        "version": "0.1.0",
         "suspected_by": None,
         "plugins_failed": ["memory"],
     },

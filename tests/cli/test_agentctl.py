@@ -47,7 +47,7 @@ from tests.cli.rack_answers import run as run
         ("leader", ["gpu1", "1 min 10 s", "entry 9, confirmed 0.2 s ago"]),
         ("status", ["memory", "on", "10 min", "gpu1"]),
         ("quota", ["ann", "no limit"]),
-        ("version", ["agentctl "]),
+        ("version", ["agentctl ", "agentd 0.1.0: gpu1", "not known: gpu2"]),
         ("", ["look", "act", "submit"]),
         ("--help", ["look", "act", "submit"]),
         ("help", ["look", "act", "submit"]),

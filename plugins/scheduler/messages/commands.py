@@ -5,12 +5,13 @@ about a grant carries the grant's epoch, and one of another epoch is refused: th
 was cut off cannot undo what happened since.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from covey.core.ids import HostId, JobId
+from covey.core.version import is_newer
 from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName
 
@@ -30,6 +31,8 @@ COMMAND_BYTES_MAX = 256 * 1024
 
 USERS_MAX = 200
 """The most users of one tenant."""
+NAME_MAX = 40
+"""The most characters of a command's name, of one that is not known here, that are told to people."""
 UNREACHABLE_MAX = 64
 """The most other hosts of a gang that a host asks when its ranks have failed."""
 
@@ -42,6 +45,8 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rack_s: Seconds = 0.0
     """The rack's clock at the proposer (`service.log`) in seconds, which does not step: durations are counted by
     it."""
+    needs: Annotated[str, Meta(max_length=24)] = ""
+    """The oldest release, such as 0.2, that applies this command as it is meant (`messages.releases`); empty: all."""
 
 
 class Submitted(CommandBase, frozen=True, kw_only=True):
@@ -405,8 +410,29 @@ _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _results: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
 
 
+class CommandHead(msgspec.Struct, frozen=True):
+    """What agents of all releases read of any command."""
+
+    type: str
+    needs: str = ""
+
+
+_heads: msgspec.msgpack.Decoder[CommandHead] = msgspec.msgpack.Decoder(CommandHead)
+KNOWN: frozenset[str] = frozenset(kind.__name__ for kind in get_args(Command))
+"""The names of all commands."""
+
+
 class MalformedCommand(ValueError):
     """Bytes that are no command or result."""
+
+
+class NewerCommand(MalformedCommand):
+    """A command of a release that this one does not know, or that needs a newer one: whoever applies nothing in its
+    place comes to another state than the rack. `needs`: the release, such as 0.2; empty: the command does not say."""
+
+    def __init__(self, name: str, needs: str) -> None:
+        super().__init__(f"{name} is a command of {f'Covey {needs}' if needs else 'a newer version'}")
+        self.name, self.needs = name, needs
 
 
 def pack(value: Command | Result) -> bytes:
@@ -414,13 +440,28 @@ def pack(value: Command | Result) -> bytes:
 
 
 def open_command(data: bytes) -> Command:
-    """Malformed when `data` is not one bounded command."""
+    """The command in `data`. MalformedCommand when it is not one bounded command, NewerCommand when this release cannot
+    apply it."""
     if len(data) > COMMAND_BYTES_MAX:
         raise MalformedCommand(f"a command of {len(data)} bytes; at most {COMMAND_BYTES_MAX} are accepted")
     try:
-        return _commands.decode(data)
+        command = _commands.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        _refuse_newer(data)
         raise MalformedCommand(str(error)) from error
+    if is_newer(command.needs):
+        raise NewerCommand(type(command).__name__, command.needs)
+    return command
+
+
+def _refuse_newer(data: bytes) -> None:
+    """NewerCommand when these bytes, which are no command of this release, are one of another."""
+    try:
+        head = _heads.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return
+    if head.type not in KNOWN or is_newer(head.needs):
+        raise NewerCommand(head.type[:NAME_MAX], head.needs[:NAME_MAX])
 
 
 def open_result(data: bytes) -> Result:

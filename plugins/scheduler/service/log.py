@@ -8,13 +8,15 @@ copy is still true about the past (this grant is over), so only starting somethi
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
+from covey.core.version import VERSION, text_of
 from covey.ports.clock import Clock
-from covey.wire.checked import StateRefused
+from covey.wire.checked import OtherFormat, StateRefused
 from plugins.base import Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.queue import apply
@@ -23,15 +25,28 @@ from plugins.scheduler.messages.commands import (
     Attained,
     Command,
     MalformedCommand,
+    NewerCommand,
     NotApplied,
     Result,
     open_command,
     open_result,
     pack,
 )
+from plugins.scheduler.messages.releases import Needs, needed, not_yet
 
+UPGRADE = "install that version here and start the agent again: it goes on where it was"
+SHOWN_MAX = 5
+"""The most hosts that an error names."""
 RETRY_S = 0.5
 """Seconds to pause before something that must reach the log is proposed again."""
+
+
+def _too_early(needs: Needs, older: Sequence[HostId]) -> NotApplied:
+    """The answer to a command that hosts of an older release would not apply as it is meant."""
+    shown = ", ".join(older[:SHOWN_MAX]) + (f" and {len(older) - SHOWN_MAX} more" if older[SHOWN_MAX:] else "")
+    runs = "runs an older version, or does" if len(older) == 1 else "run older versions, or do"
+    why = f"{needs.part} came with Covey {text_of(needs.release)}; {shown} {runs} not say which"
+    return NotApplied(4, "the rack cannot do that yet", why, "upgrade these hosts first: agentctl version shows which")
 
 
 class RackClock:
@@ -83,6 +98,9 @@ class QueueLog:
     def _apply(self, index: int, data: bytes) -> bytes:
         try:
             command = open_command(data)
+        except NewerCommand as error:
+            why = f"{error}; {VERSION} runs here, and would come to another state than the rack without it"
+            raise OtherFormat("the log goes on with what this version does not know", why, UPGRADE) from error
         except MalformedCommand as error:
             self.malformed += 1
             return pack(NotApplied(2, "a command was not understood", str(error)[:500], "upgrade the older agents"))
@@ -115,6 +133,12 @@ class QueueLog:
         """Propose `command`, stamped with the time now, and return what the log says to it. NoLeader,
         OutcomeUnknown."""
         wall_s, rack_s = max(0.0, self.host.env.clock.wall_s()), round(self.rack_clock.now_s(), 3)
+        needs = needed(command)
+        if needs is not None:
+            older = not_yet(needs.release, self.host.hosts())
+            if older:
+                return _too_early(needs, older)
+            command = msgspec.structs.replace(command, needs=text_of(needs.release))
         stamped = msgspec.structs.replace(command, wall_s=wall_s, rack_s=rack_s)
         data = pack(stamped)
         if len(data) > COMMAND_BYTES_MAX:

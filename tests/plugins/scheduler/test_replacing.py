@@ -452,6 +452,25 @@ def test_a_host_whose_agent_restarts_is_not_lost_to_it() -> None:
     assert it.lost(away=True) == [] and len(it.lost()) == 1
 
 
+def test_a_host_that_is_back_from_a_long_restart_has_time_to_say_what_it_has() -> None:
+    """Its agent was away for longer than its ranks may go without a lease; gossip knows it, but no value of its."""
+    it = LedHealing()
+    it.look()
+    paused_s = terms(60.0).paused_s
+    it.led.now_s += 4 * paused_s
+    assert it.lost(away=True) == []
+    silent = (RackHost(H1, 4), RackHost(H3, 4))
+    assert it.look_at(silent) == []
+    it.led.now_s += paused_s - 0.1
+    assert it.look_at(silent) == []
+    assert it.look_at((RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))) == [], "it spoke"
+    it.led.now_s += 4 * paused_s
+    assert it.look_at(silent) == []
+    it.led.now_s += paused_s + 0.1
+    (lost,) = it.look_at(silent)
+    assert isinstance(lost, PlacesLost) and lost.hosts == (H2,), "it says nothing for as long as a lease"
+
+
 def test_a_host_that_is_only_suspected_is_lost_once_its_ranks_stand_still() -> None:
     """How long a suspicion lasts depends on how many hosts confirm it; on a busy rack of five it was 13 s."""
     it = LedHealing()

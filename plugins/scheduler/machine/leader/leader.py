@@ -396,8 +396,12 @@ class Leader:
         return found
 
     def _silent(self, gone: Mapping[HostId, float]) -> list[HostId]:
-        """Hosts that are gone or suspected, without having announced it."""
-        return [host for host in dict.fromkeys([*gone, *self.suspects]) if host not in self.restarting]
+        """Hosts that are gone or suspected, without having announced it. One of which gossip says nothing has the time
+        of a lease to speak: its agent may have just come back from a restart, and its last answer is from before."""
+        early = {host for host in self.missing_since if gone.get(host, math.inf) < self.terms.paused_s}
+        return [
+            host for host in dict.fromkeys([*gone, *self.suspects]) if host not in self.restarting and host not in early
+        ]
 
     def still_in_s(self, now_s: float) -> float:
         """Seconds until, on the next silent host, all ranks that may be lost stand still; inf: there is none."""

@@ -10,6 +10,7 @@ import msgspec
 
 from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
+from covey.core.version import VERSION, is_newer
 from plugins.facts import Place
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
 from plugins.scheduler.machine.log.kept_bytes import KeptBytes
@@ -31,6 +32,12 @@ class SnapshotHead(msgspec.Struct, frozen=True):
     """The part of a snapshot that every version has."""
 
     version: int
+
+
+class SnapshotNeeds(msgspec.Struct, frozen=True):
+    """What is read of a snapshot before its state, which a newer version may write in another way."""
+
+    needs: str = ""
 
 
 class QueueState(SnapshotHead, frozen=True):
@@ -57,6 +64,8 @@ class QueueState(SnapshotHead, frozen=True):
     rack_s: float
     tenants: dict[str, tuple[str, ...]] = {}
     """The users of each tenant; a snapshot of an older version has none."""
+    needs: str = ""
+    """The oldest release that applies all commands of this log as they are meant (`messages.releases`); empty: all."""
 
 
 FEED_MAX = 200_000
@@ -94,6 +103,7 @@ class Feed:
 
 
 _heads = msgspec.msgpack.Decoder(SnapshotHead)
+_needs = msgspec.msgpack.Decoder(SnapshotNeeds)
 _snapshots = msgspec.msgpack.Decoder(QueueState)
 
 
@@ -107,6 +117,8 @@ class JobTable:
         self.quotas: dict[str, int | None] = {}
         self.overshoot: dict[str, int] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
+        self.needs = ""
+        """The oldest release that applies all commands so far, such as 0.2; empty: all."""
         """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
@@ -313,6 +325,7 @@ class JobTable:
             self.drained,
             self.rack_s,
             self.tenants,
+            self.needs,
         )
         return msgspec.msgpack.encode(state)
 
@@ -321,6 +334,9 @@ class JobTable:
         version = _heads.decode(data).version
         if version != SNAPSHOT_VERSION:
             raise ValueError(f"the queue's snapshot has version {version}; this agent reads {SNAPSHOT_VERSION}")
+        needs = _needs.decode(data).needs
+        if is_newer(needs):
+            raise ValueError(f"this log has commands of Covey {needs}; here runs {VERSION}")
         state = _snapshots.decode(data)
         self.index, self.next_number = state.index, state.next_number
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
@@ -330,6 +346,7 @@ class JobTable:
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
         self.tenants = dict(state.tenants)
+        self.needs = state.needs
         self.rebuild()
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from covey.core.events import LogEvent
+from covey.core.version import newest
 from plugins.scheduler.machine.log import (
     answers,
     arranging,
@@ -88,6 +89,7 @@ before when the command is a grant."""
 def apply(queue: JobTable, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
     """Apply the command at `index` of the log. Each change is noted once in the event log of its job."""
     queue.index, queue.rack_s = index, max(queue.rack_s, command.rack_s)
+    queue.needs = newest(queue.needs, command.needs)
     queue.notes = []
     result = _dispatch(queue, command)
     queue.tell_feeds(answers.touched(command, result))
