@@ -57,7 +57,8 @@ from gossip.service import (
 )
 from gossip.types import identity as known_as
 from plugins import facts
-from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
+from plugins.askers import Asker, OwnerUser
+from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
@@ -538,7 +539,7 @@ class HostAgent:
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """All commands, each behind the gate: whoever asks has to say who they are (`plugins.base.ASKER`)."""
+        """All commands, each behind the gate: whoever asks has to say who they are (`plugins.askers.ASKER`)."""
         every = {
             **self.rackview.commands(),
             **self.joining.commands(),

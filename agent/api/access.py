@@ -3,8 +3,9 @@
     the kernel's word -> Asker (`role_of`) -> may it? (`refusal`, by RULES) -> the command -> what is shown (`shown_to`)
 
 An *operator* may do everything: root, the agent's own user, and whom `[access] operators` names. A *user* has a tenant:
-submits for it, and has own jobs and volumes. A *viewer* looks. A command that is not in `RULES` is refused to
-everybody, and so is one of whose asker nothing is known.
+submits for it, and has own jobs and volumes. A *viewer* looks; one who was in a tenant before still reads and ends the
+own jobs and volumes. A command that is not in `RULES` is refused to everybody, and so is one of whose asker nothing is
+known.
 
 Everybody sees every job, since a rack is shared: who, tenant, state, GPUs, place in the queue. Of a job that belongs to
 somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said.
@@ -16,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from agent.api.gathering import Gathered
-from plugins.base import Asker, OwnerUser, Plugin, Role
+from plugins.askers import Asker, OwnerUser, Role
+from plugins.base import Plugin
 from plugins.scheduler.machine.log.tenants import few
 from plugins.scheduler.policy.explain import BEFORE
 from plugins.views import EventLine, JobLossesView, JobSeenView, JobTallyView, JobView, VolumeView
@@ -36,6 +38,9 @@ class Rule(NamedTuple):
     """The kind of what the command is about, where that belongs to somebody."""
     changes: bool = False
     """Whether the command changes something; one that only reads is answered to those who may read all, too."""
+    ends: bool = False
+    """Whether the command only ends, or gives back, what is the asker's own: its owner may do that out of all tenants,
+    too."""
     noted: tuple[str, ...] = ()
     """The subjects of what the event log says of it, where nothing else does, with a field of the request in braces."""
 
@@ -81,7 +86,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.rack": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
-    "scheduler.cancel": OWN_JOB,
+    "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
     "scheduler.move": OWN_JOB,
     "scheduler.scale": OWN_JOB,
     "scheduler.arrange": OWN_JOB,
@@ -96,8 +101,8 @@ RULES: Mapping[str, Rule] = {
     "memory.slabs": LOOK,
     "memory.accounts": LOOK,
     "memory.create": Rule("use", changes=True, noted=VOLUME),
-    "memory.remove": Rule("own", "volume", changes=True, noted=VOLUME),
-    "memory.give_up": Rule("own", "volume", changes=True, noted=VOLUME),
+    "memory.remove": Rule("own", "volume", changes=True, ends=True, noted=VOLUME),
+    "memory.give_up": Rule("own", "volume", changes=True, ends=True, noted=VOLUME),
     "memory.export": Rule("operate", changes=True, noted=VOLUME),
     "memory.swap": Rule("operate", changes=True, noted=VOLUME),
     "aggregator.tensors": LOOK,
@@ -141,13 +146,12 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | No
     if rule.needs == "operate":
         why = f"{command} is for operators, and {asker.name} is a {asker.role}"
         return NotAllowed(what, why, "ask an operator of the rack ([access] operators in agent.toml), or use sudo")
-    if rule.needs == "own" and not rule.changes:
-        return None if owner is not None and owner.is_user(asker) else _not_owner(what, asker, rule, owner)
-    if asker.role == "viewer":
-        why = f"{asker.name} is in no tenant, and may only look"
-        return NotAllowed(what, why, f"ask an operator: agentctl tenant set TENANT --add {asker.name}")
     if rule.needs == "own" and (owner is None or not owner.is_user(asker)):
         return _not_owner(what, asker, rule, owner)
+    takes = rule.changes and not rule.ends
+    if asker.role == "viewer" and takes:
+        why = f"{asker.name} is in no tenant, and may only look, and end what is {asker.name}'s own"
+        return NotAllowed(what, why, f"ask an operator: agentctl tenant set TENANT --add {asker.name}")
     return None
 
 

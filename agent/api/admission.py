@@ -24,7 +24,7 @@ from agent.api.gate import ROOT
 from agent.ports.network.peers import is_in_group, peer_of
 from covey.ports.addresses import hears_others
 from covey.ports.streams import UNKNOWN_USER
-from plugins.base import Asker
+from plugins.askers import Asker
 
 ANY_NAME = frozenset(("/metrics", "/livez", "/readyz"))
 """Paths that answer whatever the `Host` header says."""

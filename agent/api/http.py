@@ -42,7 +42,8 @@ from covey.core.metrics import Measured, MetricSeries
 from covey.core.tones import TONES
 from covey.core.version import VERSION
 from covey.ports.env import Env
-from plugins.base import ASKER, Asker, Command
+from plugins.askers import ASKER, Asker
+from plugins.base import Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
@@ -85,6 +86,7 @@ SECURITY_HEADERS = {
 }
 
 
+DEFECT_NEXT = "see the agent's log (an operator: journalctl -u covey), and report it"
 DOOR = web.AppKey("door", Door)
 """The rules of the listener whose application this is."""
 ASKS: web.RequestKey[Asker] = web.RequestKey("asks", Asker)
@@ -388,7 +390,7 @@ class HttpApi:
         except Exception as error:
             # A defect in a plugin must not look like a dead agent: answer 500, log it once, serve the next request.
             self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
-            response = _error(1, f"{request.method} {request.path} failed", repr(error), "see the agent's log")
+            response = _error(1, f"{request.method} {request.path} failed", _defect(request, error), DEFECT_NEXT)
         response.headers.update(SECURITY_HEADERS)
         self.requests[response.status] += 1
         return response
@@ -504,6 +506,13 @@ def _json(body: Any, status: int) -> web.Response:
 
 def _error(code: int, what: str, why: str, next: str) -> web.Response:
     return _json(ErrorView(code, what, why, next), STATUS_OF_CODE.get(code, 500))
+
+
+def _defect(request: web.Request, error: Exception) -> str:
+    """A defect of the agent in words for whoever asked: what an exception says may be another user's."""
+    asker = request.get(ASKS)
+    told = asker is not None and asker.role == "operator"
+    return repr(error) if told else f"a defect in the agent ({type(error).__name__})"
 
 
 def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Response:

@@ -13,7 +13,8 @@ from agent.api.gathering import Gathered
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId
-from plugins.base import Asker, OwnerUser, Plugin
+from plugins.askers import Asker, OwnerUser
+from plugins.base import Plugin
 from plugins.registry import PLUGINS
 from plugins.views import EventLine, JobView, VolumeView
 from tests.compatibility.samples import sample
@@ -81,10 +82,14 @@ def test_an_owner_is_known_by_name_and_number_together() -> None:
     assert not may(Asker(-1, "", "user"), "memory.remove", OwnerUser(uid=None))
 
 
-def test_a_viewer_reads_the_own_job_and_changes_nothing() -> None:
-    """A user who was taken out of all tenants."""
+def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() -> None:
+    """The job still runs: nobody else may end it but operators."""
     eves = OwnerUser("eve", EVE.uid)
-    assert may(EVE, "scheduler.logs", eves) and not may(EVE, "scheduler.cancel", eves)
+    takes = {"scheduler.move", "scheduler.scale", "scheduler.arrange", "scheduler.tune"}
+    for command in (*OWN_READS, *OWN_CHANGES):
+        assert may(EVE, command, eves) == (command not in takes), command
+        assert not may(EVE, command, ANNS) and not may(EVE, command, None), command
+    assert not any(may(EVE, command, eves) for command in (*USES, *OPERATES))
 
 
 @pytest.mark.parametrize("command", [*OWN_READS, *OWN_CHANGES, *USES, *OPERATES, "none.such"])
@@ -266,3 +271,4 @@ def test_a_rule_that_needs_an_owner_says_of_what() -> None:
         assert rule.needs != "own" or rule.of, command
         assert rule.changes or rule.needs in ("look", "own"), command
         assert not rule.noted or rule.changes, command
+        assert not rule.ends or (rule.needs == "own" and rule.changes), command

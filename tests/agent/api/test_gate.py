@@ -16,7 +16,7 @@ from covey.core.errors import NoLeader, Refused
 from covey.core.ids import HostId
 from covey.ports.env import Env
 from covey.ports.users import FixedUsers, User
-from plugins.base import ASKER, Asker, OwnerUser
+from plugins.askers import ASKER, Asker, OwnerUser
 from plugins.views import EventLine
 
 

@@ -22,7 +22,7 @@ from agent.config import HttpSettings
 from agent.ports.network.peers import is_in_group
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR
 from covey.ports.users import FixedUsers, User
-from plugins.base import ASKER, Asker
+from plugins.askers import ASKER, Asker
 from tests.agent.api.test_gate import GuardedFake
 from tests.agent.api.test_http import FakeApi, opened
 from tests.covey.test_volume_users import as_user
