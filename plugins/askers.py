@@ -15,16 +15,19 @@ Role = Literal["operator", "user", "viewer"]
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """Who asks for a command: the user at the other end of the agent's socket, as the kernel tells it."""
+    """Who asks for a command: the user at the other end of the agent's socket, as the kernel tells it, or whom a
+    certificate of the rack names."""
 
     uid: int
-    """The user's number, as the kernel tells it; negative: it is not known."""
+    """The user's number on this host; negative: it is not known."""
     user: str
     """The user's name on this host; empty: it has none here."""
     role: Role
     """The user's role on this host (`agent.api.access`)."""
     is_agent: bool = False
     """Whether it is root or the agent's own user: what they submit runs as the agent's own user."""
+    by_certificate: bool = False
+    """Whether a certificate says who it is, and not the kernel."""
     reads_all: bool = False
     """Whether it may read what belongs to others, as whoever connects to a host with `[http] read_open`."""
 

@@ -25,8 +25,9 @@ from plugins.views import EventLine, JobLossesView, JobSeenView, JobTallyView, J
 
 GROUP = "@"
 """What stands before the name of a group in `[access] operators`."""
-Needs = Literal["look", "use", "own", "operate"]
-"""What a command needs: `look`, anybody; `use`, a tenant; `own`, to own what it is about; `operate`, an operator."""
+Needs = Literal["look", "log in", "use", "own", "operate"]
+"""What a command needs: `look`, anybody; `log in`, a user whom the kernel names; `use`, a tenant; `own`, to own what it
+is about; `operate`, an operator."""
 Of = Literal["", "job", "volume"]
 
 
@@ -79,6 +80,7 @@ RULES: Mapping[str, Rule] = {
     "agent.local_keys": LOOK,
     "agent.turn_keys": OPERATE,
     "agent.make_token": OPERATE,
+    "agent.login": Rule("log in", changes=True),
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
     "scheduler.quotas": LOOK,
@@ -141,6 +143,8 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | No
     what = "this request is not allowed"
     if rule is None:
         return NotAllowed(what, f"nobody has said who may ask for {command}", "report this")
+    if rule.needs == "log in":
+        return _no_login(asker)
     if asker.role == "operator" or rule.needs == "look" or (asker.reads_all and not rule.changes):
         return None
     if rule.needs == "operate":
@@ -152,6 +156,18 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | No
     if asker.role == "viewer" and takes:
         why = f"{asker.name} is in no tenant, and may only look, and end what is {asker.name}'s own"
         return NotAllowed(what, why, f"ask an operator: agentctl tenant set TENANT --add {asker.name}")
+    return None
+
+
+def _no_login(asker: Asker) -> NotAllowed | None:
+    """Why whoever asks gets no certificate. Scripts of jobs without an owner run as the agent's own user: with one they
+    could do everything for days after. One that was made by another would never end."""
+    what, on_host = "no certificate was made", "on a host of the rack, as the user: agentctl login"
+    if asker.uid < 0 or asker.by_certificate:
+        return NotAllowed(what, "only a host's kernel says who logs in, at the unix socket of its agent", on_host)
+    if asker.is_agent:
+        why = f"{asker.name} is root or the agent's own user, whom no certificate names"
+        return NotAllowed(what, why, f"{on_host}; operators are in [access] operators of agent.toml")
     return None
 
 

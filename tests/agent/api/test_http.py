@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from agent.api import http
 from agent.api.http import HttpApi
+from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from chaos.askers import ROOT
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
@@ -75,6 +76,7 @@ class FakeApi:
         self.loop_lag_s = 0.001
         self.log = FakeLog()
         users = FixedUsers(own_uid=os.geteuid())
+        self.authority = HostAuthority(lambda: (b"k" * 32,), FakeClock())
         self.env = cast(Env, SimpleNamespace(clock=FakeClock(), log=self.log, rng=random.Random(1), users=users))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.askers: list[Asker] = []
