@@ -120,7 +120,13 @@ def test_hosts_that_everybody_may_read_are_told_by_every_agent() -> None:
         rack.run(20)
         older = rack.agents["h2"]  # one that does not refuse such a setting
         at = older.env.links.address, older.env.links.public_key, older.boot
-        older.spread("endpoints", Endpoints(*at, "0.0.0.0:8470", read_open=True))
+
+        async def tell() -> None:
+            older.spread("endpoints", Endpoints(*at, "0.0.0.0:8470", read_open=True))
+
+        process = rack.hosts["h2"].agent
+        assert process is not None
+        process.spawn("tell", tell())
         rack.run(10)
         for name in ("h1", "h3"):
             (note,) = rack.ask(name, "agent.health", {})["notes"]
