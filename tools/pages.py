@@ -262,8 +262,8 @@ def http() -> Iterator[str]:
     yield from head(
         "HTTP API",
         "JSON over the agent's unix socket `agent.sock`, and over TCP where `[http] bind` says so. "
-        "Without TLS only GET exists there. Lists take `?timeout_s=` (how long to wait for hosts that are late) and name hosts "
-        "that did not answer under `unanswered`. An error has `code`, `what`, `why` and `next`. "
+        "Without TLS only GET exists there. Lists take `?timeout_s=` (how long to wait for hosts that are late) and "
+        "name hosts that did not answer under `unanswered`. An error has `code`, `what`, `why` and `next`. "
         "Who asks is the user whom the kernel tells, or over TLS the one whom a certificate names "
         "([users](../guides/users.md#who-may-ask)). Operators may do everything but log in as root; whoever connects "
         "over TCP without a certificate is a viewer. "
@@ -275,7 +275,13 @@ def http() -> Iterator[str]:
     yield ""
 
 
-FOR = {"look": "viewers", "log in": "users of the host", "use": "users with a tenant", "own": "its owner", "operate": "operators"}
+FOR = {
+    "look": "viewers",
+    "log in": "users of the host",
+    "use": "users with a tenant",
+    "own": "its owner",
+    "operate": "operators",
+}
 """Who may ask, in the words of the page, by what the command needs."""
 
 

@@ -18,7 +18,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ SIGNED_CHARACTERS_MAX = 1 << 20
 class Signed(msgspec.Struct):
     """What `--sign` prints and `--take` reads (`agent.api.login.LoginView`)."""
 
-    user: str
+    user: Annotated[str, msgspec.Meta(pattern=r"^\S{1,64}\Z")]
     uid: int
     until_wall_s: float
     certificate: str
@@ -80,7 +80,7 @@ def _take(context: Context, text: str) -> int:
     path = tls.folder() / tls.REQUESTED
     try:
         signed = msgspec.json.decode(text, type=Signed)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         why = f"expected what agentctl login --sign prints: {error}"
         raise AgentctlError(FAILED, "this is no certificate", why, "agentctl login --help") from None
     try:
@@ -97,7 +97,12 @@ def _take(context: Context, text: str) -> int:
 
 
 def _signed(context: Context, csr: str) -> Signed:
-    return msgspec.convert(context.agent.post("login", body={"csr": csr, "days": context.args.days}).data, Signed)
+    answer = context.agent.post("login", body={"csr": csr, "days": context.args.days})
+    try:
+        return msgspec.convert(answer.data, Signed)
+    except msgspec.ValidationError as error:
+        what = f"{answer.host} answered with no certificate"
+        raise AgentctlError(FAILED, what, str(error), "compare versions: agentctl version") from None
 
 
 def _keep(context: Context, key: str, signed: Signed) -> int:
