@@ -25,6 +25,8 @@ from agent.authority.certificates import (
     requested_key,
     user_certificate,
 )
+from agent.authority.service import CONTEXTS_MAX, HostAuthority
+from agent.ports.clock import RealClock
 
 NOW_S = 1_800_000_000.0
 RACK, OTHER = authority_of(b"k" * 32), authority_of(b"o" * 32)
@@ -70,6 +72,39 @@ def test_an_authority_signs_hosts_and_users_and_no_authorities() -> None:
     basic = RACK.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert basic.ca and basic.path_length == 0
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=RACK.pem + OTHER.pem)
+
+
+class SetClock(RealClock):
+    at_s = NOW_S
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+
+def test_the_tls_of_a_host_is_made_anew_when_names_or_keys_change_and_each_day() -> None:
+    keys, clock = [b"k" * 32], SetClock()
+    rack = HostAuthority(lambda: keys, clock)
+
+    def now(*names: str, address: str = "10.0.0.1") -> ssl.SSLContext:
+        return rack.context(("gpu1", *names), address)
+
+    first = now()
+    assert now() is first is now(address="::ffff:10.0.0.1") and now(address="10.0.0.2") is not first
+    clock.at_s += 86_399
+    assert now() is first
+    clock.at_s += 1
+    second = now()
+    assert second is not first, "long before its certificate is out of date"
+    clock.at_s -= 10 * 86_400
+    third = now()
+    assert third is not second, "the clock was set back: its certificate may not be good yet"
+    named = now("gpu1.example.org")
+    assert named is not third
+    keys[:] = [b"n" * 32, b"k" * 32]
+    assert now("gpu1.example.org") is not named and rack.pem.count("BEGIN CERTIFICATE") == 2
+    for last in range(40):
+        now(address=f"10.0.1.{last}")
+    assert len(rack._made) <= CONTEXTS_MAX
 
 
 # ---- who is believed -------------------------------------------------------------------------------------------------
