@@ -100,9 +100,10 @@ class TcpDoor:
         handed = False
         try:
             first = await _first_byte(connection)
+            context = self._context(connection.getsockname()[0]) if first == TLS_RECORD else None
             if first:
                 handed = True
-                await self._hand(connection, first == TLS_RECORD)
+                await self._hand(connection, context)
         except TimeoutError:
             self._refused("silent")
         except (OSError, ValueError):  # it has ended; SSLError is one, which is counted already
@@ -111,17 +112,12 @@ class TcpDoor:
             if not handed:
                 connection.close()
 
-    async def _hand(self, connection: socket.socket, is_tls: bool) -> None:
+    async def _hand(self, connection: socket.socket, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        if not is_tls:
+        if context is None:
             await loop.connect_accepted_socket(self._plain, connection)
             return
-        try:
-            context = self._context(connection.getsockname()[0])
-            context.sslobject_class = self._tls
-        except OSError:
-            connection.close()
-            raise
+        context.sslobject_class = self._tls
         await loop.connect_accepted_socket(
             self._over_tls, connection, ssl=context, ssl_handshake_timeout=FIRST_S, ssl_shutdown_timeout=1.0
         )
