@@ -139,6 +139,18 @@ def test_the_certificate_of_a_host_or_of_the_authority_is_no_users() -> None:
     host = host_certificate(RACK, KEY.public_key(), ["ann", "10.0.0.1", "gpu1.example.org"], NOW_S, 60.0, SERIAL)
     assert reason(named_by(der(host), [RACK], NOW_S)) == "certificate"
     assert isinstance(named_by(der(RACK.certificate), [RACK], NOW_S), NotBelieved)
+    for usages in (
+        [ExtendedKeyUsageOID.SERVER_AUTH],
+        [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH],
+    ):
+        since = datetime.fromtimestamp(NOW_S, UTC)
+        user = x509.load_der_x509_certificate(of_ann()).subject
+        builder = x509.CertificateBuilder().subject_name(user).issuer_name(RACK.certificate.subject).serial_number(5)
+        builder = (
+            builder.public_key(KEY.public_key()).not_valid_before(since).not_valid_after(since + timedelta(days=1))
+        )
+        made = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=True).sign(RACK.key, SHA256())
+        assert reason(named_by(der(made), [RACK], NOW_S)) == "certificate", "though it has ann's name and number"
     names = host.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["ann", "gpu1.example.org"]
 
