@@ -64,19 +64,22 @@ class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[http]: the API is always on the unix socket `agent.sock`; `bind` adds TCP, where nothing can be changed."""
+    """[http]: the API is always on the unix socket `agent.sock`; `bind` adds TCP, for users with a certificate of the
+    rack (`agentctl login`), for browsers on this host and for Prometheus."""
 
     group: str = "covey"
     """The group whose users may use `agent.sock` (`agent.api.access` says for what). Where this host has no such
     group, or it is empty, the socket is for the agent's own user and root."""
     bind: str = ""
-    """The TCP address of the API, such as `127.0.0.1:8470`; empty: unix socket only. Whoever connects reads, on
-    loopback, what everybody may know of jobs; beyond loopback `/metrics`, `/livez`, `/readyz` and `/healthz` alone."""
+    """The TCP address of the API, such as `127.0.0.1:8470`; empty: unix socket only. Over TLS users may do there what
+    they may on this host. Whoever connects without a certificate reads, on loopback, what everybody may know of jobs;
+    beyond loopback `/metrics`, `/livez`, `/readyz` and `/healthz` alone."""
     read_open: bool = False
-    """Whether whoever connects to `bind` may read everything: all jobs, their arguments and their output."""
+    """Whether whoever connects to `bind`, which must be on loopback, may read everything: all jobs, their arguments and
+    their output."""
     names: tuple[str, ...] = ()
-    """DNS names under which browsers may open the page and the API, such as `gpu1.example.org`, beside IP addresses,
-    `localhost` and this host's name. `/metrics`, `/livez` and `/readyz` answer under any name."""
+    """DNS names under which this host may be asked over TCP, such as `gpu1.example.org`, beside its IP addresses,
+    `localhost` and its own name; its certificate has them. `/metrics`, `/livez` and `/readyz` answer under any name."""
 
 
 class AccessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -284,6 +287,9 @@ def _check_address(source: str, key: str, address: str) -> None:
 
 
 def _check_http(source: str, http: HttpSettings) -> None:
+    if http.read_open and hears_others(http.bind):
+        why = f"other machines reach {http.bind}, and whoever does would read all jobs and their output"
+        raise _bad_value(source, "http.read_open", why, "leave it out: users have certificates (agentctl login)")
     for name in http.names:
         if len(name) > 253 or not re.match(NAME_PATTERN, name):
             raise _bad_value(source, "http.names", f"{name!r} is not a DNS name", "write it as in gpu1.example.org")

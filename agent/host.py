@@ -19,7 +19,9 @@ from agent import identity, metrics
 from agent.api.access import rules_of
 from agent.api.gate import Gate
 from agent.api.joining import Joining
+from agent.api.login import Logins
 from agent.api.rack_view import AskView, RackView, ViewAnswer
+from agent.authority.service import HostAuthority
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
@@ -58,7 +60,8 @@ from gossip.service import (
 )
 from gossip.types import identity as known_as
 from plugins import facts
-from plugins.base import Asker, Command, JobPeer, OwnerUser, Plugin, PluginService
+from plugins.askers import Asker, OwnerUser
+from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
@@ -147,6 +150,8 @@ class HostAgent:
         self.keyring = HostKeyring(self.env, self._ring, self.event_log, self.hosts, self._ask_keys, self._keys_changed)
         self.gossip = GossipService(self.env, settings, self.keyring.keys, who.uuid, who.boot, self._gossiped)
         self.joining = Joining(self, lambda: self.keyring.keys, settings.cluster, settings.advertise)
+        self.authority = HostAuthority(lambda: self.keyring.keys, self.env.clock)
+        self.logins = Logins(self, self.authority)
         self.log = Consensus(
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
@@ -540,10 +545,11 @@ class HostAgent:
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """All commands, each behind the gate: whoever asks has to say who they are (`plugins.base.ASKER`)."""
+        """All commands, each behind the gate: whoever asks has to say who they are (`plugins.askers.ASKER`)."""
         every = {
             **self.rackview.commands(),
             **self.joining.commands(),
+            **self.logins.commands(),
             **self.keyring.commands(),
             "agent.health": self._health,
             **self.plugin_commands(),

@@ -43,7 +43,7 @@ from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
 from covey.core.version import VERSION
-from covey.ports.addresses import hears_others, ip_port
+from covey.ports.addresses import ip_port
 from covey.ports.env import Env
 from covey.verbs.pyverbs_port import PyVerbs
 from covey.wire.checked import Damaged, StateRefused
@@ -272,8 +272,6 @@ def check(config: Config) -> None:
     print(f"agentd: {config.source} is valid: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
-    if hears_others(config.http.bind) and config.http.read_open:
-        print(f"agentd: anyone who can reach {config.http.bind} may read all jobs and their output ([http] read_open)")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} cannot be resolved now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from covey.ports.streams import UNKNOWN_USER
 from covey.ports.users import FixedUsers, User
-from plugins.base import ASKER, Asker
+from plugins.askers import ASKER, Asker
 
 OWN_UID = 0
 ROOT = Asker(OWN_UID, "root", "operator", is_agent=True)

@@ -14,12 +14,15 @@ import json
 import os
 import pwd
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
+
+from cli import tls
 
 OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, NOT_WHOLE, TRY_AGAIN = (
     0,
@@ -73,7 +76,8 @@ class Answer(NamedTuple):
 
 
 class Agent:
-    """The first agent of `addresses` (`unix:PATH` or `HOST:PORT`) that answers. Errors are AgentctlError."""
+    """The first agent of `addresses` (`unix:PATH`, `https://HOST:PORT` or `HOST:PORT`) that answers. Errors are
+    AgentctlError."""
 
     def __init__(self, addresses: Sequence[str], found_by: str = "--agent", timeout_s: float = ANSWER_S) -> None:
         self.addresses = list(addresses)
@@ -113,21 +117,24 @@ class Agent:
         return None
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Answer:
-        """A change: over a unix socket, since over TCP agents answer reads alone."""
+        """A change: over a unix socket or TLS, since over TCP without a certificate agents answer reads alone."""
         return self._change("POST", _target(path, {}), {} if body is None else body)
 
     def delete(self, *path: str) -> Answer:
-        """A change that removes something: over a unix socket, as `post`."""
+        """A change that removes something, as `post`."""
         return self._change("DELETE", _target(path, {}), None)
 
     def _change(self, method: str, target: str, body: Mapping[str, Any] | None) -> Answer:
-        sockets = [address for address in self.addresses if _is_socket(address)]
+        sockets = [address for address in self.addresses if _is_told_who(address)]
         if self.addresses and not sockets:
             where = f"{_tried(self.addresses)} (from {self.found_by})"
-            why = f"an agent cannot tell who sends a request over TCP (as at {where}), so it only answers reads there"
-            step = f"log in to its host and leave {self.found_by} out, or name its socket: --agent unix:{SYSTEM_SOCKET}"
-            raise AgentctlError(REFUSED, "nothing can be changed over TCP", why, step)
-        if self.address is not None and not _is_socket(self.address):
+            why = f"an agent cannot tell who sends a request over http (as at {where}), so it only answers reads there"
+            step = (
+                f"on a host: agentctl login, then --agent https://{self.addresses[0]}; "
+                f"or there leave {self.found_by} out, or --agent unix:{SYSTEM_SOCKET}"
+            )
+            raise AgentctlError(REFUSED, "nothing can be changed over http", why, step)
+        if self.address is not None and not _is_told_who(self.address):
             self.address = None
         if self.address is None and sockets:
             self.address = sockets[0] if len(sockets) == 1 else self._awake(sockets)
@@ -149,6 +156,8 @@ class Agent:
         connection = _connection(address, CONNECT_S)
         try:
             connection.connect()
+        except ssl.SSLError as error:
+            raise AgentctlError(FAILED, *tls.not_believed(address, error)) from None
         except OSError as error:
             raise self._nobody({address: error}) from None
         try:
@@ -158,7 +167,8 @@ class Agent:
                 TOO_LATE, f"{address} did not answer", f"no answer within {timeout_s:g} s", "agentctl status"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Gone(method, address, error) from None
+            words = tls.refused(address, error)
+            raise (Gone(method, address, error) if words is None else AgentctlError(REFUSED, *words)) from None
         except ValueError as error:  # all of an answer came, and it was not ours
             raise _no_agent(address, str(error)) from None
         if status >= 400 and "code" in found:
@@ -252,9 +262,20 @@ def _is_socket(address: str) -> bool:
     return address.startswith("unix:")
 
 
+def _is_told_who(address: str) -> bool:
+    """Whether an agent is told there who asks."""
+    return _is_socket(address) or address.startswith(tls.SCHEME)
+
+
 def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
     if _is_socket(address):
         return _UnixConnection(address.removeprefix("unix:"), timeout_s)
+    if address.startswith(tls.SCHEME):
+        try:
+            context = tls.context(address)
+        except tls.NotLoggedIn as error:
+            raise AgentctlError(REFUSED, *error.words) from None
+        return http.client.HTTPSConnection(address.removeprefix(tls.SCHEME), timeout=timeout_s, context=context)
     return http.client.HTTPConnection(address, timeout=timeout_s)
 
 
@@ -320,21 +341,21 @@ def _own_sockets(environ: Mapping[str, str]) -> list[str]:
 
 
 def checked_address(text: str) -> str:
-    """`unix:PATH`, a bare path, `HOST:PORT` or `http://HOST:PORT`; over these two agents answer reads alone.
-    AgentctlError for anything else."""
+    """`unix:PATH`, a bare path, `https://HOST:PORT`, `HOST:PORT` or `http://HOST:PORT`; over the last two agents answer
+    reads alone. AgentctlError for anything else."""
     text = text.strip().removeprefix("http://").rstrip("/")
     if text.startswith("/"):
         return f"unix:{text}"
     if text.startswith("unix:") and len(text) > 5:
         return text
-    host, _, port = text.rpartition(":")
+    host, _, port = text.removeprefix(tls.SCHEME).rpartition(":")
     if host and port.isascii() and port.isdigit() and int(port) < 65536:
         return text
     raise AgentctlError(
         USAGE,
         f"{text!r} is not an agent's address",
-        "expected unix:PATH or HOST:PORT",
-        "agentctl --agent 127.0.0.1:8470",
+        "expected unix:PATH, https://HOST:PORT or HOST:PORT",
+        "agentctl --agent https://gpu1:8470",
     )
 
 

@@ -47,6 +47,7 @@ NOUNS = {
     "wait": (ACT, "wait for a job and return its exit code"),
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
     "rack": (ACT, "begin a rack on this host (init), join one (join), let a host join (token)"),
+    "login": (ACT, "get a certificate, with which other hosts know you: agentctl --agent https://gpu1:8470 jobs"),
     "keys": (ACT, "show the keys of gossip by their hashes; give all hosts a new one (rotate)"),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
@@ -54,7 +55,7 @@ NOUNS = {
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
-    "hosts": ("bundle", "doctor", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
+    "hosts": ("bundle", "doctor", "gpus", "hosts", "keys", "leader", "login", "status", "version", "voters", "why"),
     "jobs": (
         *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
@@ -110,7 +111,9 @@ def shared_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     flags.add_argument("--json", action="store_true", help="print JSON, errors too")
     flags.add_argument(
-        "--agent", metavar="ADDRESS", help="agent to ask: unix:PATH, or http://HOST:PORT for reading (default: search)"
+        "--agent",
+        metavar="ADDRESS",
+        help="agent to ask: unix:PATH, https://HOST:PORT (agentctl login), http://HOST:PORT (default: search)",
     )
     flags.add_argument("--timeout", metavar="TIME", help="how long to wait, such as 30s")
     flags.add_argument("--color", choices=("auto", "always", "never"), help="use colours (default: auto)")

@@ -109,6 +109,7 @@ ROUTES = {
     "POST /v1/volumes/{id}/export": "start or stop serving a volume over NBD",
     "POST /v1/volumes/{id}/swap": "use a volume as swap of its host, or stop that",
     "POST /v1/keys/turn": "take the next step of a rotation of keys on every host",
+    "POST /v1/login": "make a certificate for the user who asks, by a request `csr`, for `days`",
     "POST /v1/tokens": "make a token, by which one host can join within an hour",
     "POST /v1/tensors/move": "move a table of a job's tensors to another aggregator",
     "POST /v1/voters": "add, remove or replace a voter",
@@ -261,10 +262,11 @@ def http() -> Iterator[str]:
     yield from head(
         "HTTP API",
         "JSON over the agent's unix socket `agent.sock`, and over TCP where `[http] bind` says so. "
-        "Over TCP only GET exists. Lists take `?timeout_s=` (how long to wait for hosts that are late) and name hosts "
-        "that did not answer under `unanswered`. An error has `code`, `what`, `why` and `next`. "
-        "Who asks is the user whom the kernel tells ([users](../guides/users.md#who-may-ask)). Operators may do "
-        "everything; whoever connects over TCP is a viewer. "
+        "Without TLS only GET exists there. Lists take `?timeout_s=` (how long to wait for hosts that are late) and "
+        "name hosts that did not answer under `unanswered`. An error has `code`, `what`, `why` and `next`. "
+        "Who asks is the user whom the kernel tells, or over TLS the one whom a certificate names "
+        "([users](../guides/users.md#who-may-ask)). Operators may do everything but log in as root; whoever connects "
+        "over TCP without a certificate is a viewer. "
         "The fields of each answer are those of `plugins/views.py` (in the site: `api/plugins/views.html`).",
     )
     yield from ("| route | for | answer or effect |", "|---|---|---|")
@@ -273,7 +275,13 @@ def http() -> Iterator[str]:
     yield ""
 
 
-FOR = {"look": "viewers", "use": "users with a tenant", "own": "its owner", "operate": "operators"}
+FOR = {
+    "look": "viewers",
+    "log in": "users of the host",
+    "use": "users with a tenant",
+    "own": "its owner",
+    "operate": "operators",
+}
 """Who may ask, in the words of the page, by what the command needs."""
 
 

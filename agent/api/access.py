@@ -3,8 +3,9 @@
     the kernel's word -> Asker (`role_of`) -> may it? (`refusal`, by RULES) -> the command -> what is shown (`shown_to`)
 
 An *operator* may do everything: root, the agent's own user, and whom `[access] operators` names. A *user* has a tenant:
-submits for it, and has own jobs and volumes. A *viewer* looks. A command that is not in `RULES` is refused to
-everybody, and so is one of whose asker nothing is known.
+submits for it, and has own jobs and volumes. A *viewer* looks; one who was in a tenant before still reads and ends the
+own jobs and volumes. A command that is not in `RULES` is refused to everybody, and so is one of whose asker nothing is
+known.
 
 Everybody sees every job, since a rack is shared: who, tenant, state, GPUs, place in the queue. Of a job that belongs to
 somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said.
@@ -16,15 +17,17 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from agent.api.gathering import Gathered
-from plugins.base import Asker, OwnerUser, Plugin, Role
+from plugins.askers import Asker, OwnerUser, Role
+from plugins.base import Plugin
 from plugins.scheduler.machine.log.tenants import few
 from plugins.scheduler.policy.explain import BEFORE
 from plugins.views import EventLine, JobLossesView, JobSeenView, JobTallyView, JobView, VolumeView
 
 GROUP = "@"
 """What stands before the name of a group in `[access] operators`."""
-Needs = Literal["look", "use", "own", "operate"]
-"""What a command needs: `look`, anybody; `use`, a tenant; `own`, to own what it is about; `operate`, an operator."""
+Needs = Literal["look", "log in", "use", "own", "operate"]
+"""What a command needs: `look`, anybody; `log in`, a user whom the kernel names; `use`, a tenant; `own`, to own what it
+is about; `operate`, an operator."""
 Of = Literal["", "job", "volume"]
 
 
@@ -36,6 +39,9 @@ class Rule(NamedTuple):
     """The kind of what the command is about, where that belongs to somebody."""
     changes: bool = False
     """Whether the command changes something; one that only reads is answered to those who may read all, too."""
+    ends: bool = False
+    """Whether the command only ends, or gives back, what is the asker's own: its owner may do that out of all tenants,
+    too."""
     noted: tuple[str, ...] = ()
     """The subjects of what the event log says of it, where nothing else does, with a field of the request in braces."""
 
@@ -74,6 +80,7 @@ RULES: Mapping[str, Rule] = {
     "agent.local_keys": LOOK,
     "agent.turn_keys": OPERATE,
     "agent.make_token": OPERATE,
+    "agent.login": Rule("log in", changes=True),
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
     "scheduler.quotas": LOOK,
@@ -81,7 +88,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.rack": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
-    "scheduler.cancel": OWN_JOB,
+    "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
     "scheduler.move": OWN_JOB,
     "scheduler.scale": OWN_JOB,
     "scheduler.arrange": OWN_JOB,
@@ -96,8 +103,8 @@ RULES: Mapping[str, Rule] = {
     "memory.slabs": LOOK,
     "memory.accounts": LOOK,
     "memory.create": Rule("use", changes=True, noted=VOLUME),
-    "memory.remove": Rule("own", "volume", changes=True, noted=VOLUME),
-    "memory.give_up": Rule("own", "volume", changes=True, noted=VOLUME),
+    "memory.remove": Rule("own", "volume", changes=True, ends=True, noted=VOLUME),
+    "memory.give_up": Rule("own", "volume", changes=True, ends=True, noted=VOLUME),
     "memory.export": Rule("operate", changes=True, noted=VOLUME),
     "memory.swap": Rule("operate", changes=True, noted=VOLUME),
     "aggregator.tensors": LOOK,
@@ -136,18 +143,31 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | No
     what = "this request is not allowed"
     if rule is None:
         return NotAllowed(what, f"nobody has said who may ask for {command}", "report this")
+    if rule.needs == "log in":
+        return _no_login(asker)
     if asker.role == "operator" or rule.needs == "look" or (asker.reads_all and not rule.changes):
         return None
     if rule.needs == "operate":
         why = f"{command} is for operators, and {asker.name} is a {asker.role}"
         return NotAllowed(what, why, "ask an operator of the rack ([access] operators in agent.toml), or use sudo")
-    if rule.needs == "own" and not rule.changes:
-        return None if owner is not None and owner.is_user(asker) else _not_owner(what, asker, rule, owner)
-    if asker.role == "viewer":
-        why = f"{asker.name} is in no tenant, and may only look"
-        return NotAllowed(what, why, f"ask an operator: agentctl tenant set TENANT --add {asker.name}")
     if rule.needs == "own" and (owner is None or not owner.is_user(asker)):
         return _not_owner(what, asker, rule, owner)
+    takes = rule.changes and not rule.ends
+    if asker.role == "viewer" and takes:
+        why = f"{asker.name} is in no tenant, and may only look, and end what is {asker.name}'s own"
+        return NotAllowed(what, why, f"ask an operator: agentctl tenant set TENANT --add {asker.name}")
+    return None
+
+
+def _no_login(asker: Asker) -> NotAllowed | None:
+    """Why whoever asks gets no certificate. Scripts of jobs without an owner run as the agent's own user: with one they
+    could do everything for days after. One that was made by another would never end."""
+    what, on_host = "no certificate was made", "on a host of the rack, as the user: agentctl login"
+    if asker.uid < 0 or asker.by_certificate:
+        return NotAllowed(what, "only a host's kernel says who logs in, at the unix socket of its agent", on_host)
+    if asker.is_agent:
+        why = f"{asker.name} is root or the agent's own user, whom no certificate names"
+        return NotAllowed(what, why, f"{on_host}; operators are in [access] operators of agent.toml")
     return None
 
 

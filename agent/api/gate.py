@@ -13,7 +13,8 @@ from agent.api.access import NotAllowed, Rule
 from covey.core.errors import NoLeader, Refused
 from covey.core.ids import HostId
 from covey.ports.env import Env
-from plugins.base import Asker, Command, OwnerUser, asker_of
+from plugins.askers import Asker, OwnerUser, asker_of
+from plugins.base import Command
 from plugins.scheduler.messages.spec import USER_PATTERN
 from plugins.views import EventLine
 

@@ -4,11 +4,11 @@ It decides nothing: each route names one command of a plugin or of the agent, ch
 the answer. Every read is answered from what this host knows, also while no leader is known; each answer names this host
 and the time, and the rows have their age.
 
-Two listeners, an application each, and who may use which: `agent.api.admission`.
+Three ways in, an application each, and who may use which: `agent.api.admission`.
 
 - the unix socket `agent.sock`: reads and changes, for root, the agent's own user, and users in the group of [http];
-- optionally TCP, for a browser and for Prometheus: reads, for whoever connects. The routes of changes do not exist
-  there.
+- optionally TCP. Without TLS it is for a browser on this host and for Prometheus: reads, for whoever connects; the
+  routes of changes do not exist there. Over TLS it is for whoever has a certificate (`agentctl login`).
 
 Each command is told who asks, whatever the request says of that; what each may do: `agent.api.access`.
 
@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.resources import files
@@ -30,11 +31,13 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent import metrics
-from agent.api.admission import Door, Network, NotAdmitted, OwnSocket, uid_of
+from agent.api.admission import Certified, Door, Network, NotAdmitted, OwnSocket, uid_of
 from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gate import ROOT
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.sockets import gid_of, tcp_socket, unix_socket
+from agent.api.tcp_door import TcpDoor
+from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
@@ -42,7 +45,8 @@ from covey.core.metrics import Measured, MetricSeries
 from covey.core.tones import TONES
 from covey.core.version import VERSION
 from covey.ports.env import Env
-from plugins.base import ASKER, Asker, Command
+from plugins.askers import ASKER, Asker
+from plugins.base import Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
@@ -85,17 +89,11 @@ SECURITY_HEADERS = {
 }
 
 
+DEFECT_NEXT = "see the agent's log (an operator: journalctl -u covey), and report it"
 DOOR = web.AppKey("door", Door)
 """The rules of the listener whose application this is."""
 ASKS: web.RequestKey[Asker] = web.RequestKey("asks", Asker)
 """Who sends the request."""
-
-
-class _TurnedAway(asyncio.Protocol):
-    """Closes a connection beyond `TCP_CONNECTIONS_MAX`."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
 
 
 class _Entrance(asyncio.Protocol):
@@ -130,6 +128,10 @@ class Api(Protocol):
         """The commands, `PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or
         dict."""
 
+    @property
+    def authority(self) -> HostAuthority:
+        """The rack's certificate authority."""
+
     async def asker(self, uid: int) -> Asker | None:
         """Who has this uid; None: nobody that this host knows."""
 
@@ -157,22 +159,21 @@ class HttpApi:
         self.refused: Counter[str] = Counter()
         """The number of requests refused before they reached a command, by reason."""
         self._runners: list[web.AppRunner] = []
-        self._listeners: list[asyncio.Server] = []
-        self._network: Network | None = None
+        self._listeners: list[asyncio.Server | TcpDoor] = []
+        self._tcp: tuple[Network | Certified, ...] = ()
+        self._names = settings.names
 
     def rename(self, names: tuple[str, ...]) -> None:
-        """Let browsers read under these names from now on."""
-        if self._network is not None:
-            self._network.rename(names)
+        """Be asked over TCP under these names from now on."""
+        self._names = names
+        for door in self._tcp:
+            door.rename(names)
 
     async def start(self) -> None:
         try:
             await self._listen_here()
             if self.settings.bind:
-                settings = self.settings
-                at = settings.bind, settings.read_open
-                self._network = Network(self.api.id, settings.names, self.unix_path, *at)
-                await self._listen(await self._runner(self._network))
+                await self._listen()
         except OSError:
             await self._clean_up()
             raise
@@ -206,11 +207,32 @@ class HttpApi:
         self._runners.append(runner)
         return runner
 
-    async def _listen(self, runner: web.AppRunner) -> None:
-        tcp = tcp_socket(self.settings.bind)
+    async def _listen(self) -> None:
+        """Open the TCP address, for TLS and for HTTP without it."""
+        api, settings = self.api, self.settings
+        network = Network(api.id, self._names, self.unix_path, settings.bind, settings.read_open)
+        named_by, users = api.authority.named_by, api.env.users
+        certified = Certified(api.id, self._names, named_by, users, api.asker, settings.group)
+        self._tcp = network, certified
+        plain, over_tls = await self._runner(network), await self._runner(certified)
+        tcp = tcp_socket(settings.bind)
         host, port = tcp.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._listeners.append(await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp))
+
+        def may_come(begun: int) -> bool:
+            few = begun + sum(len(_server(each).connections) for each in (plain, over_tls)) < TCP_CONNECTIONS_MAX
+            if not few:
+                self.refused["full"] += 1
+            return few
+
+        def refused(why: str) -> None:
+            self.refused[why] += 1
+
+        def context(address: str) -> ssl.SSLContext:
+            return api.authority.context((api.id, *self._names, "localhost"), address)
+
+        door = TcpDoor(tcp, may_come, lambda: _server(plain)(), lambda: _server(over_tls)(), context, refused)
+        self._listeners.append(door)
 
     async def stop(self) -> None:
         """Close the listeners. Idempotent. Requests under way get a moment to finish."""
@@ -226,15 +248,6 @@ class HttpApi:
             listener.close()
         runners, self._runners = self._runners, []
         await asyncio.gather(*(runner.cleanup() for runner in runners))
-
-    def _visitor(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """The protocol object of a new TCP connection."""
-        server = runner.server
-        assert server is not None
-        if len(server.connections) < TCP_CONNECTIONS_MAX:
-            return server()
-        self.refused["full"] += 1
-        return _TurnedAway()
 
     def _own_visitor(self, runner: web.AppRunner, connection: asyncio.Transport) -> asyncio.Protocol | None:
         """The protocol object of a new connection to the unix socket; None where its user has too many."""
@@ -311,6 +324,7 @@ class HttpApi:
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
         post("/v1/keys/turn", self._ask("agent.turn_keys", _nothing))
         post("/v1/tokens", self._ask("agent.make_token", _nothing))
+        post("/v1/login", self._ask("agent.login", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
         post("/v1/tenants", self._ask("scheduler.tenant_set", _body))
@@ -388,7 +402,7 @@ class HttpApi:
         except Exception as error:
             # A defect in a plugin must not look like a dead agent: answer 500, log it once, serve the next request.
             self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
-            response = _error(1, f"{request.method} {request.path} failed", repr(error), "see the agent's log")
+            response = _error(1, f"{request.method} {request.path} failed", _defect(request, error), DEFECT_NEXT)
         response.headers.update(SECURITY_HEADERS)
         self.requests[response.status] += 1
         return response
@@ -506,6 +520,13 @@ def _error(code: int, what: str, why: str, next: str) -> web.Response:
     return _json(ErrorView(code, what, why, next), STATUS_OF_CODE.get(code, 500))
 
 
+def _defect(request: web.Request, error: Exception) -> str:
+    """A defect of the agent in words for whoever asked: what an exception says may be another user's."""
+    asker = request.get(ASKS)
+    told = asker is not None and asker.role == "operator"
+    return repr(error) if told else f"a defect in the agent ({type(error).__name__})"
+
+
 def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Response:
     """Turn what aiohttp or a parser above refused into an ErrorView with the same status."""
     if refusal.status == 413:
@@ -517,6 +538,11 @@ def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Respons
     else:
         what, _, why = (refusal.text or refusal.reason).partition("\n")
     return _json(ErrorView(CODE_OF_STATUS.get(refusal.status, 1), what, why, "agentctl --help"), refusal.status)
+
+
+def _server(runner: web.AppRunner) -> web.Server:
+    assert runner.server is not None, "it is set up"
+    return runner.server
 
 
 def _failed_plugins(health: Any) -> list[str]:

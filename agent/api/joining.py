@@ -1,37 +1,23 @@
 """What this agent does for hosts that join the rack: it makes tokens, and says what a new host is given
 (`gossip.joining`)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from agent.event_log import EventLog
+from agent.api.rack_view import RackMember
 from covey.core.errors import Refused
-from covey.core.ids import HostId
 from covey.ports.addresses import Address, reached_at
-from covey.ports.env import Env
 from gossip.joining.messages import SEEDS_MAX, RackGiven
 from gossip.joining.policy import TOKEN_S, voters_to_name
 from gossip.service import GossipService
-from plugins.base import Command, ReplicatedLog
-from plugins.facts import HostView
+from plugins.base import Command
 
 
-class JoinedMember(Protocol):
+class JoinedMember(RackMember, Protocol):
     """What this file needs of the agent."""
 
     @property
-    def id(self) -> HostId: ...
-    @property
-    def env(self) -> Env: ...
-    @property
-    def log(self) -> ReplicatedLog: ...
-    @property
     def gossip(self) -> GossipService: ...
-    @property
-    def event_log(self) -> EventLog: ...
-    @property
-    def voters(self) -> Sequence[HostId]: ...
-    def hosts(self) -> Sequence[HostView]: ...
 
 
 class Joining:

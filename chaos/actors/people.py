@@ -7,8 +7,9 @@ refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other exception 
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.actors.workload import AgentLink
 from chaos.askers import as_root
@@ -29,26 +30,43 @@ Question = tuple[str, dict[str, Any]]
 """Command and arguments of a question."""
 
 
-class People:
-    """People who ask from now on until the virtual second `until_s`. `jobs`: those of their jobs that were accepted."""
+class Askers(ABC):
+    """Those who ask agents that run, one question now and then, from now on until the virtual second `until_s`. `jobs`:
+    those of their jobs that were accepted -> the states in which each may end."""
+
+    asked_s: ClassVar[tuple[float, float]] = ASKED_S
 
     def __init__(self, rack: RackSeen, until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.jobs: dict[JobId, tuple[str, ...]] = {}
-        self.asked = self.refused = self.submitted = 0
+        self.refused = self.submitted = 0
         self._next()
 
     def _next(self) -> None:
         world = self.rack.world
         if world.now < self.until_s:
-            world.at(world.now + self.rng.uniform(*ASKED_S), self._ask)
+            world.at(world.now + self.rng.uniform(*self.asked_s), self._ask)
 
     def _ask(self) -> None:
-        rack = self.rack
-        names = [name for name in rack.alive() if rack.began(name)]
+        names = [name for name in self.rack.alive() if self.rack.began(name)]
         if names:
-            self.ask(self.rng.choice(names), *self.rng.choice(QUESTIONS)(self))
+            self.ask_one(self.rng.choice(names))
         self._next()
+
+    @abstractmethod
+    def ask_one(self, name: str) -> None:
+        """Ask this agent something."""
+
+
+class People(Askers):
+    """People who may do everything."""
+
+    def __init__(self, rack: RackSeen, until_s: float) -> None:
+        self.asked = 0
+        super().__init__(rack, until_s)
+
+    def ask_one(self, name: str) -> None:
+        self.ask(name, *self.rng.choice(QUESTIONS)(self))
 
     def ask(self, name: str, command: str, arguments: Mapping[str, Any]) -> None:
         agent, process = self.rack.agents[name], self.rack.hosts[name].agent

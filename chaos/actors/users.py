@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from chaos.actors.people import Askers
 from chaos.askers import ANN, BOB, EVE, VISITOR, asked_by
 from chaos.rack_seen import RackSeen
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import JobId
-from plugins.base import Asker
+from plugins.askers import Asker
 from plugins.scheduler.machine.log.jobs import OVER
 
 ASKED_S = (0.05, 0.8)
@@ -32,33 +33,24 @@ OPERATE = (
 )
 
 
-class UsersAsking:
-    """Users who ask from now on until the virtual second `until_s`."""
+class UsersAsking(Askers):
+    """Users, of whom each may do what is the own."""
+
+    asked_s = ASKED_S
 
     def __init__(self, rack: RackSeen, until_s: float) -> None:
-        self.rack, self.rng, self.until_s = rack, rack.rng, until_s
-        self.jobs: dict[JobId, tuple[str, ...]] = {}
-        """Jobs that were accepted -> the states in which each may end."""
         self.owners: dict[JobId, str] = {}
         """Whose the accepted jobs are."""
         self.cancelled: set[tuple[JobId, str]] = set()
         """Jobs whose end was asked for, and by whom."""
-        self.submitted = self.answered = self.refused = 0
-        self._next()
+        self.answered = 0
+        super().__init__(rack, until_s)
 
-    def _next(self) -> None:
-        world = self.rack.world
-        if world.now < self.until_s:
-            world.at(world.now + self.rng.uniform(*ASKED_S), self._ask)
-
-    def _ask(self) -> None:
-        names = [name for name in self.rack.alive() if self.rack.began(name)]
-        if names:
-            name, uid = self.rng.choice(names), self.rng.choice((ANN.uid, ANN.uid, BOB.uid, BOB.uid, EVE.uid, -1))
-            process = self.rack.hosts[name].agent
-            assert process is not None
-            process.spawn("a user asks", self._asks(name, uid, *self._question(uid)))
-        self._next()
+    def ask_one(self, name: str) -> None:
+        uid = self.rng.choice((ANN.uid, ANN.uid, BOB.uid, BOB.uid, EVE.uid, -1))
+        process = self.rack.hosts[name].agent
+        assert process is not None
+        process.spawn("a user asks", self._asks(name, uid, *self._question(uid)))
 
     def _question(self, uid: int) -> tuple[str, dict[str, Any]]:
         kind = self.rng.random()

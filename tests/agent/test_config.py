@@ -131,9 +131,12 @@ def test_a_name_is_nothing_to_listen_at(section: str) -> None:
         "169.254.1.1:2",
     ],
 )
-def test_what_everybody_may_read_is_said_and_told(bind: str) -> None:
+def test_everything_is_open_on_loopback_alone_and_other_hosts_that_differ_are_told(bind: str) -> None:
     assert not parse({"http": {"bind": bind}}, "agent.toml", ENV).http.read_open
-    assert parse({"http": {"bind": bind, "read_open": True}}, "agent.toml", ENV).http.read_open
+    assert parse({"http": {"bind": "[::1]:1", "read_open": True}}, "agent.toml", ENV).http.read_open
+    with pytest.raises(ConfigError) as no:
+        parse({"http": {"bind": bind, "read_open": True}}, "agent.toml", ENV)
+    assert "`http.read_open`" in no.value.what and bind in no.value.why and "agentctl login" in no.value.next
     (note,) = open_to_read([(HostId("gpu2"), bind), (HostId("gpu1"), "127.0.0.1:1"), (HostId("gpu0"), "")])
     assert f"anyone who can reach gpu2 ({bind}) may read all jobs" in note and "; next: " in note
 

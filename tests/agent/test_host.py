@@ -13,7 +13,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
 from plugins.base import Command, Plugin, PluginService
-from plugins.facts import SecondPassed
+from plugins.facts import Endpoints, SecondPassed
 from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.views import HostRow
 
@@ -116,10 +116,19 @@ def test_a_plugin_that_fails_at_a_message_is_stopped_and_reported() -> None:
 def test_hosts_that_everybody_may_read_are_told_by_every_agent() -> None:
     rack = SimRack(7, hosts=3, plugins=(MEMORY,), watched=False)
     rack.configure("h1", {"http": {"bind": "127.0.0.1:8470"}})
-    rack.configure("h2", {"http": {"bind": "0.0.0.0:8470", "read_open": True}})
     with rack.start():
         rack.run(20)
-        for name in ("h1", "h2", "h3"):
+        older = rack.agents["h2"]  # one that does not refuse such a setting
+        at = older.env.links.address, older.env.links.public_key, older.boot
+
+        async def tell() -> None:
+            older.spread("endpoints", Endpoints(*at, "0.0.0.0:8470", read_open=True))
+
+        process = rack.hosts["h2"].agent
+        assert process is not None
+        process.spawn("tell", tell())
+        rack.run(10)
+        for name in ("h1", "h3"):
             (note,) = rack.ask(name, "agent.health", {})["notes"]
             assert note.startswith("anyone who can reach h2 (0.0.0.0:8470) may read all jobs")
 

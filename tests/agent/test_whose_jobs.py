@@ -9,7 +9,7 @@ import pytest
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR, asked_by
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
-from plugins.base import Asker
+from plugins.askers import Asker
 
 SECRET = "secret-of-ann"
 JOB = {"argv": ["sleeper", "900", SECRET], "cwd": f"/{SECRET}", "workers": 1, "env": {"KEY": SECRET}, "name": SECRET}
@@ -106,10 +106,12 @@ def test_what_concerns_the_rack_is_the_operators(rack: SimRack) -> None:
     assert rack.ask("h1", "scheduler.tenants", {})[0].users == ("ann", "bob")
 
 
-def test_a_key_of_another_users_job_shows_no_more_of_it_than_a_list(rack: SimRack) -> None:
-    again = {**JOB, "key": "the-key-of-ann", "gpus_per_worker": 2}
-    assert said(rack, "h2", ANN, "scheduler.submit", **again).argv
-    assert SECRET.encode() not in msgspec.json.encode(said(rack, "h2", BOB, "scheduler.submit", **again))
+def test_the_key_of_another_users_job_makes_an_own_one_and_shows_nothing_of_it(rack: SimRack) -> None:
+    again = {**JOB, "key": "the-key-of-ann", "gpus_per_worker": 0}
+    anns = said(rack, "h2", ANN, "scheduler.submit", **again)
+    bobs = said(rack, "h2", BOB, "scheduler.submit", **{**again, "argv": ["sleeper", "1"], "name": "bobs", "cwd": "/"})
+    assert anns.id == "j2" != bobs.id and (bobs.user, bobs.argv) == ("bob", ("sleeper", "1"))
+    assert SECRET.encode() not in msgspec.json.encode(bobs)
 
 
 def test_a_volume_is_its_users_on_its_host(rack: SimRack) -> None:

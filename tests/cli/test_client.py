@@ -212,7 +212,7 @@ def test_a_rack_file_of_another_user_is_not_believed(tmp_path: Path, monkeypatch
     assert rack_addresses(place) == ([] if owner else ["unix:/r/1.sock"])
 
 
-def test_nothing_is_changed_over_tcp_and_the_next_step_is_said(agent: FakeAgent) -> None:
+def test_nothing_is_changed_over_http_and_the_next_step_is_said(agent: FakeAgent) -> None:
     """The refusal comes before anything is sent: a change that an agent refuses would have told its environment to the
     network."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -220,9 +220,10 @@ def test_nothing_is_changed_over_tcp_and_the_next_step_is_said(agent: FakeAgent)
         asking = Agent([checked_address(f"http://{address}")], "COVEY_AGENT")
         for change in (lambda: asking.post("jobs", body={"argv": ["x"]}), lambda: asking.delete("volumes", "v1")):
             error = failure(change)
-            assert (error.code, error.what) == (client.REFUSED, "nothing can be changed over TCP")
+            assert (error.code, error.what) == (client.REFUSED, "nothing can be changed over http")
             assert f"at {address} (from COVEY_AGENT)" in str(error)
             assert "leave COVEY_AGENT out" in error.next and "--agent unix:/run/covey/agent.sock" in error.next
+            assert f"agentctl login, then --agent https://{address}" in error.next
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()

@@ -17,7 +17,8 @@ from covey.core.ids import ID_PATTERN, HostId
 from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
-from plugins.base import Command, Host, JobPeer, OwnerUser, PluginService, asker_of
+from plugins.askers import OwnerUser, asker_of
+from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, MemoryPromised, SecondPassed
 from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.borrowing.events import LenderLost

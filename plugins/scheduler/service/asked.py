@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from covey.core.errors import Refused
-from plugins.base import asker_of
+from plugins.askers import asker_of
 from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53

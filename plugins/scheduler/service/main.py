@@ -11,7 +11,8 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, Send
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
-from plugins.base import ASKER, Command, Host, OwnerUser, PluginService, asker_of
+from plugins.askers import ASKER, OwnerUser, asker_of
+from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     ArrangementsWanted,
     DrainedNow,
@@ -365,7 +366,8 @@ class SchedulerService(PluginService):
             )
             raise Refused(4, f"cannot submit {spec.name} here", self.host.runner.refusal, next_step)
         sealed = await self.envs.seal(spec.env)
-        submitted = msgspec.structs.replace(submitted, spec=msgspec.structs.replace(spec, env={}), env=sealed)
+        key = self.tenants.key(submitted.key, spec)
+        submitted = msgspec.structs.replace(submitted, key=key, spec=msgspec.structs.replace(spec, env={}), env=sealed)
         result = await self.queue_log.change(submitted, f"submit {spec.name}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job

@@ -1,12 +1,14 @@
 """Tenants: what people ask of them, and for which tenant and as whose a job is submitted."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from covey.core.errors import Refused
-from plugins.base import Asker, Host
+from plugins.askers import Asker
+from plugins.base import Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.tenants import tenant_for
 from plugins.scheduler.messages.commands import TenantSet
@@ -58,6 +60,14 @@ class Tenants:
         if isinstance(tenant, Never):
             raise Refused(tenant.code, tenant.what, tenant.why, tenant.next)
         return msgspec.structs.replace(spec, owner=owner, tenant=tenant)
+
+    @staticmethod
+    def key(given: str, spec: JobSpec) -> str:
+        """The key of a submission in the log, where all users' keys are together: an owner's is made of the owner and
+        the key that was given, so that no two users have the same one, and nobody can foresee another's."""
+        if spec.owner is None:
+            return given
+        return sha256(msgspec.json.encode((spec.owner.user, spec.owner.uid, given))).hexdigest()
 
     # ---- quotas ----
 

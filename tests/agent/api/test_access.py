@@ -13,7 +13,8 @@ from agent.api.gathering import Gathered
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR
 from chaos.rackworld import SimRack
 from covey.core.ids import HostId
-from plugins.base import Asker, OwnerUser, Plugin
+from plugins.askers import Asker, OwnerUser
+from plugins.base import Plugin
 from plugins.registry import PLUGINS
 from plugins.views import EventLine, JobView, VolumeView
 from tests.compatibility.samples import sample
@@ -29,11 +30,12 @@ LOOKS = """agent.keys agent.local_keys
 OWN_READS = ["scheduler.logs", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     memory.give_up""".split()  # noqa: SIM905
+LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
     agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
     scheduler.quota_set scheduler.tenant_set memory.export memory.swap aggregator.move""".split()  # noqa: SIM905
-EVERY = [*LOOKS, *OWN_READS, *OWN_CHANGES, *USES, *OPERATES]
+EVERY = [*LOOKS, *OWN_READS, *OWN_CHANGES, *LOGS_IN, *USES, *OPERATES]
 
 
 def may(asker: Asker, command: str, owner: OwnerUser | None = None) -> bool:
@@ -62,6 +64,8 @@ def test_each_role_may_what_it_may_and_no_more(command: str) -> None:
         expected = {"root": all_of, "ann": none_of, "eve": none_of, "visitor": none_of}
     if command in USES:
         expected = {**expected, "ann": all_of}
+    if command in LOGS_IN:
+        expected = {"root": none_of, "ann": all_of, "eve": all_of, "visitor": none_of}
     if command in (*OWN_READS, *OWN_CHANGES):
         expected = {**expected, "ann": own}
     reads = command in (*LOOKS, *OWN_READS)
@@ -81,10 +85,14 @@ def test_an_owner_is_known_by_name_and_number_together() -> None:
     assert not may(Asker(-1, "", "user"), "memory.remove", OwnerUser(uid=None))
 
 
-def test_a_viewer_reads_the_own_job_and_changes_nothing() -> None:
-    """A user who was taken out of all tenants."""
+def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() -> None:
+    """The job still runs: nobody else may end it but operators."""
     eves = OwnerUser("eve", EVE.uid)
-    assert may(EVE, "scheduler.logs", eves) and not may(EVE, "scheduler.cancel", eves)
+    takes = {"scheduler.move", "scheduler.scale", "scheduler.arrange", "scheduler.tune"}
+    for command in (*OWN_READS, *OWN_CHANGES):
+        assert may(EVE, command, eves) == (command not in takes), command
+        assert not may(EVE, command, ANNS) and not may(EVE, command, None), command
+    assert not any(may(EVE, command, eves) for command in (*USES, *OPERATES))
 
 
 @pytest.mark.parametrize("command", [*OWN_READS, *OWN_CHANGES, *USES, *OPERATES, "none.such"])
@@ -109,6 +117,16 @@ def test_whoever_is_refused_is_told_whose_it_is_and_whom_to_ask() -> None:
     assert "over TCP it cannot be told who asks" in said(VISITOR, "scheduler.logs", BOBS).why
     assert said(EVE, "scheduler.submit").next == "ask an operator: agentctl tenant set TENANT --add eve"
     assert said(ANN, "scheduler.drain").why == "scheduler.drain is for operators, and ann is a user"
+
+
+def test_whom_the_kernel_names_logs_in_and_root_and_the_agents_user_do_not() -> None:
+    """A script of a job without an owner runs as the agent's own user, and would keep its rights."""
+    carol = Asker(64011, "carol", "operator")
+    assert may(ANN, "agent.login") and may(EVE, "agent.login") and may(carol, "agent.login")
+    own = Asker(990, "covey", "operator", is_agent=True)
+    for asker in (ROOT, own, VISITOR, READER, *(msgspec.structs.replace(a, by_certificate=True) for a in (ANN, carol))):
+        no = refusal(asker, "agent.login", RULES["agent.login"], None)
+        assert no is not None and all(no) and "agentctl login" in no.next
 
 
 def test_a_plugin_says_who_may_ask_for_its_commands_and_changes_no_other_rule() -> None:
@@ -256,9 +274,10 @@ def test_whoever_asks_whatever_they_may_or_are_told_why_not(
     no = refusal(asker, command, RULES.get(command), owner)
     if no is None:
         assert command in RULES
-        assert role == "operator" or command in LOOKS or command in USES or (owner is not None and owner.uid == uid)
+        assert role == "operator" or command in (*LOOKS, *USES, *LOGS_IN) or (owner is not None and owner.uid == uid)
+        assert command not in LOGS_IN or uid >= 0
     else:
-        assert all(no) and (role != "operator" or command not in RULES)
+        assert all(no) and (role != "operator" or command not in RULES or command in LOGS_IN)
 
 
 def test_a_rule_that_needs_an_owner_says_of_what() -> None:
@@ -266,3 +285,4 @@ def test_a_rule_that_needs_an_owner_says_of_what() -> None:
         assert rule.needs != "own" or rule.of, command
         assert rule.changes or rule.needs in ("look", "own"), command
         assert not rule.noted or rule.changes, command
+        assert not rule.ends or (rule.needs == "own" and rule.changes), command

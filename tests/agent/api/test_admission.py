@@ -76,7 +76,7 @@ def test_the_listener_of_tcp_has_no_route_that_changes_anything(rig: Rig) -> Non
     over_tcp, own = methods(Network("gpu1", (), "s", "127.0.0.1:1", False)), methods(OwnSocket(0, rig.api.asker))
     assert {method for method, _ in over_tcp} == {"GET", "HEAD"}
     assert over_tcp == {each for each in own if each[0] in ("GET", "HEAD")}
-    assert len(own - over_tcp) == 21, "a new change: is it refused over TCP, and does agentctl say so?"
+    assert len(own - over_tcp) == 22, "a new change: is it refused over TCP, and does agentctl say so?"
 
 
 async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_does(rig: Rig) -> None:
@@ -93,7 +93,7 @@ async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_do
     for method, path in asked:
         for headers in ({}, mine):
             status, body = await rig.ask(method, path, tcp=True, json={}, headers=headers)
-            assert (status, body["code"], body["what"]) == (403, 4, "nothing can be changed over TCP")
+            assert (status, body["code"], body["what"]) == (403, 4, "nothing can be changed over http")
             assert f"agentctl --agent unix:{rig.path}" in body["next"]
     assert rig.api.asked == [] and dict(rig.http.refused) == {"change": 10}
 
@@ -108,7 +108,7 @@ async def test_however_a_connection_over_tcp_ends_it_changes_nothing(rig: Rig, e
     uid = -1 if whose == "ours" else 64_999
     if ending in PATIENT:
         said = await asyncio.to_thread(visitors, ip, port, uid, ending)
-        refusals = said.count(f"{ending} HTTP/1.1 403"), said.count("nothing can be changed over TCP")
+        refusals = said.count(f"{ending} HTTP/1.1 403"), said.count("nothing can be changed over http")
         assert refusals == (2, 2) or ending == "half_closed", said
     else:
         visitors(ip, port, uid, ending)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from agent.api import http
 from agent.api.http import HttpApi
+from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from chaos.askers import ROOT
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
@@ -30,7 +31,8 @@ from covey.core.ids import HostId
 from covey.core.metrics import Measured
 from covey.ports.env import Env
 from covey.ports.users import FixedUsers
-from plugins.base import ASKER, Asker, Command
+from plugins.askers import ASKER, Asker
+from plugins.base import Command
 from plugins.facts import HostState
 from plugins.memory.service.metrics import SLAB_EVICTIONS, SLABS
 from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
@@ -74,6 +76,7 @@ class FakeApi:
         self.loop_lag_s = 0.001
         self.log = FakeLog()
         users = FixedUsers(own_uid=os.geteuid())
+        self.authority = HostAuthority(lambda: (b"k" * 32,), FakeClock())
         self.env = cast(Env, SimpleNamespace(clock=FakeClock(), log=self.log, rng=random.Random(1), users=users))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.askers: list[Asker] = []
@@ -306,6 +309,10 @@ async def test_a_defect_in_a_command_is_logged_once_and_the_next_request_is_serv
     status, body = await rig.ask("GET", "/v1/jobs/j1")
     assert (status, body["code"]) == (500, 1)
     assert [event for event, _ in rig.api.log.lines] == ["request failed"]
+    assert "division by zero" in body["why"], "an operator is told"
+    rig.api.refuse("scheduler.job", KeyError("/home/ann/secret.py"))
+    status, body = await rig.ask("GET", "/v1/jobs/j1", tcp=True)
+    assert (status, body["why"]) == (500, "a defect in the agent (KeyError)"), "its words may be of another's job"
     assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
 
 

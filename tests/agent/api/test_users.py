@@ -22,7 +22,7 @@ from agent.config import HttpSettings
 from agent.ports.network.peers import is_in_group
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR
 from covey.ports.users import FixedUsers, User
-from plugins.base import ASKER, Asker
+from plugins.askers import ASKER, Asker
 from tests.agent.api.test_gate import GuardedFake
 from tests.agent.api.test_http import FakeApi, opened
 from tests.covey.test_volume_users import as_user
@@ -41,6 +41,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("POST /v1/jobs/{id}/scale", "POST /v1/jobs/{id}/arrange", "POST /v1/jobs/{id}/tune"),
         *("POST /v1/volumes/{id}/give-up", "DELETE /v1/volumes/{id}"),
     ),
+    "log in": ("POST /v1/login",),
     "use": ("POST /v1/jobs", "POST /v1/volumes"),
     "operate": (
         *("POST /v1/gpus/{id}/forget", "POST /v1/hosts/{id}/give-up", "POST /v1/hosts/{id}/drain"),
@@ -148,9 +149,9 @@ def test_every_route_has_its_kind(doors: Doors) -> None:
     ("asker", "may"),
     [
         (ROOT, ("look", "own", "use", "operate")),
-        (ANN, ("look", "own", "use")),
-        (BOB, ("look", "use")),
-        (EVE, ("look",)),
+        (ANN, ("look", "own", "use", "log in")),
+        (BOB, ("look", "use", "log in")),
+        (EVE, ("look", "log in")),
     ],
     ids=["an operator", "the owner", "another user", "a viewer"],
 )

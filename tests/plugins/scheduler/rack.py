@@ -18,7 +18,7 @@ from covey.core.events import Fact, Message
 from covey.core.ids import HostId, JobId
 from covey.ports.env import Env
 from covey.ports.users import FixedUsers, User
-from plugins.base import ASKER, Asker
+from plugins.askers import ASKER, Asker
 from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import SchedulerSettings

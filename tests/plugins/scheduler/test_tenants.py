@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from covey.core.errors import Refused
 from covey.core.ids import JobId
 from covey.ports.users import User
-from plugins.base import ASKER, Asker, OwnerUser
+from plugins.askers import ASKER, Asker, OwnerUser
 from plugins.scheduler.machine.log import job_starts
 from plugins.scheduler.machine.log.job_table import TENANTS_MAX, JobTable
 from plugins.scheduler.machine.log.queue import apply
@@ -28,6 +28,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobOwner, JobSpec
 from plugins.scheduler.policy.explain import Never
+from plugins.scheduler.service.tenants import Tenants
 from tests.plugins.scheduler.rack import Rack, on_a_rack, operator, refused, submit, user
 from tests.plugins.scheduler.test_queue import Told
 
@@ -109,6 +110,19 @@ def test_the_users_are_in_a_snapshot_and_one_without_them_is_read() -> None:
     del older["tenants"]
     copy.restore(msgspec.msgpack.encode(older))
     assert copy.tenants == {}
+
+
+def test_a_key_is_its_owners_alone() -> None:
+    """Else whoever submits with another's key is given that job instead of an own one, or keeps its owner from one."""
+    spec = JobSpec.parse({"argv": ["train"]})
+    owners = [JobOwner("ann", 64001), JobOwner("ann", 64002), JobOwner("bob", 64001), JobOwner("bob", 64002)]
+    keys = [Tenants.key("0123456789", msgspec.structs.replace(spec, owner=owner)) for owner in owners]
+    assert len({"0123456789", *keys}) == 5, keys
+    anns = msgspec.structs.replace(spec, owner=owners[0])
+    assert Tenants.key("0123456789", anns) == keys[0] != Tenants.key("0123456780", anns)
+    assert Tenants.key("0123456789", spec) == "0123456789", "the agent's own is as older agents wrote it"
+    for key in keys:
+        assert isinstance(open_command(pack(Submitted(wall_s=1.0, key=key, spec=anns))), Submitted)
 
 
 def test_a_submission_of_an_older_version_is_the_agents_own_users() -> None:
@@ -234,12 +248,15 @@ async def test_a_submission_that_claims_a_tenant_or_an_owner_is_refused_in_three
 
 
 @on_a_rack()
-async def test_of_many_submissions_with_one_key_there_is_one_job_of_its_first_user(rack: Rack) -> None:
+async def test_of_many_submissions_with_one_key_there_is_one_job_for_each_user(rack: Rack) -> None:
     await rack["gpu1"].call("tenant_set", tenant="ml", users=["ann", "bob"])
     asked = {"argv": ["./train.py"], "cwd": "/tmp", "key": "the-same-key"}
-    first = await rack["gpu1"].call("submit", asker=ANN, **asked)
-    second = await rack["gpu1"].call("submit", asker=BOB, **asked)
-    assert first.id == second.id and second.user == "ann", "the gate shows bob no more of it than of any job of ann's"
+    found = [await rack[host].call("submit", asker=asker, **asked)
+             for host, asker in (("gpu1", ANN), ("gpu1", BOB), ("gpu2", BOB), ("gpu3", ANN))]  # fmt: skip
+    assert [view.user for view in found] == ["ann", "bob", "bob", "ann"]
+    assert found[0].id == found[3].id != found[1].id == found[2].id
+    no = await refused(rack["gpu1"].call("submit", asker=ANN, **{**asked, "key": "short"}))
+    assert no.what == "invalid key"
 
 
 # ---- changing tenants ------------------------------------------------------------------------------------------------
