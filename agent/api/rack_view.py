@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agent.api.forgetting import Forgotten, forget
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
 from agent.keyring.views import KeyRow
@@ -19,7 +20,7 @@ from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports.devices import Gpu
 from covey.ports.env import Env
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained
+from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, closed
 from plugins.views import (
     AggregatorJobView,
     EventLine,
@@ -131,6 +132,7 @@ class RackView:
             "agent.gpus": self._gpus,
             "agent.local_gpus": self._local_gpus,
             "agent.forget_gpu": self._forget_gpu,
+            "agent.forget_host": self._forget_host,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
@@ -158,7 +160,7 @@ class RackView:
     def _row(self, view: HostView, now_s: float, late: Sequence[LateHost]) -> HostRow:
         gpus, spare = view.value("gpus", GpusNow), view.value("spare", Spare)
         sums, failed = view.value("aggregator", AggregatorNow), view.value("health", PluginsFailed)
-        leaves = drained(view)
+        shut = closed(view)
         return HostRow(
             host=view.host,
             state=view.state,
@@ -177,8 +179,9 @@ class RackView:
             suspected_by=view.suspected_by,
             away_s=view.away_s,
             late=tuple(late),
-            drained_by=leaves.by if leaves else None,
-            drained_jobs=leaves.jobs if leaves else 0,
+            drained_by=shut.by if shut and not shut.cordon else None,
+            drained_jobs=shut.jobs if shut else 0,
+            cordoned_by=shut.by if shut and shut.cordon else None,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
             troubles=tuple(self._agent.troubles.get(view.host, ())),
             no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",
@@ -222,6 +225,9 @@ class RackView:
             why = "`add` and `remove` must be names of hosts, `force` true or false"
             raise Refused(2, "invalid change of voters", why, "agentctl voters --help")
         return {"said": await self._agent.change_voters(add, remove, force)}
+
+    async def _forget_host(self, arguments: Mapping[str, Any]) -> Forgotten:
+        return await forget(self._agent, arguments)
 
     # ---- from this host ----
 

@@ -15,13 +15,16 @@ import msgspec
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports.clock import Clock
 from covey.wire.checked import StateRefused
+from plugins import facts
 from plugins.base import Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     COMMAND_BYTES_MAX,
+    Applied,
     Attained,
     Command,
+    HostForgotten,
     MalformedCommand,
     NotApplied,
     Result,
@@ -93,6 +96,8 @@ class QueueLog:
             self._caught_up = True
         for note in notes:
             self.host.note(note.subject, note.event, note.reason, note.key)
+        if isinstance(command, HostForgotten) and isinstance(result, Applied):
+            self.host.publish(facts.HostNeverBack(command.host, command.boot))
         self.wake()
         return pack(result)
 

@@ -32,6 +32,7 @@ OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arran
 USES = ["scheduler.submit", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
     agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
+    scheduler.cordon scheduler.uncordon scheduler.forget scheduler.knows agent.forget_host
     scheduler.quota_set scheduler.tenant_set memory.export memory.swap aggregator.move""".split()  # noqa: SIM905
 EVERY = [*LOOKS, *OWN_READS, *OWN_CHANGES, *USES, *OPERATES]
 

@@ -44,6 +44,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "use": ("POST /v1/jobs", "POST /v1/volumes"),
     "operate": (
         *("POST /v1/gpus/{id}/forget", "POST /v1/hosts/{id}/give-up", "POST /v1/hosts/{id}/drain"),
+        *("POST /v1/hosts/{id}/cordon", "POST /v1/hosts/{id}/uncordon", "POST /v1/hosts/{id}/forget"),
         *("POST /v1/hosts/{id}/resume", "POST /v1/volumes/{id}/export", "POST /v1/volumes/{id}/swap"),
         *("POST /v1/tensors/move", "POST /v1/voters", "POST /v1/quotas", "POST /v1/tenants"),
         *("POST /v1/keys/turn", "POST /v1/tokens"),
