@@ -56,6 +56,8 @@ RULES: Mapping[str, Rule] = {
     "agent.hosts": LOOK,
     "agent.gpus": LOOK,
     "agent.local_gpus": LOOK,
+    "agent.local_clock": LOOK,
+    "agent.links": LOOK,
     "agent.leader": LOOK,
     "agent.local_voter": LOOK,
     "agent.voters": LOOK,

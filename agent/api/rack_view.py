@@ -12,6 +12,7 @@ import msgspec
 
 from agent.api.forgetting import Forgotten, forget
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
+from agent.api.links import ClockRow, LinkRow, links
 from agent.event_log import EventLog, merged
 from agent.keyring.views import KeyRow
 from covey.core.errors import Refused
@@ -101,6 +102,7 @@ class Agent(Protocol):
 
 
 READS: Mapping[str, type[msgspec.Struct]] = {
+    "agent.local_clock": ClockRow,
     "agent.local_gpus": GpuRow,
     "agent.local_keys": KeyRow,
     "agent.local_voter": VoterRow,
@@ -133,6 +135,8 @@ class RackView:
             "agent.local_gpus": self._local_gpus,
             "agent.forget_gpu": self._forget_gpu,
             "agent.forget_host": self._forget_host,
+            "agent.local_clock": self._local_clock,
+            "agent.links": self._links,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
@@ -228,6 +232,20 @@ class RackView:
 
     async def _forget_host(self, arguments: Mapping[str, Any]) -> Forgotten:
         return await forget(self._agent, arguments)
+
+    async def _local_clock(self, arguments: Mapping[str, Any]) -> list[ClockRow]:
+        return [ClockRow(self._agent.id, self._agent.env.clock.wall_s(), len(str(arguments.get("pad", ""))))]
+
+    async def _links(self, _arguments: Mapping[str, Any]) -> list[LinkRow]:
+        """How this host reaches each other one that gossip has as alive."""
+        others = [view.host for view in self._agent.hosts() if view.state == "alive" and view.host != self._agent.id]
+
+        async def ask(host: HostId, pad: int, seconds: float) -> ClockRow:
+            (row,) = await self._rows(host, "agent.local_clock", {"pad": "x" * pad}, seconds)
+            assert isinstance(row, ClockRow)
+            return row
+
+        return await links(others, self._agent.env.clock, ask)
 
     # ---- from this host ----
 

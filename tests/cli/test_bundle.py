@@ -47,7 +47,7 @@ def planted(agent: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     status = {"boot": 2, "up_s": 6.0, "plugins": {}, "notes": [f"next: curl -H 'Authorization: Bearer {TOKEN}'"]}
     agent.replies |= {
         "GET /v1/status": status, "GET /v1/jobs": [one], "GET /v1/why/j7": [why], "GET /metrics": {KEY: 1},
-        "GET /v1/gpus": [], "GET /v1/voters": {"voters": ["gpu1"], "rows": []},
+        "GET /v1/gpus": [], "GET /v1/links": [], "GET /v1/voters": {"voters": ["gpu1"], "rows": []},
         "GET /v1/hosts": [{"host": "gpu1", "state": "alive", "plugins_failed": [], "gossip_key": KEY}],
     }  # fmt: skip
     etc = tmp_path / "etc"

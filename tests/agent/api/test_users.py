@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("GET /v1/hosts", "GET /v1/leader", "GET /v1/memory/accounts", "GET /v1/quotas", "GET /v1/tenants"),
         *("GET /v1/status", "GET /v1/gpus", "GET /v1/slabs", "GET /v1/volumes", "GET /v1/tensors"),
         *("GET /v1/shared_gpus", "GET /v1/interference", "GET /v1/groups", "GET /v1/voters", "GET /v1/jobs"),
-        *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys"),
+        *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys", "GET /v1/links"),
     ),
     "own": (
         *("GET /v1/jobs/{id}/tuner", "GET /v1/jobs/{id}/logs", "POST /v1/jobs/{id}/cancel", "POST /v1/jobs/{id}/move"),
