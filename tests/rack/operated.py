@@ -259,8 +259,11 @@ def works(it: Operator) -> None:
         it.each_ran_once()
     with it.step("a bundle has no key"):
         typed(first, "cd /tmp; agentctl bundle b.tar.gz && mkdir -p b && tar -xzf b.tar.gz -C b")
-        key = typed(first, "grep -v '^#' /etc/covey/gossip.key").split()[0]
+        key = typed(
+            first, "cat /etc/covey/gossip.key /var/lib/covey/gossip.key 2>&1 | grep -xE '[0-9a-f]{64}'"
+        ).split()[0]
         assert first.shell(f"grep -rE '{key}|covey-[a-z2-7]{{48}}' /tmp/b").stdout == ""
+        assert first.shell("ls /tmp/b/*/journal.txt").returncode == 0, "the bundle holds what it should"
 
 
 def on(job: dict[str, Any], host: str) -> bool:
