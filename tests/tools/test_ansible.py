@@ -19,7 +19,7 @@ TASKS = ROOT / "deploy/ansible/roles/covey/tasks/main.yml"
 )
 def test_its_syntax_is_right(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("[covey]\ngpu1\ngpu2\n")
-    line = ["ansible-playbook", "-i", tmp_path / "hosts", "--syntax-check", "-e", "covey_deb=x.deb", PLAYBOOK]
+    line = ["ansible-playbook", "-i", str(tmp_path / "hosts"), "--syntax-check", "-e", "covey_deb=x.deb", str(PLAYBOOK)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
