@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -92,6 +92,9 @@ swapped: $(READY) ## redis, sqlite and a graph in memory that does not fit, swap
 
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack
+
+operator-test: $(READY) ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it; what each step took (some minutes; ARGS=PACKAGE.deb)
+	@$(BIN)/python -m tests.rack.operated $(ARGS)
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)

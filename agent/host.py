@@ -211,11 +211,13 @@ class HostAgent:
         await self.env.links.close()
 
     async def _identity(self) -> Identity:
-        known = await identity.load(self.env.disk)
+        known, folder = await identity.load(self.env.disk), self.env.disk.path(identity.FILE).rpartition("/")[0]
         if known is None:
-            now = Identity(self.env.entropy(16), self._boot_after(0))
+            now = Identity(self.env.entropy(16), self._boot_after(0), self.id)
+        elif (refused := identity.of_another_name(known, self.id, folder)) is not None:
+            raise refused
         else:
-            now = Identity(known.uuid, self._boot_after(known.boot))
+            now = Identity(known.uuid, self._boot_after(known.boot), self.id)
         await identity.save(self.env.disk, now)
         return now
 
@@ -266,6 +268,8 @@ class HostAgent:
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, facts.HostGone) and fact.left:
             self.env.links.forget(fact.host)
+        elif isinstance(fact, facts.HostNeverBack):
+            self.gossip.forget(fact.host, fact.boot)
         self.retained.on_fact(fact)
         self.plugin_runtime.publish(fact)
 
@@ -456,9 +460,7 @@ class HostAgent:
         """Find what is wrong with hosts now, and tell the others of it."""
         now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
         self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.joining.at))
-        self.log.grow(
-            frozenset(view.host for view in self.hosts() if view.host in self.troubles or facts.drained(view))
-        )
+        self.log.grow(frozenset(view.host for view in self.hosts() if view.host in self.troubles or facts.closed(view)))
         for key, value in (("log", now), ("wrong", self.watch.told())):
             try:
                 self.spread(key, value)

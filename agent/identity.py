@@ -15,6 +15,9 @@ class Identity(msgspec.Struct, frozen=True):
 
     uuid: bytes
     boot: int
+    name: str = ""
+    """The host's name: what is in the state directory was done, and promised, under it. Empty: an older version did not
+    write it."""
 
 
 _decoder = msgspec.msgpack.Decoder(Identity)
@@ -31,6 +34,19 @@ async def load(disk: Disk) -> Identity | None:
             str(error),
             f"restore {disk.path(FILE)} from a copy; or delete it and start again, as a new host under the old name",
         ) from error
+
+
+def of_another_name(known: Identity, name: str, folder: str) -> checked.StateRefused | None:
+    """Why an agent of this name cannot go on with this identity; None: it can. Ranks, slabs and votes are its former
+    name's, and other hosts would give them to others while they are still here."""
+    if known.name in ("", name):
+        return None
+    return checked.StateRefused(
+        f"this host is named {name}, and was {known.name} before",
+        f"what is in {folder}, and what runs here, is {known.name}'s: jobs, slabs and a vote would be there twice",
+        f'name = "{known.name}" in agent.toml; or, to have it as another host, drained and without a vote: mv {folder} '
+        f"{folder}.old, then agentctl rack join --leave-own, then elsewhere agentctl hosts forget {known.name}",
+    )
 
 
 async def save(disk: Disk, identity: Identity) -> None:

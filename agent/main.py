@@ -126,7 +126,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it has just read its file
+        hung_up: list[int] = []  # SIGHUP while it starts: its file may have changed since it was read
+        loop.add_signal_handler(signal.SIGHUP, hung_up.append, signal.SIGHUP)
         env = self._env()
         agent = HostAgent(env, self._config, self._ring)
         socket_path = f"{self._config.run_dir}/agent.sock"
@@ -144,6 +145,8 @@ class Daemon:
         self._watching = self._tasks.spawn("agent: lag", self._watch(agent))
         loop.add_signal_handler(signal.SIGHUP, self._reload, agent, http)
         self._notifier.tell(READY=1, STATUS=await self._status(agent))
+        if hung_up:
+            self._reload(agent, http)
         await self._stop.wait()
         self._notifier.tell(STOPPING=1)
         self._log.info("leaving", why=self._failure or "asked to")

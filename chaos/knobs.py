@@ -53,6 +53,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "": ELECTIONS,
         "snapshot_entries": (16, 1 << 20),
         "keep_entries": (0, 1 << 20),
+        "voters_wanted": (1, 5),
     },
     "tuner": {
         "gain": (0.01, 1.0),

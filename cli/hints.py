@@ -13,8 +13,8 @@ NEARLY = 0.75
 NOUNS = {
     # hosts
     "host": "hosts", "node": "hosts", "nodes": "hosts", "member": "hosts", "members": "hosts", "sinfo": "hosts",
-    "drain": "hosts drain HOST", "cordon": "hosts drain HOST", "evacuate": "hosts drain HOST",
-    "undrain": "hosts resume HOST", "uncordon": "hosts resume HOST", "resume": "hosts resume HOST",
+    "drain": "hosts drain HOST", "cordon": "hosts cordon HOST", "evacuate": "hosts drain HOST",
+    "undrain": "hosts resume HOST", "uncordon": "hosts uncordon HOST", "resume": "hosts resume HOST",
     "give-up": "hosts give-up HOST",
     # GPUs
     "gpu": "gpus", "nvidia-smi": "gpus", "smi": "gpus", "top": "gpus --watch", "watch": "gpus --watch",

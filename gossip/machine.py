@@ -50,6 +50,7 @@ Event = (
     | DatagramHeard
     | members.SeedsFound
     | members.EarlierHeard
+    | members.Forget
     | members.LoopStalled
     | members.Leaving
     | spread.Published
@@ -77,7 +78,13 @@ class Gossip:
                 return [*started, *self._spread(spread.SpreadStarted(), now_s)]
             case DatagramHeard():
                 return self._heard(event, now_s)
-            case members.Leaving() | members.LoopStalled() | members.SeedsFound() | members.EarlierHeard():
+            case (
+                members.Leaving()
+                | members.LoopStalled()
+                | members.SeedsFound()
+                | members.EarlierHeard()
+                | members.Forget()
+            ):
                 return self._members(event, now_s)
             case spread.Published():
                 return self._spread(event, now_s)

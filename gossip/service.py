@@ -27,7 +27,7 @@ from gossip import metrics
 from gossip.joining.machine import JoinTokens
 from gossip.joining.messages import ID_BYTES, PRIVATE_BYTES, SECRET_BYTES, JoinToken, RackGiven, is_ask
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
-from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
+from gossip.membership.machine.events import EarlierHeard, Forget, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget, sealed_by
 from gossip.packet import VERSION as PACKET_VERSION
@@ -199,6 +199,10 @@ class GossipService:
         self._opener.rekey(ring)
         self._tokens.rekey(keys)
         self._other_keys.clear()
+
+    def forget(self, host: HostId, boot: int) -> None:
+        """Forget a host that is gone or has left, and has not begun anew after this boot."""
+        self._dispatch(Forget(host, boot))
 
     def make_token(self) -> JoinToken | None:
         """A new token, by which one host can get the key of the rack from this agent; None: too many are good."""

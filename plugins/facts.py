@@ -52,6 +52,13 @@ class HostGone(Fact, frozen=True):
     left: bool
 
 
+class HostNeverBack(Fact, frozen=True):
+    """The log: somebody says that this host, of this boot or an earlier one, will never come back."""
+
+    host: HostId
+    boot: int
+
+
 class LeaderChanged(Fact, frozen=True):
     """The elected leader as this host knows it; None while there is none."""
 
@@ -626,16 +633,24 @@ class LateNow(msgspec.Struct, frozen=True):
 
 
 class DrainedNow(msgspec.Struct, frozen=True):
-    """Key `drained`: whether this host is drained, as its copy of the log says."""
+    """Key `drained`: whether this host is drained or cordoned, as its copy of the log says."""
 
     by: str
-    """Who drains the host, cut short; empty: it is not drained."""
+    """Who drains or cordons the host, cut short; empty: nobody does."""
     jobs: int = 0
     """The number of jobs that still have ranks here."""
+    cordon: bool = False
+    """What is there stays, and slabs and sums still come."""
 
 
 def drained(view: HostView) -> DrainedNow | None:
-    """What a host says of its draining; None: it takes jobs, slabs and sums."""
+    """What a host says of its draining; None: it is not drained, and takes slabs and sums."""
+    said = closed(view)
+    return said if said is not None and not said.cordon else None
+
+
+def closed(view: HostView) -> DrainedNow | None:
+    """What a host says of its being drained or cordoned; None: it takes jobs, too."""
     said = view.value("drained", DrainedNow)
     return said if isinstance(said, DrainedNow) and said.by else None
 

@@ -69,7 +69,9 @@ class HostRow(msgspec.Struct, frozen=True):
     drained_by: str | None = None
     """Who drains the host; None: it is not drained."""
     drained_jobs: int = 0
-    """Jobs that still have ranks on this host while it is drained."""
+    """Jobs that still have ranks on this host while it is drained or cordoned."""
+    cordoned_by: str | None = None
+    """Who cordons the host: no rank starts there, and what is there stays; None: it is not cordoned."""
     other_users: OtherUsersNow = ""
     """Whether jobs run there as users other than the agent's."""
     troubles: tuple[Trouble, ...] = ()

@@ -85,6 +85,8 @@ class Gathering:
         answers = await asyncio.gather(*(self._one(host, read, arguments, wait_s) for host in asked))
         now_s = self._rack.env.clock.now_s()
         known = {} if arguments else self._last.setdefault(read, {})
+        for host in known.keys() - {view.host for view in views}:
+            del known[host]  # it was forgotten, by whoever knows that it will never come back
         missing = {view.host: _restarts(view) for view in views if view.state == "away"}
         for host, rows in zip(asked, answers, strict=True):
             if isinstance(rows, str):

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agent.api.forgetting import Forgotten, forget
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
+from agent.api.links import ClockRow, LinkRow, links
 from agent.event_log import EventLog, merged
 from agent.keyring.views import KeyRow
 from covey.core.errors import Refused
@@ -19,7 +21,7 @@ from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports.devices import Gpu
 from covey.ports.env import Env
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained, version_of
+from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, closed, version_of
 from plugins.views import (
     AggregatorJobView,
     EventLine,
@@ -105,6 +107,7 @@ class Agent(RackMember, Protocol):
 
 
 READS: Mapping[str, type[msgspec.Struct]] = {
+    "agent.local_clock": ClockRow,
     "agent.local_gpus": GpuRow,
     "agent.local_keys": KeyRow,
     "agent.local_voter": VoterRow,
@@ -136,6 +139,9 @@ class RackView:
             "agent.gpus": self._gpus,
             "agent.local_gpus": self._local_gpus,
             "agent.forget_gpu": self._forget_gpu,
+            "agent.forget_host": self._forget_host,
+            "agent.local_clock": self._local_clock,
+            "agent.links": self._links,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
@@ -163,7 +169,7 @@ class RackView:
     def _row(self, view: HostView, now_s: float, late: Sequence[LateHost]) -> HostRow:
         gpus, spare = view.value("gpus", GpusNow), view.value("spare", Spare)
         sums, failed = view.value("aggregator", AggregatorNow), view.value("health", PluginsFailed)
-        leaves = drained(view)
+        shut = closed(view)
         return HostRow(
             host=view.host,
             state=view.state,
@@ -182,8 +188,9 @@ class RackView:
             suspected_by=view.suspected_by,
             away_s=view.away_s,
             late=tuple(late),
-            drained_by=leaves.by if leaves else None,
-            drained_jobs=leaves.jobs if leaves else 0,
+            drained_by=shut.by if shut and not shut.cordon else None,
+            drained_jobs=shut.jobs if shut else 0,
+            cordoned_by=shut.by if shut and shut.cordon else None,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
             troubles=tuple(self._agent.troubles.get(view.host, ())),
             no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",
@@ -228,6 +235,23 @@ class RackView:
             why = "`add` and `remove` must be names of hosts, `force` true or false"
             raise Refused(2, "invalid change of voters", why, "agentctl voters --help")
         return {"said": await self._agent.change_voters(add, remove, force)}
+
+    async def _forget_host(self, arguments: Mapping[str, Any]) -> Forgotten:
+        return await forget(self._agent, arguments)
+
+    async def _local_clock(self, arguments: Mapping[str, Any]) -> list[ClockRow]:
+        return [ClockRow(self._agent.id, self._agent.env.clock.wall_s(), len(str(arguments.get("pad", ""))))]
+
+    async def _links(self, _arguments: Mapping[str, Any]) -> list[LinkRow]:
+        """How this host reaches each other one that gossip has as alive."""
+        others = [view.host for view in self._agent.hosts() if view.state == "alive" and view.host != self._agent.id]
+
+        async def ask(host: HostId, pad: int, seconds: float) -> ClockRow:
+            (row,) = await self._rows(host, "agent.local_clock", {"pad": "x" * pad}, seconds)
+            assert isinstance(row, ClockRow)
+            return row
+
+        return await links(others, self._agent.env.clock, ask)
 
     # ---- from this host ----
 

@@ -1,6 +1,7 @@
-"""The log of one voter is gone, or an older copy of it lies in its place, while another voter is away: what the other
-two had committed is not forgotten. The one that was away and the one that lost its log elect no leader; once the third
-is back everything is there, and the lost log is brought up to date."""
+"""The log of one voter is gone, or an older copy of it lies in its place, or its host is installed anew on an empty
+disk that knows of no vote it gave, while another voter is away: what the other two had committed is not forgotten. The
+one that was away and the one that lost its log elect no leader; once the third is back everything is there, and the
+lost log is brought up to date."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -22,7 +23,10 @@ def play(rack: SimRack) -> None:
     rack.run(rack.rng.uniform(0.5, 3.0))
     _kill(rack, loser)
     _kill(rack, keeper)
-    if rack.rng.random() < 0.5:
+    if rack.world.seed % 3 == 0:
+        rack.hosts[loser].disk.files.clear()
+        rack.world.mark("fault", loser, "it is installed anew")
+    elif rack.rng.random() < 0.5:
         rack.hosts[loser].disk.damage(FOLDER, "lost")
     else:
         rack.hosts[loser].disk.restore(FOLDER, older)

@@ -9,27 +9,21 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from agent.etc.units import SHARE, UNITS, rendered
 from cli.client import Answer
 from cli.context import Context
+from cli.hosts import examined
+from cli.hosts.examined import Finding, State
 from cli.table import GREEN, RED, YELLOW
 from covey.core.units import format_size
 from covey.kernel import userfault
 from covey.wire.bulk import BULK_BYTES
 
-State = Literal["good", "lacking", "wrong"]
 COLOURS: Mapping[State, str] = {"good": GREEN, "lacking": YELLOW, "wrong": RED}
 NEXT = "; next: "
 """Where an agent's own words go on with what to do."""
-
-
-class Finding(NamedTuple):
-    what: str
-    state: State
-    why: str
-    next: str = ""
 
 
 class Looked(NamedTuple):
@@ -57,9 +51,17 @@ def findings(context: Context, status: Answer) -> list[Finding]:
     hosts, voters, gpus = context.agent.get("hosts").data, context.agent.gather("voters"), context.agent.gather("gpus")
     silent = {each["host"]: each for each in (*gpus.unanswered, *voters.unanswered)}
     found = [*of_rack(status.data, hosts), *unheard(hosts, list(silent.values())), *of_gpus(gpus.data)]
-    if (context.agent.address or "").startswith("unix:"):
-        found += of_host(look(Path("/"), installed()))
-    return found
+    me, root = str(status.host), Path("/")
+    links = context.agent.get("links").data
+    seen = [*examined.of_links(me, links), *examined.of_limits(hosts)]
+    address = context.agent.address or ""
+    if address.startswith("unix:"):
+        found += of_host(look(root, installed()))
+        names = [host["host"] for host in hosts if host["state"] == "alive"]
+        seen += examined.of_memlock(root, examined.pid_behind(address.removeprefix("unix:")))
+        seen += examined.of_names(names, me, examined.addresses)
+        seen += examined.of_driver(root, me, gpus.data)
+    return [*found, *seen]
 
 
 def run(context: Context) -> int:

@@ -2,10 +2,15 @@
 
 `agentctl hosts give-up NAME` declares that nothing runs any more on a host that is gone (because its power is off, for
 example): jobs that wait for it, also those submitted with --on-lost keep, are taken back and placed again at once.
+`agentctl hosts forget NAME`: the host will never come back. It votes no more, its jobs are taken back as above, volumes
+wait no longer for what only it held, and no list has it any more. Refused while the host is alive.
 
 `agentctl hosts drain NAME` empties a host before it is shut down or upgraded. No rank starts there; jobs that heal
 (job.state) move to other hosts, and so do slabs and sums; other jobs stay until they end, or with --stop-jobs are
-stopped and queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` uses the host again."""
+stopped and queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` uses the host again.
+
+`agentctl hosts cordon NAME`: no rank starts on the host any more, and what is there stays: jobs, slabs, sums. `agentctl
+hosts uncordon NAME` ends that."""
 
 import argparse
 import time
@@ -20,8 +25,11 @@ TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LEN
 
 ACTIONS = {
     "give-up": "give-up NAME: declare the host lost for good",
+    "forget": "forget NAME: the host will never come back",
     "drain": "drain NAME: move everything away from the host",
     "resume": "resume NAME: use the host again",
+    "cordon": "cordon NAME: start nothing new there, and leave the rest",
+    "uncordon": "uncordon NAME: let jobs start there again",
 }
 ASK_AGAIN_S = 0.5
 STOPS = "agentctl hosts drain --stop-jobs"
@@ -78,10 +86,15 @@ def act(context: Context, action: str, host: str | None) -> int:
     answer = context.agent.post("hosts", host, action, body={"stop_jobs": context.args.stop_jobs})
     if context.json and not context.args.wait:
         return context.say_json(answer.whole)
+    if action == "forget":
+        return say_forgotten(context, host, answer.data)
     jobs = ", ".join(job["id"] for job in answer.data)
     if action == "give-up":
         context.say(f"{host} is given up; {f'jobs taken back: {jobs}' if jobs else 'no job waited for it'}")
-    elif action == "resume":
+    elif action == "cordon":
+        stays = f"jobs that stay: {jobs}" if jobs else "no jobs there now"
+        context.say(f"{host} is cordoned: no rank starts there; {stays}")
+    elif action in ("resume", "uncordon"):
         context.say(f"{host} is used again")
     elif context.args.wait:
         return wait_until_empty(context, host)
@@ -90,6 +103,18 @@ def act(context: Context, action: str, host: str | None) -> int:
             f"{host} is drained: nothing new starts there; {f'jobs there now: {jobs}' if jobs else 'no jobs there now'}"
         )
         context.say(f"next: agentctl hosts drain {host} --wait, or agentctl hosts")
+    return 0
+
+
+def say_forgotten(context: Context, host: str, forgotten: dict[str, Any]) -> int:
+    jobs = ", ".join(forgotten["jobs"])
+    context.say(f"{host} is forgotten; {f'jobs taken back: {jobs}' if jobs else 'no job waited for it'}")
+    if forgotten["voted"]:
+        voters = context.agent.get("voters").data["voters"]
+        left = [name for name in voters if name != host]
+        context.say(f"it voted; now {', '.join(left)} {'votes' if len(left) == 1 else 'vote'}")
+        if len(left) % 2 == 0:
+            context.say("next: agentctl voters add HOST, so that an odd number votes")
     return 0
 
 
@@ -137,6 +162,9 @@ def note(host: dict[str, Any], has_other_users: bool = False) -> str:
     if host.get("drained_by") is not None:
         rest = left(host)
         parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
+    if host.get("cordoned_by") is not None:
+        stay = plural(host.get("drained_jobs") or 0, "job")
+        parts.append(f"cordoned by {host['cordoned_by']}, {stay} there")
     if why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)

@@ -9,6 +9,7 @@ joins again by `agentctl rack join --leave-own` with a token. Nothing is restart
 
 import argparse
 
+from cli.client import TRY_AGAIN, AgentctlError
 from cli.context import Context
 from cli.table import table
 
@@ -51,12 +52,16 @@ def rotate(context: Context) -> int:
             context.say(f"{turned['step']:<8} {turned['id']}: acknowledged by {', '.join(turned['hosts'])}")
         if turned["done"]:
             break
+    else:
+        why = f"{STEPS_MAX} steps were taken, and others are left: somebody else rotates the keys, too"
+        raise AgentctlError(TRY_AGAIN, "the rotation is not complete", why, "agentctl keys, then: agentctl keys rotate")
     last = taken[-1]
     if context.json:
         return context.say_json({"schema": 1, "data": taken})
     if last["gone"]:
         context.say(
-            f"{', '.join(last['gone'])}: gone, without the new key; later there: agentctl rack join --leave-own"
+            f"{', '.join(last['gone'])}: gone, without the new key; when it is back, there: "
+            "agentctl rack join HOST:7946 --leave-own --token-file -    (with a token: agentctl rack token)"
         )
     context.say(f"done: every host seals with {last['id']}, and opens nothing else")
     return 0

@@ -26,6 +26,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"(?i)(--?{_NAME}\s+)(?!\()[^\s\"',;)\]]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}"), rf"\1{HIDDEN}"),
     (re.compile(r"\b(?:hf_|sk-|gh[opusr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ|npm_|pypi-)[\w.-]{8,}"), HIDDEN),
+    (re.compile(r"covey-[a-z2-7]{40,}"), HIDDEN),
     (re.compile(r"(?i)(?<![\w-])[0-9a-f]{32,}(?![\w-])"), HIDDEN),
     (re.compile(rf"(?<!{_APART}){_MIXED}{_LETTER}{{24,}}(?!{_APART})"), HIDDEN),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL), HIDDEN),

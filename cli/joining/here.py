@@ -160,9 +160,10 @@ class Here:
                 os.fsync(file.fileno())
             os.replace(beside, path)
         except OSError as error:
+            raise self._cannot("write", path, error) from None
+        finally:  # whatever interrupts it: a key under another name stays nowhere
             with contextlib.suppress(OSError):
                 beside.unlink()
-            raise self._cannot("write", path, error) from None
 
     def _owner(self) -> Owner | None:
         """The agent's user, where root writes for it."""

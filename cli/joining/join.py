@@ -1,7 +1,8 @@
 """Let this host join a rack. `agentctl rack init` or `agentctl rack token` on a member printed the line to type.
 
 It asks the member for the gossip key (which crosses the network sealed), writes it and agent.toml, starts the agent,
-and returns once this host is a member. Nothing is written when the token is refused.
+and returns once this host is a member. Nothing is written when the token is refused. An interrupted join is repeated by
+typing the same line: once the key is here, the token is not needed any more.
 
 A host whose agent has run before has a log of its own. With `--leave-own` it gives up that log, with the jobs and
 quotas in it, and joins; the log is kept beside, as `consensus.given-up`. A host that has the key of the rack already
@@ -17,11 +18,13 @@ from cli.joining import here as files
 from cli.joining.asking import ask, checked_address
 from cli.joining.here import Here, say_done
 from cli.joining.toml_lines import Settings
-from gossip.joining.messages import JoinToken, RackGiven, parsed
+from gossip.joining.messages import BY_KEY, JoinToken, RackGiven, fingerprint, parsed
 from gossip.joining.policy import by_key
 
 SEEDS_MAX = 3
 """The most seeds that are written: any host that is up leads to all others."""
+
+LEAVE = "type the same line with --leave-own    (its own jobs and quotas are forgotten)"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +41,11 @@ def run(context: Context) -> int:
     here = Here(context)
     check_free(here, args.leave_own)
     here.check_writable()
-    given = ask(args.at, token_of(here))
+    token = token_of(here)
+    if not args.leave_own and token.id != BY_KEY and here.keys_found():
+        why = f"{here.key_path} or {here.config.state_dir} has one of another rack, which may be in use"
+        raise AgentctlError(REFUSED, "this host has a gossip key already", why, LEAVE)
+    given = ask(args.at, token)
     if given.host == here.config.name:
         why = f"{args.at} has that name, and each host of a rack has its own"
         next_step = f"set name = ... at the top of {here.toml}, and get another token"
@@ -66,10 +73,9 @@ def settle(here: Here, given: RackGiven, text: str, settings: Settings) -> bool:
     here.remember_if_it_runs()
     if here.args.leave_own:
         leave_own(here, given)
-    changed = here.write_toml(text, settings)
     if here.keys_found() != list(given.keys):
-        here.write_key(given.keys)
-    return here.start(changed)
+        here.write_key(given.keys)  # before agent.toml: without its key a host with seeds does not start
+    return here.start(here.write_toml(text, settings))
 
 
 def token_of(here: Here) -> JoinToken:
@@ -90,7 +96,14 @@ def token_of(here: Here) -> JoinToken:
         raise AgentctlError(
             USAGE, "this is not a token", why, "copy the whole line, or on a member: agentctl rack token"
         )
+    if (key := key_of(token, here)) is not None:
+        return by_key(key)  # a join that was interrupted has used the token up
     return token
+
+
+def key_of(token: JoinToken, here: Here) -> bytes | None:
+    """The key that this host has of the token's rack; None: it has none of it."""
+    return next((key for key in here.keys_found() if fingerprint(key) == token.rack), None)
 
 
 def _read(path: str) -> str:
@@ -105,7 +118,6 @@ def _read(path: str) -> str:
 
 def check_free(here: Here, leave_own: bool) -> None:
     """AgentctlError when this host is of a rack already, before anybody is asked."""
-    leave = "type the same line with --leave-own    (its own jobs and quotas are forgotten)"
     if leave_own:
         if here.runs() and not here.by_systemd:
             why = f"it runs with {here.toml}, and this command could not start it again"
@@ -116,13 +128,10 @@ def check_free(here: Here, leave_own: bool) -> None:
     named = [*here.config.gossip.seeds, *here.config.leader.voters]
     if here.has_log():
         why = f"its log is in {here.log_folder}"
-        raise AgentctlError(REFUSED, "this host has a rack of its own, or belongs to one", why, leave)
+        raise AgentctlError(REFUSED, "this host has a rack of its own, or belongs to one", why, LEAVE)
     if named:
         why = f"{here.toml} names {', '.join(named)}"
-        raise AgentctlError(REFUSED, "this host is set up for a rack already", why, f"{here.by_hand}; or: {leave}")
-    if here.keys_found():
-        why = f"{here.key_path} or {here.config.state_dir} has one, which may be in use"
-        raise AgentctlError(REFUSED, "this host has a gossip key already", why, leave)
+        raise AgentctlError(REFUSED, "this host is set up for a rack already", why, f"{here.by_hand}; or: {LEAVE}")
 
 
 def settings_of(at: str, given: RackGiven, here: Here) -> Settings:

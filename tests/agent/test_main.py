@@ -4,6 +4,7 @@ import asyncio
 import errno
 import grp
 import os
+import re
 import shutil
 import signal
 import socket
@@ -103,12 +104,23 @@ def test_systemd_is_told_ready_status_watchdog_stopping_and_sigterm_ends_it_in_t
     assert list((place / "run").iterdir()) == [], "no socket is left"
 
 
+def takes_sighup(pid: int) -> bool:
+    """Whether the process has a handler for SIGHUP, which would end it otherwise."""
+    (caught,) = re.findall(r"(?m)^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) & 1 << signal.SIGHUP - 1)
+
+
 def test_a_reload_applies_what_is_live_and_says_what_waits_for_a_restart(place: Path) -> None:
     systemd, config = Systemd(place), write_config(place)
     text, environ = config.read_text(), os.environ | {"NOTIFY_SOCKET": systemd.path}
     process = subprocess.Popen([AGENTD, "--config", config], env=environ, stderr=subprocess.PIPE)
     try:
+        while not takes_sighup(process.pid):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGHUP)  # while it starts, having read its file
         systemd.until("READY=1")
+        systemd.until("STATUS=agent.toml was read again; nothing has changed")
+        systemd.told.clear()
         config.write_text(f'{text}[log]\nlevel = "debug"\n[leader]\nheartbeat_s = 0.2\n')
         process.send_signal(signal.SIGHUP)
         systemd.until("RELOADING=1")

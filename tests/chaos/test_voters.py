@@ -26,12 +26,12 @@ def vote(rack: SimRack, *hosts: str, within_s: float = 30.0) -> None:
     rack.until(known, within_s, f"{hosts} vote")
 
 
-def rewrite(rack: SimRack, name: str, voters: list[str]) -> None:
-    """Write another leader.voters into agent.toml, and restart the agent."""
+def rewrite(rack: SimRack, name: str, voters: list[str], called: str = "") -> None:
+    """Write another leader.voters, or another name, into agent.toml, and restart the agent."""
     host = rack.hosts[name]
     others = [f"{other.ip}:7946" for other in rack.hosts.values() if other.name != name]
     tree: dict[str, Any] = {
-        "name": name,
+        "name": called or name,
         "state_dir": host.disk.root,
         "run_dir": host.run_dir,
         "advertise": host.ip,
@@ -160,3 +160,17 @@ def test_a_host_that_is_drained_is_not_made_a_voter() -> None:
         rack.settle()
         rack.ask("h1", "scheduler.drain", {"id": "h2", "by": "ann"})
         vote(rack, "h1", "h3", "h4", within_s=90.0)
+
+
+def test_a_host_with_another_name_does_not_start_with_what_is_its_former_names() -> None:
+    with SimRack(19, 3) as rack:
+        rack.start()
+        rack.settle()
+        rewrite(rack, "h2", ["h1", "h2", "h3"], called="h9")
+        refused = rack.hosts["h2"].refused
+        assert refused is not None and refused.what == "this host is named h9, and was h2 before"
+        assert 'name = "h2" in agent.toml' in refused.next and "hosts forget h2" in refused.next
+        assert all(view.host != "h9" for view in rack.agents["h1"].hosts())
+        rewrite(rack, "h2", ["h1", "h2", "h3"])
+        rack.settle()
+        vote(rack, "h1", "h2", "h3")

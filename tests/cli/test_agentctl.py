@@ -304,6 +304,7 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_known": False, "gpus_why": "the driver does not answer"}]
     assert "the driver does not answer" in run("hosts")[1]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
+    agent.replies["GET /v1/links"] = []
     code, shown, _ = run("doctor")
     assert (
         code == 1
@@ -365,6 +366,7 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
     run: Run, agent: FakeAgent, words: str
 ) -> None:
     agent.replies |= {"GET /v1/voters": {"voters": [], "rows": [], "under_way": ""}, "GET /v1/interference": []}
+    agent.replies["GET /v1/links"] = []
     agent.replies["GET /v1/groups"] = []
     assert (run(*words.split())[0], run(*words.split())[2]) == (0, "")
     agent.unanswered = SILENT

@@ -15,6 +15,8 @@ from tests.cli.conftest import FakeAgent, job_view
 from tests.cli.rack_answers import Run
 from tests.cli.rack_answers import run as run
 
+JOINS = "covey-bqcwktlfld77pndjn4k76guaj27fujbovvhehzqkrciimqk3"
+"""A token that lets a host join."""
 KEY = "5eed" * 16
 """A gossip key of the rack."""
 TOKEN = "hf_PlantedTokenOfSomebody12345"
@@ -45,7 +47,7 @@ def planted(agent: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     status = {"boot": 2, "up_s": 6.0, "plugins": {}, "notes": [f"next: curl -H 'Authorization: Bearer {TOKEN}'"]}
     agent.replies |= {
         "GET /v1/status": status, "GET /v1/jobs": [one], "GET /v1/why/j7": [why], "GET /metrics": {KEY: 1},
-        "GET /v1/gpus": [], "GET /v1/voters": {"voters": ["gpu1"], "rows": []},
+        "GET /v1/gpus": [], "GET /v1/links": [], "GET /v1/voters": {"voters": ["gpu1"], "rows": []},
         "GET /v1/hosts": [{"host": "gpu1", "state": "alive", "plugins_failed": [], "gossip_key": KEY}],
     }  # fmt: skip
     etc = tmp_path / "etc"
@@ -104,9 +106,21 @@ def test_it_finds_secrets_that_nothing_named(
     assert [secret for secret in SECRETS if secret in whole] == []
 
 
-def test_only_its_writer_may_read_it(run: Run, planted: Path, tmp_path: Path) -> None:
-    run("bundle", "b.tar.gz", "--config", str(planted / "agent.toml"))
-    assert stat.S_IMODE(os.stat(tmp_path / "b.tar.gz").st_mode) == 0o600
+def test_only_its_writer_may_read_it_and_no_file_behind_a_link_is_written(
+    run: Run, planted: Path, tmp_path: Path
+) -> None:
+    """Somebody has put a link where root is about to write, and a file that others may read."""
+    theirs, path = tmp_path / "theirs", tmp_path / "b.tar.gz"
+    for is_link in (True, False):
+        theirs.write_text("whole")
+        if is_link:
+            path.symlink_to(theirs)
+        else:
+            os.chmod(path, 0o644)
+        run("bundle", "b.tar.gz", "--config", str(planted / "agent.toml"))
+        assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600 and not path.is_symlink()
+        assert theirs.read_text() == "whole" and "status.json" in read(path)
+        assert sorted(each.name for each in tmp_path.glob(".b.tar*")) == []
 
 
 def test_it_is_written_also_when_no_agent_answers(run: Run, agent: FakeAgent, planted: Path, tmp_path: Path) -> None:
@@ -143,6 +157,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
         ("psql://ann:sesame@db/x", f"psql://{HIDDEN}@db/x"),
         ("Authorization: Bearer abcdef123", f"Authorization: {HIDDEN}"),
         ("ghp_0123456789abcdef", HIDDEN),
+        (f"echo {JOINS} | agentctl", f"echo {HIDDEN} | agentctl"),
         (f"key {KEY} here", f"key {HIDDEN} here"),
         ("q8Zk2LrT0pXw7VbN4mYc1HsD", HIDDEN),
     ],

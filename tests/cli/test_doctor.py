@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.hosts import doctor
-from cli.hosts.doctor import Finding, Looked
+from cli.hosts import doctor, examined
+from cli.hosts.doctor import Looked
+from cli.hosts.examined import Finding
 from covey.kernel import userfault
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Run
@@ -141,9 +142,10 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "look", lambda root, prefix: WELL)
+    monkeypatch.setattr(examined, "of_memlock", lambda root, pid: ())
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST]
-    agent.replies["GET /v1/gpus"] = []
+    agent.replies["GET /v1/gpus"] = agent.replies["GET /v1/links"] = []
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, out, _ = run("doctor")
     assert (code, out.splitlines()[0]) == (0, "good     rack: hosts alive: 1 of 1; gpu1 leads")
@@ -165,7 +167,7 @@ def test_a_host_that_is_alive_and_does_not_answer_is_wrong(run: Run, agent: Fake
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST, {**HOST, "host": "gpu2"}, {**HOST, "host": "gpu3", "state": "away"}]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
-    agent.replies["GET /v1/gpus"] = []
+    agent.replies["GET /v1/gpus"] = agent.replies["GET /v1/links"] = []
     agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in ("gpu2", "gpu3")]
     code, out, _ = run("doctor")
     assert code == 1

@@ -233,6 +233,32 @@ def test_a_host_that_has_the_key_leaves_its_own_log_without_a_token(
     assert keys.load(path, make=False) == [KEY]
 
 
+@pytest.mark.parametrize("at", ["key", "agent.toml"])
+def test_an_interrupted_join_is_repeated_by_the_same_line(
+    at: str, toml: Path, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token is used up; nothing is half written when it is killed between two files."""
+    put, token = os.replace, member.token().text
+
+    def killed(source: Path, to: Path) -> None:
+        if Path(to).name == {"key": keys.NAME}.get(at, at):
+            raise KeyboardInterrupt
+        put(source, to)
+
+    monkeypatch.setattr("os.replace", killed)
+    before = toml.read_text()
+    assert join(toml, member.at, "--token", token) != 0
+    assert toml.read_text() == before and (toml.parent / keys.NAME).exists() == (at == "agent.toml")
+    monkeypatch.setattr("os.replace", put)
+    if at == "key":
+        assert join(toml, member.at, "--token", token) == 4, "the key never came: another token is needed"
+        token = member.token(2).text
+    assert join(toml, member.at, "--token", token) == 0
+    assert keys.load(toml.parent / keys.NAME, make=False) == [KEY]
+    assert tomllib.loads(toml.read_text())["gossip"]["seeds"][0] == member.at
+    assert not [path for path in toml.parent.iterdir() if path.name.startswith(".")]
+
+
 def test_a_host_whose_keys_were_rotated_since_has_the_new_key(
     toml: Path, member: FakeMember, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

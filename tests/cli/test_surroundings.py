@@ -40,6 +40,7 @@ def odd(agent: FakeAgent, job: Job, answers: None) -> FakeAgent:
         "GET /v1/interference": [],
         "GET /v1/groups": [],
         "GET /v1/voters": {"rows": [], "under_way": "", "voters": []},
+        "GET /v1/links": [],
     }
     return agent
 

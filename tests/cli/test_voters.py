@@ -41,7 +41,8 @@ def test_a_change_is_asked_for_and_waited_for(
     ]
     agent.replies["GET /v1/voters"] = lambda _: answers.pop(0) if answers[1:] else answers[0]
     agent.replies["POST /v1/voters"] = {"said": "gpu4 will replace gpu3; it is receiving the log"}
-    assert run(agent, "voters", "replace", "gpu3", "gpu4") == 0
+    agent.unanswered = [{"host": "gpu3", "why": "no answer within 3 s", "age_s": None}]
+    assert run(agent, "voters", "replace", "gpu3", "gpu4") == 0, "that it is dead is why it is replaced"
     assert len(answers) == 1
     assert ("POST /v1/voters", {"add": "gpu4", "remove": "gpu3", "force": False}) in agent.asked
     assert "is receiving the log" in capsys.readouterr().out

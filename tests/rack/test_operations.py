@@ -74,6 +74,7 @@ ELSEWHERE = {
 
 EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
+    "agentctl hosts forget gpu4": 4,  # likewise
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
     "agentctl gpus forget UUID": 3,  # no GPU is called that
     "agentctl volume show swap1": 3,

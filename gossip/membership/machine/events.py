@@ -66,6 +66,13 @@ class AwayOver(msgspec.Struct, frozen=True):
     boot: int
 
 
+class Forget(msgspec.Struct, frozen=True):
+    """Event: a person says that this host, of this boot or an earlier one, will never come back."""
+
+    host: HostId
+    boot: int
+
+
 class ProbeDue(msgspec.Struct, frozen=True):
     """Event: the last probe is over, the next one begins."""
 
@@ -104,7 +111,7 @@ class SyncDue(msgspec.Struct, frozen=True):
 
 
 Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | AwayOver | GossipDue | CallDue | SyncDue
-Event = MembershipStarted | SeedsFound | PacketHeard | EarlierHeard | LoopStalled | Leaving | Timer
+Event = MembershipStarted | SeedsFound | PacketHeard | EarlierHeard | LoopStalled | Leaving | Forget | Timer
 
 
 class ForgetMember(msgspec.Struct, frozen=True):

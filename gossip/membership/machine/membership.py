@@ -40,6 +40,7 @@ from gossip.membership.machine.events import (
     CallDue,
     EarlierHeard,
     Event,
+    Forget,
     GossipDue,
     Leaving,
     LoopStalled,
@@ -137,6 +138,8 @@ class Membership:
                 self._meeting.seeds_are(event.seeds)
             case Leaving():
                 self._leave(event.away_s)
+            case Forget():
+                self._forget(event, now_s)
             case ProbeDue():
                 self._prober.next(now_s)
             case ProbeLate():
@@ -171,6 +174,12 @@ class Membership:
         for member in self._table.by_name():
             if member.live and member.address:
                 self._table.out.append(SendDatagram(member.address, (goodbye,)))
+
+    def _forget(self, event: Forget, now_s: float) -> None:
+        """Drop a host that is gone; one that lives, or has begun anew since, is another one."""
+        member = self._table.members.get(event.host)
+        if member is not None and member.shown(now_s) in ("gone", "left") and member.boot <= event.boot:
+            self._table.drop(member)
 
     # ---- messages of others ----
 

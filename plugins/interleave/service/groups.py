@@ -8,7 +8,7 @@ import msgspec
 from covey.core.events import Fact, Heard
 from covey.core.ids import HostId, JobId
 from plugins.base import Host
-from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, SumsWorked, drained
+from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, SumsWorked, closed
 from plugins.interleave.machine.pools import HostsNow, Pools, PoolsEvent, SecondBegan
 from plugins.interleave.policy.decide import Decision, PoolView, decide
 from plugins.interleave.policy.groups import PlacedGroup, arranger_of, groups_of
@@ -40,7 +40,7 @@ class HostGroups:
             case SecondPassed():
                 views = self._host.hosts()
                 live = frozenset(view.host for view in views if view.state in THERE)
-                usable = frozenset(view.host for view in views if view.state == "alive" and not drained(view))
+                usable = frozenset(view.host for view in views if view.state == "alive" and not closed(view))
                 self._feed(HostsNow(live | {self._host.id}, usable))
                 self._feed(SecondBegan())
             case _:

@@ -19,7 +19,16 @@ from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
 from plugins.askers import OwnerUser, asker_of
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, MemoryPromised, SecondPassed
+from plugins.facts import (
+    HostAway,
+    HostGone,
+    HostNeverBack,
+    HostSeen,
+    JobPlaced,
+    JobUnplaced,
+    MemoryPromised,
+    SecondPassed,
+)
 from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.borrowing.events import LenderLost
 from plugins.memory.machine.lending.events import BorrowerAway
@@ -95,6 +104,8 @@ class MemoryService(PluginService):
                 self.lending.dispatch(BorrowerAway(fact.host, 0.0))
             case HostGone():
                 self.borrowing.dispatch(LenderLost(fact.host))
+            case HostNeverBack():
+                self.env.spawn(f"memory forgets {fact.host}", self.borrowing.unsure.forgotten(fact.host))
             case _:
                 pass
 

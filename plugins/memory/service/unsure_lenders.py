@@ -66,10 +66,18 @@ class UnsureLenders:
         finally:
             self._asked.discard(lender)
 
-    async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
+    async def forgotten(self, lender: HostId) -> None:
+        """Wait no longer for what a host holds that will never come back."""
+        for slab in self.slabs().get(lender, ()):
+            try:
+                await self._tell_dead(lender, slab, f"{lender} was forgotten: it will never come back")
+            except (TimeoutError, ConnectionError):
+                self._env.log.warning("a volume does not answer", volume=slab.volume, next="agentctl volume give-up")
+
+    async def _tell_dead(self, lender: HostId, slab: SlabRef, why: str = "") -> None:
         volume = self._volumes.get(slab.volume)
         if volume is not None:
-            why = f"{lender} no longer holds it"
+            why = why or f"{lender} no longer holds it"
             await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
 
     async def give_up(self, name: str) -> tuple[OpenPlace, ...]:

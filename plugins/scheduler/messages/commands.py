@@ -324,14 +324,25 @@ class TenantSet(CommandBase, frozen=True, kw_only=True):
 
 
 class HostDrained(CommandBase, frozen=True, kw_only=True):
-    """Somebody: no rank starts on this host from now on, and those that are there leave it; or (`drained` False) the
-    host is used again."""
+    """Somebody: no rank starts on this host from now on, and those that are there leave it, or stay (`cordon`); or
+    (`drained` False) the host is used again."""
 
     host: HostId
     drained: bool = True
     stop_jobs: bool = False
     """Whether ranks of jobs that cannot continue elsewhere leave the host too: such a job stops, and is queued
     again."""
+    by: Text = ""
+    cordon: bool = False
+    """Whether what is there stays. With `drained` False: a host that is drained is not used again by this."""
+
+
+class HostForgotten(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this host will never come back, and nothing of it is to be remembered."""
+
+    host: HostId
+    boot: Count
+    """The latest boot that is meant; one that began later is another host of that name."""
     by: Text = ""
 
 
@@ -382,9 +393,10 @@ class Attained(CommandBase, frozen=True, kw_only=True):
 AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked
 AboutRanks = RanksReported | RanksDone
 AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
+AboutHost = HostDrained | HostForgotten
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
-Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | HostDrained | Attained | Elapsed | Leads
+Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | AboutHost | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

@@ -20,13 +20,19 @@ Known = TypeVar("Known")
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Why no rank starts on a host, and those that are there leave it."""
+    """Why no rank starts on a host, and those that are there leave it, or stay."""
 
     by: str
     stop_jobs: bool
     """Ranks of jobs that can only begin again elsewhere leave the host too."""
     wall_s: float
     """When the drain began, on the wall clock, s."""
+    cordon: bool = False
+    """What is there stays: the host is cordoned, and not drained."""
+
+    @property
+    def told(self) -> str:
+        return f"is {'cordoned' if self.cordon else 'drained'}, by {self.by}"
 
 
 class GangShape(NamedTuple):
@@ -60,7 +66,13 @@ def shape_of(spec: JobSpec) -> GangShape:
 
 def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, str]:
     """Hosts that this job may not use, and why, in words; `spec` None: those that no job may use."""
-    return {host: f"{host} is drained, by {drain.by}" for host, drain in drained.items()}
+    return {host: f"{host} {drain.told}" for host, drain in drained.items()}
+
+
+def leaves(host: HostId, drained: Mapping[HostId, Drain]) -> bool:
+    """Whether what is on this host is to leave it: it is drained, and not only cordoned."""
+    drain = drained.get(host)
+    return drain is not None and not drain.cordon
 
 
 def memory_left(said: MemoryHere | None, promised_bytes: int) -> int:

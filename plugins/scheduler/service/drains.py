@@ -1,4 +1,4 @@
-"""What people ask of a host as a whole: that everything leaves it, and that it is used again."""
+"""What people ask of a host as a whole: that everything leaves it, that nothing new comes, that it is used again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.messages.commands import HostDrained
+from plugins.scheduler.messages.commands import HostDrained, HostForgotten
 from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import QueueLog
 
@@ -30,24 +30,54 @@ class Drains:
         if not isinstance(stop, bool):
             example = f"agentctl hosts drain {host} --stop-jobs"
             raise Refused(2, f"{host} was not drained", f"stop_jobs is true or false, not {stop!r:.80}", example)
-        await self._say(HostDrained(wall_s=0.0, host=host, stop_jobs=stop, by=asked.by(given)))
-        return [job for job in self.queue.live() if job.awaits(host)]
+        await self._say(HostDrained(wall_s=0.0, host=host, stop_jobs=stop, by=asked.by(given)), f"drain {host}")
+        return self._there(host)
 
     async def resume(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
-        """Let jobs, slabs and sums use the host again. Returns the jobs that are on it."""
+        """Let jobs, slabs and sums use the host again, drained or cordoned. Returns the jobs that are on it."""
         if host not in self.queue.drained:
             self._known(host)
             raise Refused(4, f"{host} was not resumed", "it is not drained", "agentctl hosts")
-        await self._say(HostDrained(wall_s=0.0, host=host, drained=False, by=asked.by(given)))
+        await self._say(HostDrained(wall_s=0.0, host=host, drained=False, by=asked.by(given)), f"resume {host}")
+        return self._there(host)
+
+    async def cordon(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
+        """Have no rank start on a host from now on; what is there stays. Returns the jobs that are on it. Refused: no
+        host of this name is known, or it is drained, which is more."""
+        self._known(host)
+        await self._say(HostDrained(wall_s=0.0, host=host, by=asked.by(given), cordon=True), f"cordon {host}")
+        return self._there(host)
+
+    async def uncordon(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
+        """Let jobs use a cordoned host again. Returns the jobs that are on it. Refused: it is not cordoned."""
+        if host not in self.queue.drained:
+            self._known(host)
+            raise Refused(4, f"{host} was not uncordoned", "it is not cordoned", "agentctl hosts")
+        command = HostDrained(wall_s=0.0, host=host, drained=False, by=asked.by(given), cordon=True)
+        await self._say(command, f"uncordon {host}")
+        return self._there(host)
+
+    def knows(self, host: HostId) -> bool:
+        """Whether the log knows something of this host that `forget` ends."""
+        return host in self.queue.drained or bool(self._there(host))
+
+    async def forget(self, host: HostId, given: Mapping[str, Any]) -> None:
+        """Write down that a host will never come back. `given`: `boot`, the latest that is meant. Refused: a job has
+        ranks there."""
+        command = HostForgotten(wall_s=0.0, host=host, boot=asked.whole(given, "boot", 0), by=asked.by(given))
+        await self.log.change(command, f"forget {host}")
+        await self.log.until(lambda: host not in self.queue.drained, SHOWN_S)
+
+    def _there(self, host: HostId) -> list[Job]:
         return [job for job in self.queue.live() if job.awaits(host)]
 
     def _known(self, host: HostId) -> None:
         if all(view.host != host for view in self.host.hosts()):
             raise Refused(3, f"there is no host {str(host)[:80]!r}", "no host of that name is known", "agentctl hosts")
 
-    async def _say(self, command: HostDrained) -> None:
+    async def _say(self, command: HostDrained, what: str) -> None:
         host = command.host
-        await self.log.change(command, f"{'drain' if command.drained else 'resume'} {host}")
+        await self.log.change(command, what)
         await self.log.until(lambda: (host in self.queue.drained) == command.drained, SHOWN_S)
 
 

@@ -17,13 +17,16 @@ from covey.core.ids import HostId
 from covey.core.version import VERSION, text_of
 from covey.ports.clock import Clock
 from covey.wire.checked import OtherFormat, StateRefused
+from plugins import facts
 from plugins.base import Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     COMMAND_BYTES_MAX,
+    Applied,
     Attained,
     Command,
+    HostForgotten,
     MalformedCommand,
     NewerCommand,
     NotApplied,
@@ -111,6 +114,8 @@ class QueueLog:
             self._caught_up = True
         for note in notes:
             self.host.note(note.subject, note.event, note.reason, note.key)
+        if isinstance(command, HostForgotten) and isinstance(result, Applied):
+            self.host.publish(facts.HostNeverBack(command.host, command.boot))
         self.wake()
         return pack(result)
 

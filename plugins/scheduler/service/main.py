@@ -294,7 +294,8 @@ class SchedulerService(PluginService):
     def _publish(self) -> None:
         self.gpus_here.publish(self.ranks.reservations)
         drain = self.queue.drained.get(self.host.id)
-        leaves = DrainedNow(in_gossip(drain.by), len(self.host.runner.running())) if drain else DrainedNow("")
+        here = len(self.host.runner.running())
+        leaves = DrainedNow(in_gossip(drain.by), here, drain.cordon) if drain else DrainedNow("")
         if leaves != self._drained:
             self._drained = leaves
             self.host.spread("drained", leaves)
@@ -313,6 +314,10 @@ class SchedulerService(PluginService):
             "give_up": self._give_up,
             "drain": self._drain,
             "resume": self._resume,
+            "forget": self._forget,
+            "knows": self._knows,
+            "cordon": self._cordon,
+            "uncordon": self._uncordon,
             "move": self._move,
             "scale": self._scale,
             "arrange": self._arrange,
@@ -502,6 +507,22 @@ class SchedulerService(PluginService):
 
     async def _resume(self, given: Mapping[str, Any]) -> list[JobView]:
         return self._shown(await self.drains.resume(HostId(str(given.get("id", ""))), given))
+
+    async def _forget(self, given: Mapping[str, Any]) -> list[JobView]:
+        """Take back the jobs that wait for a host that is gone, and forget the host. `agent.forget_host` asks this."""
+        host = HostId(str(given.get("id", "")))
+        jobs = await self.moves.give_up(host, given) if self.drains.knows(host) else []
+        await self.drains.forget(host, given)
+        return self._shown(jobs)
+
+    async def _knows(self, given: Mapping[str, Any]) -> bool:
+        return self.drains.knows(HostId(str(given.get("id", ""))))
+
+    async def _cordon(self, given: Mapping[str, Any]) -> list[JobView]:
+        return self._shown(await self.drains.cordon(HostId(str(given.get("id", ""))), given))
+
+    async def _uncordon(self, given: Mapping[str, Any]) -> list[JobView]:
+        return self._shown(await self.drains.uncordon(HostId(str(given.get("id", ""))), given))
 
     def _shown(self, jobs: list[Job]) -> list[JobView]:
         return [views.job_view(job, self._standing(), self.host.log.age_s, self._seen()) for job in jobs]

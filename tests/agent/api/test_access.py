@@ -24,6 +24,7 @@ READER = msgspec.structs.replace(VISITOR, reads_all=True)
 """Whoever connects to a host with `read_open`."""
 LOOKS = """agent.keys agent.local_keys
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
+    agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
     agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack memory.volumes
     memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference interleave.groups""".split()  # noqa: SIM905
@@ -34,6 +35,7 @@ LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
     agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
+    scheduler.cordon scheduler.uncordon scheduler.forget scheduler.knows agent.forget_host
     scheduler.quota_set scheduler.tenant_set memory.export memory.swap aggregator.move""".split()  # noqa: SIM905
 EVERY = [*LOOKS, *OWN_READS, *OWN_CHANGES, *LOGS_IN, *USES, *OPERATES]
 

@@ -121,6 +121,14 @@ async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_it
     assert old.unanswered == (Unanswered(GPU2, "no answer within 3.0 s", 9.0),)
 
 
+async def test_a_host_that_was_forgotten_is_in_no_list_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = FakeAgent()
+    commands, whole = view(agent).commands(), agent.hosts()
+    assert [row.host for row in (await commands["agent.gpus"]({})).data] == [GPU2]
+    monkeypatch.setattr(agent, "hosts", lambda: whole[:1])
+    assert (await commands["agent.gpus"]({})).data == []
+
+
 LISTS = ("agent.gpus", "agent.rack_tensors", "agent.rack_slabs", "agent.rack_volumes")
 
 

@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("GET /v1/hosts", "GET /v1/leader", "GET /v1/memory/accounts", "GET /v1/quotas", "GET /v1/tenants"),
         *("GET /v1/status", "GET /v1/gpus", "GET /v1/slabs", "GET /v1/volumes", "GET /v1/tensors"),
         *("GET /v1/shared_gpus", "GET /v1/interference", "GET /v1/groups", "GET /v1/voters", "GET /v1/jobs"),
-        *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys"),
+        *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys", "GET /v1/links"),
     ),
     "own": (
         *("GET /v1/jobs/{id}/tuner", "GET /v1/jobs/{id}/logs", "POST /v1/jobs/{id}/cancel", "POST /v1/jobs/{id}/move"),
@@ -45,6 +45,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "use": ("POST /v1/jobs", "POST /v1/volumes"),
     "operate": (
         *("POST /v1/gpus/{id}/forget", "POST /v1/hosts/{id}/give-up", "POST /v1/hosts/{id}/drain"),
+        *("POST /v1/hosts/{id}/cordon", "POST /v1/hosts/{id}/uncordon", "POST /v1/hosts/{id}/forget"),
         *("POST /v1/hosts/{id}/resume", "POST /v1/volumes/{id}/export", "POST /v1/volumes/{id}/swap"),
         *("POST /v1/tensors/move", "POST /v1/voters", "POST /v1/quotas", "POST /v1/tenants"),
         *("POST /v1/keys/turn", "POST /v1/tokens"),

@@ -91,3 +91,23 @@ def test_a_host_that_was_gone_gets_the_new_key_before_the_old_one_goes() -> None
         assert rotate(rack, "h1") == ["use", "remove"]
         assert len(keys(rack)) == 1 and keys(rack) != {old}
         rack.settle(90.0)
+
+
+@pytest.mark.parametrize("seed", range(34, 37))
+def test_agents_that_restart_during_a_rotation_end_with_one_key(seed: int) -> None:
+    with SimRack(seed) as rack:
+        rack.start()
+        rack.settle()
+        (old,) = keys(rack)
+        for _ in range(60):
+            strike(rack.world, Kill("agent", rack.rng.choice(sorted(rack.hosts)), rack.rng.uniform(0.1, 4.0)))
+            rack.run(rack.rng.uniform(0.0, 2.0))
+            try:
+                if turn(rack, rack.rng.choice([name for name in rack.alive() if rack.began(name)])).done:
+                    break
+            except (Refused, TimeoutError):
+                pass
+        rack.heal()
+        rack.settle(90.0)
+        (after,) = keys(rack)
+        assert len(after) == 1 and after != old

@@ -16,6 +16,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Granted,
     HostDrained,
+    HostForgotten,
     MoveAsked,
     NotApplied,
     PlaceFailed,
@@ -71,6 +72,35 @@ def test_what_runs_on_a_host_that_is_drained_goes_on_until_something_is_decided(
     told.report(told.id, H1, {0: 0, 1: 0})
     told.report(told.id, H2, {2: 0, 3: 0})
     assert told.job.state == "done"
+
+
+def test_a_cordon_keeps_new_ranks_away_and_a_drain_is_more() -> None:
+    told = Told()
+    told.say(drain(H2, cordon=True))
+    id = told.submit(4)
+    told.grant(id)
+    assert why(told.place(id, *halves(4))) == "h2 is cordoned, by ann"
+    assert isinstance(told.say(drain(H2)), Applied), "a cordoned host is drained then"
+    for command in (drain(H2, cordon=True), drain(H2, drained=False, cordon=True)):
+        assert why(told.say(command)) == "it is drained, by ann, and what is there leaves it"
+    again = JobTable()
+    again.restore(told.queue.snapshot())
+    assert again.drained == told.queue.drained and not again.drained[H2].cordon
+    for command in (drain(H2, drained=False), *[drain(H2, cordon=True)] * 2, drain(H2, drained=False, cordon=True)):
+        assert isinstance(told.say(command), Applied)
+    noted = [event.removeprefix("host ") for subject, event in told.notes if subject == "host/h2"]
+    assert noted == ["cordoned", "drained", "resumed", "cordoned", "uncordoned"] and not told.queue.drained
+
+
+def test_a_host_is_forgotten_once_no_job_has_ranks_there() -> None:
+    told = Healing()
+    told.say(drain(H2, cordon=True))
+    forget = HostForgotten(wall_s=1.0, host=H2, boot=3, by="ann")
+    assert why(told.say(forget)) == "j1 has ranks on it" and H2 in told.queue.drained
+    told.lose(H2)
+    told.replace(H2, H3)
+    assert isinstance(told.say(forget), Applied) and not told.queue.drained
+    assert isinstance(told.say(forget), Applied), "twice is no error"
 
 
 def test_it_is_remembered_and_said_once() -> None:
@@ -133,6 +163,13 @@ def test_a_gang_that_heals_leaves_one_host_at_a_time() -> None:
     assert (
         it.job.healing.moving == {H1: ""} and "ann, who drains h1," in it.led.queue.jobs[it.id].reason
     ) or it.job.healing.moving
+
+
+def test_what_is_on_a_cordoned_host_stays() -> None:
+    for healing in (True, False):
+        it = LedDrain(healing)
+        it.led.say(drain(H1, cordon=True))
+        assert [command for _ in range(80) for command in it.look()] == []
 
 
 def test_it_is_asked_again_later_and_later_when_no_host_has_room() -> None:

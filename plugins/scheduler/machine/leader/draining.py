@@ -46,6 +46,8 @@ class Draining:
         found: list[MoveAsked | TakenBack] = []
         known, self.asked = self.asked, {}
         for host, drain in self.queue.drained.items():
+            if drain.cordon:
+                continue
             for job in roll.by_age(roll.awaited.get(host, ()) if host in alive else ()):
                 if job.state != "running" or job.place_on(host) is None:
                     continue

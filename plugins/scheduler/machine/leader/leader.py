@@ -300,7 +300,8 @@ class Leader:
     def _is_quiet(self) -> bool:
         """Whether no host is drained, suspected, away, or gone since a short while."""
         left = any(gone_s < QUIET_S for gone_s in self.gone.values())
-        return not (left or self.drained or self.restarting or self.suspects or self.missing_since)
+        empties = any(eligible.leaves(host, self.drained) for host in self.drained)
+        return not (left or empties or self.restarting or self.suspects or self.missing_since)
 
     def _gone(self, now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""

@@ -15,6 +15,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Elapsed,
     HostDrained,
+    HostForgotten,
     Leads,
     NotApplied,
     Placed,
@@ -34,7 +35,7 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
     match command:
         case Attained():
             return {**command.service_gpu_s, **command.tensors, **command.heals}
-        case QuotaSet() | TenantSet() | HostDrained() | Elapsed() | Leads():
+        case QuotaSet() | TenantSet() | HostDrained() | HostForgotten() | Elapsed() | Leads():
             return ()
         case Arranged():
             return command.jobs

@@ -222,7 +222,9 @@ def vacate(queue: JobTable, job: Job) -> str:
     hosts = [
         place.host
         for place in job.start.places
-        if place.host in job.healing.moving and place.host in queue.drained and not set(first) & set(place.ranks)
+        if place.host in job.healing.moving
+        and eligible.leaves(place.host, queue.drained)
+        and not set(first) & set(place.ranks)
     ]
     left = [place for place in job.start.places if place.host not in hosts]
     if not hosts or sum(len(place.ranks) for place in left) < job.spec.workers:
@@ -278,7 +280,8 @@ def _wrong_owners(queue: JobTable, job: Job, owners: Sequence[HostId]) -> str:
     if owners and len(owners) != job.start.tables:
         return f"the owners of {len(owners)} tables are said, and it has {job.start.tables}"
     bars = eligible.bars(job.spec, queue.drained)
-    return next((f"a table is to be on {host}: {bars[host]}" for host in owners if host in bars), "")
+    new = {host for host in owners if host not in job.start.owners or eligible.leaves(host, queue.drained)}
+    return next((f"a table is to be on {host}: {bars[host]}" for host in owners if host in bars and host in new), "")
 
 
 # ---- what may be ----

@@ -15,7 +15,7 @@ from plugins.facts import Place
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
 from plugins.scheduler.machine.log.kept_bytes import KeptBytes
 from plugins.scheduler.machine.log.models import Models, StepHistory, model_of
-from plugins.scheduler.policy.eligible import Drain
+from plugins.scheduler.policy.eligible import Drain, leaves
 from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
@@ -23,7 +23,7 @@ ENDED_MAX = 1000
 SNAPSHOT_VERSION = 1
 """Format version of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
-"""The most hosts that are drained at a time."""
+"""The most hosts that are drained or cordoned at a time."""
 TENANTS_MAX = 1000
 """The most tenants that have users."""
 
@@ -137,7 +137,7 @@ class JobTable:
         self.pauses_over_s = 0.0
         """Seconds within which ranks that may be lost certainly stand still without those leases; 0: not known."""
         self.drained: dict[HostId, Drain] = {}
-        """Hosts where no rank starts. The mapping is replaced whole whenever it changes."""
+        """Hosts where no rank starts, drained or cordoned. The mapping is replaced whole whenever it changes."""
         self.notes: list[LogEvent] = []
         """Events of the command that is being applied."""
         self._changed: dict[JobId, None] = {}
@@ -367,7 +367,8 @@ class JobTable:
             owners = {host for host in job.start.owners if host}
             assert len(job.start.owners) in (0, job.start.tables), f"{job.id} has {len(job.start.owners)} owners"
             assert not owners or job.spec.elastic, f"{job.id} is not elastic, and its tables are to be on {owners}"
-            assert job.over or not owners & self.drained.keys(), f"tables of {job.id} are to be on a drained host"
+            empties = {host for host in self.drained if leaves(host, self.drained)}
+            assert job.over or not owners & empties, f"tables of {job.id} are to be on a drained host"
             for place in job.awaited:
                 for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"

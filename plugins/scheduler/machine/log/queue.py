@@ -42,6 +42,7 @@ from plugins.scheduler.messages.commands import (
     GpusKept,
     Granted,
     HostDrained,
+    HostForgotten,
     Leads,
     MoveAsked,
     NotApplied,
@@ -106,6 +107,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
             return tenants.tenant_set(queue, command)
         case HostDrained():
             return _host_drained(queue, command)
+        case HostForgotten():
+            return _host_forgotten(queue, command)
         case Attained():
             return _attained(queue, command)
         case Elapsed():
@@ -177,11 +180,14 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
 
 
 def _host_drained(queue: JobTable, command: HostDrained) -> Result:
-    """Drain a host, or resume it; a repeated command changes nothing."""
+    """Drain or cordon a host, or use it again; a repeated command changes nothing."""
     host, by = command.host, command.by or "a person"
     before = queue.drained.get(host)
-    now = Drain(by, command.stop_jobs, command.wall_s) if command.drained else None
-    if (now and now.stop_jobs) == (before and before.stop_jobs):
+    now = Drain(by, command.stop_jobs, command.wall_s, command.cordon) if command.drained else None
+    if command.cordon and before is not None and not before.cordon:
+        what = f"{host} was not {'cordoned' if command.drained else 'uncordoned'}"
+        return NotApplied(4, what, f"it {before.told}, and what is there leaves it", f"agentctl hosts resume {host}")
+    if (now and (now.stop_jobs, now.cordon)) == (before and (before.stop_jobs, before.cordon)):
         return Applied()
     rest = {other: drain for other, drain in queue.drained.items() if other != host}
     if now is not None and len(rest) >= DRAINED_MAX:
@@ -190,10 +196,21 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
             4, f"{host} was not drained", why, "agentctl hosts resume HOST, for hosts that are in use again"
         )
     queue.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
-    if now is not None:
+    if now is not None and not now.cordon:
         arranging.owners_lost(queue, host)
-    what = ("host resumed", f"{by}: ranks may start there again") if now is None else ("host drained", _drained(now))
-    queue.notes.append(LogEvent(f"host/{host}", *what, f"log/{queue.index}"))
+    queue.notes.append(LogEvent(f"host/{host}", *_of_drain(before, now, by), f"log/{queue.index}"))
+    return Applied()
+
+
+def _host_forgotten(queue: JobTable, command: HostForgotten) -> Result:
+    """Forget that a host is drained. Not applied while a job has ranks there: whoever asks takes those back first."""
+    host = command.host
+    if jobs := sorted(job.id for job in queue.live() if job.awaits(host)):
+        why = f"{', '.join(jobs[:5])} {'has' if len(jobs) == 1 else 'have'} ranks on it"
+        return NotApplied(4, f"{host} was not forgotten", why, f"agentctl hosts forget {host}, again")
+    queue.drained = {other: drain for other, drain in queue.drained.items() if other != host}
+    said = f"{command.by or 'a person'}: it will never come back"
+    queue.notes.append(LogEvent(f"host/{host}", "host forgotten", said, f"log/{queue.index}"))
     return Applied()
 
 
@@ -231,6 +248,12 @@ def _leads(queue: JobTable, command: Leads) -> Result:
     return Applied()
 
 
-def _drained(drain: Drain) -> str:
-    stays = "others stop and are queued again" if drain.stop_jobs else "others stay until they end"
-    return f"{drain.by}: no rank starts there; jobs that heal move to other hosts, {stays}"
+def _of_drain(before: Drain | None, now: Drain | None, by: str) -> tuple[str, str]:
+    """What happened to a host, and why, for its event log."""
+    if now is None:
+        what = "host uncordoned" if before is not None and before.cordon else "host resumed"
+        return what, f"{by}: ranks may start there again"
+    if now.cordon:
+        return "host cordoned", f"{by}: no rank starts there; what is there stays"
+    stays = "others stop and are queued again" if now.stop_jobs else "others stay until they end"
+    return "host drained", f"{by}: no rank starts there; jobs that heal move to other hosts, {stays}"

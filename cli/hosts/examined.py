@@ -1,0 +1,152 @@
+"""What `agentctl doctor` measures against other hosts, and reads of the agent's process and devices on this one.
+
+What cannot be read is a finding, too: nothing is called good that nobody looked at.
+"""
+
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+State = Literal["good", "lacking", "wrong"]
+CLOCK_S = 2.0
+"""Seconds by which a clock may be off before it is wrong (chosen): events of several hosts are read side by side by
+their times, and a boot number is the clock's second."""
+LOCKED_BYTES_MIN = 64 << 20
+"""The least memory that an agent should be able to lock: page-locked buffers, and what a network card writes to."""
+
+
+class Finding(NamedTuple):
+    what: str
+    state: State
+    why: str
+    next: str = ""
+
+
+# ---- against other hosts ---------------------------------------------------------------------------------------------
+
+
+def of_links(me: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """`rows`: as `GET /v1/links` has them."""
+    for row in rows:
+        host, rtt_s = row["host"], row["rtt_s"]
+        if rtt_s is None:
+            next = f"on {host}: systemctl status covey; a firewall must let TCP port 7947 through, both ways"
+            yield Finding(f"ports to {host}", "wrong", row["why"], next)
+        elif row["whole"] is False:
+            why = f"short messages come through, and one of 64 KiB does not: packets of full size are lost to {host}"
+            next = f"ping -M do -s 1472 {host}; ip link: the MTU must be the same on every host and switch"
+            yield Finding(f"MTU to {host}", "wrong", why, next)
+        elif row["whole"] is None:
+            yield Finding(f"MTU to {host}", "lacking", f"not known: {row['why']}", "agentctl version")
+    yield from _of_clocks(me, rows)
+    answered = [row for row in rows if row["whole"]]
+    if answered:
+        slowest = max(answered, key=lambda row: float(row["rtt_s"]))
+        why = f"{len(answered)} of {len(rows)} other hosts answer short and long messages; the slowest is "
+        yield Finding("links", "good", f"{why}{slowest['host']}, {slowest['rtt_s'] * 1000:.1f} ms")
+
+
+def _of_clocks(me: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Clocks that are off from the middle one of all; `me` is off by 0 from itself."""
+    offsets = {me: (0.0, 0.0)}
+    offsets |= {row["host"]: (row["offset_s"], row["rtt_s"] / 2) for row in rows if row["offset_s"] is not None}
+    middle_s = median(offset_s for offset_s, _ in offsets.values())
+    off = {host: offset_s - middle_s for host, (offset_s, _) in offsets.items()}
+    for host, by_s in off.items():
+        if abs(by_s) > CLOCK_S + offsets[host][1]:
+            ahead = f"{abs(by_s):.1f} s {'ahead of' if by_s > 0 else 'behind'}"
+            next = f"on {host}: timedatectl set-ntp true"
+            yield Finding(f"clock of {host}", "wrong", f"it is {ahead} the clocks of most hosts", next)
+    if len(off) > 1 and max(map(abs, off.values())) <= CLOCK_S:
+        spread_ms = 1000 * (max(off.values()) - min(off.values()))
+        yield Finding("clocks", "good", f"{len(off)} hosts are within {spread_ms:.0f} ms")
+
+
+# ---- on this host ----------------------------------------------------------------------------------------------------
+
+
+def pid_behind(path: str) -> int | None:
+    """The process that listens on a Unix socket; None when it cannot be asked."""
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(path)
+            pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            return int(pid) or None
+    except OSError:
+        return None
+
+
+def of_memlock(root: Path, pid: int | None) -> Iterator[Finding]:
+    """How much memory the agent may lock."""
+    try:
+        text = (root / f"proc/{pid}/limits").read_text() if pid is not None else ""
+    except OSError as error:
+        why = f"the agent's limits cannot be read: {error.strerror}"
+        yield Finding("memlock", "lacking", why, "run agentctl doctor as root")
+        return
+    soft = next((line.split()[3] for line in text.splitlines() if line.startswith("Max locked memory")), "")
+    if not soft:
+        yield Finding("memlock", "lacking", "the agent's limits cannot be read", "run agentctl doctor as root")
+    elif soft != "unlimited" and int(soft) < LOCKED_BYTES_MIN:
+        why = f"the agent may lock {int(soft) >> 10} KiB of memory: no RDMA, and slower copies from GPUs"
+        raise_it = "LimitMEMLOCK=infinity in its unit, or ulimit -l unlimited before agentd starts; then restart it"
+        yield Finding("memlock", "lacking", why, raise_it)
+
+
+def of_names(hosts: Sequence[str], me: str, resolve: Callable[[str], Sequence[str]]) -> Iterator[Finding]:
+    """Names of hosts that lead to this machine itself. `resolve`: the addresses of a name; OSError when unknown."""
+    for host in hosts:
+        try:
+            found = resolve(host)
+        except OSError:
+            continue  # names are not needed: hosts know one another by address
+        loops = [each for each in found if each.startswith("127.") or each == "::1"]
+        if loops and (host != me or len(loops) == len(found)):
+            why = f"{host} resolves to {loops[0]} here: a script that listens under that name hears no other host"
+            yield Finding(f"name {host}", "lacking", why, f"write its own address for {host} into /etc/hosts")
+
+
+def addresses(host: str) -> list[str]:
+    return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)})
+
+
+def of_driver(root: Path, me: str, gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """GPUs that NVIDIA's driver has on this host, and the agent does not list. `gpus`: as `GET /v1/gpus` has them."""
+    folder = root / "proc/driver/nvidia/gpus"
+    try:
+        found = sorted(folder.iterdir()) if folder.exists() else []
+    except OSError as error:
+        yield Finding("driver", "lacking", f"{folder} cannot be read: {error.strerror}", "run agentctl doctor as root")
+        return
+    listed = {str(gpu["uuid"]) for gpu in gpus if gpu["host"] == me}
+    for device in found:
+        uuid, minor = _said(device / "information")
+        what = f"GPU at {device.name}"
+        if not uuid:
+            yield Finding(what, "lacking", "what the driver says of it cannot be read", "run agentctl doctor as root")
+        elif uuid not in listed and not any(each.startswith("MIG-") for each in listed):
+            node = f"/dev/nvidia{minor}"
+            why = f"the driver has {uuid}, and the agent does not list it: it cannot open {node}"
+            yield Finding(what, "wrong", why, f"runuser -u covey -- nvidia-smi -L; ls -l {node}")
+
+
+def _said(path: Path) -> tuple[str, str]:
+    """UUID and minor number of a GPU, as the driver says; empty: not known."""
+    try:
+        lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+    return lines.get("GPU UUID", "").strip(), lines.get("Device Minor", "").strip()
+
+
+def of_limits(hosts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Hosts where users' jobs are not limited. `hosts`: as `GET /v1/hosts` has them."""
+    for host in hosts:
+        if host.get("other_users") == "unlimited":
+            why = "memory, processes and devices of users' jobs are not limited: systemd does not run its starter"
+            yield Finding(
+                f"limits on {host['host']}", "lacking", why, "stat -fc %T /sys/fs/cgroup: cgroup2fs is needed"
+            )

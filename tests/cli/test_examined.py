@@ -1,0 +1,91 @@
+"""What `agentctl doctor` measures against other hosts, and reads of this one: right, wrong, and unreadable."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.hosts.examined import Finding, of_driver, of_limits, of_links, of_memlock, of_names, pid_behind
+
+
+def link(host: str, rtt_s: float | None = 0.002, offset_s: float | None = 0.0, whole: bool | None = True) -> Any:
+    return {"host": host, "rtt_s": rtt_s, "offset_s": offset_s, "whole": whole, "why": "" if whole else "it hangs"}
+
+
+def wrong(found: Sequence[Finding]) -> list[tuple[str, str]]:
+    assert all(each.next for each in found if each.state != "good"), "each has the command that mends it"
+    return [(each.what, each.state) for each in found if each.state != "good"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([link("gpu2"), link("gpu3", offset_s=0.4)], []),
+        ([link("gpu2", None, None, None)], [("ports to gpu2", "wrong")]),
+        ([link("gpu2", whole=False), link("gpu3")], [("MTU to gpu2", "wrong")]),
+        ([link("gpu2", whole=None)], [("MTU to gpu2", "lacking")]),
+        ([link("gpu2", offset_s=5.0), link("gpu3")], [("clock of gpu2", "wrong")]),
+        ([link("gpu2", offset_s=-5.0), link("gpu3", offset_s=-5.1)], [("clock of gpu1", "wrong")]),
+        ([link("gpu2", 8.0, 4.0), link("gpu3", 8.0, 4.0), link("gpu4", 8.0, 4.0)], [("clock of gpu1", "wrong")]),
+        ([link("gpu2", 8.0, 4.0), link("gpu3"), link("gpu4")], []),
+        ([], []),
+    ],
+)
+def test_links_and_clocks(rows: list[Any], found: list[tuple[str, str]]) -> None:
+    """An offset within half a round trip may be none. It is the host that differs from most which is wrong."""
+    assert wrong(list(of_links("gpu1", rows))) == found
+
+
+def test_memory_that_can_be_locked(tmp_path: Path) -> None:
+    def limits(soft: str) -> list[tuple[str, str]]:
+        (tmp_path / "proc/7").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/7/limits").write_text(f"Limit  Soft  Hard\nMax locked memory  {soft}  {soft}  bytes\n")
+        return wrong(list(of_memlock(tmp_path, 7)))
+
+    assert limits("unlimited") == limits(str(1 << 30)) == []
+    assert limits("65536") == [("memlock", "lacking")]
+    for pid in (8, None):
+        (unread,) = of_memlock(tmp_path, pid)
+        assert "cannot be read" in unread.why and unread.state == "lacking", "not known is not good"
+
+
+def test_the_agent_is_the_process_behind_its_socket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        assert pid_behind(str(tmp_path / "agent.sock")) == os.getpid()
+    assert pid_behind(str(tmp_path / "nobody.sock")) is None
+
+
+def test_names_that_lead_to_this_machine_itself() -> None:
+    def resolve(*known: str) -> Callable[[str], Sequence[str]]:
+        def resolved(host: str) -> Sequence[str]:
+            if not known:
+                raise OSError("unknown")
+            return known
+
+        return resolved
+
+    assert wrong(list(of_names(["gpu1"], "gpu1", resolve("127.0.1.1")))) == [("name gpu1", "lacking")]
+    assert wrong(list(of_names(["gpu2"], "gpu1", resolve("10.0.0.2", "127.0.1.1")))) == [("name gpu2", "lacking")]
+    assert not list(of_names(["gpu1"], "gpu1", resolve("10.0.0.1", "127.0.1.1")))
+    assert not list(of_names(["gpu1", "gpu2"], "gpu1", resolve())), "names are not needed"
+
+
+def test_a_gpu_that_the_driver_has_and_the_agent_does_not_list(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
+    assert not list(of_driver(tmp_path, "gpu1", [])), "no driver of NVIDIA"
+    folder.mkdir(parents=True)
+    assert wrong(list(of_driver(tmp_path, "gpu1", []))) == [("GPU at 0000:01:00.0", "lacking")], "nothing can be read"
+    (folder / "information").write_text("Model: H200\nGPU UUID: GPU-7\nDevice Minor: 3\n")
+    (lost,) = of_driver(tmp_path, "gpu1", [{"host": "gpu2", "uuid": "GPU-7"}])
+    assert lost.state == "wrong" and "/dev/nvidia3" in lost.why and "nvidia-smi" in lost.next
+    assert not list(of_driver(tmp_path, "gpu1", [{"host": "gpu1", "uuid": "GPU-7"}]))
+
+
+def test_hosts_whose_users_jobs_are_not_limited() -> None:
+    hosts = [{"host": "gpu1", "other_users": "limited"}, {"host": "gpu2", "other_users": "unlimited"}]
+    assert wrong(list(of_limits(hosts))) == [("limits on gpu2", "lacking")]
