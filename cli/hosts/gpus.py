@@ -89,10 +89,14 @@ def tells(gpu: Mapping[str, Any]) -> bool:
 
 
 def note(gpu: Mapping[str, Any]) -> str:
-    """What is wrong with it, or not known; with the UUID of one that takes no job."""
+    """What is wrong with it, or not known, with the UUID of one that takes no job; and who uses it beside the rack's
+    jobs, or that its job does not."""
     condition = gpu.get("condition", "ok")
     named = f"{gpu['uuid']} " if condition in ("unknown", "drain", "lost") else ""
-    return "" if condition == "ok" else f"{named}{condition}: {gpu.get('why', '')}"
+    parts = [] if condition == "ok" else [f"{named}{condition}: {gpu.get('why', '')}"]
+    if use := gpu.get("use"):
+        parts.append(str(use))
+    return "; ".join(parts)
 
 
 def use(gpu: Mapping[str, Any]) -> str:
@@ -101,5 +105,6 @@ def use(gpu: Mapping[str, Any]) -> str:
     state = gpu.get("host_state", "alive")
     if state in AWAY:
         return str(state)
-    unheld = "out" if gpu.get("condition", "ok") in ("unknown", "drain", "lost") else "free"
+    out = gpu.get("condition", "ok") in ("unknown", "drain", "lost") or gpu.get("use")
+    unheld = "out" if out else "free"
     return " ".join([*([gpu["job"]] if gpu["job"] else []), *(f"+{id}" for id in gpu.get("beside", ()))]) or unheld

@@ -140,6 +140,8 @@ def note(host: dict[str, Any], has_other_users: bool = False) -> str:
     if why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)
+    for job, word in sorted((host.get("gpus_held") or {}).items()):
+        parts.append(f"{job} does not use a GPU that it holds" if word == "idle" else f"{job} holds a GPU: {word}")
     if no_room := host.get("no_room"):
         parts.append(no_room)
     if has_other_users and host.get("other_users") == "no":
