@@ -6,6 +6,7 @@ replaced or taken out, `agentctl gpus forget UUID` on its host drops what the ag
 that it exists."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,8 @@ def run(context: Context) -> int:
         for gpu, name in zip(gpus, uses, strict=True)
     ]
     context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
+    for next_step in dict.fromkeys(step for gpu in gpus if (step := next_of(gpu))):
+        context.say(f"next: {next_step}")
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
     return context.whole(answer)
 
@@ -97,6 +100,17 @@ def note(gpu: Mapping[str, Any]) -> str:
     if use := gpu.get("use"):
         parts.append(str(use))
     return "; ".join(parts)
+
+
+def next_of(gpu: Mapping[str, Any]) -> str:
+    """What to type next about a GPU; empty: nothing is wrong with it."""
+    host, uuid, said = gpu["host"], gpu["uuid"], str(gpu.get("use", ""))
+    if gpu.get("condition", "ok") in ("unknown", "drain", "lost"):
+        return f"on {host}, once {uuid} was reset, replaced or taken out: agentctl gpus forget {uuid}"
+    if said and gpu["job"]:
+        return f"agentctl job {gpu['job']}; agentctl logs {gpu['job']}"
+    process = re.search(r"process(?:es)? (\d+)", said)
+    return f"on {host}: ps -fp {process[1]}" if process else ""
 
 
 def use(gpu: Mapping[str, Any]) -> str:

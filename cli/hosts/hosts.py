@@ -9,6 +9,7 @@ stopped and queued again. --wait returns once nothing is left. `agentctl hosts r
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
@@ -60,7 +61,7 @@ def run(context: Context) -> int:
         for host in answer.data
     ]
     context.say(table(TITLES, rows, ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), context.paint))
-    for next_step in dict.fromkeys(each["next"] for host in answer.data for each in host.get("troubles") or ()):
+    for next_step in dict.fromkeys(step for host in answer.data for step in steps(host)):
         context.say(f"next: {next_step}")
     alive = sum(host["state"] == "alive" for host in answer.data)
     wrong = sum(bool(host.get("troubles")) for host in answer.data)
@@ -126,6 +127,18 @@ def left(row: dict[str, Any]) -> str:
     """What a host that is drained still has; empty: nothing."""
     parts = ((row.get("drained_jobs"), "job"), (row["slabs_lent"], "slab"), (row["aggregator_jobs"], "summed job"))
     return ", ".join(plural(count, what) for count, what in parts if count)
+
+
+def steps(host: dict[str, Any]) -> Iterator[str]:
+    """What to type next about a host."""
+    name = host["host"]
+    yield from (each["next"] for each in host.get("troubles") or ())
+    if host["state"] == "gone":
+        yield f"agentctl why host/{name}; agentctl hosts give-up {name}, if its power is off and stays off"
+    if host.get("no_room"):
+        yield f"make room on {name}, which then goes on by itself: du -xh /var/lib/covey | sort -h | tail"
+    if host.get("gpus_why") or host.get("gpus_held"):
+        yield "agentctl gpus"
 
 
 def note(host: dict[str, Any], has_other_users: bool = False) -> str:
