@@ -1,5 +1,6 @@
 """GPUs that are not used as the log says: by processes that no job started, or by nobody although a job holds them."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -90,8 +91,31 @@ async def test_no_job_gets_a_gpu_that_somebody_else_uses_until_that_ends(rack: R
     await until(lambda: "used by process 4242" in rack["gpu2"].service._standing().reason(rack.job("j1")), 30.0)
     assert rack.job("j1").state == "queued"
     others.fails = True
-    await until(lambda: rack["gpu1"].env.clock.now_s() > 60.0, 90.0)
+    await asyncio.sleep(60.0)
     assert rack.job("j1").state == "queued", "a driver that is silent says of nobody that it left"
     others.fails, others.processes = False, {}
     await until(lambda: rack.job("j1").state == "running", 30.0)
     assert HostId("gpu1") in {place.host for place in rack.job("j1").start.places}
+
+
+@on_a_rack()
+async def test_jobs_that_hold_sick_or_idle_gpus_are_told_so_by_every_host(rack: Rack) -> None:
+    await submit(rack, workers=2)
+    await until(lambda: rack.job("j1").state == "running", 30.0)
+    (place,) = rack.job("j1").start.places
+    probes = rack[place.host].machine.probes
+    probes.devices.processes = {place.devices[0]: (BIG,)}
+    probes._gpus = [
+        msgspec.structs.replace(gpu, condition="drain", why="XID 48") if gpu.uuid == place.devices[1] else gpu
+        for gpu in probes.gpus()
+    ]
+    await asyncio.sleep(IDLE_S + 60.0)
+    other = next(host for host in rack.hosts.values() if host.id != place.host)
+    (listed,) = await other.call("jobs")
+    assert listed.seen.devices[place.host] == "a GPU is drain", "the worse of both, by gossip"
+    view = await other.call("job", id="j1")
+    said = view.seen.devices[place.host]
+    assert "GPU 1 is drain: XID 48" in said and "GPU 0 idle for 1" in said and "process 4242 computes nothing" in said
+    found = rack[place.host].service.metrics()
+    idle_s = found[GPU_IDLE_SECONDS.of(place.devices[0])]
+    assert isinstance(idle_s, float) and IDLE_S <= idle_s < 2 * IDLE_S
