@@ -10,6 +10,7 @@ comes through `Env`, so the same `HostAgent` runs under the simulator.
 import asyncio
 import contextlib
 import errno
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,7 +42,7 @@ from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
 from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
-from covey.core.metrics import Distribution, Measured, MetricSeries
+from covey.core.metrics import Distribution, Measured, MetricSeries, Tally
 from covey.core.version import VERSION
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
@@ -62,7 +63,7 @@ from gossip.types import identity as known_as
 from plugins import facts
 from plugins.askers import Asker, OwnerUser
 from plugins.base import Command, JobPeer, Plugin, PluginService
-from plugins.facts import Endpoints, HostView
+from plugins.facts import Endpoints, HostState, HostView
 from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
@@ -96,6 +97,7 @@ class CountedDevices(Protocol):
     def counters(self) -> Mapping[str, int]: ...
 
 
+STATES: tuple[HostState, ...] = ("alive", "suspect", "away", "gone", "left")
 _endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
@@ -124,7 +126,9 @@ class HostAgent:
         self._said_of_room = ""
         self.gate = Gate(self, rules_of(plugins), config.access.operators)
         self.loop_lag_s = 0.0
-        """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
+        """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it, and counts it in
+        `loop_lags`."""
+        self.loop_lags = Tally(metrics.EVENT_LOOP_LAG_SECONDS)
 
     # ---- life ----
 
@@ -624,9 +628,24 @@ class HostAgent:
         found |= self.gossip.metrics()
         found |= metrics.RPC.of({**self.messenger.counters, **self.counters})
         found |= metrics.RAFT.of(self.log.counted)
-        found[metrics.LEADER_TERM.of()] = self.log.term
+        found |= self.loop_lags.measured()
+        return found | self._state_metrics()
+
+    def _state_metrics(self) -> dict[MetricSeries, float | Distribution]:
+        """The present state of this host and of the log, and of hosts as gossip shows them."""
+        found: dict[MetricSeries, float | Distribution] = {metrics.LEADER_TERM.of(): self.log.term}
+        found[metrics.HAS_LEADER.of()] = self.log.leader is not None
+        found[metrics.LEADS.of()] = self.log.is_leader
+        found[metrics.GOSSIP_KEYS.of()] = len(self.keyring.keys)
+        found[metrics.DISK_REFUSES.of()] = bool(self.no_room)
+        if (free := self.runner.free_bytes) is not None:
+            found[metrics.DISK_FREE_BYTES.of()] = free
+        found[metrics.PLUGINS_FAILED.of()] = sum(health.state == "failed" for health in self.health.values())
+        states = Counter(view.state for view in self.hosts())
+        found |= {metrics.HOSTS.of(state): states[state] for state in STATES}
         found[metrics.HOSTS_WRONG.of()] = len(self.troubles)
-        found[metrics.HOSTS_ALIVE.of()] = sum(view.state == "alive" for view in self.hosts())
+        found[metrics.HOSTS_ALIVE.of()] = states["alive"]
+        found[metrics.TIME_SECONDS.of()] = self.env.clock.wall_s()
         return found
 
 

@@ -53,6 +53,14 @@ class LogSeen(msgspec.Struct, frozen=True):
     """The address under which other hosts reach the gossip of this one."""
 
 
+class Return(msgspec.Struct, frozen=True):
+    """A host came back."""
+
+    at_s: float
+    by: HostId | None
+    """The host that had suspected it first; None: none had."""
+
+
 class Claimed(msgspec.Struct, frozen=True):
     """Two machines claim one name."""
 
@@ -69,7 +77,9 @@ class HostWatch:
         self._env, self._me, self._event_log = env, me, event_log
         self._state: dict[HostId, HostState] = {}
         """The state of each host, as gossip told it last."""
-        self._returns: dict[HostId, deque[float]] = {}
+        self._returns: dict[HostId, deque[Return]] = {}
+        self._by: dict[HostId, HostId] = {}
+        """Who suspected a host first, the last time."""
         self._claimed: dict[HostId, Claimed] = {}
         self._full: tuple[HostId, float] | None = None
         """The host that was last not let in, and when."""
@@ -86,6 +96,7 @@ class HostWatch:
                 self._up(event.host, view)
             case MemberSuspected():
                 self._state[event.host] = "suspect"
+                self._by.setdefault(event.host, event.by)
                 self._note(event.host, "suspected", f"{event.by} could not reach it", "suspect", view)
             case MemberAway():
                 self._state[event.host] = "away"
@@ -120,7 +131,8 @@ class HostWatch:
                 said = "restarted", f"its agent was restarted without notice, {where}".rstrip(", ")
         self._note(host, *said, "up", view)
         if was in ("suspect", "gone", "alive"):
-            self._returns.setdefault(host, deque(maxlen=64)).append(self._env.clock.now_s())
+            by = self._by.pop(host, None)
+            self._returns.setdefault(host, deque(maxlen=64)).append(Return(self._env.clock.now_s(), by))
 
     def _down(self, event: HostDown, view: HostView | None) -> None:
         was, self._state[event.host] = self._state.get(event.host), "left" if event.left else "gone"
@@ -183,11 +195,12 @@ class HostWatch:
             self._event_log.note(f"host/{self._me}", "hosts_max not reached", "no host is refused any more")
         known = {view.host for view in views}
         for host, returns in list(self._returns.items()):
-            while returns and now_s - returns[0] > FLAPS_S:
+            while returns and now_s - returns[0].at_s > FLAPS_S:
                 returns.popleft()
             if not returns or host not in known:
                 del self._returns[host]
         self._state = {host: state for host, state in self._state.items() if host in known}
+        self._by = {host: by for host, by in self._by.items() if host in known}
 
     def _of(
         self, view: HostView, views: Sequence[HostView], log: LogSeen, now_s: float
@@ -201,7 +214,7 @@ class HostWatch:
         own = _said(view, self)
         if isinstance(own, WrongNow) and own.full:
             found.append(("full", full(own.full), False))
-        if len(self._returns.get(view.host, ())) >= FLAPS:
+        if self._flaps(view.host) and not self._is_slandered(view.host):
             found.append(("flaps", flapping(view.host, len(self._returns[view.host])), False))
         if view.host == self._me:
             unknown = sorted(set(log.voters) - {each.host for each in views})
@@ -213,6 +226,16 @@ class HostWatch:
             if version and (release is None or not follow(release, RELEASE)):
                 found.append(("version", other_version(view.host, version), False))
         return found
+
+    def _flaps(self, host: HostId) -> bool:
+        return len(self._returns.get(host, ())) >= FLAPS
+
+    def _is_slandered(self, host: HostId) -> bool:
+        """Whether only one other host ever lost this one, and that host is itself lost again and again, by others too:
+        then it is the other one whose link fails. Whoever comes back says of others that they were gone."""
+        by = {each.by for each in self._returns[host]}
+        (one,) = by if len(by) == 1 else (None,)
+        return one is not None and self._flaps(one) and {each.by for each in self._returns[one]} != {host}
 
     # ---- for others ----
 

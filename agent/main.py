@@ -217,6 +217,7 @@ class Daemon:
             await asyncio.sleep(LAG_PERIOD_S)
             now_s = clock.now_s()
             agent.loop_lag_s = max(0.0, now_s - before_s - LAG_PERIOD_S)
+            agent.loop_lags.see(agent.loop_lag_s)
             if dog_s is not None and now_s >= next_dog_s:
                 self._notifier.tell(WATCHDOG=1)
                 next_dog_s = now_s + dog_s / 3

@@ -8,24 +8,49 @@ BUILD_INFO = METRICS.gauge("covey_build_info", "Always 1; the version is in the 
 CONTROL_CONNECTIONS = METRICS.gauge(
     "covey_control_connections", "Connections of peers to the control link, by whether they have shown a key.", "key"
 )
-EVENT_LOOP_LAG_SECONDS = METRICS.gauge(
-    "covey_event_loop_lag_seconds", "How late the event loop was when last measured."
+EVENT_LOOP_LAG_SECONDS = METRICS.histogram(
+    "covey_event_loop_lag_seconds",
+    "How late the event loop was, measured ten times a second.",
+    bounds=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 HOSTS_ALIVE = METRICS.gauge("covey_hosts_alive", "Hosts that gossip shows alive, this one included.")
+DISK_FREE_BYTES = METRICS.gauge(
+    "covey_disk_free_bytes", "Bytes free for the agent's user where the state directory is."
+)
+DISK_REFUSES = METRICS.gauge(
+    "covey_disk_refuses", "1 while this host takes no submissions and no ranks, or its log waits, for lack of room."
+)
+GOSSIP_KEYS = METRICS.gauge(
+    "covey_gossip_keys", "Keys of gossip that this host has: more than 1 while a rotation is under way."
+)
+HAS_LEADER = METRICS.gauge("covey_has_leader", "1 while this host knows a leader of the log.")
+HOSTS = METRICS.gauge("covey_hosts", "Hosts that gossip shows, by their state, this one included.", "state")
 HOSTS_WRONG = METRICS.gauge(
     "covey_hosts_wrong", "Hosts that need attention: of another rack, with a contested name, lost again and again."
 )
 HTTP_REFUSED = METRICS.counter(
     "covey_http_refused_total", "HTTP requests refused before they reached a command.", "why"
 )
+HTTP_REQUEST_SECONDS = METRICS.histogram(
+    "covey_http_request_seconds",
+    "How long HTTP requests took, waits that they asked for included, by route.",
+    "route",
+    bounds=(0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0),
+)
 HTTP_REQUESTS = METRICS.counter("covey_http_requests_total", "HTTP requests answered.", "status")
 JOB_FRAMES = METRICS.counter("covey_job_frames_total", "Frames and connections of jobs.sock, by kind.", "kind")
 JOB_PROCESSES = METRICS.gauge("covey_job_processes", "Processes joined on jobs.sock.")
 LEADER_TERM = METRICS.gauge("covey_leader_term", "Present term of the replicated log (Raft).")
+PLUGINS_FAILED = METRICS.gauge("covey_plugins_failed", "Plugins of this host that are stopped because they failed.")
 PLUGIN_RESTARTS = METRICS.counter(
     "covey_plugin_restarts_total", "Times that a plugin was started again after a disk error stopped it.", "plugin"
 )
+TIME_SECONDS = METRICS.gauge("covey_time_seconds", "This host's clock when it answered, seconds since 1970.")
 STARTER = METRICS.counter("covey_starter_total", "What the starter of this host did, by what was asked for.", "what")
+SERIES_LEFT_OUT = METRICS.gauge(
+    "covey_series_left_out", "Series that this answer lacks, since their metrics have more than 256."
+)
+LEADS = METRICS.gauge("covey_leads", "1 while this host leads the log.")
 START_TIME_SECONDS = METRICS.gauge("covey_start_time_seconds", "When this agent was started, seconds since 1970.")
 
 DEVICES = METRICS.counters(

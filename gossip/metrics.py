@@ -10,6 +10,11 @@ HEALTH_SCORE = METRICS.gauge(
 LOOP_LAG_MAX_SECONDS = METRICS.gauge(
     "covey_gossip_loop_lag_max_seconds", "Longest stall of the event loop since the start."
 )
+ROUND_TRIP_SECONDS = METRICS.histogram(
+    "covey_gossip_round_trip_seconds",
+    "How long hosts took to answer a probe, of those that answered before other hosts were asked to probe them.",
+    bounds=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+)
 SEEDS_UNKNOWN = METRICS.gauge("covey_gossip_seeds_unknown", "Seeds whose names do not resolve.")
 
 COUNTED = METRICS.counters(

@@ -17,7 +17,7 @@ import msgspec
 
 from covey.core.events import Publish, SetTimer
 from covey.core.ids import HostId
-from covey.core.metrics import MetricSeries
+from covey.core.metrics import Measured
 from covey.core.version import VERSION
 from covey.ports.addresses import Address, ip_port, is_everywhere, joined
 from covey.ports.datagrams import DatagramSocket
@@ -235,7 +235,7 @@ class GossipService:
         found["facts_refused"] = self._gossip.refused
         return dict(sorted(found.items()))
 
-    def metrics(self) -> Mapping[MetricSeries, float]:
+    def metrics(self) -> Measured:
         """The present state, and what was counted since the start."""
         return {
             metrics.ALONE.of(): float(self._is_forsaken()),
@@ -243,6 +243,7 @@ class GossipService:
             metrics.LOOP_LAG_MAX_SECONDS.of(): self._lag_s_max,
             metrics.SEEDS_UNKNOWN.of(): float(len(self.seeds_unknown)),
             **metrics.COUNTED.of(self.counters),
+            **self._gossip.membership.round_trips.measured(),
         }
 
     # ---- events in ----

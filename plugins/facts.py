@@ -593,6 +593,8 @@ class GpusNow(msgspec.Struct, frozen=True):
     """What is wrong with the worst GPU, or why it is not known which GPUs are here; empty: all take jobs."""
     known: bool = True
     """Whether this host knows which GPUs it has."""
+    held: Annotated[dict[JobId, Annotated[str, Meta(max_length=8)]], Meta(max_length=8)] = {}
+    """Jobs that hold GPUs here which are sick or which they do not use -> the condition, or `idle`; a few of them."""
 
 
 class MemoryHere(msgspec.Struct, frozen=True):

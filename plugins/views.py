@@ -55,6 +55,8 @@ class HostRow(msgspec.Struct, frozen=True):
     """What is wrong with the worst of the host's GPUs, held or not, or why it is not known which GPUs it has; empty:
     all take jobs."""
     gpus_known: bool = True
+    gpus_held: dict[JobId, str] = {}
+    """Jobs that hold GPUs of the host which are sick or which they do not use -> the condition, or `idle`; a few."""
     slabs_free: int | None = None
     slabs_lent: int | None = None
     aggregator_jobs: int | None = None
@@ -104,6 +106,9 @@ class GpuRow(msgspec.Struct, frozen=True):
     `degraded` only."""
     why: str = ""
     """What is wrong with the GPU, or why that is not known."""
+    use: str = ""
+    """How the GPU is used otherwise than the log says: by processes that no job started, or not at all although a job
+    holds it; empty: not known to be."""
 
 
 class LeaderView(msgspec.Struct, frozen=True):
@@ -228,6 +233,8 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that its processes on one host may take together, bytes; 0: not limited."""
     memory: dict[HostId, MemoryInUse] = {}
     """What its processes have of each host's memory, where they said so."""
+    devices: dict[HostId, str] = {}
+    """Hosts where GPUs of the job are sick, or held and not used, and what is known of them, in words."""
     limited: dict[HostId, bool] = {}
     """Whether each host that answered limits memory and number of its processes there, whatever they do."""
 

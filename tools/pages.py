@@ -4,9 +4,9 @@ python -m tools.pages            writes docs/reference/*.md; `make reference` ru
 python -m tools.pages DIR        builds the site into DIR: pages by mkdocs, with every link checked, and the API pages
                                 of docstrings by pdoc in DIR/api; `make docs` runs it
 
-A test compares the written pages with what the code says now (tests/docs/test_reference.py). The table of metrics is
-made when the site is built: mkdocs loads this file as a hook, which puts it in the place of `<!-- metrics -->`, and
-pictures in the place of Mermaid diagrams, so that no script draws them in the browser.
+A test compares the written pages with what the code says now (tests/docs/test_reference.py). When the site is built,
+mkdocs loads this file as a hook, which puts pictures in the place of Mermaid diagrams, so that no script draws them in
+the browser.
 """
 
 import argparse
@@ -199,14 +199,41 @@ def help_of(action: argparse.Action) -> str:
 # ---- metrics ----
 
 
+WATCHED = (
+    *("covey_hosts", "covey_hosts_wrong", "covey_has_leader", "covey_leads", "covey_gpu_takes_jobs"),
+    *("covey_jobs_wait_longest_seconds", "covey_disk_free_bytes", "covey_volumes_in_trouble"),
+    *("covey_slabs_unrecovered_total", "covey_plugins_failed", "covey_gossip_alone"),
+)
+"""The metrics to watch first."""
+
+
 def metrics() -> Iterator[str]:
-    yield from ("| family | meaning |", "|---|---|")
-    yield from (f"| `{metric.name}` | {metric.help} |" for metric in sorted(declared(), key=lambda each: each.name))
+    yield from head(
+        "Metrics",
+        "`GET /metrics` of every agent answers in Prometheus' text format, each metric with its help. How to scrape: "
+        "[install](../guides/install.md#http-and-prometheus). What others may read there: "
+        "[security](../guides/security.md#what-metrics-show). A dashboard for Grafana and alerts for Prometheus are "
+        "in `deploy/`: [a day's work](../guides/day-two.md#dashboard-and-alerts).",
+    )
+    assert {metric.name for metric in declared()}.issuperset(WATCHED)
+    yield from (
+        f"Watch first: {', '.join(f'`{name}`' for name in WATCHED)}.",
+        "",
+        "A figure that is not known has no series, never 0. Every metric has at most 256 series on a host; "
+        "`covey_series_left_out` counts what is left out. Labels are never names of users, jobs or volumes, nor "
+        "anything that a job said.",
+        "",
+        *("| metric | kind | labels | meaning |", "|---|---|---|---|"),
+    )
+    for metric in sorted(declared(), key=lambda each: each.name):
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+    yield ""
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """A hook of mkdocs, which calls it by this name for each page."""
-    return MERMAID.sub(drawn, markdown.replace("<!-- metrics -->", "\n".join(metrics())))
+    return MERMAID.sub(drawn, markdown)
 
 
 def drawn(diagram: re.Match[str]) -> str:
@@ -405,6 +432,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "http": http,
     "python": python,
     "exit-codes": exit_codes,
+    "metrics": metrics,
 }
 """Name of a page -> its lines."""
 

@@ -88,6 +88,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.quotas": LOOK,
     "scheduler.tenants": LOOK,
     "scheduler.rack": LOOK,
+    "scheduler.gpu_uses": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),

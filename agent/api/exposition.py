@@ -17,6 +17,9 @@ import gossip.metrics
 from covey.core.metrics import Distribution, Measured, Metric, catalogue
 from plugins.registry import PLUGINS
 
+SERIES_MAX = 256
+"""The most series of one metric that an agent shows, those first by their labels. Labels with names that people choose
+(tenants) have no bound of their own; 256 is above the GPUs, MIG instances and jobs of any host."""
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The format that every version of Prometheus asks for, whatever else it takes."""
 
@@ -26,6 +29,15 @@ def declared() -> Sequence[Metric]:
     return catalogue([agent.metrics.METRICS, gossip.metrics.METRICS, *(plugin.metrics for plugin in PLUGINS)])
 
 
+Series = tuple[tuple[str, ...], float | Distribution]
+"""Values of a metric's labels, and what was measured."""
+
+
+def shown(series: list[Series]) -> list[Series]:
+    """At most SERIES_MAX of these: always the same ones, whatever their values are."""
+    return series if len(series) <= SERIES_MAX else sorted(series, key=lambda each: each[0])[:SERIES_MAX]
+
+
 class Scrape:
     """The measurements of one moment, as a collector of `prometheus_client`."""
 
@@ -33,12 +45,15 @@ class Scrape:
         self._measured = measured
 
     def collect(self) -> Iterator[Family]:
-        """Families by name, each with its series in the order in which they were measured."""
-        by_metric: dict[Metric, list[tuple[tuple[str, ...], float | Distribution]]] = defaultdict(list)
+        """Families by name, each with its series in the order in which they were measured; and how many were too
+        many."""
+        by_metric: dict[Metric, list[Series]] = defaultdict(list)
         for (metric, values), value in self._measured.items():
             by_metric[metric].append((values, value))
+        left_out = sum(max(0, len(series) - SERIES_MAX) for series in by_metric.values())
+        by_metric[agent.metrics.SERIES_LEFT_OUT] = [((), float(left_out))]
         for metric in sorted(by_metric, key=lambda metric: metric.name):
-            yield _family(metric, by_metric[metric])
+            yield _family(metric, shown(by_metric[metric]))
 
 
 def exposition(measured: Measured) -> bytes:
@@ -46,7 +61,7 @@ def exposition(measured: Measured) -> bytes:
     return generate_latest(Scrape(measured))
 
 
-def _family(metric: Metric, series: list[tuple[tuple[str, ...], float | Distribution]]) -> Family:
+def _family(metric: Metric, series: list[Series]) -> Family:
     """A metric's family with its series. A label whose value is "" is left out: to Prometheus both are one series."""
     if metric.kind == "histogram":
         return _histogram(metric, series)
@@ -62,7 +77,7 @@ def _family(metric: Metric, series: list[tuple[tuple[str, ...], float | Distribu
     return family
 
 
-def _histogram(metric: Metric, series: list[tuple[tuple[str, ...], float | Distribution]]) -> Family:
+def _histogram(metric: Metric, series: list[Series]) -> Family:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for values, value in series:
         assert isinstance(value, Distribution)

@@ -41,7 +41,7 @@ from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
-from covey.core.metrics import Measured, MetricSeries
+from covey.core.metrics import Measured, Tally
 from covey.core.tones import TONES
 from covey.core.version import VERSION
 from covey.ports.env import Env
@@ -158,6 +158,7 @@ class HttpApi:
         """The number of answers by HTTP status."""
         self.refused: Counter[str] = Counter()
         """The number of requests refused before they reached a command, by reason."""
+        self._times = Tally(metrics.HTTP_REQUEST_SECONDS)
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server | TcpDoor] = []
         self._tcp: tuple[Network | Certified, ...] = ()
@@ -259,12 +260,12 @@ class HttpApi:
             return None
         return server()
 
-    def metrics(self) -> Mapping[MetricSeries, float]:
+    def metrics(self) -> Measured:
         return {
+            **self._times.measured(),
             metrics.BUILD_INFO.of(VERSION): 1.0,
             metrics.BOOT.of(): float(self.api.boot),
             metrics.START_TIME_SECONDS.of(): self.api.started_wall_s,
-            metrics.EVENT_LOOP_LAG_SECONDS.of(): self.api.loop_lag_s,
             **{metrics.HTTP_REQUESTS.of(str(status)): float(count) for status, count in self.requests.items()},
             **{metrics.HTTP_REFUSED.of(why): float(count) for why, count in self.refused.items()},
         }
@@ -388,6 +389,7 @@ class HttpApi:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        began_s = self.api.env.clock.now_s()
         try:
             await self._admit(request)
             response = await handler(request)
@@ -409,6 +411,7 @@ class HttpApi:
             response = _error(1, f"{request.method} {request.path} failed", _defect(request, error), DEFECT_NEXT)
         response.headers.update(SECURITY_HEADERS)
         self.requests[response.status] += 1
+        self._times.see(self.api.env.clock.now_s() - began_s, _route_of(request))
         return response
 
     async def _admit(self, request: web.Request) -> None:
@@ -514,6 +517,12 @@ def _malformed(what: str, why: str) -> web.HTTPBadRequest:
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _route_of(request: web.Request) -> str:
+    """The route of a request, as the code has it: what clients ask for is not bounded."""
+    resource = request.match_info.route.resource
+    return "unknown" if resource is None else resource.canonical
 
 
 def _json(body: Any, status: int) -> web.Response:

@@ -182,6 +182,7 @@ class RackView:
             gpus_out=gpus.out if isinstance(gpus, GpusNow) else 0,
             gpus_why=gpus.why if isinstance(gpus, GpusNow) else "",
             gpus_known=not isinstance(gpus, GpusNow) or gpus.known,
+            gpus_held=gpus.held if isinstance(gpus, GpusNow) else {},
             slabs_free=spare.slabs_free if isinstance(spare, Spare) else None,
             slabs_lent=spare.slabs_lent if isinstance(spare, Spare) else None,
             aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
@@ -256,10 +257,12 @@ class RackView:
     # ---- from this host ----
 
     async def _local_gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
-        holders = await self._gpu_holders()
-        return [self._gpu_row(gpu, holders.get(gpu.uuid) or GpuHolders()) for gpu in self._agent.env.probes.gpus()]
+        holders, said = await self._gpu_holders(), self._agent.plugin_commands().get("scheduler.gpu_uses")
+        uses: Mapping[str, str] = await said({}) if said is not None else {}
+        gpus = self._agent.env.probes.gpus()
+        return [self._gpu_row(gpu, holders.get(gpu.uuid) or GpuHolders(), uses.get(gpu.uuid, "")) for gpu in gpus]
 
-    def _gpu_row(self, gpu: Gpu, holders: GpuHolders) -> GpuRow:
+    def _gpu_row(self, gpu: Gpu, holders: GpuHolders, use: str) -> GpuRow:
         return GpuRow(
             host=self._agent.id,
             index=gpu.index,
@@ -274,6 +277,7 @@ class RackView:
             beside=tuple(holders.beside),
             condition=gpu.condition,
             why=gpu.why,
+            use=use,
         )
 
     async def _forget_gpu(self, arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -60,6 +60,11 @@ class Outputs:
         self.refusal = ""
         """Why this host takes no submissions and no ranks now."""
 
+    @property
+    def free_bytes(self) -> int | None:
+        """Free bytes at the last look; None: not known."""
+        return None if self._free == PLENTY_BYTES else self._free
+
     def reconfigure(self, settings: JobsSettings) -> None:
         """Go by these settings from now on; ranks that run keep what they were promised."""
         self._settings, self._free_min = settings, parse_size(settings.disk_free_min)

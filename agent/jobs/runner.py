@@ -511,6 +511,11 @@ class SupervisedRunner:
     def refusal(self) -> str:
         return self._outputs.refusal
 
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes free where output goes, at the last look; None: not known."""
+        return self._outputs.free_bytes
+
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         return await read_log(self._outputs.files, records.log_of(job, rank), offset, limit)
 

@@ -144,10 +144,11 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
 def of_gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """`gpus`: as `GET /v1/gpus` has them."""
     for gpu in gpus:
-        condition = gpu.get("condition", "ok")
+        condition, what = gpu.get("condition", "ok"), f"GPU {gpu['index']} of {gpu['host']}"
+        if use := gpu.get("use"):
+            yield Finding(what, "lacking" if gpu["job"] else "wrong", f"{gpu['uuid']} is {use}", "agentctl gpus")
         if condition != "ok":
             state: State = "lacking" if condition == "degraded" else "wrong"
-            what = f"GPU {gpu['index']} of {gpu['host']}"
             yield Finding(what, state, f"{gpu['uuid']} is {condition}: {gpu['why']}", f"agentctl why {gpu['uuid']}")
 
 

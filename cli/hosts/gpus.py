@@ -6,6 +6,7 @@ replaced or taken out, `agentctl gpus forget UUID` on its host drops what the ag
 that it exists."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,8 @@ def run(context: Context) -> int:
         for gpu, name in zip(gpus, uses, strict=True)
     ]
     context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
+    for next_step in dict.fromkeys(step for gpu in gpus if (step := next_of(gpu))):
+        context.say(f"next: {next_step}")
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
     return context.whole(answer)
 
@@ -89,10 +92,25 @@ def tells(gpu: Mapping[str, Any]) -> bool:
 
 
 def note(gpu: Mapping[str, Any]) -> str:
-    """What is wrong with it, or not known; with the UUID of one that takes no job."""
+    """What is wrong with it, or not known, with the UUID of one that takes no job; and who uses it beside the rack's
+    jobs, or that its job does not."""
     condition = gpu.get("condition", "ok")
     named = f"{gpu['uuid']} " if condition in ("unknown", "drain", "lost") else ""
-    return "" if condition == "ok" else f"{named}{condition}: {gpu.get('why', '')}"
+    parts = [] if condition == "ok" else [f"{named}{condition}: {gpu.get('why', '')}"]
+    if use := gpu.get("use"):
+        parts.append(str(use))
+    return "; ".join(parts)
+
+
+def next_of(gpu: Mapping[str, Any]) -> str:
+    """What to type next about a GPU; empty: nothing is wrong with it."""
+    host, uuid, said = gpu["host"], gpu["uuid"], str(gpu.get("use", ""))
+    if gpu.get("condition", "ok") in ("unknown", "drain", "lost"):
+        return f"on {host}, once {uuid} was reset, replaced or taken out: agentctl gpus forget {uuid}"
+    if said and gpu["job"]:
+        return f"agentctl job {gpu['job']}; agentctl logs {gpu['job']}"
+    process = re.search(r"process(?:es)? (\d+)", said)
+    return f"on {host}: ps -fp {process[1]}" if process else ""
 
 
 def use(gpu: Mapping[str, Any]) -> str:
@@ -101,5 +119,6 @@ def use(gpu: Mapping[str, Any]) -> str:
     state = gpu.get("host_state", "alive")
     if state in AWAY:
         return str(state)
-    unheld = "out" if gpu.get("condition", "ok") in ("unknown", "drain", "lost") else "free"
+    out = gpu.get("condition", "ok") in ("unknown", "drain", "lost") or gpu.get("use")
+    unheld = "out" if out else "free"
     return " ".join([*([gpu["job"]] if gpu["job"] else []), *(f"+{id}" for id in gpu.get("beside", ()))]) or unheld

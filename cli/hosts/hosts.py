@@ -14,6 +14,7 @@ hosts uncordon NAME` ends that."""
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
@@ -68,7 +69,7 @@ def run(context: Context) -> int:
         for host in answer.data
     ]
     context.say(table(TITLES, rows, ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), context.paint))
-    for next_step in dict.fromkeys(each["next"] for host in answer.data for each in host.get("troubles") or ()):
+    for next_step in dict.fromkeys(step for host in answer.data for step in steps(host)):
         context.say(f"next: {next_step}")
     alive = sum(host["state"] == "alive" for host in answer.data)
     wrong = sum(bool(host.get("troubles")) for host in answer.data)
@@ -153,6 +154,18 @@ def left(row: dict[str, Any]) -> str:
     return ", ".join(plural(count, what) for count, what in parts if count)
 
 
+def steps(host: dict[str, Any]) -> Iterator[str]:
+    """What to type next about a host."""
+    name = host["host"]
+    yield from (each["next"] for each in host.get("troubles") or ())
+    if host["state"] == "gone":
+        yield f"agentctl why host/{name}; agentctl hosts give-up {name}, if its power is off and stays off"
+    if host.get("no_room"):
+        yield f"make room on {name}, which then goes on by itself: du -xh /var/lib/covey | sort -h | tail"
+    if host.get("gpus_why") or host.get("gpus_held"):
+        yield "agentctl gpus"
+
+
 def note(host: dict[str, Any], has_other_users: bool = False) -> str:
     """What there is to say of a host. `has_other_users`: some host runs jobs as users other than the agent's."""
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
@@ -168,6 +181,8 @@ def note(host: dict[str, Any], has_other_users: bool = False) -> str:
     if why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)
+    for job, word in sorted((host.get("gpus_held") or {}).items()):
+        parts.append(f"{job} does not use a GPU that it holds" if word == "idle" else f"{job} holds a GPU: {word}")
     if no_room := host.get("no_room"):
         parts.append(no_room)
     if has_other_users and host.get("other_users") == "no":

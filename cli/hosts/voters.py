@@ -83,6 +83,10 @@ def show(context: Context, answer: Answer) -> int:
     for note in [now["under_way"], *notes]:
         if note:
             context.say(note)
+    for row in now["rows"]:
+        if row["part"] in ("away", "silent"):
+            host = row["host"]
+            context.say(f"next: agentctl why host/{host}; agentctl voters replace {host} OTHER, if it stays away")
     context.as_of(answer)
     return context.whole(answer)
 

@@ -81,6 +81,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("job", f"{job['id']}  {job['name']}"),
         ("state", job["state"]),
         ("why", job["reason"]),
+        ("GPUs", "; ".join(f"{host}: {words}" for host, words in (seen.get("devices") or {}).items())),
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
         ("range", (job.get("elastic") or {}).get("over_rack")),
         ("wants", wants(job)),

@@ -51,7 +51,7 @@ def run(context: Context) -> int:
             *timed(job),
             how_long(job),
             " ".join(place["host"] for place in job["places"]),
-            job["reason"],
+            why(job),
         )
         for job in answer.data
     ]
@@ -60,6 +60,12 @@ def run(context: Context) -> int:
     age_s = max((job["age_s"] for job in answer.data), default=0.0)
     context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
     return 0
+
+
+def why(job: dict[str, Any]) -> str:
+    """Why the job is in its state, and what is wrong with its GPUs."""
+    devices = [f"{host}: {words}" for host, words in (job["seen"].get("devices") or {}).items()]
+    return "; ".join([job["reason"], *devices])
 
 
 def workers_of(job: dict[str, Any]) -> str:

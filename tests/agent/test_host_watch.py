@@ -186,6 +186,20 @@ def test_a_host_that_is_lost_and_comes_back_three_times_is_wrong(how: str) -> No
     assert watched.look(101.0) == set(), "the first two are long ago"
 
 
+def test_a_host_that_comes_back_and_blames_another_does_not_make_that_one_wrong() -> None:
+    watched = Watched()
+    watched.heard(HostUp(B), HostUp(C))
+    for by in (A, HostId("d"), A):
+        watched.heard(MemberSuspected(B, by), HostDown(B, left=False), HostUp(B), MemberSuspected(C, B), HostUp(C))
+    (found,) = watched.look()
+    assert found.startswith("b: it was lost and came back 3 times")
+    alone = Watched()
+    alone.heard(HostUp(B), HostUp(C))
+    for _ in range(3):
+        alone.heard(MemberSuspected(B, C), HostUp(B), MemberSuspected(C, B), HostUp(C))
+    assert len(alone.look()) == 2, "who of two that lose one another is right cannot be said"
+
+
 def test_planned_restarts_and_leaving_are_no_losses() -> None:
     watched = Watched()
     watched.heard(HostUp(B))

@@ -299,6 +299,15 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert run("gpus", "--line")[1] == "2 GPUs: 1 held, 0 free, 1 out of use\n"
     shown = run("gpus")[1]
     assert "GPU-2 lost: XID 79: off the bus" in shown and "degraded: an NVLink error" in shown and " out " in shown
+    others = GPU | {"job": None, "use": "used by processes 42, 43, which no job of the rack started"}
+    idle = GPU | {"job": "j7", "use": "idle for 12 min: no process is there"}
+    agent.replies["GET /v1/gpus"] = [others, idle]
+    said = run("gpus")[1]
+    assert "next: on gpu1: ps -fp 42\n" in said and "next: agentctl job j7; agentctl logs j7\n" in said
+    assert "1 held, 0 free, 1 out of use" in said and "idle for 12 min: no process is there" in said
+    agent.replies["GET /v1/gpus"] = [lost]
+    agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_held": {"j7": "idle", "j8": "drain"}}]
+    assert "j7 does not use a GPU that it holds; j8 holds a GPU: drain" in run("hosts")[1]
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_out": 1, "gpus_why": "XID 79: off the bus"}]
     assert "1 GPU out: XID 79: off the bus" in run("hosts")[1]
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_known": False, "gpus_why": "the driver does not answer"}]

@@ -21,7 +21,7 @@ const TABLES = {
     ["job", (r) => [r.job, ...(r.beside || []).map((id) => `+${id}`)].filter(Boolean).join(" ")],
     ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
     ["busy", (r) => `${Math.round(r.utilization * 100)} %`],
-    ["condition", (r) => (r.condition === "ok" ? "" : `${r.condition}: ${r.why}`)],
+    ["condition", (r) => [r.condition === "ok" ? "" : `${r.condition}: ${r.why}`, r.use].filter(Boolean).join("; ")],
   ],
   jobs: [
     ["job", (r) => r.id], ["name", (r) => r.name], ["tenant", (r) => r.tenant], ["state", (r) => r.state],

@@ -30,6 +30,7 @@ from typing import assert_never
 
 from covey.core.events import Message
 from covey.core.ids import HostId
+from covey.core.metrics import Tally
 from covey.ports.addresses import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
@@ -106,6 +107,10 @@ class Membership:
     @property
     def counts(self) -> Mapping[str, int]:
         return self._table.counts
+
+    @property
+    def round_trips(self) -> Tally:
+        return self._table.round_trips
 
     def records(self) -> tuple[m.MemberRecord, ...]:
         return self._table.records()

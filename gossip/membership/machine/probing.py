@@ -30,6 +30,8 @@ class ProbeUnderWay:
     identity: int
     sent_s: float
     acked: bool = False
+    asked: bool = False
+    """Whether the host was pinged again, and others were asked to: of an answer it is not known which ping it is to."""
     helpers: tuple[HostId, ...] = ()
     nacks: set[HostId] = field(default_factory=set)
 
@@ -112,6 +114,7 @@ class Prober:
         target = self._table.members.get(probe.target)
         if target is None or not target.live:
             return
+        probe.asked = True
         others = [member for member in self._table.by_name() if member.state == "alive" and member.host != probe.target]
         helpers = policy.some(others, self._table.settings.indirect_probes, self._table.rng)
         probe.helpers = tuple(helper.host for helper in helpers)
@@ -146,6 +149,8 @@ class Prober:
         if probe is None or probe.seq != seq or probe.acked or sender not in (probe.target, *probe.helpers):
             return
         probe.acked = True
+        if not probe.asked:
+            self._table.round_trips.see(self._table.now_s - probe.sent_s)
         self._table.feel(-1)
 
     def nacked(self, sender: HostId, seq: int) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from covey.core.events import Fact, Message, Publish, SetTimer
 from covey.core.ids import HostId
+from covey.core.metrics import Tally
 from covey.ports.addresses import Address
+from gossip import metrics
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import Action, CallDue, ForgetMember, GossipDue, Timer
@@ -138,6 +140,8 @@ class Table:
         self.health = 0
         self.members: dict[HostId, Member] = {}
         self.counts = {"probes": 0, "probes_failed": 0, "probes_void": 0, "refutations": 0, "relays": 0, "full": 0}
+        self.round_trips = Tally(metrics.ROUND_TRIP_SECONDS)
+        """How long probes took that were answered directly."""
         self.rumours = Rumours()
         self.out: list[Action] = []
         self.call_s = policy.CALL_FIRST_S

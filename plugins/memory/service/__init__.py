@@ -14,7 +14,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.events import Fact, Heard
 from covey.core.ids import ID_PATTERN, HostId
-from covey.core.metrics import Measured
+from covey.core.metrics import Measured, Risen
 from covey.core.units import parse_size
 from covey.wire.job import Frame, Make, Refusal, RemoveVolume, VolumeAt, VolumeComing, VolumeRemoved, VolumeWanted
 from plugins.askers import OwnerUser, asker_of
@@ -72,6 +72,7 @@ class MemoryService(PluginService):
         self.borrowing = Borrowing(host, settings, self._record, self.perform, self.accounts)
         self.lending = Lending(host, settings, self._record, self.perform, self.accounts)
         self._second_passes = False
+        self._risen = Risen()
 
     async def start(self) -> None:
         await self._record.load(self.host.boot)
@@ -304,7 +305,7 @@ class MemoryService(PluginService):
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
         rows = account_views(self.accounts, volumes, self._settings.budgets)
         accounts |= measured.account_metrics(rows, self.borrowing.refused_for_budget)
-        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.volume_metrics(volumes)}
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.volume_metrics(volumes, self._risen)}
         return {**found, **counted, **accounts, **stalls(self._counts())}
 
 

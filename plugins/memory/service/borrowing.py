@@ -517,13 +517,6 @@ class Borrowing:
             metrics.SLABS.of("on_disk"): sum(not slab.is_served for slab in slabs),
             metrics.SLABS.of("recovering"): sum(map(len, self.unsure.slabs().values())),
             metrics.VOLUMES.of(): len(self.volumes),
-            metrics.PAGE_BYTES.of("read", "remote"): sum(counts.remote_read_bytes for counts in counted),
-            metrics.PAGE_BYTES.of("read", "disk"): sum(counts.disk_read_bytes for counts in counted),
-            metrics.PAGE_BYTES.of("read", "all"): sum(counts.read_bytes for counts in counted),
-            metrics.PAGE_BYTES.of("write", "all"): sum(counts.written_bytes for counts in counted),
             metrics.PAGE_QUEUE_PAGES.of(): sum(counts.queued_pages for counts in counted),
-            metrics.PAGES_TORN.of(): sum(counts.torn_pages for counts in counted),
-            metrics.SLAB_LINKS_REOPENED.of(): sum(counts.links_reopened for counts in counted),
-            metrics.SLABS_UNRECOVERED.of(): sum(counts.unrecovered for counts in counted),
             metrics.VOLUMES_IN_TROUBLE.of(): sum(bool(counts.trouble) for counts in counted),
         }

@@ -1,11 +1,12 @@
 """Measurements of a host's volumes: how long requests took, what answered them, and the state of links."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
-from covey.core.metrics import Distribution, Measured, MetricSeries
+from covey.core.metrics import Distribution, Measured, MetricSeries, Risen
+from plugins.memory.datapath.wire.control import PageCounts
 from plugins.memory.machine.loan import Lent
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import latencies
@@ -69,18 +70,52 @@ def links_view(volume: OpenVolume) -> LinksView:
     return LinksView(*(states.count(state) for state in LINK_STATES))  # type: ignore[arg-type]
 
 
-def volume_metrics(volumes: Iterable[OpenVolume]) -> Measured:
-    """Histograms of requests by volume and by what answered, and links by state."""
-    found: dict[MetricSeries, float | Distribution] = {}
+def counted_by(counts: PageCounts) -> dict[MetricSeries, tuple[float, ...]]:
+    """What the process of one volume counted since it began, by series; of a histogram the counts of its buckets, then
+    the sum. None of it names the volume: people choose such names, and `agentctl volume show` has them."""
+    other_bytes = max(0, counts.read_bytes - counts.remote_read_bytes - counts.disk_read_bytes)
+    found: dict[MetricSeries, tuple[float, ...]] = {
+        metrics.PAGE_BYTES.of("read", "remote"): (counts.remote_read_bytes,),
+        metrics.PAGE_BYTES.of("read", "disk"): (counts.disk_read_bytes,),
+        metrics.PAGE_BYTES.of("read", "other"): (other_bytes,),
+        metrics.PAGE_BYTES.of("write", "writers"): (counts.written_bytes,),
+        metrics.PAGES_TORN.of(): (counts.torn_pages,),
+        metrics.PAGES_REFUSED.of(): (counts.pages_refused,),
+        metrics.SLAB_LINKS_REOPENED.of(): (counts.links_reopened,),
+        metrics.SLABS_UNRECOVERED.of(): (counts.unrecovered,),
+        metrics.STALLS.of("vold"): (counts.stalls,),
+        metrics.PROCESSOR_WAITS.of("vold"): (counts.waits,),
+        metrics.VOLUME_QUEUE_PAIRS_FAILED.of(): (counts.rdma_failed,),
+    }
+    for one in counts.latencies:
+        below = latencies.below(one.counts)
+        found[HISTOGRAMS[one.op].of(one.answered)] = (*(count for _, count in below), one.sum_s)
+    return found
+
+
+NOTHING = PageCounts(0, (), 0, 0, 0, 0, 0, 0)
+"""The counts of a volume that has counted nothing: the series of a host without volumes are there, and are 0."""
+BOUNDS = tuple(bound for bound, _ in latencies.below(()))
+
+
+def volume_metrics(volumes: Iterable[OpenVolume], risen: Risen) -> Measured:
+    """What all volumes of this host counted, and their links by state. `risen`: the counts seen before."""
     states = dict.fromkeys(LINK_STATES, 0)
-    refused = 0
-    for volume in sorted(volumes, key=lambda volume: volume.known.volume):
+    counted: dict[tuple[Hashable, Hashable], tuple[float, ...]] = {
+        ("", series): counts for series, counts in counted_by(NOTHING).items()
+    }
+    for volume in volumes:
         for places in volume.places.values():
             for place in places:
                 states[place.state] += 1
-        refused += volume.counts.pages_refused if volume.counts is not None else 0
-        for one in volume.counts.latencies if volume.counts is not None else ():
-            series = HISTOGRAMS[one.op].of(volume.known.volume, one.answered)
-            found[series] = Distribution(tuple(latencies.below(one.counts)), one.sum_s)
-    found[metrics.PAGES_REFUSED.of()] = refused
+        if volume.counts is not None:
+            counted |= {(volume.known.volume, series): found for series, found in counted_by(volume.counts).items()}
+    found: dict[MetricSeries, float | Distribution] = {}
+    for series, counts in risen.see(counted).items():
+        assert isinstance(series, MetricSeries)
+        if series.metric.kind == "histogram":
+            *below, sum_s = counts
+            found[series] = Distribution(tuple(zip(BOUNDS, map(int, below), strict=True)), sum_s)
+        else:
+            found[series] = counts[0]
     return found | {metrics.LINKS.of(state): count for state, count in states.items()}

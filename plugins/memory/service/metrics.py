@@ -16,27 +16,26 @@ RACK_BYTES = METRICS.gauge(
     "covey_memory_rack_bytes",
     "Remote memory that the rack lends to each tenant and job, as this host hears it.",
     "tenant",
-    "job",
+    "job_id",
 )
 BUDGET_BYTES = METRICS.gauge(
     "covey_memory_budget_bytes",
     "Most remote memory that a tenant or a job may have, over the whole rack.",
     "tenant",
-    "job",
+    "job_id",
 )
 BUDGET_REFUSED = METRICS.counter(
     "covey_memory_budget_refused_total", "Volumes (borrower) and slabs (lender) refused for a budget.", "by"
 )
 READ_SECONDS = METRICS.histogram(
-    "covey_memory_read_seconds", "How long reads of volumes took, by volume and by who answered.", "volume", "answered"
+    "covey_memory_read_seconds", "How long reads of this host's volumes took, by who answered.", "answered"
 )
 WRITE_SECONDS = METRICS.histogram(
-    "covey_memory_write_seconds",
-    "How long writes of volumes took, by volume and by who answered.",
-    "volume",
-    "answered",
+    "covey_memory_write_seconds", "How long writes of this host's volumes took, by who answered.", "answered"
 )
-PAGE_BYTES = METRICS.counter("covey_page_bytes_total", "Bytes of volumes' pages read and written.", "op", "from")
+PAGE_BYTES = METRICS.counter(
+    "covey_page_bytes_total", "Bytes of volumes' pages read and written, by where they came from.", "op", "from"
+)
 PAGE_QUEUE_PAGES = METRICS.gauge("covey_page_queue_pages", "Pages that wait to be written to disk.")
 STALLS = METRICS.counter(
     "covey_memory_stalls_total", "Times that the loop of slabd or of a vold stalled for more than 5 ms.", "process"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from covey.core.metrics import MetricSeries
 from covey.ports.verbs import VerbsFound
 from plugins.memory.datapath.wire.control import PageCounts, RdmaLent
-from plugins.memory.service.metrics import VOLUME_MAPPED_SLABS, VOLUME_ONE_SIDED_SLABS, VOLUME_QUEUE_PAIRS_FAILED
+from plugins.memory.service.metrics import VOLUME_MAPPED_SLABS, VOLUME_ONE_SIDED_SLABS
 
 
 def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
@@ -40,5 +40,4 @@ def mapped_metrics(volumes: Sequence[PageCounts]) -> Mapping[MetricSeries, float
     return {
         VOLUME_MAPPED_SLABS.of(): sum(each.mapped_slabs for each in volumes),
         VOLUME_ONE_SIDED_SLABS.of(): sum(each.rdma_slabs for each in volumes),
-        VOLUME_QUEUE_PAIRS_FAILED.of(): sum(each.rdma_failed for each in volumes),
     }

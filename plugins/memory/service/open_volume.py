@@ -118,9 +118,7 @@ class OpenVolume:
 def stalls(counted: Sequence[PageCounts]) -> dict[MetricSeries, float]:
     """Metrics of the loops of volumes' processes."""
     return {
-        metrics.STALLS.of("vold"): sum(counts.stalls for counts in counted),
         metrics.STALL_LONGEST_SECONDS.of("vold"): max((each.stall_s_longest for each in counted), default=0.0),
-        metrics.PROCESSOR_WAITS.of("vold"): sum(counts.waits for counts in counted),
         metrics.PROCESSOR_WAIT_LONGEST_SECONDS.of("vold"): max((each.wait_s_longest for each in counted), default=0.0),
     }
 

@@ -123,6 +123,8 @@ class JobNowAnswer(Message, frozen=True):
     """What the job's processes there have of the host's memory; None: they did not say."""
     limited: bool | None = None
     """Whether their memory and number are limited there, whatever they do; None: none run there."""
+    devices: Annotated[str, Meta(max_length=400)] = ""
+    """What is wrong with the GPUs that it holds there, or that it does not use them, in words; empty: nothing."""
 
 
 class LogTail(Message, frozen=True):

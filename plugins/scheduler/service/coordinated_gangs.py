@@ -16,7 +16,8 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import PlaceFailed
 from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service import shared_gpus, views
+from plugins.scheduler.service import views
+from plugins.scheduler.service.gpus import shared_gpus
 from plugins.scheduler.service.log import RETRY_S, QueueLog
 from plugins.scheduler.service.ranks.envs import Envs, Missing
 

@@ -7,6 +7,7 @@ know that nothing more is decided under them (`Leads`).
 import asyncio
 
 from covey.core.errors import NoLeader, OutcomeUnknown
+from covey.core.metrics import Tally
 from plugins.base import Host
 from plugins.scheduler.machine.leader.leader import Leader, ScheduleTick
 from plugins.scheduler.machine.leader.leases import LeaseAsked
@@ -14,7 +15,7 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Applied, Leads
 from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service import views
+from plugins.scheduler.service import metrics, views
 from plugins.scheduler.service.log import QueueLog
 
 KNOW_S = 5.0
@@ -31,6 +32,7 @@ class Leadership:
         self.host, self.queue, self.log = host, queue, log
         self.leader = Leader(queue, settings, views.sharing_of(settings))
         self.counters = {"grants": 0, "preemptions": 0}
+        self.decisions = Tally(metrics.DECISION_SECONDS)
         self.look = asyncio.Event()
         self._led_term = 0
         """The term in which this host leads and knows all that was decided before; 0: none."""
@@ -75,7 +77,9 @@ class Leadership:
         now_s = env.clock.now_s()
         rack = views.rack_of(self.host.hosts(), now_s, self.leader.sharing is not None)
         look = ScheduleTick(rack, max(0.0, env.clock.wall_s()), self._led_term)
-        for action in self.leader.handle(look, now_s):
+        decided = self.leader.handle(look, now_s)
+        self.decisions.see(env.clock.now_s() - now_s)
+        for action in decided:
             if not self.host.log.is_leader:
                 return
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import msgspec
 from covey.core.errors import Refused
 from covey.core.events import Fact, Heard, Send
 from covey.core.ids import HostId, JobId
-from covey.core.metrics import MetricSeries
+from covey.core.metrics import Distribution, Measured, MetricSeries
 from plugins.askers import ASKER, OwnerUser, asker_of
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
@@ -70,7 +71,10 @@ from plugins.scheduler.service import asked, metrics, views
 from plugins.scheduler.service.arrangements import Arrangements
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
-from plugins.scheduler.service.gpus_here import OwnGpus
+from plugins.scheduler.service.gpus.gpus_here import OwnGpus
+from plugins.scheduler.service.gpus.shared_gpus import GpuGossip
+from plugins.scheduler.service.gpus.use_watch import UseWatch
+from plugins.scheduler.service.job_waits import JobWaits
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
@@ -80,7 +84,6 @@ from plugins.scheduler.service.ranks.envs import Envs
 from plugins.scheduler.service.ranks.hangs import StuckRanks
 from plugins.scheduler.service.ranks.ranks import LocalRanks
 from plugins.scheduler.service.ranks.spares import JobSpares
-from plugins.scheduler.service.shared_gpus import GpuGossip
 from plugins.scheduler.service.tenants import SHOWN_S, Tenants, TenantView
 from plugins.views import JobView, QuotaView
 
@@ -123,7 +126,10 @@ class SchedulerService(PluginService):
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
-        self.gossip, self.gpus_here = GpuGossip(host, self.settings), OwnGpus(host)
+        self.gossip, self.uses = GpuGossip(host, self.settings), UseWatch(host.env, lambda: self.ranks.reservations)
+        self.gpus_here, self.waits = OwnGpus(host, self.uses), JobWaits(host.id, self.queue)
+        self.ranks.used_by_others = lambda: self.uses.uses.foreign(host.env.clock.now_s())
+        self.ranks.told_by.devices_of = self.uses.words_of
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
@@ -142,6 +148,7 @@ class SchedulerService(PluginService):
         self.env.spawn("leases", self.leases.keep())
         self.env.spawn("seconds", self._count_seconds())
         self.env.spawn("checkpoints", self._checkpoints())
+        self.env.spawn("uses of GPUs", self.uses.keep_looking())
 
     # ---- loops ----
 
@@ -154,6 +161,7 @@ class SchedulerService(PluginService):
         while True:
             await set_within(self._look, 1.0)
             changed = self.queue.changed()
+            self.waits.look(changed, self.env.clock.now_s())
             self.coordinated_gangs.look(changed)
             self.early.look(changed)
             await self.ranks.look(changed)
@@ -328,12 +336,21 @@ class SchedulerService(PluginService):
             "tenants": self._tenants,
             "tenant_set": self._tenant_set,
             "rack": self._rack,
+            "gpu_uses": self._gpu_uses,
         }
 
-    def metrics(self) -> Mapping[MetricSeries, float]:
-        found: dict[MetricSeries, float] = {}
+    def metrics(self) -> Measured:
+        found: dict[MetricSeries, float | Distribution] = {}
+        states = Counter(job.state for job in self.queue.jobs.values())
         for state in STATES:
-            found[metrics.JOBS.of(state)] = sum(job.state == state for job in self.queue.jobs.values())
+            found[metrics.JOBS.of(state)] = states[state]
+        for id in sorted({id for id, _ in self.host.runner.running()}):
+            if (job := self.queue.jobs.get(id)) is not None:
+                found[metrics.JOB_INFO.of(id, job.spec.tenant, job.job_class)] = 1
+        for uuid, id in self.uses.held().items():
+            found[metrics.JOB_GPU_INFO.of(id, uuid)] = 1
+        found |= self.waits.metrics(self.queue_log.rack_clock.now_s())
+        found |= self.leadership.decisions.measured()
         found[metrics.GPUS_FREE.of()] = len(self.ranks.reservations.free())
         found |= self.gpus_here.metrics()
         found[metrics.GRANTS.of()] = self.leadership.counters["grants"]
@@ -435,7 +452,8 @@ class SchedulerService(PluginService):
     def _seen(self) -> views.Seen:
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
         gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
-        return views.Seen(gone, self.host.log.leader is not None, self.queue_log.rack_clock.now_s())
+        leads, rack_s = self.host.log.leader is not None, self.queue_log.rack_clock.now_s()
+        return views.Seen(gone, leads, rack_s, views.devices_in_trouble(self.host.hosts()))
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
@@ -577,6 +595,10 @@ class SchedulerService(PluginService):
         """The owner of the job of this id; Refused as `_seek` refuses."""
         owner = (await self._seek({"id": name})).spec.owner
         return OwnerUser() if owner is None else OwnerUser(owner.user, owner.uid)
+
+    async def _gpu_uses(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """GPUs of this host that are not used as the log says -> how, in words."""
+        return self.uses.notes_of()
 
     async def _rack(self, given: Mapping[str, Any]) -> views.CapacityView:
         hosts = self.host.hosts()

@@ -29,7 +29,7 @@ from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
-from plugins.scheduler.service import shared_gpus
+from plugins.scheduler.service.gpus import shared_gpus
 from plugins.views import (
     BesideView,
     ElasticView,
@@ -261,6 +261,16 @@ class QueueSnapshot:
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
+def devices_in_trouble(hosts: Sequence[HostView]) -> Mapping[JobId, Mapping[HostId, str]]:
+    """Jobs with GPUs that are sick or not used, as their hosts gossip, and on which hosts."""
+    found: dict[JobId, dict[HostId, str]] = {}
+    for view in hosts:
+        gpus = view.value("gpus", GpusNow)
+        for job, word in gpus.held.items() if isinstance(gpus, GpusNow) else ():
+            found.setdefault(job, {})[view.host] = f"a GPU is {word}"
+    return found
+
+
 class Seen(msgspec.Struct, frozen=True):
     """What this host sees of the rack at one moment."""
 
@@ -270,6 +280,8 @@ class Seen(msgspec.Struct, frozen=True):
     """Whether the log has a leader."""
     rack_s: float
     """The rack's clock, s."""
+    devices: Mapping[JobId, Mapping[HostId, str]] = {}
+    """Jobs that hold GPUs which are sick, or which they do not use -> on which hosts, in words."""
 
 
 CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
@@ -306,7 +318,7 @@ def job_view(
         times=_times(job, seen.rack_s),
         tally=_tally(job),
         losses=_losses(job, away, now),
-        seen=_seen(job, now, heard),
+        seen=_seen(job, now, heard, seen.devices.get(job.id, {}) if job.placed else {}),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.grant.epoch,
@@ -391,8 +403,13 @@ def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) ->
     )
 
 
-def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAnswer]) -> JobSeenView:
-    """What these hosts of the job said of its computation. `heard`: all that answered, by name."""
+def _seen(
+    job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAnswer], devices: Mapping[HostId, str]
+) -> JobSeenView:
+    """What these hosts of the job said of its computation. `heard`: all that answered, by name; `devices`: what gossip
+    says of its GPUs."""
+    known = {host: words for host, words in devices.items() if host not in heard}
+    devices = known | {host: answer.devices for host, answer in heard.items() if answer.devices}
     sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
     return JobSeenView(
         timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
@@ -405,6 +422,7 @@ def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAn
             for host, answer in sorted(heard.items())
             if answer.memory is not None and answer.epoch == job.grant.epoch
         },
+        devices={host: devices[host] for host in sorted(devices) if job.place_on(host) is not None},
         limited={host: answer.limited for host, answer in sorted(heard.items()) if answer.limited is not None},
     )
 

@@ -333,13 +333,10 @@ class SharingService(PluginService):
     def metrics(self) -> Mapping[MetricSeries, float]:
         found = {metrics.SHARING.of(kind): float(count) for kind, count in self.counters.items()}
         found[metrics.DEVICE_FAILURES.of()] = float(self.watch.failures)
-        numbers = {uuid: number for number, uuid in enumerate(self.watch.devices())}
         for uuid, gpu in self.machine.gpus.items():
-            number = str(numbers.get(uuid, "gone"))
-            found[metrics.GPU_UTILIZATION.of(number)] = self.watch.utilization(uuid)
-            found[metrics.GPU_JOBS.of(number)] = float(len(gpu.members))
-            found[metrics.GPU_MEMORY_FREE_BYTES.of(number)] = float(gpu.ledger.free_bytes)
+            found[metrics.GPU_JOBS.of(uuid)] = float(len(gpu.members))
+            found[metrics.GPU_MEMORY_FREE_BYTES.of(uuid)] = float(gpu.ledger.free_bytes)
         for row in views.interference(self.host.id, self.machine, self.env.clock.now_s()):
             if row.slowdown is not None:
-                found[metrics.INTERFERENCE_RATIO.of(row.job, str(numbers.get(row.gpu, "gone")))] = row.slowdown
+                found[metrics.INTERFERENCE_RATIO.of(row.job, row.gpu)] = row.slowdown
         return found

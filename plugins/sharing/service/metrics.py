@@ -3,18 +3,15 @@
 from covey.core.metrics import MetricGroup
 
 METRICS = MetricGroup()
-GPU_JOBS = METRICS.gauge("covey_gpu_jobs", "Jobs on each GPU of this host, by its number.", "gpu")
+GPU_JOBS = METRICS.gauge("covey_gpu_jobs", "Jobs on each GPU of this host that jobs share.", "uuid")
 GPU_MEMORY_FREE_BYTES = METRICS.gauge(
-    "covey_gpu_memory_free_bytes", "Device memory of each GPU of this host that is promised to no job.", "gpu"
-)
-GPU_UTILIZATION = METRICS.gauge(
-    "covey_gpu_utilization", "Use of each GPU of this host over the last 10 s, 0 to 1.", "gpu"
+    "covey_gpu_memory_free_bytes", "Device memory of each GPU of this host that is promised to no job.", "uuid"
 )
 INTERFERENCE_RATIO = METRICS.gauge(
     "covey_interference_ratio",
     "How much slower a guaranteed job is beside others, as a share of its step alone.",
-    "job",
-    "gpu",
+    "job_id",
+    "uuid",
 )
 DEVICE_FAILURES = METRICS.counter(
     "covey_device_failures_total", "Looks at a GPU of this host that its driver did not answer."

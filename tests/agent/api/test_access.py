@@ -26,8 +26,9 @@ LOOKS = """agent.keys agent.local_keys
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
-    agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack memory.volumes
-    memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference interleave.groups""".split()  # noqa: SIM905
+    agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
+    memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
+    interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     memory.give_up""".split()  # noqa: SIM905

@@ -1,17 +1,21 @@
 """How long requests took: which are counted, which place answered them, and what people and machines are told."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.exposition import exposition
+from covey.core.metrics import Distribution, Risen
 from plugins.memory.datapath.volumes import latencies as datapath
 from plugins.memory.datapath.wire.control import LatencyCounts
 from plugins.memory.policy import latencies
-from plugins.memory.service import measured
+from plugins.memory.service import measured, metrics
 from tests.agent.api.test_metrics import read_back
 from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, placed, read, soon, write
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
@@ -97,22 +101,41 @@ def test_an_agent_shows_the_last_minute_and_gives_histograms_and_links() -> None
         assert f"# TYPE {family} histogram" in lines
 
 
+class Volume:
+    """A volume that counted some reads of a lender."""
+
+    places: dict[int, object] = {}
+
+    def __init__(self, name: str, reads: tuple[int, ...], torn: int = 0) -> None:
+        answered = (LatencyCounts("read", "lender", reads, 0.01 * sum(reads)),)
+        self.known = SimpleNamespace(volume=name)
+        self.counts = msgspec.structs.replace(measured.NOTHING, latencies=answered, pages_refused=2, torn_pages=torn)
+
+
 def test_a_histogram_is_one_family_with_rising_bounds() -> None:
-    class Volume:
-        class known:
-            volume = "data"
-
-        class counts:
-            latencies = (LatencyCounts("read", "lender", (0,) * 20 + (3, 1), 0.01),)
-            pages_refused = 2
-
-        places: dict[int, object] = {}
-
-    families = read_back(exposition(measured.volume_metrics([Volume()])).decode())  # type: ignore[list-item]
+    volumes: list[Any] = [Volume("data", (0,) * 20 + (3, 1))]
+    families = read_back(exposition(measured.volume_metrics(volumes, Risen())).decode())
     *buckets, count, total = families["covey_memory_read_seconds"].samples
-    assert {(sample.labels["volume"], sample.labels["answered"]) for sample in buckets} == {("data", "lender")}
+    assert {sample.labels["answered"] for sample in buckets} == {"lender"}
+    assert all("volume" not in sample.labels for sample in buckets), "people choose such names"
     assert [sample.value for sample in buckets] == sorted(sample.value for sample in buckets)
     bounds = [float(sample.labels["le"]) for sample in buckets]
     assert bounds == sorted(bounds) and bounds[-1] == math.inf
-    assert (buckets[-1].value, count.value, total.value) == (4, 4, 0.01)
+    assert (buckets[-1].value, count.value, total.value) == (4, 4, 0.04)
     assert families["covey_memory_pages_refused"].samples[0].value == 2
+
+
+def test_what_volumes_counted_never_falls_whichever_of_them_end_or_begin_anew() -> None:
+    """Prometheus takes a count that falls for one that began anew, and would count all of the rest once more."""
+    risen, read = Risen(), metrics.READ_SECONDS.of("lender")
+
+    def now(*volumes: Any) -> tuple[int, float | Distribution]:
+        found = measured.volume_metrics(volumes, risen)
+        reads = found[read]
+        assert isinstance(reads, Distribution)
+        return reads.below[-1][1], found[metrics.PAGES_TORN.of()]
+
+    assert now(Volume("one", (3,), 1), Volume("two", (5,), 2)) == (8, 3)
+    assert now(Volume("two", (6,), 2)) == (9, 3), "volume one was removed"
+    assert now(Volume("two", (1,), 0)) == (10, 3), "its process began anew"
+    assert now(Volume("one", (2,)), Volume("two", (1,))) == (12, 3)

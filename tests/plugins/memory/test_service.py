@@ -239,7 +239,7 @@ def test_acknowledged_pages_are_waited_for_while_their_lenders_are_stopped() -> 
         until_done(rack, reader)
         rack.run(2)
         assert rack.command("h1", "volumes")[0].waits_for == ()
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 0
+        assert rack.agents["h1"].metrics()[metrics.SLABS_UNRECOVERED.of()] == 0
 
 
 def test_a_lender_that_is_only_gossiped_gone_is_waited_for() -> None:
@@ -264,7 +264,7 @@ def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> Non
             rack.lose_memory(host)
         rack.until(lambda: {slab.state for slab in rack.slabs("h1")} == {"cold"}, 25.0)
         rack.run(2)
-        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 2
+        assert rack.agents["h1"].metrics()[metrics.SLABS_UNRECOVERED.of()] == 2
         lost = [reason for event, reason in rack.story("slab/data/0") if event == "lost"]
         assert any("may read older" in reason for reason in lost)
 

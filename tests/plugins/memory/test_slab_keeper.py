@@ -179,7 +179,7 @@ def test_slabs_of_a_killed_process_go_on_under_the_same_epoch_with_every_page() 
             rack.slabd(host).signal(9)
         rack.run(4)
         assert epochs(rack) == before and rack.mapped("h1", "data") == [0, 1]
-        assert rack.agents["h1"].borrowing.metrics()[SLAB_LINKS_REOPENED.of()] == 2
+        assert rack.agents["h1"].metrics()[SLAB_LINKS_REOPENED.of()] == 2
         assert [slab.pages_remote for slab in rack.slabs("h1")] == [16, 16]
         bytes_before = served(rack)
         until_done(rack, rack.client("h1", read_all, "data"))

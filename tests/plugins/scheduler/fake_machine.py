@@ -7,7 +7,7 @@ from typing import Any
 from chaos.world.clock import SimLoopStalls
 from covey.core.events import Fact
 from covey.core.ids import JobId
-from covey.ports.devices import Gpu
+from covey.ports.devices import DeviceProcess, DeviceSample, Gpu
 from covey.ports.probes import CardNow, MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
@@ -53,12 +53,25 @@ class FakeDisk:
         return f"/state/{name}"
 
 
+class FakeDevices:
+    """Devices on which processes are that the test puts there."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, tuple[DeviceProcess, ...]] = {}
+        self.fails = False
+
+    async def sample(self, uuid: str) -> DeviceSample:
+        if self.fails:
+            raise OSError("the driver does not answer")
+        return DeviceSample(0, 0.0, self.processes.get(uuid, ()))
+
+
 class FakeProbes:
-    devices: Any = None
     unlisted = ""
     memory_now = MemoryNow(1 << 30, 1 << 29, 0.0)
 
     def __init__(self, host: str, gpus: int) -> None:
+        self.devices: Any = FakeDevices()
         self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
 
     def gpus(self) -> Sequence[Gpu]:

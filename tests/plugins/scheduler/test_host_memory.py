@@ -18,7 +18,7 @@ from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Reserved
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.eligible import lacks_memory, memory_left, shape_of
-from plugins.scheduler.service.gpus_here import memory_here
+from plugins.scheduler.service.gpus.gpus_here import memory_here
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_gang import H1, H2, H3, J1, Coordinator, asks
 from tests.plugins.scheduler.test_leader import Led

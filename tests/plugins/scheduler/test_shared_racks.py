@@ -46,7 +46,7 @@ from plugins.scheduler.policy.place import place as place_gang
 from plugins.scheduler.policy.place import spread
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of, is_part, short_name
-from plugins.scheduler.service.shared_gpus import where
+from plugins.scheduler.service.gpus.shared_gpus import where
 
 HOME = HostId("coordinator")
 QUOTAS = {"red": 3, "blue": 2}

@@ -315,7 +315,7 @@ async def test_people_see_who_shares_and_what_it_costs() -> None:
         assert row.beside == ("o",) and row.baseline_s == pytest.approx(0.01) and row.audits == 1
         assert await host.service.commands()["interference"]({"job": "o"}) == []
         metrics = host.service.metrics()
-        assert metrics[GPU_JOBS.of("0")] == 2
+        assert metrics[GPU_JOBS.of(gpu.gpu)] == 2
         await guaranteed.close()
         await other.close()
 

@@ -44,7 +44,7 @@ from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service.gpus_here import memory_here
+from plugins.scheduler.service.gpus.gpus_here import memory_here
 from plugins.scheduler.service.journal import ReservationFile, ReservationJournal
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
@@ -106,6 +106,8 @@ class LocalRanks:
         self._last_s: float | None = None
         self._promised_bytes = 0
         """What the other plugins were told last that jobs may take of this host's memory."""
+        self.used_by_others: Callable[[], Mapping[str, str]] = dict
+        """GPUs that processes use which no job started, and which, in words."""
         self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
         """Whether ranks that continue elsewhere may end here now, for example since what takes their place has
         started."""
@@ -150,6 +152,7 @@ class LocalRanks:
     def see_gpus(self) -> None:
         gpus = self.host.env.probes.gpus()
         refused = {gpu.uuid: gpu.why or gpu.condition for gpu in gpus if not gpu.takes_jobs}
+        refused |= {uuid: why for uuid, why in self.used_by_others().items() if uuid not in refused}
         seen = GpusSeen(tuple(gpu.uuid for gpu in gpus), refused)
         self.reservations.handle(seen, self.host.env.clock.now_s())
         self.reservations.handle(MemorySeen(memory_here(self.host.env.probes.memory())), self.host.env.clock.now_s())

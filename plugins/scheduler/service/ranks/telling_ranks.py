@@ -1,5 +1,7 @@
 """What this host's ranks tell of themselves while they run: what they compute with, their tensors, who sums these."""
 
+from collections.abc import Callable
+
 from covey.core.ids import JobId
 from plugins.base import Host
 from plugins.facts import HeartbeatHeard, JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
@@ -28,6 +30,8 @@ class TellingRanks:
         """Jobs whose ranks did a step, or waited for one another in tensors, as they say themselves."""
         self.kernels: dict[tuple[JobId, int, int], str] = {}
         """What each rank computes with, by job, epoch and rank."""
+        self.devices_of: Callable[[JobId], str] = lambda _job: ""
+        """What is wrong with the GPUs of a job here, in words."""
 
     def forget(self, id: JobId) -> None:
         """Forget a job that is over and of which nothing is here."""
@@ -86,4 +90,5 @@ class TellingRanks:
             reports=steps.step is not None or job in self.tensors or job in self.seen,
             memory=steps.memory,
             limited=self.host.runner.limited(job, epoch),
+            devices=self.devices_of(job),
         )

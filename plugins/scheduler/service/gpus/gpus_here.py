@@ -6,15 +6,19 @@ changes is an event of the host and of the GPU (`agentctl why host/NAME`).
 
 from collections.abc import Mapping, Sequence
 
+from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
-from covey.ports.devices import Condition, Gpu
+from covey.ports.devices import Condition, Gpu, is_instance
 from covey.ports.probes import MemoryNow
 from plugins.base import Host
 from plugins.facts import GpusNow, MemoryHere
 from plugins.scheduler.machine.host.reservations import Reservations
 from plugins.scheduler.service import metrics
+from plugins.scheduler.service.gpus.use_watch import UseWatch
 
-WHY_BYTES_MAX = 96
+WHY_BYTES_MAX = 80
+HELD_MAX, ID_MAX = 2, 12
+"""The most jobs with sick or idle GPUs that a host gossips, and the longest of their ids: the value has 256 bytes."""
 WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
 """The conditions of a GPU, the better first."""
 
@@ -25,9 +29,11 @@ def worst(gpus: Sequence[Gpu]) -> Gpu | None:
     return max(out, key=lambda gpu: WORSE.index(gpu.condition), default=None)
 
 
-def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusNow:
+def now(
+    gpus: Sequence[Gpu], unlisted: str, reservations: Reservations, in_trouble: Mapping[JobId, str] | None = None
+) -> GpusNow:
     """What gossip says of this host's GPUs. `unlisted`: why it is not known which GPUs are here; empty: `gpus` has them
-    all."""
+    all. `in_trouble`: jobs that hold sick or idle GPUs here."""
     out, sick = reservations.out(), worst(gpus)
     why = unlisted or (sick.why or sick.condition if sick is not None else next(iter(out.values()), ""))
     return GpusNow(
@@ -38,6 +44,7 @@ def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusN
         out=len(out),
         why=why.encode()[:WHY_BYTES_MAX].decode(errors="ignore"),
         known=not unlisted,
+        held={job: word[:8] for job, word in sorted((in_trouble or {}).items())[:HELD_MAX] if len(job) <= ID_MAX},
     )
 
 
@@ -55,9 +62,10 @@ def memory_here(memory: MemoryNow) -> MemoryHere:
 class OwnGpus:
     """What this host writes down of its GPUs; `look` once a second notes what changed."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, watch: UseWatch) -> None:
+        self._host, self._watch = host, watch
         self._told: dict[str, tuple[Condition, str]] = {}
+        self._foreign: dict[str, str] = {}
         self._unlisted = ""
         self._published: GpusNow | None = None
         self._memory: MemoryHere | None = None
@@ -65,7 +73,7 @@ class OwnGpus:
     def publish(self, reservations: Reservations) -> None:
         """Gossip the host's GPUs to the rack, when they changed."""
         probes = self._host.env.probes
-        said = now(probes.gpus(), probes.gpus_unlisted(), reservations)
+        said = now(probes.gpus(), probes.gpus_unlisted(), reservations, self._watch.jobs_in_trouble())
         if said != self._published:
             self._published = said
             self._host.spread("gpus", said)
@@ -75,9 +83,39 @@ class OwnGpus:
             self._host.spread("memory", memory)
 
     def metrics(self) -> Mapping[MetricSeries, float]:
-        return {metrics.GPUS_OUT.of(): sum(not gpu.takes_jobs for gpu in self._host.env.probes.gpus())}
+        """The GPUs of this host by their UUIDs. A figure that the driver does not tell has no series: it is not 0."""
+        gpus, held, now_s = self._host.env.probes.gpus(), self._watch.held(), self._host.env.clock.now_s()
+        foreign, idle = self._watch.uses.foreign(now_s), self._watch.uses.idle(now_s)
+        found: dict[MetricSeries, float] = {metrics.GPUS_OUT.of(): sum(not gpu.takes_jobs for gpu in gpus)}
+        for gpu in gpus:
+            uuid = gpu.uuid
+            found[metrics.GPU_INFO.of(uuid, str(gpu.index), gpu.model)] = 1
+            found[metrics.GPU_CONDITION.of(uuid, gpu.condition)] = 1
+            found[metrics.GPU_TAKES_JOBS.of(uuid)] = gpu.takes_jobs and uuid not in foreign
+            found[metrics.GPU_HELD.of(uuid)] = uuid in held
+            found[metrics.GPU_FOREIGN.of(uuid)] = uuid in foreign
+            found[metrics.GPU_IDLE_SECONDS.of(uuid)] = now_s - idle[uuid].since_s if uuid in idle else 0
+            if gpu.memory_total_bytes:
+                found[metrics.GPU_MEMORY_BYTES.of(uuid)] = gpu.memory_total_bytes
+            if gpu.condition not in ("unknown", "lost"):
+                found[metrics.GPU_MEMORY_USED_BYTES.of(uuid)] = gpu.memory_used_bytes
+                if not is_instance(uuid):
+                    found[metrics.GPU_UTILIZATION.of(uuid)] = gpu.utilization
+        return found
+
+    def _uses(self) -> None:
+        """Note which GPUs processes use that no job started, and which are free of them again."""
+        now = dict(self._watch.uses.foreign(self._host.env.clock.now_s()))
+        for uuid in sorted({*now, *self._foreign}):
+            if (uuid in now) != (uuid in self._foreign):
+                event = "GPU used by others" if uuid in now else "GPU no longer used by others"
+                said = f"{uuid}: {now.get(uuid, self._foreign.get(uuid, ''))}"
+                self._note(event, said)
+                self._host.note(f"gpu/{uuid}", event, said)
+        self._foreign = now
 
     def look(self) -> None:
+        self._uses()
         probes = self._host.env.probes
         if (unlisted := probes.gpus_unlisted()) != self._unlisted:
             self._unlisted = unlisted
@@ -111,5 +149,6 @@ class OwnGpus:
             for gpu in probes.gpus()
             if not gpu.takes_jobs
         ]
+        found += [f"GPU {uuid} is {why}" for uuid, why in self._foreign.items()]
         unlisted = probes.gpus_unlisted()
         return [*found, *([f"the GPUs of this host are not known: {unlisted}"] if unlisted else [])]
