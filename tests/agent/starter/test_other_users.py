@@ -337,3 +337,6 @@ async def test_a_state_that_its_user_replaced_ends_the_job_and_nothing_else(
     os.kill(supervisor, signal.SIGKILL)
     await until(lambda: host.told(RanksEnded), 30.0)
     await until(lambda: gone(pid), 10.0)
+    (ended,) = host.told(RanksEnded)
+    assert (ended.job, set(ended.codes)) == (J1, {0}) and ended.codes[0] != 0, "nobody believes that it went well"
+    assert [started.pids for started in host.told(RanksStarted)] == [{0: pid}], "it was started once"

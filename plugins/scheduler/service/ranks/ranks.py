@@ -420,9 +420,8 @@ class LocalRanks:
             lease = self.leases.valid((job.id, job.grant.epoch))
             if lease is None:
                 return False
-        await self.host.runner.start(
-            msgspec.structs.replace(ranks_spec(job, place, env, self.beside.shares), lease=lease)
-        )
+        spec = ranks_spec(job, place, env, self.beside.shares, self.log.rack_clock.now_s())
+        await self.host.runner.start(msgspec.structs.replace(spec, lease=lease))
         return True
 
     def _fetch(self, job: Job, place: Place) -> None:

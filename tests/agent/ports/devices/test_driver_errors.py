@@ -46,7 +46,15 @@ OF_INSTANCES = frozenset(
         "nvmlDeviceGetGpuInstanceId",
     }
 )
-MAY_FAIL = frozenset({"nvmlSystemGetDriverVersion", "nvmlShutdown", "nvmlDeviceGetMemoryLimits_v1"})
+MAY_FAIL = frozenset(
+    {
+        "nvmlSystemGetDriverVersion",
+        "nvmlShutdown",
+        "nvmlDeviceGetMemoryLimits_v1",
+        "nvmlDeviceGetMinorNumber",
+        "nvmlDeviceGetComputeInstanceId",
+    }
+)
 """Functions without which a device is used all the same."""
 CALLS = (
     "nvmlInitWithFlags",
