@@ -346,6 +346,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    oom_bytes: int = 0
+    """The most memory that ranks had of which the kernel killed a process at their limit, bytes; 0: it killed none."""
     places: tuple[Place, ...] = ()
     ranks: tuple[RankView, ...] = ()
     step: int | None = None

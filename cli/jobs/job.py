@@ -95,7 +95,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("waits", job.get("waits")),
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
-        ("exit code", job["exit_code"]),
+        ("exit code", exit_words(job)),
         ("user", job.get("user")),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
         ("shares GPUs", with_whom(job)),
@@ -164,6 +164,12 @@ def in_turns(job: dict[str, Any]) -> str:
     sends_s, step_s = timing.get("sending_s", 0.0), timing.get("step_s", 0.0)
     share = f"; sends for {round(100 * sends_s / step_s)} % of a step" if sends_s and step_s else ""
     return f"in turns with {whom}{share}"
+
+
+def exit_words(job: dict[str, Any]) -> Any:
+    """The exit code, and `oom` with its peak where the kernel killed a process at its limit."""
+    peak = job.get("oom_bytes")
+    return f"{job['exit_code']} (oom, peak {format_size(peak)})" if peak and job["exit_code"] else job["exit_code"]
 
 
 def host_memory(seen: dict[str, Any]) -> str:

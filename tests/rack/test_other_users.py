@@ -187,7 +187,7 @@ ATTACKS = tuple(re.findall(r'tried\("(\w+)"', ATTACK))
 
 
 def test_a_job_has_the_memory_it_asked_for_and_no_more(host: BootedHost) -> None:
-    job = submitted(host, "alice.f", "--host-memory 256MiB -- sleep 603")
+    job = submitted(host, "alice.f", "--mem 256MiB -- sleep 603")
     unit = typed(host, f"systemctl list-units --plain --no-legend 'covey-job:{job}:*'").split()[0]
     shown = dict(line.split("=") for line in typed(host, f"systemctl show {unit} -p MemoryMax -p TasksMax").split())
     assert (int(shown["MemoryMax"]), int(shown["TasksMax"])) == (256 << 20, 32_768)

@@ -57,6 +57,7 @@ class FakeProbes:
     devices: Any = None
     unlisted = ""
     memory_now = MemoryNow(1 << 30, 1 << 29, 0.0)
+    cores_now = 1
 
     def __init__(self, host: str, gpus: int) -> None:
         self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
@@ -77,7 +78,7 @@ class FakeProbes:
         return None
 
     def cores(self) -> int:
-        return 1
+        return self.cores_now
 
     def stay_in_memory(self, flushes: bool) -> str:
         return "not locked"

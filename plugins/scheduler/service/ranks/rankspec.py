@@ -78,4 +78,5 @@ def hold_of(spec: RanksSpec, shares: bool) -> Hold:
     gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
     guest = shares and spec.job_class == "opportunistic"
     held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus
-    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest, host_memory=spec.host_memory)
+    of, cpus = (spec.job, spec.epoch, 0, HostId("")), spec.cpus * len(spec.ranks)
+    return Hold(*of, held, 0, True, not guest, host_memory=spec.host_memory, cpus=cpus)
