@@ -221,7 +221,9 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     unlike: str = ""
     """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
     host_memory: int = 0
-    """Memory that its processes on one host may take together, bytes; 0: not limited."""
+    """Memory that its processes on one host may take together, bytes; 0: not said."""
+    cpus: int = 0
+    """Processors of each worker; 0: not said."""
     memory: dict[HostId, MemoryInUse] = {}
     """What its processes have of each host's memory, where they said so."""
     limited: dict[HostId, bool] = {}

@@ -89,6 +89,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("shares", shares(job)),
         ("tables", owners(job)),
         ("host memory", host_memory(seen)),
+        ("processors", f"{seen['cpus']} for each worker" if seen.get("cpus") else ""),
         ("limits", limits(seen)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
@@ -186,7 +187,8 @@ def host_memory(seen: dict[str, Any]) -> str:
 
 def limits(seen: dict[str, Any]) -> str:
     """Whether hosts keep the job to its limits: `enforced on gpu1, not enforced on gpu2`; empty: it has none."""
-    if not seen.get("host_memory") and not any(seen.get("limited", {}).values()):
+    asked = seen.get("host_memory") or seen.get("cpus")
+    if not asked and not any(seen.get("limited", {}).values()):
         return ""
     said: dict[str, list[str]] = {}
     for host, limited in seen.get("limited", {}).items():

@@ -401,6 +401,7 @@ def _seen(job: Job, now: Sequence[JobNowAnswer], heard: Mapping[HostId, JobNowAn
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         host_memory=job.spec.host_memory,
+        cpus=job.spec.cpus,
         memory={
             host: answer.memory
             for host, answer in sorted(heard.items())
