@@ -6,7 +6,7 @@ import math
 from agent.jobs.supervision import EXTENSION_MAX_S
 from covey.ports.devices import Device
 from covey.ports.env import Env
-from covey.ports.starter import Limits
+from covey.ports.starter import EpochLimits
 from plugins.base import RanksSpec
 
 WEIGHT, WEIGHT_MAX = 100, 10_000
@@ -16,12 +16,12 @@ ENDING_S = 120.0
 NVIDIA = "nvml"
 
 
-def limits_here(env: Env, spec: RanksSpec) -> Limits:
+def limits_here(env: Env, spec: RanksSpec) -> EpochLimits:
     """The limits of these ranks on this host."""
     return limits_of(spec, tuple(env.probes.devices.devices()), env.probes.memory().total_bytes)
 
 
-def limits_of(spec: RanksSpec, devices: tuple[Device, ...], memory_bytes: int) -> Limits:
+def limits_of(spec: RanksSpec, devices: tuple[Device, ...], memory_bytes: int) -> EpochLimits:
     """The limits of these ranks on a host with these devices and so much memory, which is 0 where it is not known.
     OSError: nobody knows which files open a GPU of theirs, so no job may open them."""
     wanted = {gpu for rank in spec.ranks for gpu in rank.gpus}
@@ -31,7 +31,7 @@ def limits_of(spec: RanksSpec, devices: tuple[Device, ...], memory_bytes: int) -
         if device.backend == NVIDIA and (device.number is None or (device.parent and not device.caps)):
             raise OSError(f"the driver does not say which device file opens {device.uuid}; next: agentctl doctor")
     has_nvidia = any(device.backend == NVIDIA for device in devices)
-    return Limits(
+    return EpochLimits(
         memory_bytes=spec.host_memory or part,
         cpus=spec.cpus * len(spec.ranks),
         weight=min(WEIGHT_MAX, WEIGHT * max(1, len(own))),

@@ -70,7 +70,7 @@ class Units:
         unit = f"covey-job:{ask.job}:{ask.epoch}:{ask.program}-{secrets.token_hex(4)}.service"
         path = os.path.join(self._run_dir, unit)
         self._run(slices.make_slice(ask.job, ask.epoch))  # it may be there, from the epoch's first program
-        self._set(LimitAs(ask.job, ask.epoch, ask.limits))
+        self._set(LimitAs(ask.job, ask.epoch, slices.limits_of(ask)))
         if ask.seconds:
             self._run(slices.kill_later(ask.job, ask.epoch, ask.seconds))
         try:
@@ -83,7 +83,7 @@ class Units:
             pid = self._run(("systemctl", "show", "--property=MainPID", "--value", unit)).stdout.strip()
             if not pid.isdigit() or int(pid) == 0:
                 raise Denied(f"its {ask.program} ended at once", f"journalctl -u {unit}")
-        except BaseException:
+        except (Denied, OSError, subprocess.SubprocessError):
             with contextlib.suppress(subprocess.SubprocessError, OSError):
                 self._run((*KILL, unit))  # what was refused does not run
             raise

@@ -24,7 +24,7 @@ class OtherUser(msgspec.Struct, frozen=True):
 Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 20)], ...], Meta(max_length=1024)]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EpochLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all processes of an epoch may take of a host together."""
 
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -59,8 +59,8 @@ class ProgramAs(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     """`supervisor` or `spares`."""
     instance: str
-    limits: Limits = Limits()
-    """Limits of all programs of the epoch and what they start, where the host enforces them."""
+    limits: EpochLimits = EpochLimits()
+    """EpochLimits of all programs of the epoch and what they start, where the host enforces them."""
     seconds: int = 0
     """Seconds after which all that runs of the epoch is killed; 0: never."""
     private_tmp: bool = False
@@ -114,7 +114,7 @@ class StartsAs(Protocol):
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         """Start one of Covey's programs as another user."""
 
-    async def limit(self, job: JobId, epoch: int, limits: Limits) -> None:
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
         """Give an epoch that runs as another user these limits from now on."""
 
     async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:
@@ -166,7 +166,7 @@ class NobodyElse:
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         raise OSError(self.refusal)
 
-    async def limit(self, job: JobId, epoch: int, limits: Limits) -> None:
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
         """Nothing runs as another user."""
 
     async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:

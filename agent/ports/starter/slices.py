@@ -10,8 +10,10 @@ Nothing is done here: the starter runs the commands, and the agent knows by the 
 
 from pathlib import Path
 
+import msgspec
+
 from agent.ports.starter.starter_wire import LimitAs, StartAs
-from covey.ports.starter import MemoryPeak
+from covey.ports.starter import EpochLimits, MemoryPeak
 
 SLICE = "covey-jobs.slice"
 GROUPS = Path("/sys/fs/cgroup")
@@ -79,6 +81,11 @@ def make_slice(job: str, epoch: int) -> tuple[str, ...]:
     manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
     signature = "ssa(sv)a(sa(sv))"
     return ("busctl", "call", *manager, "StartTransientUnit", signature, slice_of(job, epoch), "fail", "0", "0")
+
+
+def limits_of(ask: StartAs) -> EpochLimits:
+    """The limits that an agent asks for, also one of 0.1.0, which knows the memory alone."""
+    return ask.limits if ask.limits.memory_bytes else msgspec.structs.replace(ask.limits, memory_bytes=ask.memory_bytes)
 
 
 def set_limits(ask: LimitAs) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from agent.ports.starter.their_files import JOBS, FolderFiles
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId
-from covey.ports.starter import ENFORCED, Limits, MemoryPeak, ProgramAs
+from covey.ports.starter import ENFORCED, EpochLimits, MemoryPeak, ProgramAs
 from covey.ports.streams import Bytes
 from covey.wire.frames import pack, read_frame
 
@@ -94,13 +94,14 @@ class StarterLink:
         parts = [GiveConfig(given[at : at + PART_BYTES]) for at in range(0, len(given), PART_BYTES)]
         user, program = which.user, "spares" if which.program == "spares" else "supervisor"
         of = which.job, which.epoch, program, user.name, user.uid
-        start = StartAs(*of, which.limits, which.seconds, which.private_tmp)  # type: ignore[arg-type]
+        more = {"limits": which.limits, "seconds": which.seconds, "private_tmp": which.private_tmp}
+        start = StartAs(*of, **more)  # type: ignore[arg-type]
         started = await self._ask(start, parts)
         if not isinstance(started, StartedAs):
             raise OSError(UNEXPECTED)
         return ProcessId(started.pid, started.started)
 
-    async def limit(self, job: JobId, epoch: int, limits: Limits) -> None:
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
         await self._ask(LimitAs(job, epoch, limits))
 
     async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core.ids import ID_PATTERN
-from covey.ports.starter import Limits
+from covey.ports.starter import EpochLimits
 
 CONFIG_BYTES_MAX = 8 << 20
 """Most bytes of a program's configuration."""
@@ -48,7 +48,9 @@ class StartAs(StarterFrame, frozen=True):
     program: Literal["supervisor", "spares"]
     user: Annotated[str, Meta(pattern=USER)]
     uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
-    limits: Limits = Limits()
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    """Most memory, as agents of 0.1.0 say it; 0: no limit, or `limits` says it."""
+    limits: EpochLimits = EpochLimits()
     seconds: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     """Seconds after which all processes of the epoch are killed, whatever runs then; 0: never."""
     private_tmp: bool = False
@@ -60,7 +62,7 @@ class LimitAs(StarterFrame, frozen=True):
 
     job: Job
     epoch: Epoch
-    limits: Limits
+    limits: EpochLimits
 
 
 class EndAs(StarterFrame, frozen=True):

@@ -5,7 +5,7 @@ import pytest
 
 from agent.jobs.limits import limits_of, seconds_of
 from covey.ports.devices import Device
-from covey.ports.starter import Limits
+from covey.ports.starter import EpochLimits
 from plugins.base import RankSpec, RanksSpec
 from tests.agent.here import ranks
 
@@ -21,7 +21,7 @@ def spec(*gpus: str, **more: object) -> RanksSpec:
 
 def test_a_job_that_asked_for_nothing_has_its_part_by_its_gpus() -> None:
     limits = limits_of(spec("GPU-0", "GPU-3"), EIGHT, 512 * GIB)
-    assert limits == Limits(memory_bytes=128 * GIB, cpus=0, weight=200, gpus=(4, 7))
+    assert limits == EpochLimits(memory_bytes=128 * GIB, cpus=0, weight=200, gpus=(4, 7))
     assert limits_of(spec("GPU-0"), EIGHT, 0).memory_bytes == 0, "a host that does not know its memory limits none"
 
 
@@ -31,7 +31,7 @@ def test_what_it_asked_for_is_for_all_its_ranks_on_the_host() -> None:
 
 
 def test_a_job_without_gpus_opens_none_and_has_no_part_of_the_memory() -> None:
-    assert limits_of(spec(), EIGHT, 512 * GIB) == Limits(gpus=())
+    assert limits_of(spec(), EIGHT, 512 * GIB) == EpochLimits(gpus=())
 
 
 def test_an_instance_is_opened_by_its_gpu_and_its_two_files() -> None:

@@ -34,7 +34,7 @@ from agent.ports.starter.starter_wire import (
 from agent.starter.accounts import Rules, UnixAccount
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
-from covey.ports.starter import Limits
+from covey.ports.starter import EpochLimits
 from covey.wire import frames
 from covey.wire.frames import FrameError
 from tests.agent.starter.starter_here import ALICE, BOB, lookup
@@ -172,8 +172,8 @@ def test_an_epoch_is_limited_and_ended_as_its_folders_user_and_of_no_other_job(a
         assert told(client, EndAs("j2", 3)) == StarterDone()
         assert told(client, EndAs("j1", 3)) == StarterDone()
         assert asked.units.ended == [(EndAs("j2", 3), None), (EndAs("j1", 3), ALICE)], "a folder that is lost ends none"
-        assert told(client, LimitAs("j1", 3, Limits(gpus=(1,)))) == StarterDone()
-        assert asked.units.limited == [LimitAs("j1", 3, Limits(gpus=(1,)))]
+        assert told(client, LimitAs("j1", 3, EpochLimits(gpus=(1,)))) == StarterDone()
+        assert asked.units.limited == [LimitAs("j1", 3, EpochLimits(gpus=(1,)))]
         assert told(client, ForgetFolder("j1")) == StarterDone()
     assert asked.folders.made == {}
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.ports.starter import slices
@@ -13,11 +14,11 @@ from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.main import launcher
 from agent.starter.sessions import Sessions
 from agent.starter.units import Units
-from covey.ports.starter import Limits, MemoryPeak
+from covey.ports.starter import EpochLimits, MemoryPeak
 
 ALICE = UnixAccount("alice", 1001, 1001, "/home/alice", "/bin/sh")
-LIMITS = Limits(memory_bytes=1 << 30, cpus=3, weight=200, gpus=(0, 3), caps=(12,))
-ASK = StartAs("j1", 3, "supervisor", "alice", 1001, LIMITS)
+LIMITS = EpochLimits(memory_bytes=1 << 30, cpus=3, weight=200, gpus=(0, 3), caps=(12,))
+ASK = StartAs("j1", 3, "supervisor", "alice", 1001, limits=LIMITS)
 Done = subprocess.CompletedProcess[str]
 
 
@@ -72,20 +73,25 @@ def test_a_job_opens_its_own_gpus_and_no_others() -> None:
     gpus = {word for word in said if word.startswith("DeviceAllow=/dev/nvidia") and word.split()[0][-1].isdigit()}
     own = {"DeviceAllow=/dev/nvidia0 rw", "DeviceAllow=/dev/nvidia3 rw", "DeviceAllow=/dev/nvidia-caps/nvidia-cap12 rw"}
     assert gpus == own and "DevicePolicy=closed" in said
-    none = slices.set_limits(LimitAs("j1", 3, Limits(gpus=())))
+    none = slices.set_limits(LimitAs("j1", 3, EpochLimits(gpus=())))
     assert "DevicePolicy=closed" in none and not any("/dev/nvidia0" in word for word in none)
-    assert "DevicePolicy=auto" in slices.set_limits(LimitAs("j1", 3, Limits())), "a host without such GPUs"
+    assert "DevicePolicy=auto" in slices.set_limits(LimitAs("j1", 3, EpochLimits())), "a host without such GPUs"
 
 
 def test_limits_change_while_an_epoch_runs_and_only_then(tmp_path: Path) -> None:
     systemd = Systemd(left=("covey-job:j1:3:supervisor-a.service loaded\n", ""))
     units = Units(str(tmp_path), systemd.run)
     for _ in range(2):
-        units.limit(LimitAs("j1", 3, Limits(gpus=(1,))))
+        units.limit(LimitAs("j1", 3, EpochLimits(gpus=(1,))))
     (changed,) = systemd.ran("set-property")
     assert "covey-jobs-j1:3.slice" in changed and "DeviceAllow=/dev/nvidia1 rw" in changed
     with pytest.raises(Denied, match="limits cannot be set"):
         Units(str(tmp_path), Systemd(set_property=1).run).start(ASK, ALICE, "/f", b"x")
+
+
+def test_an_agent_of_0_1_0_has_its_memory_limited() -> None:
+    assert slices.limits_of(StartAs("j1", 3, "supervisor", "alice", 1001, 1 << 20)).memory_bytes == 1 << 20
+    assert slices.limits_of(msgspec.structs.replace(ASK, memory_bytes=1)) == LIMITS
 
 
 def test_a_slice_is_of_one_job_whatever_its_name() -> None:
