@@ -26,9 +26,9 @@ from agent.ports.starter.starter_wire import EndAs
 from agent.starter.sessions import Sessions
 from covey.core.ids import JobId
 from covey.ports.processes import ProcessId
-from covey.ports.starter import MemoryPeak, NobodyElse
+from covey.ports.starter import EpochLimits, MemoryPeak, NobodyElse
 from covey.wire.frames import pack
-from plugins.base import RankLease, RanksSpec
+from plugins.base import RankLease, RankSpec, RanksSpec
 from plugins.facts import MemoryKilled, RanksEnded, RanksStarted
 from tests.agent.here import Here, ranks, until
 from tests.agent.jobs.test_runner import gone
@@ -167,6 +167,28 @@ async def test_what_the_kernel_killed_is_told_with_the_end(
         await runner.start(of_alice("/bin/sh", "-c", "kill -9 $$"))
     await until(lambda: host.told(RanksEnded), 20.0)
     assert host.told(RanksEnded)[0].oom == MemoryKilled(1, 1 << 30, 1 << 30)
+
+
+async def test_limits_follow_ranks_that_join_others(
+    both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their GPUs and processors before they begin."""
+    host, _ = both
+    limits: list[tuple[int, bool]] = []
+
+    async def limit(job: JobId, epoch: int, now: EpochLimits) -> None:
+        limits.append((now.cpus, len(runner.running()[J1, 1]) == 1))
+
+    monkeypatch.setattr(host.env.starter, "limit", limit)
+    runner = host.runner()
+    one = msgspec.structs.replace(of_alice("/bin/sleep", "600", grace_s=0.2), cpus=3)
+    await running(host, runner, one)
+    two = msgspec.structs.replace(one, ranks=(*one.ranks, RankSpec(1, 1, ())), since=1)
+    await runner.start(two)
+    await until(lambda: len(host.told(RanksStarted)) > 1, 20.0)
+    assert limits == [(6, True)]
+    await runner.stop(J1, 1, 0.0, "over")
+    await until(lambda: host.told(RanksEnded), 20.0)
 
 
 async def test_another_agent_finds_it_again_and_ends_it(both: tuple[Here, StarterHere]) -> None:
