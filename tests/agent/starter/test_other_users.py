@@ -189,6 +189,8 @@ async def test_limits_follow_ranks_that_join_others(
     assert limits == [(6, True)]
     await runner.stop(J1, 1, 0.0, "over")
     await until(lambda: host.told(RanksEnded), 20.0)
+    runner.forget(J1, 1)
+    await until(lambda: not programs("supervisor-j1-1"), 20.0)
 
 
 async def test_another_agent_finds_it_again_and_ends_it(both: tuple[Here, StarterHere]) -> None:
