@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -164,6 +164,9 @@ rdma: $(READY) ## the tests of remote memory and of tensors over RDMA (SoftRoCE)
 
 swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, from a volume with a disk, mirrored and with parity, lost at all lenders, then under systemd, with a disk and mirrored: root, 40 to 90 minutes; ARGS='lost mirror' for some of it; not a part of check
 	@$(BIN)/python -m chaos.guest.swap $(ARGS)
+
+limits: $(READY) ## jobs of several users under systemd in a kernel of its own (User-Mode Linux), which limits memory, processors and processes: root, some 10 minutes; not a part of check
+	@$(BIN)/python -m chaos.guest.swap --within 1200 --run 'mount -t tmpfs none /tmp && "$$COVEY_PYTHON" -m chaos.guest.modules "$$COVEY_MODULES" overlay bridge veth && echo "+cpu +memory +pids" > /sys/fs/cgroup/cgroup.subtree_control && "$$COVEY_PYTHON" -m pytest -q -p no:cacheprovider tests/rack/test_other_users.py'
 
 elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
 	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')

@@ -38,6 +38,7 @@ from agent.ports.network.links import ZmqLinks
 from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.ports.starter.starter_link import StarterLink
+from agent.ports.starter.starter_wire import SOCKET
 from agent.ports.users import SystemUsers
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
@@ -272,12 +273,25 @@ def check(config: Config) -> None:
         settled = runner.run(settle(config, UdpDatagrams()))
         began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
         told = runner.run(log_differs(config)) if began else ""
+    refuse_tenants_together(config)
     on = ", ".join(config.plugins)
     print(f"agentd: {config.source} is valid: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} cannot be resolved now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
+
+
+def refuse_tenants_together(config: Config) -> None:
+    """ConfigError where several tenants would run as one user, without limits, though nobody said that they may."""
+    tenants = sorted(getattr(config.plugins.get("scheduler"), "quotas", {}))
+    starter = os.path.join(config.jobs.users_dir, SOCKET)
+    if len(tenants) < 2 or config.jobs.separate == "no" or os.path.exists(starter):
+        return
+    what = f"{len(tenants)} tenants, and no limits: not enforced without a starter"
+    why = f"no starter listens at {starter}, so all jobs run as the agent's user ({', '.join(tenants[:3])})"
+    next_step = "systemctl enable --now covey-starter"
+    raise ConfigError(what, why, f'{next_step}; or [jobs] separate = "no" where they trust one another')
 
 
 async def log_differs(config: Config) -> str:

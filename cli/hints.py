@@ -61,10 +61,10 @@ SUBMIT_FLAGS = {
     "--restarts": "--retries N", "--kill-wait": "--grace 60s", "--grace-period": "--grace 60s",
     "--signal": "--grace 60s    (SIGTERM first, and SIGKILL after this time)",
     # memory
-    "--mem": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
-    "--memory": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
-    "--mem-per-gpu": "--host-memory 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
-    "--mem-per-cpu": "--host-memory 64GiB    (of all its processes on a host; there is no share for each core)",
+    "--host-memory": "--mem 64GiB    (its name until now)",
+    "--memory": "--mem 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
+    "--mem-per-gpu": "--mem 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
+    "--mem-per-cpu": "--mem 64GiB    (of all its processes on a host; there is no share for each core)",
     "--vram": "--gpu-memory 8GiB",
     # who, what, where from
     "-J": "--name NAME", "--job-name": "--name NAME", "-A": "--tenant NAME", "--account": "--tenant NAME",
@@ -90,9 +90,9 @@ OTHERWISE = {
     "--nodelist": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "-x": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "--exclude": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
-    "-c": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
-    "--cpus-per-task": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
-    "--num-cpus": "leave it out: a rank uses the cores of its host, or those of its CPU devices",
+    "-c": "--cpus N    (of each worker)",
+    "--cpus-per-task": "--cpus N    (of each worker)",
+    "--num-cpus": "--cpus N    (of each worker)",
 }
 """Flags of other schedulers that `submit` does not have, and how the same is done."""
 FLAGS = {

@@ -181,6 +181,12 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that each rank asked for on each of its GPUs, where GPUs are shared, bytes; 0: not said."""
     host_memory: int = 0
     """Memory that the processes of the job on this host may take together, bytes; 0: not limited."""
+    cpus: int = 0
+    """Processors of each rank; 0: not said."""
+    private_tmp: bool = False
+    """Whether the ranks have a /tmp of their own, where they run as another user than the agent's."""
+    time_left_s: float | None = None
+    """Seconds that the job may still run when these ranks start; None: no limit."""
     user: str = ""
     """The user as whom the ranks run (`JobOwner.user`); empty: as the agent's own."""
     uid: int | None = None

@@ -212,6 +212,16 @@ class RankReplaced(Fact, frozen=True):
     """The number of processes of this rank that were lost."""
 
 
+class MemoryKilled(msgspec.Struct, frozen=True):
+    """The kernel killed processes of a job on this host, as their memory was at its limit there."""
+
+    killed: int
+    """The number of processes."""
+    peak_bytes: int
+    """The most memory that the job had there; 0: not known."""
+    limit_bytes: int
+
+
 class RanksEnded(Fact, frozen=True):
     """All of this host's ranks of a job have ended."""
 
@@ -225,6 +235,8 @@ class RanksEnded(Fact, frozen=True):
     """The ranks did not end by themselves: the machine restarted, or their supervisor died and took them along."""
     since: int = 0
     """`Place.since` of the place that these ranks had."""
+    oom: MemoryKilled | None = None
+    """What the kernel killed of them since their memory was at its limit; None: nothing, or it does not say."""
 
 
 class RankEndedHere(Fact, frozen=True):
@@ -433,7 +445,7 @@ class MemoryMeasured(Fact, frozen=True):
 
 
 class MemoryPromised(Fact, frozen=True):
-    """What jobs may take of this host's memory together by their `--host-memory`, in use already or not."""
+    """What jobs may take of this host's memory together by their `--mem`, in use already or not."""
 
     promised_bytes: int
 
@@ -598,12 +610,15 @@ class GpusNow(msgspec.Struct, frozen=True):
 
 
 class MemoryHere(msgspec.Struct, frozen=True):
-    """Key `memory`: memory of this host, for jobs that say how much of it they may take. It is a hint."""
+    """Key `memory`: memory and processors of this host, for jobs that say how much of them they may take. It is a
+    hint."""
 
     total_bytes: int
     """The smaller of the machine's and of the agent's cgroup; 0: not known."""
     free_bytes: int
     """What programs could have now, in steps of a 64th of the total."""
+    cpus: int = 0
+    """Processors that its agent may use; 0: not known."""
 
 
 class GpusShared(msgspec.Struct, frozen=True):

@@ -230,7 +230,9 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     unlike: str = ""
     """Which of the job's ranks compute with unlike kernels, in words; empty while none is known to."""
     host_memory: int = 0
-    """Memory that its processes on one host may take together, bytes; 0: not limited."""
+    """Memory that its processes on one host may take together, bytes; 0: not said."""
+    cpus: int = 0
+    """Processors of each worker; 0: not said."""
     memory: dict[HostId, MemoryInUse] = {}
     """What its processes have of each host's memory, where they said so."""
     devices: dict[HostId, str] = {}
@@ -357,6 +359,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    oom_bytes: int = 0
+    """The most memory that ranks had of which the kernel killed a process at their limit, bytes; 0: it killed none."""
     places: tuple[Place, ...] = ()
     ranks: tuple[RankView, ...] = ()
     step: int | None = None

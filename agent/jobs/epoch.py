@@ -8,7 +8,7 @@ from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, Su
 from covey.ports.processes import ProcessId
 from covey.ports.streams import ByteStream
 from plugins.base import RankLease
-from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
+from plugins.facts import MemoryKilled, RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
 
 
 class Epoch:
@@ -54,6 +54,8 @@ class Epoch:
         """Whether all that runs is being ended by force: no other supervisor is started."""
         self.extended = False
         """Whether a rank asked for more time than its grace."""
+        self.oom: MemoryKilled | None = None
+        """What the kernel killed of these ranks, by its own count."""
         self.over = asyncio.Event()
         self.launches = 0
         """The number of supervisors started since one last answered."""
@@ -120,7 +122,8 @@ def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
     late = any(rank not in codes for rank in epoch.record.joined)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)
-    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost or late, epoch.record.spec.since)
+    lost, since = epoch.state.lost or late, epoch.record.spec.since
+    return RanksEnded(key[0], key[1], codes, epoch.state.reason, lost, since, epoch.oom)
 
 
 def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:

@@ -44,6 +44,7 @@ from covey.ports.streams import ByteStream
 from covey.wire import checked
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
+from plugins.facts import MemoryKilled
 
 BOOT_S = 10.0
 """Seconds after its start at which a supervisor that has not opened its socket is taken for dead."""
@@ -183,7 +184,7 @@ class Following:
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
         """Give these ranks no other supervisor: end what an earlier one may have left, and publish their end."""
         if other_user(self._env, epoch.record.spec) is not None:
-            await self._end_surely(key)
+            await self._end_surely(key, epoch)
         else:
             await self._end_left(epoch, state)
         await self._end_here(key, epoch, lost_of(epoch, state, why))
@@ -199,11 +200,12 @@ class Following:
     async def end_by_force(self, key: Key, epoch: Epoch, why: str) -> None:
         """End an epoch that runs as another user and whose supervisor does not end it."""
         epoch.forced = True
-        await self._end_surely(key)
+        await self._end_surely(key, epoch)
         await self._end_here(key, epoch, lost_of(epoch, epoch.state, why))
 
-    async def _end_surely(self, key: Key) -> None:
+    async def _end_surely(self, key: Key, epoch: Epoch) -> None:
         """End all that runs of an epoch as another user: others may start in its place once its end is told."""
+        await self._count_killed(key, epoch)
         while True:
             if await self.end_all(key):
                 return
@@ -320,6 +322,7 @@ class Following:
     async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         if epoch.ended:
             return
+        await self._count_killed(key, epoch)
         epoch.state, epoch.ended = state, True
         if epoch.launched:
             self._tell_started(key, epoch)  # ranks that ended before they could be seen running
@@ -327,6 +330,14 @@ class Following:
         ended = ended_of(key, epoch)
         self._env.log.info("ranks ended", job=key[0], epoch=key[1], codes=ended.codes, why=state.reason)
         self._tell(ended)
+
+    async def _count_killed(self, key: Key, epoch: Epoch) -> None:
+        """Note what the kernel killed, as long as it still counts: until all that runs of the epoch is ended."""
+        if other_user(self._env, epoch.record.spec) is None:
+            return
+        said = await self._env.starter.memory_peak(*key)
+        if said is not None and said.killed:
+            epoch.oom = MemoryKilled(said.killed, said.peak_bytes, said.limit_bytes)
 
     async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         """Write down an end that no supervisor wrote, so that it is published again after a restart."""

@@ -10,7 +10,7 @@ What lay between two files was dropped: a read from an offset in the gap continu
 import contextlib
 import re
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,6 +47,9 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The least free space in the state directory: with less this host takes no submissions, and no ranks."""
     users_dir: str = "/var/lib/covey-jobs"
     """The folder of `covey-starter`, which starts jobs as the users who submitted them: its socket, and their files."""
+    separate: Literal["yes", "no"] = "yes"
+    """Whether tenants have to be kept apart: `agentd --check` then refuses several tenants on a host without a starter,
+    where all jobs run as the agent's user without limits. `no`: they trust one another."""
 
     def __post_init__(self) -> None:
         for name in ("output_rank_max", "output_host_max"):
@@ -58,6 +61,8 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"users_dir = {self.users_dir!r}: expected an absolute path {most}")
         if parse_seconds(self.keep_ended_for) <= 0 or self.keep_ended < 1:
             raise ValueError("keep_ended and keep_ended_for: expected at least one job, and a time over 0")
+        if self.separate not in ("yes", "no"):
+            raise ValueError(f"separate = {self.separate!r}: expected yes or no")
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ from agent.jobs.supervision import (
     Renewed,
     StopRanks,
 )
-from agent.jobs.whose import is_own, other_user
+from agent.jobs.whose import is_own, limit_again, other_user
 from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
@@ -208,6 +208,7 @@ class SupervisedRunner:
         joined = tuple(rank.rank for rank in spec.ranks if rank.rank in epoch.record.joined or rank.rank not in here)
         record = msgspec.structs.replace(epoch.record, spec=spec, joined=joined)
         try:
+            await limit_again(self._env, spec)  # before they come: they may need what they are not allowed yet
             await self._following.join(key, epoch, record)
         except OSError as error:
             self._env.log.error("ranks cannot join others", job=key[0], epoch=key[1], why=str(error))
@@ -238,6 +239,8 @@ class SupervisedRunner:
         if begins:
             self.release_port(*key)
         try:
+            if begins:
+                await limit_again(self._env, spec)
             await self._following.change(key, epoch, now, bool(begins))
         except OSError as error:
             self._env.log.error("processes cannot change", job=key[0], epoch=key[1], why=str(error))

@@ -7,6 +7,7 @@ end stay in the state directory, where nobody else comes.
 
 import msgspec
 
+from agent.jobs.limits import limits_here, seconds_of
 from agent.jobs.records import spares_of
 from agent.jobs.supervision import SupervisorState
 from covey.ports.addresses import Address
@@ -70,9 +71,22 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
         return (await env.processes.start_program(program, instance, config)).id
     of = spec.job, spec.epoch
     which = ProgramAs(
-        user=user, job=of[0], epoch=of[1], program=program, instance=instance, memory_bytes=spec.host_memory
+        user=user,
+        job=of[0],
+        epoch=of[1],
+        program=program,
+        instance=instance,
+        limits=limits_here(env, spec),
+        seconds=seconds_of(spec),
+        private_tmp=spec.private_tmp,
     )
     return await env.starter.start_program(which, config)
+
+
+async def limit_again(env: Env, spec: RanksSpec) -> None:
+    """Let limits follow a change of the ranks that are here. OSError says why they cannot."""
+    if other_user(env, spec) is not None:
+        await env.starter.limit(spec.job, spec.epoch, limits_here(env, spec))
 
 
 async def stored(env: Env, spec: RanksSpec, name: str) -> bytes | None:

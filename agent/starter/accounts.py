@@ -43,6 +43,8 @@ def account_of(name: str, uid: int, rules: Rules, lookup: Lookup = pwd.getpwnam)
         found = lookup(name)
     except KeyError:
         raise Denied(f"there is no user {name} on this host", f"make the user, with uid {uid}") from None
+    if name.isdigit() or found.pw_name != name:
+        raise Denied(f"the name {name!r} stands for more than one user: systemd reads digits as a number", "rename it")
     if found.pw_uid != uid:
         why = f"{name} has uid {found.pw_uid} on this host, and uid {uid} where the job was submitted"
         raise Denied(why, "give users the same number on every host of the rack")

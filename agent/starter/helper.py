@@ -1,15 +1,13 @@
 """Answers the agent's questions (`agent.ports.starter.starter_wire`): a thread for each connection."""
 
-import contextlib
 import pwd
 import socket
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import assert_never
 
-from agent.ports.network.peers import peer_of
+from agent.ports.network.root_helper import Connections, Say, received
 from agent.ports.processes.procfs import start_ticks
 from agent.ports.starter import starter_wire as wire
 from agent.starter.accounts import Denied, Lookup, Rules, account_of
@@ -22,7 +20,6 @@ CONNECTIONS_MAX = 64
 SILENT_S = 30.0
 """Seconds after which a connection that asks nothing is closed."""
 READ_LOG = "journalctl -u covey-starter"
-Say = Callable[[str], None]
 
 
 class Starter:
@@ -32,44 +29,33 @@ class Starter:
         self, rules: Rules, folders: JobFolders, units: Launcher, say: Say, lookup: Lookup = pwd.getpwnam
     ) -> None:
         self._rules, self._folders, self._units, self._say, self._lookup = rules, folders, units, say, lookup
-        self._connections = threading.Semaphore(CONNECTIONS_MAX)
+        self._connections = Connections((rules.agent_uid,), CONNECTIONS_MAX, self._unserved)
         self._counting = threading.Lock()
         self.counted: Counter[str] = Counter()
 
     def serve(self, listener: socket.socket) -> None:
         """Serve until the listener is closed."""
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            if not self._connections.acquire(blocking=False):
-                self._count("turned_away")
-                connection.close()
-                continue
-            threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+        self._connections.serve(listener, self._serve_one)
+
+    def _unserved(self, what: str, line: str) -> None:
+        self._count(what)
+        if line:
+            self._say(line)
 
     def _serve_one(self, connection: socket.socket) -> None:
-        with connection, contextlib.ExitStack() as stack:
-            stack.callback(self._connections.release)
-            _, uid = peer_of(connection)
-            if uid < 0 or uid != self._rules.agent_uid:
-                self._count("strangers")
-                self._say(f"refused a process of uid {uid}")
-                return
-            connection.settimeout(SILENT_S)
-            try:
-                self._converse(connection)
-            except FrameError as error:
-                self._count("malformed")
-                self._say(f"dropped a connection: {error}")
-            except OSError:
-                return  # it closed, or says nothing
+        connection.settimeout(SILENT_S)
+        try:
+            self._converse(connection)
+        except FrameError as error:
+            self._count("malformed")
+            self._say(f"dropped a connection: {error}")
+        except OSError:
+            return  # it closed, or says nothing
 
     def _converse(self, connection: socket.socket) -> None:
         parts: list[bytes] = []
         size = 0
-        while (message := received(connection)) is not None:
+        while (message := received(connection, wire.to_starter)) is not None:
             if isinstance(message, wire.GiveConfig):
                 size += len(message.part)
                 parts = [*parts, message.part] if size <= wire.CONFIG_BYTES_MAX else []
@@ -83,16 +69,18 @@ class Starter:
         try:
             match question:
                 case wire.AskStarter():
-                    return wire.StarterHere(self._units.enforces, dict(self.counted))
+                    return wire.StarterHere(self._units.enforces, self._units.lacks, dict(self.counted))
                 case wire.StartAs():
                     return self._start(question, given, size)
+                case wire.LimitAs():
+                    self._units.limit(question)
                 case wire.EndAs():
-                    return self._end(question)
+                    self._end(question)
                 case wire.ForgetFolder():
-                    self._folders.forget(question.job)
-                    return wire.StarterDone()
+                    self._folders.forget(question.job, self._units.clear)
                 case _:
                     assert_never(question)
+            return wire.StarterDone()
         except Denied as denied:
             return self._refused(question, str(denied), denied.next)
         except (OSError, subprocess.SubprocessError) as error:
@@ -117,35 +105,11 @@ class Starter:
         self._say(f"{ask.program} of {ask.job}, epoch {ask.epoch}, runs as {account.name}: pid {pid}")
         return wire.StartedAs(pid, start_ticks(pid) or 0)
 
-    def _end(self, ask: wire.EndAs) -> wire.StarterDone:
+    def _end(self, ask: wire.EndAs) -> None:
         owner = self._folders.owner(ask.job)
-        if owner is not None:
-            self._units.end(ask, owner[0])
-            self._count("ended")
-        return wire.StarterDone()
+        self._units.end(ask, None if owner is None else owner[0])
+        self._count("ended")
 
     def _count(self, what: str) -> None:
         with self._counting:
             self.counted[what] += 1
-
-
-def received(connection: socket.socket) -> wire.GiveConfig | wire.Question | None:
-    """The next message; None at the end. FrameError when it is malformed."""
-    header = _exactly(connection, 4)
-    if not header:
-        return None
-    body = _exactly(connection, frames.body_size(header))
-    return frames.unpack(body, wire.to_starter)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    """That many bytes; none at the end of the stream. FrameError when it ends in the middle."""
-    found = bytearray()
-    while len(found) < size:
-        part = connection.recv(min(size - len(found), frames.PART_BYTES))
-        if not part:
-            if found:
-                raise FrameError("it ended in the middle of a message")
-            return b""
-        found += part
-    return bytes(found)

@@ -5,19 +5,24 @@ covey-starter --user covey [--folder /var/lib/covey-jobs] [--uid-min 1000] [--al
 
 import argparse
 import os
-import pwd
-import signal
-import sys
 import tempfile
-import threading
-from typing import NoReturn
+from pathlib import Path
 
-from agent.ports.network.unix_sockets import bind_unix
+from agent.ports.network.root_helper import RootHelper, say
 from agent.ports.starter.starter_wire import FOLDER, SOCKET
 from agent.starter.accounts import UID_MIN, Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
-from agent.starter.units import launcher
+from agent.starter.sessions import Sessions
+from agent.starter.units import Launcher, Units
+
+BOOTED = Path("/run/systemd/system")
+"""Where systemd is the first process, this folder exists (sd_booted(3))."""
+
+
+def launcher(run_dir: str, booted: Path = BOOTED) -> Launcher:
+    """How this host starts programs. `run_dir`: a folder that root alone may read."""
+    return Units(run_dir) if booted.is_dir() else Sessions()
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -32,39 +37,16 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Run until SIGTERM; jobs keep running. Exit status 2: it cannot run here."""
     options = arguments().parse_args()
-    try:
-        uid = int(options.user) if options.user.isdecimal() else pwd.getpwnam(options.user).pw_uid
-    except KeyError:
-        _fail(f"there is no user {options.user}", "name the agent's user with --user")
-    if os.geteuid() != 0:
-        _fail("only root may start jobs as other users", "systemctl start covey-starter")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    process = RootHelper("covey-starter", options.user, "start jobs as other users", "covey-starter")
     folder = os.path.abspath(options.folder)
-    folders = JobFolders(folder, uid)
-    path = os.path.join(folder, SOCKET)
+    folders = JobFolders(folder, process.uid)
     try:
         folders.set_up()
-        listener = bind_unix(path, uid=uid)
     except OSError as error:
-        _fail(f"cannot listen at {path}: {error}", "check whether another covey-starter is running")
-    listener.setblocking(True)
+        process.fail(f"cannot use {folder}: {error}", "a folder of root's on a file system with access lists: --folder")
+    listener = process.listen(os.path.join(folder, SOCKET))
     run_dir = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0] or tempfile.mkdtemp(prefix="covey-starter-")
     units = launcher(run_dir)
-    rules = Rules(uid, options.uid_min, frozenset(options.allow))
-    starter = Starter(rules, folders, units, _say)
-    threading.Thread(target=starter.serve, args=(listener,), daemon=True).start()
-    _say(f"serves uid {uid} at {path}; jobs have {'units' if units.enforces else 'sessions'} of their own")
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    os.unlink(path)
-
-
-def _say(line: str) -> None:
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        pass
-
-
-def _fail(why: str, next: str) -> NoReturn:
-    print(f"covey-starter: {why}\nnext: {next}", file=sys.stderr)
-    sys.exit(2)
+    rules = Rules(process.uid, options.uid_min, frozenset(options.allow))
+    starter = Starter(rules, folders, units, say)
+    process.run(starter.serve, listener, f"; jobs have {'units' if units.enforces else 'sessions'} of their own")

@@ -1,57 +1,52 @@
-"""Programs as other users: transient units where systemd is the first process, sessions of their own elsewhere.
+"""Programs as other users: transient units where systemd is the first process (`agent.ports.starter.slices`).
 
-A unit is started by the first process, so it has nothing of the starter: no sandbox, no `no_new_privs`, a control group
-of its own under covey-jobs.slice, the user's groups, and no capability. Its name has job, epoch and a number: what a
-supervisor that died has left running keeps the former unit. What it reads from its standard input is a file that root
-alone may read, and that is gone once it runs. Its output is the journal's: a file in the user's folder would be opened
-by root.
+A unit is started by the first process, so it has nothing of the starter: no sandbox, no `no_new_privs`, the user's
+groups, and no capability. What it reads from its standard input is a file that root alone may read, and that is gone
+once it runs. Its output is the journal's: a file in the user's folder would be opened by root.
 """
 
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from agent.ports.processes.inheritance import make_ordinary
-from agent.ports.processes.procfs import environment, live_ticks, pids, start_ticks, user_of, words
-from agent.ports.starter.starter_wire import EndAs, StartAs
+from agent.ports.starter import slices
+from agent.ports.starter.starter_wire import EndAs, LimitAs, StartAs
 from agent.starter.accounts import Denied, UnixAccount
-from agent.starter.folders import PROGRAMS
 
-BOOTED = Path("/run/systemd/system")
-"""Where systemd is the first process, this folder exists (sd_booted(3))."""
-SLICE = "covey-jobs.slice"
-TASKS_MAX = 32_768
-"""Most processes and threads of one epoch on a host: thousands of data loaders, and no fork bomb."""
-FILES_MAX = 65_536
-"""Open files, as the agent's own jobs may have."""
-UMASK = 0o027
-"""The umask of programs: an access list lets the agent read what a group may. A job says its own."""
+PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where root's own commands are."""
 START_S = 30.0
-END_S, LOOK_S = 5.0, 0.02
+END_S, LOOK_S = 5.0, 0.05
+"""Most seconds until the processes of an epoch that were killed are gone, and between two looks."""
+Done = subprocess.CompletedProcess[str]
+Run = Callable[[tuple[str, ...]], Done]
 
 
 class Launcher(Protocol):
     enforces: bool
     """Whether each epoch has limits."""
 
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Limits that the kernel does not keep here."""
+
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         """Start the program, and return its pid. Denied, OSError."""
 
-    def end(self, ask: EndAs, uid: int) -> None:
-        """End all processes of the epoch, which run as `uid`."""
+    def limit(self, ask: LimitAs) -> None:
+        """Give an epoch other limits. Denied, OSError."""
 
+    def end(self, ask: EndAs, uid: int | None) -> None:
+        """End all processes of the epoch, which run as `uid`; None: nobody knows. Denied when some are left."""
 
-def launcher(run_dir: str, booted: Path = BOOTED) -> Launcher:
-    """How this host starts programs. `run_dir`: a folder that root alone may read."""
-    return Units(run_dir) if booted.is_dir() else Sessions()
+    def clear(self, folder: str, uid: int, gid: int) -> None:
+        """Remove all that a user's folder holds, as the user. Denied when something is left."""
 
 
 def program(ask: StartAs, python: str = sys.executable) -> tuple[str, ...]:
@@ -64,61 +59,92 @@ class Units:
 
     enforces = True
 
-    def __init__(
-        self, run_dir: str, run: "Callable[[tuple[str, ...]], subprocess.CompletedProcess[str]] | None" = None
-    ) -> None:
-        self._run_dir, self._run = run_dir, run or _run
+    def __init__(self, run_dir: str, run: Run | None = None, groups: Path = slices.GROUPS) -> None:
+        self._run_dir, self._run, self._groups = run_dir, run or _run, groups
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        return slices.lacking(self._groups)
 
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         unit = f"covey-job:{ask.job}:{ask.epoch}:{ask.program}-{secrets.token_hex(4)}.service"
         path = os.path.join(self._run_dir, unit)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._run(slices.make_slice(ask.job, ask.epoch))  # it may be there, from the epoch's first program
+        self._set(LimitAs(ask.job, ask.epoch, slices.limits_of(ask)))
+        if ask.seconds:
+            self._run(slices.kill_later(ask.job, ask.epoch, ask.seconds))
         try:
-            with open(file, "wb") as writer:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as writer:
                 writer.write(given)
-            done = self._run((*unit_command(ask, account, folder, unit, path), "--", *program(ask)))
+            done = self._run((*slices.unit_command(ask, account.name, folder, unit, path), "--", *program(ask)))
+            if done.returncode:
+                why = done.stderr.strip()[:200] or f"systemd-run ended with {done.returncode}"
+                raise Denied(f"its unit does not start: {why}", f"journalctl -u {unit}")
+            pid = self._run(("systemctl", "show", "--property=MainPID", "--value", unit)).stdout.strip()
+            if not pid.isdigit() or int(pid) == 0:
+                raise Denied(f"its {ask.program} ended at once", f"journalctl -u {unit}")
+        except (Denied, OSError, subprocess.SubprocessError):
+            with contextlib.suppress(subprocess.SubprocessError, OSError):
+                self._run((*KILL, unit))  # what was refused does not run
+            raise
         finally:
-            os.unlink(path)
-        if done.returncode:
-            why = done.stderr.strip()[:200] or f"systemd-run ended with {done.returncode}"
-            raise Denied(f"its unit does not start: {why}", f"journalctl -u {unit}")
-        pid = self._run(("systemctl", "show", "--property=MainPID", "--value", unit)).stdout.strip()
-        if not pid.isdigit() or int(pid) == 0:
-            raise Denied(f"its {ask.program} ended at once", f"journalctl -u {unit}")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         return int(pid)
 
-    def end(self, ask: EndAs, uid: int) -> None:
-        units = f"covey-job:{ask.job}:{ask.epoch}:*.service"
-        done = self._run(("systemctl", "kill", "--signal=KILL", units))
+    def limit(self, ask: LimitAs) -> None:
+        if self._units(ask.job, ask.epoch):
+            self._set(ask)
+
+    def _set(self, ask: LimitAs) -> None:
+        done = self._run(slices.set_limits(ask))
         if done.returncode:
-            raise Denied(f"its units are not ended: {done.stderr.strip()[:200]}", f"systemctl kill -s KILL '{units}'")
+            raise Denied(f"its limits cannot be set: {done.stderr.strip()[:200]}", "journalctl -u covey-starter")
+
+    def end(self, ask: EndAs, uid: int | None) -> None:
+        """A unit is gone once no process is left in it. One whose supervisor has ended is inactive: systemctl kills
+        what is left in it only with `--all`."""
+        until_s = time.monotonic() + END_S
+        pattern = slices.units_of(ask.job, ask.epoch)
+        while self._units(ask.job, ask.epoch):
+            done = self._run((*KILL, pattern))
+            if time.monotonic() > until_s:
+                why = done.stderr.strip()[:200] or "a process is left that does not end"
+                raise Denied(f"its units are not ended: {why}", " ".join(KILL) + f" '{pattern}'")
+            time.sleep(LOOK_S)
+        self._run(("systemctl", "stop", slices.timer_of(ask.job, ask.epoch), slices.slice_of(ask.job, ask.epoch)))
+
+    def _units(self, job: str, epoch: int) -> list[str]:
+        pattern = slices.units_of(job, epoch)
+        done = self._run(("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern))
+        if done.returncode:
+            raise Denied(f"systemd does not say what runs: {done.stderr.strip()[:200]}", "systemctl status")
+        return done.stdout.split("\n")[:-1]
+
+    def clear(self, folder: str, uid: int, gid: int) -> None:
+        """In a unit of its own: a process of the user's can be stopped and changed by the user, who would otherwise
+        have it in the starter's control group and sandbox."""
+        done = self._run(
+            (
+                *("systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--no-ask-password"),
+                *(f"--slice={slices.SLICE}", f"--uid={uid}", f"--gid={gid}", f"--working-directory={folder}"),
+                *(f"--property={name}={value}" for name, value in CLEARING.items()),
+                *("--", "sh", "-c", CLEAR),
+            )
+        )
+        if done.returncode:
+            raise Denied(f"{folder} cannot be removed: {done.stderr.strip()[:200]}", f"rm -r {folder}")
 
 
-def unit_command(ask: StartAs, account: UnixAccount, folder: str, unit: str, given: str) -> tuple[str, ...]:
-    """The beginning of the command that starts a unit. `given`: the file that the program reads."""
-    memory = str(ask.memory_bytes) if ask.memory_bytes else "infinity"
-    properties = {
-        "UMask": f"{UMASK:04o}",
-        "WorkingDirectory": folder,
-        "StandardInput": f"file:{given}",
-        "StandardOutput": "journal",
-        "StandardError": "journal",
-        "LimitNOFILE": str(FILES_MAX),
-        "LimitMEMLOCK": "infinity",  # what RDMA registers is locked
-        "MemoryMax": memory,
-        "TasksMax": str(TASKS_MAX),
-        "OOMPolicy": "continue",  # its supervisor tells which rank was killed
-        "KillMode": "process",  # ranks outlive a supervisor that dies; the next one finds them
-    }
-    return (
-        *("systemd-run", "--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
-        *(f"--unit={unit}", f"--slice={SLICE}", f"--uid={account.name}"),
-        f"--description=Covey job {ask.job} of {account.name}",
-        *(f"--property={name}={value}" for name, value in properties.items()),
-    )
+KILL = ("systemctl", "kill", "--all", "--signal=KILL")
+CLEAR = "chmod -R u+rwX . 2> /dev/null; exec find . -xdev -mindepth 1 -delete"
+"""Empties the folder it runs in."""
+CLEAR_S = 20
+CLEARING = {"MemoryMax": "256M", "TasksMax": "16", "RuntimeMaxSec": str(CLEAR_S), "NoNewPrivileges": "yes"}
+"""Limits of a process that empties a folder, which may be very full."""
 
 
-def _run(argv: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+def _run(argv: tuple[str, ...]) -> Done:
     return subprocess.run(
         argv,
         env={"PATH": PROGRAMS, "LC_ALL": "C"},
@@ -128,77 +154,3 @@ def _run(argv: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
         timeout=START_S,
         check=False,
     )
-
-
-class Sessions:
-    """Sessions of their own. Without control groups nothing limits them, and a process that hides its origin, by
-    another environment and another parent, is not found again."""
-
-    enforces = False
-
-    def __init__(self, python: str = sys.executable) -> None:
-        self._python = python
-
-    def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
-        handed = os.memfd_create("covey-starter", os.MFD_CLOEXEC)
-        try:
-            with open(os.dup(handed), "wb") as writer:
-                writer.write(given)
-            os.lseek(handed, 0, os.SEEK_SET)
-            started = subprocess.Popen(
-                program(ask, self._python),
-                cwd=folder,
-                env=login_environment(account),
-                stdin=handed,
-                stdout=sys.stderr,
-                user=account.uid,
-                group=account.gid,
-                extra_groups=os.getgrouplist(account.name, account.gid),
-                umask=UMASK,
-                start_new_session=True,
-                close_fds=True,
-            )
-        finally:
-            os.close(handed)
-        make_ordinary(started.pid, started.pid)
-        threading.Thread(target=started.wait, daemon=True).start()
-        return started.pid
-
-    def end(self, ask: EndAs, uid: int) -> None:
-        until_s = time.monotonic() + END_S
-        while (found := _of_epoch(ask, uid)) and time.monotonic() < until_s:
-            for pid, started in found:
-                _kill(pid, started)
-            time.sleep(LOOK_S)
-
-
-def login_environment(account: UnixAccount) -> dict[str, str]:
-    own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    login = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **own, **login}
-
-
-def _of_epoch(ask: EndAs, uid: int) -> list[tuple[int, int]]:
-    """Processes of that user that have the marks of the epoch, or are its programs: pid and start time."""
-    marks = {"COVEY_JOB_ID": ask.job, "COVEY_EPOCH": str(ask.epoch)}.items()
-    programs = [f"{word}-{ask.job}-{ask.epoch}" for word in ("supervisor", "spares")]
-    found = []
-    for pid in pids():
-        with contextlib.suppress(OSError):
-            started = live_ticks(pid)
-            if started is None or user_of(pid) != uid:
-                continue
-            if marks <= environment(pid).items() or set(programs) & set(words(pid, "cmdline")):
-                found.append((pid, started))
-    return found
-
-
-def _kill(pid: int, started: int) -> None:
-    """Kill that very process: its pid may be another's by now."""
-    with contextlib.suppress(OSError):
-        file = os.pidfd_open(pid)
-        try:
-            if start_ticks(pid) == started:
-                signal.pidfd_send_signal(file, signal.SIGKILL)
-        finally:
-            os.close(file)

@@ -11,10 +11,10 @@ import socket
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
-from agent.ports.network.peers import peer_of
+from agent.ports.network.root_helper import Connections, Say
 from agent.swap import kernel, nbd
 from agent.swap.netlink import GenericNetlink
 from agent.swap.received import receive
@@ -29,7 +29,6 @@ CONNECTIONS_MAX = 32
 ROOT = 0
 Question = ConnectSwap | BeginSwap | EndSwap | AskSwap
 Answer = SwapConnected | SwapNow | SwapRefused
-Say = Callable[[str], None]
 READ_LOG = "journalctl -u covey-swap"
 
 
@@ -46,41 +45,31 @@ class SwapHelper:
     swap that it serves; empty: nothing."""
 
     def __init__(self, owner: int, lacks: str, say: Say) -> None:
-        self._owner, self._lacks, self._say = owner, lacks, say
+        self._lacks, self._say = lacks, say
         self._changing = threading.Lock()
         """The lock under which devices are found and made."""
-        self._connections = threading.Semaphore(CONNECTIONS_MAX)
+        self._connections = Connections((owner, ROOT), CONNECTIONS_MAX, self._unserved)
 
     def serve(self, listener: socket.socket) -> None:
         """Serve until the listener is closed."""
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            if not self._connections.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+        self._connections.serve(listener, self._converse)
 
-    def _serve_one(self, connection: socket.socket) -> None:
-        with connection, contextlib.ExitStack() as stack:
-            stack.callback(self._connections.release)
-            _, uid = peer_of(connection)
-            if uid < 0 or uid not in (self._owner, ROOT):
-                self._say(f"refused a process of uid {uid}")
-                return
-            try:
-                while (received := receive(connection, swapwire.to_helper)) is not None:
-                    question, descriptors = received
-                    try:
-                        answer = self.answer(question, descriptors)
-                    finally:
-                        for descriptor in descriptors:
-                            os.close(descriptor)
-                    connection.sendall(frames.pack(answer))
-            except ConnectionError as error:
-                self._say(f"dropped a connection: {error}")
+    def _unserved(self, _: str, line: str) -> None:
+        if line:
+            self._say(line)
+
+    def _converse(self, connection: socket.socket) -> None:
+        try:
+            while (received := receive(connection, swapwire.to_helper)) is not None:
+                question, descriptors = received
+                try:
+                    answer = self.answer(question, descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                connection.sendall(frames.pack(answer))
+        except ConnectionError as error:
+            self._say(f"dropped a connection: {error}")
 
     def answer(self, question: Question, descriptors: Sequence[int]) -> Answer:
         try:

@@ -90,13 +90,14 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("shares", shares(job)),
         ("tables", owners(job)),
         ("host memory", host_memory(seen)),
+        ("processors", f"{seen['cpus']} for each worker" if seen.get("cpus") else ""),
         ("limits", limits(seen)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
         ("waits", job.get("waits")),
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
-        ("exit code", job["exit_code"]),
+        ("exit code", exit_words(job)),
         ("user", job.get("user")),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
         ("shares GPUs", with_whom(job)),
@@ -167,6 +168,12 @@ def in_turns(job: dict[str, Any]) -> str:
     return f"in turns with {whom}{share}"
 
 
+def exit_words(job: dict[str, Any]) -> Any:
+    """The exit code, and `oom` with its peak where the kernel killed a process at its limit."""
+    peak = job.get("oom_bytes")
+    return f"{job['exit_code']} (oom, peak {format_size(peak)})" if peak and job["exit_code"] else job["exit_code"]
+
+
 def host_memory(seen: dict[str, Any]) -> str:
     """What the job may take of each host's memory, and what it has: `at most 64 GiB on a host; gpu1: Blocks 20 GiB,
     arrays 4 GiB, peak 31 GiB`; what is not known is left out."""
@@ -181,7 +188,8 @@ def host_memory(seen: dict[str, Any]) -> str:
 
 def limits(seen: dict[str, Any]) -> str:
     """Whether hosts keep the job to its limits: `enforced on gpu1, not enforced on gpu2`; empty: it has none."""
-    if not seen.get("host_memory") and not any(seen.get("limited", {}).values()):
+    asked = seen.get("host_memory") or seen.get("cpus")
+    if not asked and not any(seen.get("limited", {}).values()):
         return ""
     said: dict[str, list[str]] = {}
     for host, limited in seen.get("limited", {}).items():

@@ -143,8 +143,11 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
         raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
     if spec.get("host_memory") == 0:
-        what, why = f"invalid --host-memory {args.host_memory}", "no process can do without memory"
-        raise AgentctlError(USAGE, what, why, "--host-memory 64GiB, or leave it out for no limit")
+        what, why = f"invalid --mem {args.host_memory}", "no process can do without memory"
+        raise AgentctlError(USAGE, what, why, "--mem 64GiB, or leave it out")
+    if spec.get("cpus") == 0:
+        what, why = "invalid --cpus 0", "no process can do without a processor"
+        raise AgentctlError(USAGE, what, why, "--cpus 4, or leave it out")
     if args.aggregate:
         spec["env"]["COVEY_AGGREGATE"] = "1"
     if args.nodes is not None:

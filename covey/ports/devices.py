@@ -94,6 +94,10 @@ class Device(msgspec.Struct, frozen=True):
     """Cores to which ranks are bound, for a `cpu` device."""
     can: frozenset[str] = frozenset()
     """What the device can do, of `process memory`, `process utilization`, `hard limit`, `suspend`, `events`."""
+    number: int | None = None
+    """Number of its device file (/dev/nvidiaN), of the GPU's for an instance; None: not known, or it has none."""
+    caps: tuple[int, ...] = ()
+    """Numbers of the files (/dev/nvidia-caps/nvidia-capN) that open an instance."""
 
 
 class Devices(Protocol):

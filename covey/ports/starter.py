@@ -1,9 +1,10 @@
 """Other users of this host: Covey's programs that run as them, and the files that those programs write."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Meta
 
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
@@ -20,6 +21,35 @@ class OtherUser(msgspec.Struct, frozen=True):
     uid: int
 
 
+Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 20)], ...], Meta(max_length=1024)]
+
+
+class EpochLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all processes of an epoch may take of a host together."""
+
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    """Most memory; 0: no limit."""
+    cpus: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Most processors; 0: no limit."""
+    weight: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """Its part of the processors where jobs want more than there are."""
+    gpus: Numbers | None = None
+    """Numbers of the NVIDIA devices (/dev/nvidiaN) that it may open; None: every device of the host."""
+    caps: Numbers = ()
+    """Numbers of MIG's nodes (/dev/nvidia-caps/nvidia-capN) that it may open besides."""
+
+
+class MemoryPeak(msgspec.Struct, frozen=True):
+    """What the kernel counted of an epoch's memory."""
+
+    peak_bytes: int
+    """The most that it had at once; 0: this kernel does not say."""
+    killed: int
+    """Processes that the kernel killed since its memory was at its limit."""
+    limit_bytes: int
+    """0: no limit."""
+
+
 class ProgramAs(msgspec.Struct, frozen=True, kw_only=True):
     """A program of one job and epoch that is to run as another user."""
 
@@ -29,8 +59,12 @@ class ProgramAs(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     """`supervisor` or `spares`."""
     instance: str
-    memory_bytes: int = 0
-    """Most memory of the program and all that it starts, where the host enforces limits; 0: no limit."""
+    limits: EpochLimits = EpochLimits()
+    """EpochLimits of all programs of the epoch and what they start, where the host enforces them."""
+    seconds: int = 0
+    """Seconds after which all that runs of the epoch is killed; 0: never."""
+    private_tmp: bool = False
+    """Whether the program has a /tmp of its own."""
 
 
 class TheirFiles(Protocol):
@@ -80,6 +114,12 @@ class StartsAs(Protocol):
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         """Start one of Covey's programs as another user."""
 
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
+        """Give an epoch that runs as another user these limits from now on."""
+
+    async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:
+        """What the kernel counted of the memory of an epoch that `end` has not ended yet; None: it does not count."""
+
     async def end(self, job: JobId, epoch: int) -> None:
         """End all that runs of this epoch as another user, whatever its supervisor says."""
 
@@ -125,6 +165,12 @@ class NobodyElse:
 
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         raise OSError(self.refusal)
+
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
+        """Nothing runs as another user."""
+
+    async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:
+        return None
 
     async def end(self, job: JobId, epoch: int) -> None:
         """Nothing runs as another user."""

@@ -218,7 +218,7 @@ class Heartbeat(Frame, frozen=True):
 
 
 class MemoryHeld(Frame, frozen=True):
-    """Rank -> agent, every `Joined.memory_s`, of a job that has a limit of host memory (`submit --host-memory`) and of
+    """Rank -> agent, every `Joined.memory_s`, of a job that has a limit of host memory (`submit --mem`) and of
     a process that has data Blocks: memory of this process, bytes. `HostMemory` answers."""
 
     blocks_bytes: int = 0

@@ -203,6 +203,19 @@ def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
     assert not (place / "state").exists()
 
 
+def test_several_tenants_without_a_starter_are_refused_unless_they_trust_each_other(place: Path) -> None:
+    users, tenants = f'[jobs]\nusers_dir = "{place}/u"\n', "[scheduler]\nquotas = {ml = 4, bio = 4}\n"
+    refused = run(write_config(place, users + tenants), "--check")
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 3
+    assert "2 tenants, and no limits: not enforced without a starter" in refused.stderr
+    assert "covey-starter" in refused.stderr and 'separate = "no"' in refused.stderr
+    assert run(write_config(place, users + 'separate = "no"\n' + tenants), "--check").returncode == 0
+    assert run(write_config(place, users + "[scheduler]\nquotas = {ml = 4}\n"), "--check").returncode == 0
+    (place / "u").mkdir()
+    (place / "u/starter.sock").touch()
+    assert run(write_config(place, users + tenants), "--check").returncode == 0
+
+
 def test_a_log_whose_voters_are_others_than_agent_tomls_is_told_by_check_and_counts(place: Path) -> None:
     """Found so: a rack of one that is given three voters in its file said `is good`, then ended in a traceback for
     ever."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
-from cli.jobs.job import facts, host_memory, limits
+from cli.jobs.job import exit_words, facts, host_memory, limits
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
@@ -212,8 +212,8 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --time 1-12:30 -- python", "invalid --time 1-12:30", "--time 131400s"),
         ("drain gpu1", "unknown command 'drain'", "agentctl hosts drain HOST"),
         ("frobnicate", "unknown command 'frobnicate'", "agentctl --help"),
-        ("submit --mem 8G -- python", "unknown option --mem", "--host-memory 64GiB"),
-        ("submit --mem-per-cpu 8G -- python", "unknown option --mem-per-cpu", "--host-memory 64GiB"),
+        ("submit --host-memory 8G -- python", "unknown option --host-memory", "--mem 64GiB"),
+        ("submit --mem-per-cpu 8G -- python", "unknown option --mem-per-cpu", "--mem 64GiB"),
         ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
         ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
         ("logs j1 --tail 5", "unknown option --tail", "| tail -n N"),
@@ -452,11 +452,18 @@ def test_hosts_say_where_jobs_of_other_users_cannot_run_once_they_can_anywhere(r
     assert "limits of other users' jobs: not enforced" in run("hosts")[1]
 
 
+def test_a_job_that_the_kernel_killed_for_its_memory_says_oom() -> None:
+    assert exit_words({"exit_code": 137, "oom_bytes": 64 << 30}) == "137 (oom, peak 64 GiB)"
+    assert exit_words({"exit_code": 137, "oom_bytes": 0}) == exit_words({"exit_code": 137}) == 137
+    assert exit_words({"exit_code": None, "oom_bytes": 1}) is None, "it is started again"
+
+
 def test_a_job_says_where_its_limits_are_enforced() -> None:
     assert limits({}) == limits({"limited": {}}) == ""
     assert limits({"limited": {"gpu1": True, "gpu2": True}}) == "enforced"
     assert limits({"limited": {"gpu1": False}}) == "", "it asked for none"
     assert limits({"limited": {"gpu1": False}, "host_memory": 1}) == "not enforced"
+    assert limits({"limited": {"gpu1": False}, "cpus": 1}) == "not enforced"
     assert limits({"limited": {}, "host_memory": 1}) == "", "no host answered"
     assert limits({"limited": {"gpu1": True, "gpu2": False}}) == "enforced on gpu1, not enforced on gpu2"
 

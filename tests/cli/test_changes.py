@@ -86,10 +86,14 @@ def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, j
     for size in ("0", "0B", "-1", "lots"):
         code, _, errors = run("submit", f"--remote-memory={size}", "--", "true")
         assert code == 2 and f"--remote-memory {size}" in errors and "next" in errors
-    run("submit", "--host-memory", "64GiB", "--", "true")
+    run("submit", "--mem", "64GiB", "--", "true")
     assert agent.asked[-1][1]["host_memory"] == 64 << 30
-    code, _, errors = run("submit", "--host-memory", "0", "--", "true")
-    assert code == 2 and "invalid --host-memory 0" in errors and "leave it out for no limit" in errors
+    code, _, errors = run("submit", "--mem", "0", "--", "true")
+    assert code == 2 and "invalid --mem 0" in errors and "leave it out" in errors
+    run("submit", "--cpus", "4", "--private-tmp", "--", "true")
+    assert (agent.asked[-1][1]["cpus"], agent.asked[-1][1]["private_tmp"]) == (4, True)
+    code, _, errors = run("submit", "--cpus", "0", "--", "true")
+    assert code == 2 and "invalid --cpus 0" in errors
     asked = len(agent.asked)
     code, _, errors = run("submit", "--gpu-memory", "much", "--", "true")
     assert code == 2 and "invalid --gpu-memory much" in errors and len(agent.asked) == asked

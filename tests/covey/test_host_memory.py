@@ -1,4 +1,4 @@
-"""A job keeps within its host's memory (`submit --host-memory`): Blocks have what is left, and the rest lie outside."""
+"""A job keeps within its host's memory (`submit --mem`): Blocks have what is left, and the rest lie outside."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -58,5 +58,5 @@ def test_blocks_that_cannot_fit_are_refused_before_any_is_loaded(jobs: Jobs) -> 
     for each in job.now.values():
         what, why, next = each.text().partition("CoveyError: ")[2].strip().splitlines()
         assert what == "data 'data' was not declared"
-        assert "are 256 MiB, and --host-memory 256 MiB leaves " in why and "for this one of 2 processes" in why
+        assert "are 256 MiB, and --mem 256 MiB leaves " in why and "for this one of 2 processes" in why
         assert next.startswith('next: give spill="disk"')

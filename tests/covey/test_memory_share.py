@@ -99,7 +99,7 @@ def test_a_set_that_does_not_spill_may_have_what_two_that_do_leave() -> None:
         use.keeps(Kept(True, 0))
     assert not store_of(DeclaredBlocks("data", 10, 120, ""), KeptHere(None, None, use), me).spills
     assert use.share_bytes() == 200, "the other two have the rest"
-    with pytest.raises(CoveyError, match=r"are 500 B, and --host-memory 2\.0 KiB leaves 400 B"):
+    with pytest.raises(CoveyError, match=r"are 500 B, and --mem 2\.0 KiB leaves 400 B"):
         store_of(DeclaredBlocks("more", 5, 100, ""), KeptHere(None, None, use), me)
 
 

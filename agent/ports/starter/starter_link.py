@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import msgspec
 
 from agent.ports.processes.processes import ProgramBase, ProgramStart
 from agent.ports.processes.procfs import is_alive, user_of
+from agent.ports.starter import slices
 from agent.ports.starter.starter_wire import (
     PART_BYTES,
     SOCKET,
@@ -15,6 +17,7 @@ from agent.ports.starter.starter_wire import (
     EndAs,
     ForgetFolder,
     GiveConfig,
+    LimitAs,
     Question,
     StartAs,
     StartedAs,
@@ -26,7 +29,7 @@ from agent.ports.starter.their_files import JOBS, FolderFiles
 from covey.core.ids import JobId
 from covey.ports.addresses import Address
 from covey.ports.processes import ProcessId
-from covey.ports.starter import ENFORCED, ProgramAs
+from covey.ports.starter import ENFORCED, EpochLimits, MemoryPeak, ProgramAs
 from covey.ports.streams import Bytes
 from covey.wire.frames import pack, read_frame
 
@@ -36,14 +39,15 @@ ANSWER_S = 40.0
 UNEXPECTED = "the starter gave an unexpected answer; next: upgrade covey-starter and the agent together"
 NEXT = "systemctl enable --now covey-starter"
 NOT_LIMITED = "not enforced: systemd is not the first process of this host"
+LACKS = "not enforced: this kernel gives systemd no control of {}"
 
 
 class StarterLink:
     """The `covey.ports.starter.StartsAs` of this machine. `folder`: the starter's; `base`: says what programs that are
     started get."""
 
-    def __init__(self, bytes: Bytes, folder: str, base: ProgramBase) -> None:
-        self._bytes, self._folder, self._base = bytes, folder, base
+    def __init__(self, bytes: Bytes, folder: str, base: ProgramBase, groups: Path = slices.GROUPS) -> None:
+        self._bytes, self._folder, self._base, self._groups = bytes, folder, base, groups
         self.uid = os.geteuid()
         self.files = FolderFiles(folder)
         self.refusal = f"no starter was asked yet; next: {NEXT}"
@@ -73,7 +77,8 @@ class StarterLink:
             self.refusal = UNEXPECTED
             return
         self.refusal, self.counted = "", here.counted
-        self.limits = ENFORCED if here.enforces else NOT_LIMITED
+        lacks = LACKS.format(", ".join(here.lacks)) if here.lacks else ENFORCED
+        self.limits = lacks if here.enforces else NOT_LIMITED
 
     async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
         own = self.path(f"{JOBS}/{which.job}")
@@ -88,11 +93,19 @@ class StarterLink:
         given = msgspec.msgpack.encode(ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config))))
         parts = [GiveConfig(given[at : at + PART_BYTES]) for at in range(0, len(given), PART_BYTES)]
         user, program = which.user, "spares" if which.program == "spares" else "supervisor"
-        start = StartAs(which.job, which.epoch, program, user.name, user.uid, which.memory_bytes)  # type: ignore[arg-type]
+        of = which.job, which.epoch, program, user.name, user.uid
+        more = {"limits": which.limits, "seconds": which.seconds, "private_tmp": which.private_tmp}
+        start = StartAs(*of, **more)  # type: ignore[arg-type]
         started = await self._ask(start, parts)
         if not isinstance(started, StartedAs):
             raise OSError(UNEXPECTED)
         return ProcessId(started.pid, started.started)
+
+    async def limit(self, job: JobId, epoch: int, limits: EpochLimits) -> None:
+        await self._ask(LimitAs(job, epoch, limits))
+
+    async def memory_peak(self, job: JobId, epoch: int) -> MemoryPeak | None:
+        return slices.memory_peak(job, epoch, self._groups)
 
     async def end(self, job: JobId, epoch: int) -> None:
         await self._ask(EndAs(job, epoch))

@@ -2,6 +2,7 @@
 
     agent -> starter   AskStarter                          StarterHere
     agent -> starter   GiveConfig, GiveConfig, StartAs     StartedAs
+    agent -> starter   LimitAs                             StarterDone
     agent -> starter   EndAs                               StarterDone
     agent -> starter   ForgetFolder                        StarterDone; or StarterRefused to any of them
 
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core.ids import ID_PATTERN
+from covey.ports.starter import EpochLimits
 
 CONFIG_BYTES_MAX = 8 << 20
 """Most bytes of a program's configuration."""
@@ -47,7 +49,20 @@ class StartAs(StarterFrame, frozen=True):
     user: Annotated[str, Meta(pattern=USER)]
     uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """Most memory of the program and all that it starts; 0: no limit."""
+    """Most memory, as agents of 0.1.0 say it; 0: no limit, or `limits` says it."""
+    limits: EpochLimits = EpochLimits()
+    seconds: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    """Seconds after which all processes of the epoch are killed, whatever runs then; 0: never."""
+    private_tmp: bool = False
+    """Whether the program has a /tmp of its own."""
+
+
+class LimitAs(StarterFrame, frozen=True):
+    """Give this epoch, which runs, other limits."""
+
+    job: Job
+    epoch: Epoch
+    limits: EpochLimits
 
 
 class EndAs(StarterFrame, frozen=True):
@@ -68,6 +83,8 @@ class StarterHere(StarterFrame, frozen=True):
 
     enforces: bool
     """Whether each epoch has a control group of its own, with limits."""
+    lacks: tuple[str, ...] = ()
+    """What the kernel does not limit on this host though it is told to: `memory`, `cpu` or `pids`."""
     counted: dict[str, int] = {}
 
 
@@ -86,7 +103,7 @@ class StarterRefused(StarterFrame, frozen=True):
     next: Text
 
 
-Question = AskStarter | StartAs | EndAs | ForgetFolder
+Question = AskStarter | StartAs | LimitAs | EndAs | ForgetFolder
 to_starter: msgspec.msgpack.Decoder[GiveConfig | Question] = msgspec.msgpack.Decoder(GiveConfig | Question)
 Answer = StarterHere | StartedAs | StarterDone | StarterRefused
 from_starter: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -35,7 +35,7 @@ BYTES = "64 MiB"
 """Most bytes of a Block unless the script says more: larger ones come late, and one rank may have several."""
 UNBOUNDED = 1 << 62
 """Bytes in memory of a set for which only the memory of the host is a limit."""
-NO_ROOM_NEXT = 'give spill="disk" or spill="remote", bytes= as the largest Block needs, or more --host-memory'
+NO_ROOM_NEXT = 'give spill="disk" or spill="remote", bytes= as the largest Block needs, or more --mem'
 Load = Callable[[int], Any]
 
 
@@ -158,7 +158,7 @@ def _no_room(declared: DeclaredBlocks, needed: int, room: int, on_host: HostMemo
     each, limit = format_size(declared.bytes_max), format_size(on_host.limit_bytes)
     of_one = f" for this one of {on_host.processes} processes" if on_host.processes > 1 else ""
     return (
-        f"its Blocks here, of {each} each, are {format_size(needed)}, and --host-memory {limit} leaves"
+        f"its Blocks here, of {each} each, are {format_size(needed)}, and --mem {limit} leaves"
         f" {format_size(room)}{of_one}"
     )
 

@@ -1,6 +1,6 @@
 """How much memory of a host one process of a job may use for data Blocks (Harmony §4.3.3). Pure.
 
-    `submit --host-memory`  =  Blocks of its processes there  +  what each of them needs beside Blocks
+    `submit --mem`  =  Blocks of its processes there  +  what each of them needs beside Blocks
 
 What a process needs beside Blocks is measured: the most that it had resident, less its Blocks, arrays of its state at
 least. It never falls, so that what happened once may happen again within the limit. Without a limit, Blocks of all

@@ -40,7 +40,7 @@ class Budget(msgspec.Struct, frozen=True):
     touched_bytes: int
     """Bytes of lent slabs that have been written, and so are part of `used_bytes` already."""
     promised_bytes: int = 0
-    """Bytes that jobs of this host may take (`submit --host-memory`); those in use are part of `used_bytes` already."""
+    """Bytes that jobs of this host may take (`submit --mem`); those in use are part of `used_bytes` already."""
 
     @property
     def free_for_sure_bytes(self) -> float:

@@ -65,7 +65,7 @@ class Lending:
         """Why the others are not told what is lent to whom; empty: they are."""
         self._touched_bytes = 0
         self.promised_bytes = 0
-        """What jobs may take of this host's memory by their `--host-memory`."""
+        """What jobs may take of this host's memory by their `--mem`."""
         self._told: SlabList | None = None
         self.rdma = RdmaLent()
         self._awake = False

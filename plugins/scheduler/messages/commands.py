@@ -112,6 +112,9 @@ class RanksReported(CommandBase, frozen=True, kw_only=True):
     since: Count = 0
     """`Place.since` of the place that these ranks had: a report of ranks that were replaced is not one of those that
     took over."""
+    oom_bytes: Bytes = 0
+    """The most memory that these ranks had, bytes, where the kernel killed one of their processes at their limit; 0: it
+    killed none, or it is not known."""
 
 
 class RanksDone(CommandBase, frozen=True, kw_only=True):

@@ -80,6 +80,8 @@ class Option(NamedTuple):
         return f"over {low}, at most {high}" if self.over_low else f"from {low} to {high}"
 
 
+CPUS_MAX = 4096
+"""Most processors of a worker: more than any host has."""
 NO_LIMIT = ", or nothing for no limit"
 AUTO = "auto"
 """The group of all jobs, of any tenant, that leave it to Covey with whom they share hosts in turns."""
@@ -120,9 +122,19 @@ OPTIONS: tuple[Option, ...] = (
         "8GiB (default: limited only by its tenant's budget)",
     ),
     Option(
-        "host_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is no limit", flag="--host-memory",
+        "host_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is not said", flag="--mem",
         metavar="SIZE", help="memory that its processes on one host may take together, such as 64GiB: hosts that have "
-        "less free are not chosen, and data Blocks keep within it; no process is ended for more (default: no limit)",
+        "less free are not chosen, data Blocks keep within it, and where limits are enforced the kernel kills what "
+        "takes more (default: any host, and there the host's part of memory by its GPUs)",
+    ),
+    Option(
+        "cpus", "count", 0, CPUS_MAX, words=", where 0 is not said", flag="--cpus", metavar="N",
+        help="processors of each worker: hosts where other jobs left fewer are not chosen, and where limits are "
+        "enforced its workers run on no more (default: any host, and what other jobs leave of the processors)",
+    ),
+    Option(
+        "private_tmp", "switch", flag="--private-tmp",
+        help="a /tmp of its own on each host, removed with the job, where jobs run as their users",
     ),
     Option(
         "share_host", "text", words=f"{AUTO} or the name of a group: {NAMED}; or nothing", flag="--share-host",

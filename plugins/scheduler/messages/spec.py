@@ -113,8 +113,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     remote_memory: Annotated[int, within("remote_memory")] = 0
     """The most memory of other hosts that the job's volumes may have, all its hosts together, bytes; 0: not limited."""
     host_memory: Annotated[int, within("host_memory")] = 0
-    """Memory that the processes of the job on one host may take together, bytes; 0: not limited. Hosts that have less
-    free do not take the job."""
+    """Memory that the processes of the job on one host may take together, bytes; 0: not said. Hosts that have less free
+    do not take the job, and where limits are enforced the kernel kills what takes more."""
+    cpus: Annotated[int, within("cpus")] = 0
+    """Processors of each worker; 0: not said. Hosts where fewer are promised to nobody do not take it."""
+    private_tmp: bool = False
+    """Whether its ranks have a /tmp of their own on each host."""
     share_host: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9.-]{0,62})?$", max_length=63)] = ""
     """The group of jobs with which this one takes turns on hosts that they share (`plugins/interleave`): `auto`, a name
     of its tenant's, or empty: it takes no turns."""

@@ -18,6 +18,7 @@ from covey.core.events import Message
 from covey.core.ids import HostId, JobId
 from plugins.facts import MemoryInUse, StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
+from plugins.scheduler.messages.options import CPUS_MAX
 
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
@@ -54,6 +55,8 @@ class Reserve(Message, frozen=True):
     """Whether ranks of this grant run there already, and more are to join them."""
     host_memory: Bytes = 0
     """Memory of the host that the job may use, bytes; 0: it did not say."""
+    cpus: Annotated[int, Meta(ge=0, le=CPUS_MAX)] = 0
+    """Processors of each worker; 0: it did not say."""
 
 
 class Reserved(Message, frozen=True):
@@ -78,7 +81,7 @@ class NotReserved(Message, frozen=True):
     beside: bool = False
     """Whether `free` counts parts of GPUs, beside others."""
     memory_short: bool = False
-    """Whether the host has no room for the job's memory, however many GPUs are free."""
+    """Whether the host has no room for the job's memory or processors, however many GPUs are free."""
 
 
 class Release(Message, frozen=True):

@@ -45,6 +45,8 @@ class GangShape(NamedTuple):
     """Hosts that this gang may not use for a reason of its own."""
     host_memory: int = 0
     """Memory that it may use on each host, bytes; 0: any."""
+    cpus: int = 0
+    """Processors of each worker; 0: any."""
 
     def slots(self, gpus: int) -> int:
         """The number of its workers that a host with `gpus` free GPUs takes."""
@@ -61,7 +63,8 @@ class GangShape(NamedTuple):
 
 def shape_of(spec: JobSpec) -> GangShape:
     """The shape of a job: all that decides where it fits."""
-    return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, frozenset(bars(spec, {})), spec.host_memory)
+    barred = frozenset(bars(spec, {}))
+    return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, barred, spec.host_memory, spec.cpus)
 
 
 def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, str]:
@@ -94,6 +97,42 @@ def lacks_memory(wanted_bytes: int, said: MemoryHere | None, promised_bytes: int
     return f"has {format_size(said.free_bytes)} of memory free"
 
 
+def workers_left(each: int, said: MemoryHere | None, promised: int) -> int:
+    """How many workers of `each` processors a host takes. `said`: what the host says that it has; `promised`:
+    processors there that other jobs may use. What is not known is never enough."""
+    return 0 if said is None else max(0, said.cpus - promised) // each
+
+
+def lacks_cpus(each: int, said: MemoryHere | None, promised: int) -> str:
+    """Why a host takes no worker of `each` processors, in words that follow the host's name; empty: it does. `said`,
+    `promised`: as for `workers_left`."""
+    if not each or workers_left(each, said, promised):
+        return ""
+    if said is None or said.cpus <= 0:
+        return "does not say how many processors it has"
+    return f"has {said.cpus} processors{f', {promised} of them for other jobs' if promised else ''}"
+
+
+def capped(
+    spec: JobSpec,
+    gpus: Mapping[HostId, int],
+    most: Mapping[HostId, int] | None,
+    host_of: Callable[[HostId], HostId] | None = None,
+) -> Mapping[HostId, int]:
+    """Those of these GPUs that workers of this job can have. `most`: how many workers each host has processors for;
+    None: any number. `host_of`: as for `open_to`."""
+    if most is None or not spec.gpus_per_worker:
+        return gpus
+    left = {host: workers * spec.gpus_per_worker for host, workers in most.items()}
+    found: dict[HostId, int] = {}
+    for unit, count in gpus.items():
+        host = unit if host_of is None else host_of(unit)
+        if (taken := min(count, left.get(host, 0))) > 0:
+            found[unit] = taken
+            left[host] -= taken
+    return found
+
+
 def open_to(
     spec: JobSpec | None,
     hosts: Mapping[HostId, Known],
@@ -102,7 +141,8 @@ def open_to(
     room: Set[HostId] | None = None,
 ) -> Mapping[HostId, Known]:
     """The hosts, with what is known of each, that this job may use. `host_of`: set when the keys are GPUs by name; it
-    says whose each of them is. `room`: hosts that have room for the job's memory; None: all, or nobody asks."""
+    says whose each of them is. `room`: hosts that have room for the job's memory and processors; None: all, or nobody
+    asks."""
     barred = bars(spec, drained)
     if not barred and room is None:
         return hosts

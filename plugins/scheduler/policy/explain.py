@@ -10,7 +10,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds, format_size
-from plugins.facts import MemoryHere
+from plugins.facts import MemoryHere, MemoryKilled
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots
@@ -82,14 +82,30 @@ def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
     return f"GPUs that cannot take jobs: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
 
 
-def lack_memory(spec: JobSpec, lacks: Mapping[HostId, str]) -> str:
-    """Hosts without room for a job's memory, in words: `no room for its 8 GiB of memory: h2 has 3 GiB of memory free`;
-    empty: all have room. `lacks`: why, by host, in words that follow its name."""
+def lack_room(spec: JobSpec, lacks: Mapping[HostId, str]) -> str:
+    """Hosts without room for a job's memory and processors, in words: `no room for its 8 GiB of host memory: h2 has 3
+    GiB of memory free`; empty: all have room. `lacks`: why, by host, in words that follow its name."""
     rows = [f"{host} {why}" for host, why in sorted(lacks.items())]
     more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
     if not rows:
         return ""
-    return f"no room for its {format_size(spec.host_memory)} of host memory: {', '.join(rows[:NAMED_MAX])}{more}"
+    memory = f"{format_size(spec.host_memory)} of host memory" if spec.host_memory else ""
+    cpus = f"{_processors(spec.cpus)} for each worker" if spec.cpus else ""
+    return f"no room for its {' and '.join(filter(None, (memory, cpus)))}: {', '.join(rows[:NAMED_MAX])}{more}"
+
+
+def _processors(count: int) -> str:
+    return "1 processor" if count == 1 else f"{count} processors"
+
+
+def over_cpus(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | None:
+    """Why no host has the processors of one worker of this job, even if it were empty; None: one has. `memory`: of all
+    hosts."""
+    largest = max((said.cpus for said in memory.values()), default=0)
+    if not memory or any(said.cpus <= 0 for said in memory.values()) or spec.cpus <= largest:
+        return None
+    why = f"each worker asks for {_processors(spec.cpus)}, and the largest host has {largest}"
+    return Never(7, f"{spec.name} can never be placed", why, "submit it with fewer --cpus")
 
 
 def over_memory(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | None:
@@ -98,7 +114,7 @@ def over_memory(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | N
     if not memory or spec.host_memory <= largest:
         return None
     why = f"it may use {format_size(spec.host_memory)} of a host's memory, and the largest has {format_size(largest)}"
-    return Never(7, f"{spec.name} can never be placed", why, "submit it with less --host-memory")
+    return Never(7, f"{spec.name} can never be placed", why, "submit it with less --mem")
 
 
 def ordinal(number: int) -> str:
@@ -392,6 +408,18 @@ def ended_words(rank: int, host: HostId, code: int, signal_name: str | None) -> 
     if code < 0:
         return f"rank {rank} on {host} was killed by {signal_name or 'signal'} ({-code})"
     return f"rank {rank} on {host} exited with {code}"
+
+
+def with_oom(reason: str, oom: MemoryKilled | None) -> str:
+    """Why ranks ended, with what the kernel killed: `oom: the kernel killed 1 process at the limit of 1 GiB, peak 1
+    GiB; more: --mem`."""
+    if oom is None:
+        return reason
+    processes = "1 process" if oom.killed == 1 else f"{oom.killed} processes"
+    peak = f", peak {format_size(oom.peak_bytes)}" if oom.peak_bytes else ""
+    limit = f" at the limit of {format_size(oom.limit_bytes)}" if oom.limit_bytes else ""
+    said = f"oom: the kernel killed {processes}{limit}{peak}; submit it with more --mem"
+    return f"{reason}; {said}" if reason else said
 
 
 SIGNALS = {

@@ -37,6 +37,13 @@ def fits(free: Mapping[HostId, int], workers: int, each: int, pack: Pack = "few"
     return sum(slots(gpus, workers, each, pack) for gpus in free.values()) >= workers
 
 
+def has_room(most: Mapping[HostId, int], workers: int, pack: Pack) -> bool:
+    """Whether a gang without GPUs fits on these hosts. `most`: how many workers each takes."""
+    if pack == "host":
+        return max(most.values(), default=0) >= workers
+    return sum(min(1, count) if pack == "apart" else count for count in most.values()) >= workers
+
+
 def place(
     free: Mapping[HostId, int],
     workers: int,
@@ -127,17 +134,24 @@ def in_company(
     return {**dict.fromkeys(ours, 0), **more} if more and pack != "host" else ours
 
 
-def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:
+def spread(
+    ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few", most: Mapping[HostId, int] | None = None
+) -> dict[HostId, int]:
     """Place a job without GPUs: each worker goes to the host that then has the fewest ranks. Empty when there is no
-    host, or too few of them for a gang whose workers lie apart."""
+    host, or too few of them for a gang whose workers lie apart. `most`: how many workers each host has processors for;
+    None: any number."""
     load = dict(sorted(ranks_now.items()))
     if not load or (pack == "apart" and len(load) < workers):
         return {}
+    room = dict.fromkeys(load, workers) if most is None else {host: most.get(host, 0) for host in load}
+    if not has_room(room, workers, pack):
+        return {}
     if pack == "host":
-        return {min(load, key=lambda host: (load[host], host)): workers}
+        return {min((host for host in load if room[host] >= workers), key=lambda host: (load[host], host)): workers}
     chosen: dict[HostId, int] = {}
     for _ in range(workers):
-        _, host = min((ranks, host) for host, ranks in load.items() if pack != "apart" or host not in chosen)
+        open_hosts = (host for host in load if chosen.get(host, 0) < min(room[host], 1 if pack == "apart" else workers))
+        host = min(open_hosts, key=lambda host: (load[host], host))
         load[host] += 1
         chosen[host] = chosen.get(host, 0) + 1
     return chosen

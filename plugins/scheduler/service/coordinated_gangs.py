@@ -116,7 +116,9 @@ class CoordinatedGangs:
             free = self._free_now(job, limit, now_s)
             ranks = views.ranks_of(self.queue)
             company = views.company_of(self.queue, job)
-            seen = gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit, company)
+            most = views.workers_of(self.host.hosts(), self.queue, job)
+            ranks_now = {host: ranks.get(host, 0) for host in free}
+            seen = gang.RackSeen(free, ranks_now, limit, company, None if most is None else dict(most))
             self.gangs.handle(seen, now_s)
         for action in self.gangs.handle(event, now_s):
             match action:

@@ -407,7 +407,7 @@ class SchedulerService(PluginService):
             never = explain.over_rack(spec, self._could_use(spec, rack))
             memory = {host.host: host.memory for host in rack if host.memory is not None}
             if never is None and len(memory) == len(rack):
-                never = explain.over_memory(spec, memory)
+                never = explain.over_memory(spec, memory) or explain.over_cpus(spec, memory)
         never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)

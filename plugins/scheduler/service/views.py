@@ -13,7 +13,7 @@ from plugins.facts import GpusNow, HostView, MemoryHere, StepTiming
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import RackHost
-from plugins.scheduler.machine.leader.memory_promises import MemoryPromises
+from plugins.scheduler.machine.leader.promises import HostPromises
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.machine.log.beside import beside
 from plugins.scheduler.machine.log.job_table import JobTable
@@ -24,7 +24,7 @@ from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.carrying import is_equal, shares_of
 from plugins.scheduler.policy.classes import choose
-from plugins.scheduler.policy.eligible import GangShape, open_to, shape_of
+from plugins.scheduler.policy.eligible import GangShape, capped, open_to, shape_of
 from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -154,7 +154,7 @@ class QueueSnapshot:
             if sharing is None
             else SharedCapacity(self.queue, self.totals, None, sharing, self.shared or {})
         )
-        found.memory.heard(self.memory)
+        found.promises.heard(self.memory)
         return found
 
     @cached_property
@@ -194,9 +194,9 @@ class QueueSnapshot:
 
     def _lacks_memory(self, job: Job) -> str:
         """The hosts that have no room for this job's memory, in words; empty: all have."""
-        memory = self.gpu_capacity.memory
-        found = {host: why for host in sorted(self.totals) if (why := memory.lacks(job, host))}
-        return explain.lack_memory(job.spec, found)
+        promises = self.gpu_capacity.promises
+        found = {host: why for host in sorted(self.totals) if (why := promises.lacks(job, host))}
+        return explain.lack_room(job.spec, found)
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
@@ -324,6 +324,7 @@ def job_view(
         epoch=job.grant.epoch,
         coordinator=job.grant.coordinator,
         exit_code=job.ending.exit_code,
+        oom_bytes=job.ending.oom_bytes,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
         step=step,
@@ -417,6 +418,7 @@ def _seen(
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         host_memory=job.spec.host_memory,
+        cpus=job.spec.cpus,
         memory={
             host: answer.memory
             for host, answer in sorted(heard.items())
@@ -556,11 +558,20 @@ def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) 
         if view.state == "alive" and isinstance(gpus, GpusNow):
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
             found[view.host] = max(0, min(gpus.free, gpus.total - gpus.out - held) - arriving[view.host])
-    if job is None or not job.spec.host_memory:
+    if job is None or not (job.spec.host_memory or job.spec.cpus):
         return dict(open_to(None if job is None else job.spec, found, queue.drained))
     said = {view.host: memory for view in hosts if (memory := memory_in(view)) is not None}
-    room = MemoryPromises(queue.live(), said).room_for(job)
-    return dict(open_to(job.spec, found, queue.drained, None, room))
+    promises = HostPromises(queue.live(), said)
+    found = dict(open_to(job.spec, found, queue.drained, None, promises.room_for(job)))
+    return dict(capped(job.spec, found, promises.workers_for(job)))
+
+
+def workers_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None) -> Mapping[HostId, int] | None:
+    """How many workers more of this job each host has processors for; None: any number."""
+    if job is None or not job.spec.cpus:
+        return None
+    said = {view.host: memory for view in hosts if (memory := memory_in(view)) is not None}
+    return HostPromises(queue.live(), said).workers_for(job)
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:

@@ -16,7 +16,8 @@ from agent.ports.starter.starter_wire import SOCKET
 from agent.starter.accounts import Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
-from agent.starter.units import Launcher, Sessions
+from agent.starter.sessions import Sessions
+from agent.starter.units import Launcher
 from tests.agent.here import Here, here
 from tests.covey.live_volume import ANYONES, python_of
 

@@ -1,5 +1,7 @@
 """Whose jobs a starter starts."""
 
+import pwd
+
 import pytest
 
 from agent.starter.accounts import Denied, Rules, account_of
@@ -56,3 +58,14 @@ def test_a_user_whose_group_is_roots_is_refused() -> None:
 
     with pytest.raises(Denied, match="the group of alice is root's"):
         account_of("alice", ALICE, RULES, with_roots_group)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "found"), [("1001", "1001"), ("Alice", "alice")])
+def test_a_name_that_systemd_takes_for_another_user_is_refused(asked: str, found: str) -> None:
+    """Digits are a number to it, whoever has them for a name."""
+
+    def named(name: str) -> pwd.struct_passwd:
+        return pwd.struct_passwd((found, "x", ALICE, ALICE, "", "/home/a", "/bin/sh"))
+
+    with pytest.raises(Denied, match="stands for more than one user"):
+        account_of(asked, ALICE, RULES, named)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.ports.network.root_helper import received
 from agent.ports.starter.starter_wire import (
     CONFIG_BYTES_MAX,
     PART_BYTES,
@@ -20,6 +21,7 @@ from agent.ports.starter.starter_wire import (
     EndAs,
     ForgetFolder,
     GiveConfig,
+    LimitAs,
     StartAs,
     StartedAs,
     StarterDone,
@@ -31,7 +33,8 @@ from agent.ports.starter.starter_wire import (
 )
 from agent.starter.accounts import Rules, UnixAccount
 from agent.starter.folders import JobFolders
-from agent.starter.helper import Starter, received
+from agent.starter.helper import Starter
+from covey.ports.starter import EpochLimits
 from covey.wire import frames
 from covey.wire.frames import FrameError
 from tests.agent.starter.starter_here import ALICE, BOB, lookup
@@ -43,18 +46,25 @@ START = StartAs("j1", 3, "supervisor", "alice", ALICE)
 class FakeUnits:
     """Units of a test: what was started and ended."""
 
-    enforces = True
+    enforces, lacks = True, ("memory",)
 
     def __init__(self) -> None:
         self.started: list[tuple[StartAs, UnixAccount, str, bytes]] = []
-        self.ended: list[tuple[EndAs, int]] = []
+        self.limited: list[LimitAs] = []
+        self.ended: list[tuple[EndAs, int | None]] = []
 
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         self.started.append((ask, account, folder, given))
         return os.getpid()
 
-    def end(self, ask: EndAs, uid: int) -> None:
+    def limit(self, ask: LimitAs) -> None:
+        self.limited.append(ask)
+
+    def end(self, ask: EndAs, uid: int | None) -> None:
         self.ended.append((ask, uid))
+
+    def clear(self, folder: str, uid: int, gid: int) -> None:
+        """The folders of these tests are none."""
 
 
 class FakeFolders(JobFolders):
@@ -71,7 +81,7 @@ class FakeFolders(JobFolders):
     def owner(self, job: str) -> tuple[int, int] | None:
         return (self.made[job], self.made[job]) if job in self.made else None
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: str, clear: object) -> None:
         self.made.pop(job, None)
 
 
@@ -115,13 +125,13 @@ def told(client: socket.socket, *messages: StarterFrame) -> Answer:
 
 def test_a_program_starts_with_its_whole_configuration(asked: Asked) -> None:
     with asked.client() as client:
-        assert told(client, AskStarter()) == StarterHere(True, {})
+        assert told(client, AskStarter()) == StarterHere(True, ("memory",), {})
         started = told(client, GiveConfig(b"ab"), GiveConfig(b"c"), START)
         assert isinstance(started, StartedAs) and (started.pid, started.started > 0) == (os.getpid(), True)
         assert [(ask, given) for ask, _, _, given in asked.units.started] == [(START, b"abc")]
         assert isinstance(told(client, GiveConfig(b"d"), START), StartedAs)
         assert asked.units.started[1][3] == b"d", "not the one before it"
-        assert told(client, AskStarter()) == StarterHere(True, {"started": 2})
+        assert told(client, AskStarter()) == StarterHere(True, ("memory",), {"started": 2})
 
 
 def test_an_environment_of_ten_megabytes_is_refused_in_words(asked: Asked) -> None:
@@ -156,12 +166,14 @@ def test_a_user_who_may_have_no_jobs_is_refused_and_counted(asked: Asked, user: 
     assert (asked.starter.counted["refused"], asked.units.started, asked.folders.made) == (1, [], {})
 
 
-def test_an_epoch_is_ended_as_its_folders_user_and_of_no_other_job(asked: Asked) -> None:
+def test_an_epoch_is_limited_and_ended_as_its_folders_user_and_of_no_other_job(asked: Asked) -> None:
     with asked.client() as client:
         told(client, GiveConfig(b"x"), START)
-        assert told(client, EndAs("j2", 3)) == StarterDone(), "nothing runs of it"
+        assert told(client, EndAs("j2", 3)) == StarterDone()
         assert told(client, EndAs("j1", 3)) == StarterDone()
-        assert asked.units.ended == [(EndAs("j1", 3), ALICE)]
+        assert asked.units.ended == [(EndAs("j2", 3), None), (EndAs("j1", 3), ALICE)], "a folder that is lost ends none"
+        assert told(client, LimitAs("j1", 3, EpochLimits(gpus=(1,)))) == StarterDone()
+        assert asked.units.limited == [LimitAs("j1", 3, EpochLimits(gpus=(1,)))]
         assert told(client, ForgetFolder("j1")) == StarterDone()
     assert asked.folders.made == {}
 
@@ -185,7 +197,11 @@ def test_an_epoch_is_ended_as_its_folders_user_and_of_no_other_job(asked: Asked)
         {"uid": -1},
         {"uid": (1 << 32) - 1},
         {"epoch": -1},
-        {"memory_bytes": -1},
+        {"limits": {"memory_bytes": -1}},
+        {"limits": {"gpus": ["../sda"]}},
+        {"limits": {"caps": [-1]}},
+        {"limits": {"device": "/dev/sda"}},
+        {"seconds": -1},
         {"argv": "/bin/sh"},
     ],
 )
@@ -231,7 +247,7 @@ def test_no_bytes_make_the_starter_stumble(data: bytes) -> None:
         one.shutdown(socket.SHUT_WR)
         other.settimeout(5)
         with contextlib.suppress(FrameError):
-            while (message := received(other)) is not None:
+            while (message := received(other, to_starter)) is not None:
                 found.append(message)
     assert len(found) <= len(data) // 4, "each has its length before it"
 

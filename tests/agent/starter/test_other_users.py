@@ -22,12 +22,14 @@ from agent.jobs.runner import SupervisedRunner
 from agent.jobs.supervision import RanksStatus, SupervisorState
 from agent.jobs.whose import believed
 from agent.ports.processes.procfs import start_ticks, user_of
+from agent.ports.starter.starter_wire import EndAs
+from agent.starter.sessions import Sessions
 from covey.core.ids import JobId
 from covey.ports.processes import ProcessId
-from covey.ports.starter import NobodyElse
+from covey.ports.starter import EpochLimits, MemoryPeak, NobodyElse
 from covey.wire.frames import pack
-from plugins.base import RankLease, RanksSpec
-from plugins.facts import RanksEnded, RanksStarted
+from plugins.base import RankLease, RankSpec, RanksSpec
+from plugins.facts import MemoryKilled, RanksEnded, RanksStarted
 from tests.agent.here import Here, ranks, until
 from tests.agent.jobs.test_runner import gone
 from tests.agent.starter.starter_here import ALICE, BOB, StarterHere, host_with_starter
@@ -135,6 +137,60 @@ async def test_what_it_wrote_is_its_users_and_the_agents_and_goes_with_the_job(
     outputs = Outputs(host.env, JobsSettings(keep_ended_for="1 s"), lambda: ())
     await outputs.sweep({J1: Fence(1, 0.0)}, lambda job: None)
     assert os.listdir(folder.parent) == []
+
+
+@pytest.mark.parametrize("forced", [False, True])
+async def test_what_the_kernel_killed_is_told_with_the_end(
+    both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """Its count is the slice's, which is gone once all that runs was ended."""
+    monkeypatch.setattr(runner_module, "LATE_S", 0.3)
+    host, _ = both
+    ended: list[EndAs] = []
+    end = Sessions.end
+
+    def ends(self: Sessions, ask: EndAs, uid: int | None) -> None:
+        ended.append(ask)
+        end(self, ask, uid)
+
+    async def peak(job: JobId, epoch: int) -> MemoryPeak | None:
+        return None if ended else MemoryPeak(1 << 30, 1, 1 << 30)
+
+    monkeypatch.setattr(Sessions, "end", ends)
+    monkeypatch.setattr(host.env.starter, "memory_peak", peak)
+    runner = host.runner()
+    if forced:
+        await running(host, runner, of_alice("/bin/sleep", "600", grace_s=0.2))
+        os.kill(programs("supervisor-j1-1")[0], signal.SIGSTOP)
+        await runner.stop(J1, 1, 0.2, "cancelled")
+    else:
+        await runner.start(of_alice("/bin/sh", "-c", "kill -9 $$"))
+    await until(lambda: host.told(RanksEnded), 20.0)
+    assert host.told(RanksEnded)[0].oom == MemoryKilled(1, 1 << 30, 1 << 30)
+
+
+async def test_limits_follow_ranks_that_join_others(
+    both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their GPUs and processors before they begin."""
+    host, _ = both
+    limits: list[tuple[int, bool]] = []
+
+    async def limit(job: JobId, epoch: int, now: EpochLimits) -> None:
+        limits.append((now.cpus, len(runner.running()[J1, 1]) == 1))
+
+    monkeypatch.setattr(host.env.starter, "limit", limit)
+    runner = host.runner()
+    one = msgspec.structs.replace(of_alice("/bin/sleep", "600", grace_s=0.2), cpus=3)
+    await running(host, runner, one)
+    two = msgspec.structs.replace(one, ranks=(*one.ranks, RankSpec(1, 1, ())), since=1)
+    await runner.start(two)
+    await until(lambda: len(host.told(RanksStarted)) > 1, 20.0)
+    assert limits == [(6, True)]
+    await runner.stop(J1, 1, 0.0, "over")
+    await until(lambda: host.told(RanksEnded), 20.0)
+    runner.forget(J1, 1)
+    await until(lambda: not programs("supervisor-j1-1"), 20.0)
 
 
 async def test_another_agent_finds_it_again_and_ends_it(both: tuple[Here, StarterHere]) -> None:
@@ -337,3 +393,6 @@ async def test_a_state_that_its_user_replaced_ends_the_job_and_nothing_else(
     os.kill(supervisor, signal.SIGKILL)
     await until(lambda: host.told(RanksEnded), 30.0)
     await until(lambda: gone(pid), 10.0)
+    (ended,) = host.told(RanksEnded)
+    assert (ended.job, set(ended.codes)) == (J1, {0}) and ended.codes[0] != 0, "nobody believes that it went well"
+    assert [started.pids for started in host.told(RanksStarted)] == [{0: pid}], "it was started once"

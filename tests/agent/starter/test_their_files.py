@@ -13,6 +13,7 @@ import pytest
 from agent.ports.starter.their_files import READ_BYTES_MAX, FolderFiles
 from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.folders import JobFolders
+from agent.starter.sessions import Sessions
 from tests.agent.starter.starter_here import ALICE, BOB
 from tests.covey.test_volume_users import as_user
 
@@ -185,17 +186,17 @@ def test_a_folder_is_cleared_by_its_user_whatever_is_in_it(root: Path) -> None:
     """Root follows no link of the user's, and removes nothing outside."""
     by_alice(root, "os.makedirs('a/b/c'); os.symlink('/', 'a/root'); open('a/b/x', 'w'); os.chmod('a/b', 0)")
     made = JobFolders(str(root), AGENT)
-    made.forget("j1")
+    made.forget("j1", Sessions().clear)
     assert not (root / "jobs/j1").exists()
     assert (root.parent / "gossip.key").exists()
-    made.forget("j1")
+    made.forget("j1", Sessions().clear)
 
 
 def test_what_the_user_cannot_remove_stays_and_is_told(root: Path) -> None:
     (root / "jobs/j1/d").mkdir(mode=0o755)
     (root / "jobs/j1/d/x").touch()
     with pytest.raises(Denied, match="cannot be removed"):
-        JobFolders(str(root), AGENT).forget("j1")
+        JobFolders(str(root), AGENT).forget("j1", Sessions().clear)
     assert (root / "jobs/j1/d/x").exists()
 
 

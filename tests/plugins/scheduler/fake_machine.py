@@ -69,6 +69,7 @@ class FakeDevices:
 class FakeProbes:
     unlisted = ""
     memory_now = MemoryNow(1 << 30, 1 << 29, 0.0)
+    cores_now = 1
 
     def __init__(self, host: str, gpus: int) -> None:
         self.devices: Any = FakeDevices()
@@ -90,7 +91,7 @@ class FakeProbes:
         return None
 
     def cores(self) -> int:
-        return 1
+        return self.cores_now
 
     def stay_in_memory(self, flushes: bool) -> str:
         return "not locked"

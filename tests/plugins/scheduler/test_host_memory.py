@@ -1,4 +1,5 @@
-"""Jobs that say how much memory of a host they may take (`--host-memory`) go where there is as much, and wait else."""
+"""Jobs that say what they may take of a host, memory (`--mem`) and processors (`--cpus`), go where there is as much,
+and wait else."""
 
 import asyncio
 from typing import Any
@@ -11,13 +12,15 @@ from covey.ports.probes import MemoryNow
 from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured, MemoryPromised
 from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
 from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
-from plugins.scheduler.machine.leader import memory_promises
+from plugins.scheduler.machine.leader import promises
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import host_of
 from plugins.scheduler.messages.commands import Command, Elapsed, Granted, RanksReported
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Reserved
 from plugins.scheduler.policy import explain
-from plugins.scheduler.policy.eligible import lacks_memory, memory_left, shape_of
+from plugins.scheduler.policy.eligible import capped, lacks_memory, memory_left, shape_of
+from plugins.scheduler.policy.place import spread
 from plugins.scheduler.service.gpus.gpus_here import memory_here
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_gang import H1, H2, H3, J1, Coordinator, asks
@@ -87,6 +90,33 @@ def test_a_start_that_the_log_says_counts_though_nobody_asked() -> None:
     assert isinstance(local.ask(J2, 1, host_memory=5 * GIB), NotReserved)
 
 
+def test_processors_of_a_host_are_promised_once() -> None:
+    local = a_host()
+    local.dispatch(MemorySeen(MemoryHere(64 * GIB, 64 * GIB, cpus=8)))
+    assert isinstance(local.ask(J1, 2, cpus=3), Reserved)
+    no = local.ask(J2, 1, cpus=3)
+    assert isinstance(no, NotReserved) and no.memory_short
+    assert no.reason == "this host has 8 processors, 6 of them for other jobs, and 3 were asked for"
+    assert isinstance(local.ask(J2, 1, attempt=2, cpus=2), Reserved)
+    assert isinstance(local.ask(J1, 2, attempt=2, cpus=3), Reserved), "a newer attempt has what it had"
+    assert isinstance(local.restarted().ask(J3, 1, cpus=1), NotReserved), "it is on the disk, and nothing was heard yet"
+
+
+def test_ranks_that_join_others_have_processors_of_their_own() -> None:
+    local = a_host()
+    local.dispatch(MemorySeen(MemoryHere(64 * GIB, 64 * GIB, cpus=8)))
+    assert isinstance(local.ask(J1, 1, cpus=6), Reserved)
+    local.dispatch(Starting(J1, 1, ("g0",), True, 0, 6))
+    assert isinstance(local.ask(J1, 1, attempt=2, cpus=6, joins=True), NotReserved)
+    assert isinstance(local.ask(J1, 1, attempt=3, cpus=2, joins=True), Reserved)
+    assert isinstance(local.ask(J2, 1, cpus=1), NotReserved)
+
+
+def test_processors_that_are_not_known_are_not_enough() -> None:
+    no = a_host().ask(J1, 1, cpus=1)
+    assert isinstance(no, NotReserved) and "does not say how many processors it has" in no.reason
+
+
 def test_memory_that_is_not_known_is_not_enough() -> None:
     no = Local().ask(J1, 1, host_memory=1)
     assert isinstance(no, NotReserved) and no.reason == "this host does not say how much memory it has"
@@ -149,8 +179,47 @@ def test_room_is_looked_for_once_for_all_jobs_that_ask_for_the_same(each: int, m
         asked.append(said)
         return memory_left(said, promised_bytes)
 
-    monkeypatch.setattr(memory_promises, "memory_left", counted)
+    monkeypatch.setattr(promises, "memory_left", counted)
     assert not granted(led.look()) and len(asked) == len(LARGE)
+
+
+EIGHT = tuple(RackHost(host, 4, memory=MemoryHere(64 * GIB, 64 * GIB, cpus)) for host, cpus in ((H1, 8), (H2, 2)))
+
+
+@pytest.mark.parametrize("each", [0, 1])
+def test_a_job_starts_once_its_processors_are_there(each: int) -> None:
+    """The other host has the GPUs, and processors for one worker."""
+    led = LedByMemory()
+    of: dict[str, Any] = {"cpus": 2, "gpus_per_worker": each}
+    first = led.submit(workers=3, **of)
+    assert granted(led.act(EIGHT)) == [first]
+    led.place(first, H1)
+    second = led.submit(workers=3, **of)
+    assert not granted(led.look(EIGHT)), "one on each host is too few"
+    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H1, codes={0: 0, 1: 0, 2: 0}))
+    assert granted(led.look(EIGHT)) == [second]
+    assert not granted(led.look(LARGE)), "a host that does not say how many it has has none"
+
+
+@pytest.mark.parametrize("pack", ["few", "host", "apart"])
+def test_workers_without_gpus_go_where_their_processors_are(pack: Any) -> None:
+    hosts, most = {H1: 0, H2: 0, H3: 5}, {H2: 1, H3: 2}
+    chosen = {
+        "few": {H2: 1, H3: 1},
+        "host": {H3: 2},
+        "apart": {H2: 1, H3: 1},
+    }
+    assert spread(hosts, 2, pack, most) == chosen[pack]
+    assert spread(hosts, 4, pack, most) == {} and spread({H1: 0}, 1, pack, most) == {}
+    assert spread(hosts, 2, pack) != {}, "a job that did not ask"
+
+
+def test_gpus_beyond_a_hosts_processors_are_nobodys() -> None:
+    spec = JobSpec.parse({"argv": ["x"], "cpus": 4, "gpus_per_worker": 2})
+    assert capped(spec, {H1: 8, H2: 8, H3: 1}, {H1: 1, H3: 9}) == {H1: 2, H3: 1}
+    assert capped(spec, {H1: 8}, None) == {H1: 8}
+    units = {HostId(f"{host}/{n}"): 1 for host in (H1, H2) for n in range(4)}
+    assert list(capped(spec, units, {H2: 1}, host_of)) == [f"{H2}/0", f"{H2}/1"]
 
 
 def granted(commands: list[Command]) -> list[JobId]:
@@ -158,6 +227,28 @@ def granted(commands: list[Command]) -> list[JobId]:
 
 
 # ---- the rack ----
+
+
+@pytest.mark.parametrize("each", [0, 1])
+@on_a_rack()
+async def test_a_job_goes_where_its_processors_are_and_waits_in_words(rack: Rack, each: int) -> None:
+    await memory_everywhere(rack)
+    for name, cores in {"gpu1": 2, "gpu2": 2, "gpu3": 8, "gpu4": 0}.items():
+        rack[name].machine.probes.cores_now = cores
+    await asyncio.sleep(3.0)
+    of: dict[str, Any] = {"gpus_per_worker": each, "workers": 2, "cpus": 3}
+    await submit(rack, **of)
+    await until(lambda: rack.job("j1").state == "running")
+    assert hosts_of(rack, "j1") == {"gpu3"}
+    await submit(rack, **{**of, "workers": 1})
+    await asyncio.sleep(5.0)
+    view = await rack["gpu2"].call("job", id="j2")
+    assert view.state == "queued" and rack.job("j2").tally.place_failures == 0
+    assert "no room for its 3 processors for each worker: gpu1 has 2 processors, gpu2 has 2" in view.reason
+    assert "gpu3 has 8 processors, 6 of them for other jobs and 1 more hosts" in view.reason
+    rack.finish("j1")
+    await until(lambda: rack.job("j2").state == "running")
+    assert hosts_of(rack, "j2") == {"gpu3"}
 
 
 def hosts_of(rack: Rack, id: str) -> set[str]:
@@ -244,7 +335,7 @@ async def test_more_than_any_host_has_is_refused_at_once(rack: Rack) -> None:
     await memory_everywhere(rack)
     error = await refused(submit(rack, workers=1, host_memory=65 * GIB))
     assert error.code == 7 and "65 GiB" in error.why and "the largest has 64 GiB" in error.why
-    assert "--host-memory" in error.next
+    assert "--mem" in error.next
     has(rack, "gpu2", 0, 0)
     await asyncio.sleep(3.0)
     await submit(rack, workers=1, host_memory=65 * GIB)
@@ -258,6 +349,6 @@ def test_jobs_of_unlike_memory_are_of_unlike_shape() -> None:
 
 def test_many_hosts_without_room_are_a_number() -> None:
     spec = JobSpec.parse({"argv": ["x"], "host_memory": GIB})
-    words = explain.lack_memory(spec, {HostId(f"h{n}"): "has 1 MiB of memory free" for n in range(5)})
+    words = explain.lack_room(spec, {HostId(f"h{n}"): "has 1 MiB of memory free" for n in range(5)})
     assert words.endswith("h2 has 1 MiB of memory free and 2 more hosts")
-    assert explain.lack_memory(spec, {}) == ""
+    assert explain.lack_room(spec, {}) == ""

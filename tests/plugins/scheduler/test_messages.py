@@ -43,6 +43,8 @@ GOOD: dict[str, Any] = {
     "gpu_memory": 8 << 30,
     "remote_memory": 16 << 30,
     "host_memory": 24 << 30,
+    "cpus": 6,
+    "private_tmp": True,
     "bind_gpus": True,
     "hooks": False,
 }
@@ -168,7 +170,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cwd, env")
+    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cpus, cwd, env")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ the error. With MIG on, the instances are the devices, and the GPU itself is non
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agent.ports.devices import bounds, health
@@ -21,6 +22,9 @@ INSTANCE_CAN = frozenset({"process memory", "events"})
 COUNT_MAX = 1 << 40
 """The count of errors above which the driver means that it does not know."""
 MEMORY_MAX = 1 << 50
+MINOR_MAX, CAP_MAX = 255, (1 << 20) - 1
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+"""Where the driver says which files open a MIG instance."""
 MIG_EMPTY = "MIG is on and no instance is made: nvidia-smi mig -cgi and -cci make some, nvidia-smi -mig 0 turns MIG off"
 
 
@@ -169,10 +173,34 @@ class _Gpu:
             backend="nvml",
             parent="" if instance is None else self._uuid,
             can=INSTANCE_CAN if instance is not None else WHOLE_CAN | self._more | _limits(nvml, handle),
+            number=(minor := _minor(nvml, whole)),
+            caps=() if instance is None or minor is None else caps_of(nvml, handle, minor, instance),
         )
         found = NvmlDevice(device, self._index, handle, whole, instance, memory.unified)
         how = read_health(nvml, found, self._xids.get(uuid, 0))
         return Reading(found, memory.used, utilization(nvml, handle), how)
+
+
+def _minor(nvml: Any, whole: Any) -> int | None:
+    """The number of a GPU's device file, which need not be the driver's index; None: the driver does not say."""
+    try:
+        minor = int(nvml.nvmlDeviceGetMinorNumber(whole))
+    except nvml.NVMLError:
+        return None
+    return minor if 0 <= minor <= MINOR_MAX else None
+
+
+def caps_of(nvml: Any, handle: Any, minor: int, instance: int, capabilities: Path = CAPABILITIES) -> tuple[int, ...]:
+    """The numbers of the files that open a MIG instance: one of its GPU instance, one of its compute instance. Empty:
+    the driver does not say, and nobody can open it."""
+    try:
+        part = capabilities / f"gpu{minor}/mig/gi{instance}"
+        compute = part / f"ci{int(nvml.nvmlDeviceGetComputeInstanceId(handle))}"
+        said = [(folder / "access").read_text() for folder in (part, compute)]
+        found = tuple(int(text.partition("DeviceFileMinor:")[2].split()[0]) for text in said)
+        return found if all(0 <= cap <= CAP_MAX for cap in found) else ()
+    except (nvml.NVMLError, OSError, ValueError, IndexError):
+        return ()
 
 
 class _Memory(NamedTuple):

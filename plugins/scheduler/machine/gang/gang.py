@@ -113,6 +113,8 @@ class RackSeen(msgspec.Struct, frozen=True):
     """The packing limit fitted from history; None: the one that was set."""
     company: frozenset[HostId] = frozenset()
     """Hosts where jobs run with which the job that is looked at next takes turns."""
+    most: dict[HostId, int] | None = None
+    """How many workers more of the job that is looked at next each host has processors for; None: any number."""
 
 
 class KeptForAnother(msgspec.Struct, frozen=True):
@@ -207,6 +209,8 @@ class Gangs:
         self.ranks: dict[HostId, int] = {}
         self.company: frozenset[HostId] = frozenset()
         self.packlimit = settings.packlimit
+        self.most: dict[HostId, int] | None = None
+        """How many workers more of the job that is looked at each host has processors for; None: any number."""
         self.memory_short: dict[tuple[HostId, JobId], float] = {}
         """Hosts that had no room for a job's memory by their own word -> until when that counts."""
         self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
@@ -217,6 +221,7 @@ class Gangs:
         match event:
             case RackSeen():
                 self.free, self.ranks, self.company = dict(event.free), dict(event.ranks), event.company
+                self.most = event.most
                 self.packlimit = self.settings.packlimit if event.packlimit is None else event.packlimit
                 return ()
             case GrantSeen():
@@ -317,6 +322,7 @@ class Gangs:
                     search.apart_from,
                     search.sought is not None and search.sought.joined(host) is not None,
                     search.spec.host_memory,
+                    search.spec.cpus,
                 ),
                 self.settings.reserve_deadline_s,
             )
@@ -437,7 +443,7 @@ class Gangs:
             return self._stand_ins(search, search.sought, now_s)
         if not spec.gpus_per_worker:
             hosts = in_company(self._ranks_now(search, now_s), spec.share_host, self.company, spec.workers, spec.pack)
-            return spread(hosts, spec.workers, spec.pack)
+            return spread(hosts, spec.workers, spec.pack, self.most)
         free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
 
@@ -447,7 +453,9 @@ class Gangs:
         free = self._known_free(search, now_s) if each else self._ranks_now(search, now_s)
         may = {host: count for host, count in free.items() if host in has or host not in sought.avoid}
         if not each:
-            return spread(in_company(may, search.spec.share_host, self.company, 1, "any"), sought.begins)
+            hosts, begins = in_company(may, search.spec.share_host, self.company, 1, "any"), sought.begins
+            begins = begins if self.most is None else min(begins, sum(self.most.get(host, 0) for host in hosts))
+            return spread(hosts, begins, most=self.most)
         return grow({host: count // each for host, count in may.items()}, sought.begins, has)
 
     def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:

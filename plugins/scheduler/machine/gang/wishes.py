@@ -187,6 +187,7 @@ class Wishes:
                 job.apart_from,
                 host in job.joins,
                 job.spec.host_memory,
+                job.spec.cpus,
             )
             for job in event.jobs
             for host, names in sorted(job.names.items())

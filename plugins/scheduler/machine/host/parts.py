@@ -33,6 +33,8 @@ class Hold(msgspec.Struct, frozen=True):
     """The hold is for ranks that are to join others of this grant, which run here and have a hold of their own."""
     host_memory: int = 0
     """Memory of this host that the job may use, bytes; 0: not said."""
+    cpus: int = 0
+    """Processors of this host that these ranks may use; 0: not said."""
 
     @property
     def key(self) -> tuple[JobId, int, bool]:

@@ -20,7 +20,7 @@ from plugins.facts import GpuUse, MemoryHere
 from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, WantedGpus, choice, refusals
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
-from plugins.scheduler.policy.eligible import lacks_memory
+from plugins.scheduler.policy.eligible import lacks_cpus, lacks_memory, workers_left
 from plugins.scheduler.policy.shared import device_of
 
 RELEASED_MAX = 4096
@@ -70,6 +70,8 @@ class Starting(msgspec.Struct, frozen=True):
     guaranteed: bool = True
     host_memory: int = 0
     """Memory of this host that the job may use, bytes; 0: not said."""
+    cpus: int = 0
+    """Processors of this host that these ranks may use; 0: not said."""
 
 
 class RanksGone(msgspec.Struct, frozen=True):
@@ -233,7 +235,7 @@ class Reservations:
             but = f": {chosen.why_not}" if chosen.why_not else ""
             why = f"{wanted} GPUs were requested and {chosen.there} are free{but}"[:1000]
             return [*actions, self._no(coordinator, ask, why, chosen.there)]
-        if short := "" if ask.joins else lacks_memory(ask.host_memory, self.memory, self.promised_bytes(ask.job)):
+        if short := self._lacks(ask):
             return [*actions, self._no(coordinator, ask, f"this host {short}", chosen.there, memory_short=True)]
         hold = Hold(
             ask.job,
@@ -245,6 +247,7 @@ class Reservations:
             guaranteed=not ask.opportunistic,
             joins=ask.joins,
             host_memory=ask.host_memory,
+            cpus=ask.cpus * ask.workers,
         )
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
@@ -253,6 +256,20 @@ class Reservations:
         """Memory of this host that jobs may use, other than this one."""
         others = (holds for id, holds in self.holds.items() if id != job)
         return sum(max(hold.host_memory for hold in holds) for holds in others)
+
+    def _lacks(self, ask: Reserve) -> str:
+        """Why this host has no room for the memory and processors that are asked for; empty: it has. Ranks that join
+        others share their memory, and have processors of their own."""
+        memory = "" if ask.joins else lacks_memory(ask.host_memory, self.memory, self.promised_bytes(ask.job))
+        if memory or not ask.cpus:
+            return memory
+        promised = sum(_cpus(holds) for id, holds in self.holds.items() if id != ask.job)
+        if ask.joins:
+            promised += _cpus([hold for hold in self.holds.get(ask.job, ()) if not hold.joins])
+        if workers_left(ask.cpus, self.memory, promised) >= ask.workers:
+            return ""
+        lacks = lacks_cpus(ask.cpus * ask.workers, self.memory, promised)
+        return f"{lacks}, and {ask.cpus * ask.workers} were asked for"
 
     def _choice(self, ask: Reserve) -> ChosenGpus:
         wanted = ask.workers * ask.gpus_per_worker
@@ -310,11 +327,11 @@ class Reservations:
                 actions += self._drop(other, keep_port=other.job == event.job)
         if hold is not None and hold.started:
             now = {"gpus": event.gpus, "guaranteed": event.guaranteed, "host_memory": event.host_memory}
-            self._exchange(hold, msgspec.structs.replace(hold, **now))
+            self._exchange(hold, msgspec.structs.replace(hold, **now, cpus=event.cpus))
             return [*actions, Save()]
         attempt, coordinator, port = (hold.attempt, hold.coordinator, hold.port) if hold else (0, HostId(""), 0)
         of, memory = (event.job, event.epoch, attempt, coordinator), event.host_memory
-        started = Hold(*of, event.gpus, port, True, event.guaranteed, host_memory=memory)
+        started = Hold(*of, event.gpus, port, True, event.guaranteed, host_memory=memory, cpus=event.cpus)
         self._hold(started, now_s + self.lease_s)
         return [*actions, Save()]
 
@@ -361,3 +378,9 @@ class Reservations:
         free = self._choice(ask).there if free is None else free
         beside = self.sharing is not None and ask.opportunistic
         return Send(coordinator, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside, memory_short))
+
+
+def _cpus(holds: Sequence[Hold]) -> int:
+    """Processors that one job may use here: an older grant, whose ranks end, has those that the newer one gets."""
+    ours = max((hold.cpus for hold in holds if not hold.joins), default=0)
+    return ours + max((hold.cpus for hold in holds if hold.joins), default=0)

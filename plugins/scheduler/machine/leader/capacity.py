@@ -25,12 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from covey.core.ids import HostId, JobId
-from plugins.scheduler.machine.leader.memory_promises import MemoryPromises
+from plugins.scheduler.machine.leader.promises import HostPromises
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes
-from plugins.scheduler.policy.eligible import open_to
-from plugins.scheduler.policy.place import fits, place
+from plugins.scheduler.policy.eligible import capped, open_to
+from plugins.scheduler.policy.place import fits, has_room, place
 
 Gpus = dict[HostId, int]
 """GPUs by host."""
@@ -89,14 +89,14 @@ class Capacity:
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._holdings: dict[JobId, HeldGpus] = {}
-        self.memory = MemoryPromises()
-        """What jobs may use of each host's memory."""
+        self.promises = HostPromises()
+        """What jobs may use of each host's memory and processors."""
         for job in queue.live() if jobs is None else jobs:
             self.put(job)
 
     def put(self, job: Job) -> None:
         """Count the job as it is now."""
-        self.memory.put(job)
+        self.promises.put(job)
         gpus = self.held_by(job)
         is_guest = self.stops and gpus and not job.counts and job.state == "running"
         holding = HeldGpus(
@@ -121,7 +121,7 @@ class Capacity:
 
     def drop(self, id: JobId) -> None:
         """Count the job no longer: it holds nothing."""
-        self.memory.drop(id)
+        self.promises.drop(id)
         self._release(id)
 
     def _release(self, id: JobId) -> None:
@@ -147,11 +147,12 @@ class Capacity:
 
     def takers(self, job: Job) -> Set[HostId]:
         """Hosts where ranks of this job may start, with GPUs or without."""
-        return open_to(job.spec, self.totals, self.queue.drained, None, self.memory.room_for(job)).keys()
+        return open_to(job.spec, self.totals, self.queue.drained, None, self.promises.room_for(job)).keys()
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
         """The GPUs among these that are on hosts which this job may use."""
-        return open_to(job.spec, gpus, self.queue.drained, None, self.memory.room_for(job))
+        found = open_to(job.spec, gpus, self.queue.drained, None, self.promises.room_for(job))
+        return capped(job.spec, found, self.promises.workers_for(job))
 
     @property
     def vacant(self) -> int:
@@ -200,8 +201,14 @@ class Capacity:
 
     def has_hosts(self, job: Job) -> bool:
         """Whether there are hosts enough for a job without GPUs; True for one with GPUs, which needs these."""
-        least = job.spec.workers if job.spec.pack == "apart" else int(job.spec.host_memory > 0)
-        return bool(job.spec.gpus_per_worker) or not least or len(self.takers(job)) >= least
+        spec, most = job.spec, self.promises.workers_for(job)
+        if spec.gpus_per_worker:
+            return True
+        if most is not None:
+            takers = self.takers(job)
+            return has_room({host: count for host, count in most.items() if host in takers}, spec.workers, spec.pack)
+        least = spec.workers if spec.pack == "apart" else int(spec.host_memory > 0)
+        return not least or len(self.takers(job)) >= least
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         """Whether the whole gang fits into these free GPUs."""
@@ -293,7 +300,7 @@ class CapacityPlan(Capacity):
         queue = self.queue = capacity.queue
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), dict(capacity.staying)
-        self.opportunistic, self.memory = capacity.opportunistic, capacity.memory
+        self.opportunistic, self.promises = capacity.opportunistic, capacity.promises
         self.claimed = False
         self.keep(queue.keeper, queue.kept)
 

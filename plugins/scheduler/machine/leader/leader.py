@@ -234,7 +234,7 @@ class Leader:
             held = {**self.roll.placing, **_all_of(self.roll.awaited)}
             jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
             self.capacity = self._capacity(totals, jobs)
-        self.capacity.memory.heard(memory_of(rack))
+        self.capacity.promises.heard(memory_of(rack))
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
 
     def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:

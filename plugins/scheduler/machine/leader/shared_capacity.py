@@ -20,7 +20,7 @@ from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, HeldGpus
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes, shared
-from plugins.scheduler.policy.eligible import open_to
+from plugins.scheduler.policy.eligible import capped, open_to
 from plugins.scheduler.policy.place import fits, place
 
 
@@ -134,7 +134,8 @@ class SharedCapacity(Capacity):
     # ---- questions ----
 
     def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
-        return open_to(job.spec, gpus, self.queue.drained, host_of, self.memory.room_for(job))
+        found = open_to(job.spec, gpus, self.queue.drained, host_of, self.promises.room_for(job))
+        return capped(job.spec, found, self.promises.workers_for(job), host_of)
 
     def _free_for(self, job: Job) -> Gpus:
         if job.counts:
@@ -253,7 +254,7 @@ class SharedDraft(SharedCapacity):
         self.utilisation, self.refusing, self.alone = capacity.utilisation, capacity.refusing, capacity.alone
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
-        self.beside, self.opportunistic, self.memory = dict(capacity.beside), [], capacity.memory
+        self.beside, self.opportunistic, self.promises = dict(capacity.beside), [], capacity.promises
         self.claimed = False
         self.keep(queue.keeper, queue.kept)
 

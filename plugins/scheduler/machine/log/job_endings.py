@@ -127,7 +127,7 @@ def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
     said = explain.ended_words(rank, command.host, code, explain.SIGNALS.get(-code))
     said = f"{said}: {command.reason}" if command.reason else said
     if job.ending.blame is None:
-        job.ending.blame = FirstFailure(command.host, rank, code, said)
+        job.ending.blame, job.ending.oom_bytes = FirstFailure(command.host, rank, code, said), command.oom_bytes
     if job.ending.after is not None:
         queue.note(job.id, "ranks ended", said)
         return

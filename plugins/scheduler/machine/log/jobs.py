@@ -177,6 +177,9 @@ class JobEnding(msgspec.Struct):
     after: After | None = None
     """The state that follows `stopping`."""
     blame: FirstFailure | None = None
+    oom_bytes: int = 0
+    """Memory of the host's ranks whose failure came first, where the kernel killed a process of them at their limit,
+    bytes; 0: it did not."""
     exit_code: int | None = None
     """The exit code of a job that is over."""
 
@@ -410,6 +413,14 @@ class Job(msgspec.Struct, kw_only=True):
             return {}
         wanted = [(to, self.place_on(host)) for host, to in self.healing.moving.items() if to]
         return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
+
+    @property
+    def bound_for(self) -> dict[HostId, int]:
+        """Ranks per host that somebody wants there, and that have not moved yet."""
+        if self.state != "running":
+            return {}
+        wanted = [(to, self.place_on(host)) for host, to in self.healing.moving.items() if to]
+        return {to: len(place.ranks) for to, place in wanted if place is not None}
 
     def heals_without(self, hosts: Container[HostId], ends: Container[int] = ()) -> bool:
         """Whether the rest of the gang can continue when all these hosts are lost: some rank left has what their

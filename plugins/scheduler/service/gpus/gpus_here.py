@@ -53,10 +53,10 @@ MEMORY_STEPS = 64
 changed by more than what comes and goes each second)."""
 
 
-def memory_here(memory: MemoryNow) -> MemoryHere:
-    """What gossip says of this host's memory."""
+def memory_here(memory: MemoryNow, cpus: int = 0) -> MemoryHere:
+    """What gossip says of this host's memory and processors. `cpus`: 0 where it is not known."""
     step = max(1, memory.total_bytes // MEMORY_STEPS)
-    return MemoryHere(memory.total_bytes, memory.available_bytes // step * step)
+    return MemoryHere(memory.total_bytes, memory.available_bytes // step * step, max(0, cpus))
 
 
 class OwnGpus:
@@ -77,7 +77,7 @@ class OwnGpus:
         if said != self._published:
             self._published = said
             self._host.spread("gpus", said)
-        memory = memory_here(probes.memory())
+        memory = memory_here(probes.memory(), probes.cores())
         if memory != self._memory:
             self._memory = memory
             self._host.spread("memory", memory)

@@ -155,7 +155,9 @@ class LocalRanks:
         refused |= {uuid: why for uuid, why in self.used_by_others().items() if uuid not in refused}
         seen = GpusSeen(tuple(gpu.uuid for gpu in gpus), refused)
         self.reservations.handle(seen, self.host.env.clock.now_s())
-        self.reservations.handle(MemorySeen(memory_here(self.host.env.probes.memory())), self.host.env.clock.now_s())
+        probes = self.host.env.probes
+        memory = memory_here(probes.memory(), probes.cores())
+        self.reservations.handle(MemorySeen(memory), self.host.env.clock.now_s())
 
     def _tell_promised(self) -> None:
         """Tell the other plugins what jobs may take of this host's memory, when it has changed."""
@@ -374,15 +376,16 @@ class LocalRanks:
             return
         if (joins or not runs) and not self._may_start(job, place):
             return
+        cpus = job.spec.cpus * len(place.ranks)
         gpus = self._gpus_here(place, hold, changes) if job.spec.elastic and hold is not None else place.gpus
         if hold is not None and started and (hold.gpus != gpus or joins):
-            await self.dispatch(Starting(job.id, job.grant.epoch, gpus, job.counts, job.spec.host_memory))
+            await self.dispatch(Starting(job.id, job.grant.epoch, gpus, job.counts, job.spec.host_memory, cpus))
         if not started or self.fences.get(job.id, 0) < job.grant.epoch:
             if self.fences.get(job.id, 0) > job.grant.epoch:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.grant.epoch)
                 return
             self.fences[job.id] = job.grant.epoch
-            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts, job.spec.host_memory))
+            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts, job.spec.host_memory, cpus))
         if self.sick and not await self.save():
             return
         if self.queue.over(job.id, job.grant.epoch) or (job.id, job.grant.epoch) in self.ends:
@@ -423,9 +426,8 @@ class LocalRanks:
             lease = self.leases.valid((job.id, job.grant.epoch))
             if lease is None:
                 return False
-        await self.host.runner.start(
-            msgspec.structs.replace(ranks_spec(job, place, env, self.beside.shares), lease=lease)
-        )
+        spec = ranks_spec(job, place, env, self.beside.shares, self.log.rack_clock.now_s())
+        await self.host.runner.start(msgspec.structs.replace(spec, lease=lease))
         return True
 
     def _fetch(self, job: Job, place: Place) -> None:

@@ -13,11 +13,14 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.shared import part_of
 
 
-def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = False) -> RanksSpec:
-    """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared."""
+def ranks_spec(
+    job: Job, place: Place, env: Mapping[str, str], shares: bool = False, rack_s: float | None = None
+) -> RanksSpec:
+    """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared;
+    `rack_s`: what the rack's clock shows, where a time limit counts."""
     each, gpus = job.spec.gpus_per_worker, place.devices
     ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
-    nodes = tuple(other.host for other in job.start.places)
+    nodes, limit_s = tuple(other.host for other in job.start.places), job.spec.time_limit_s
     return RanksSpec(
         job=job.id,
         epoch=job.grant.epoch,
@@ -49,6 +52,9 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
         host_memory=job.spec.host_memory,
+        cpus=job.spec.cpus,
+        private_tmp=job.spec.private_tmp,
+        time_left_s=None if limit_s is None or rack_s is None else max(0.0, limit_s - job.ran_s(rack_s)),
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
         hang_s=job.spec.hang_s,
@@ -72,4 +78,5 @@ def hold_of(spec: RanksSpec, shares: bool) -> Hold:
     gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
     guest = shares and spec.job_class == "opportunistic"
     held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus
-    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest, host_memory=spec.host_memory)
+    of, cpus = (spec.job, spec.epoch, 0, HostId("")), spec.cpus * len(spec.ranks)
+    return Hold(*of, held, 0, True, not guest, host_memory=spec.host_memory, cpus=cpus)

@@ -6,6 +6,7 @@ from covey.core.ids import HostId
 from plugins.facts import RanksEnded
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import RanksReported
+from plugins.scheduler.policy import explain
 from plugins.scheduler.service.ranks.step_times import GrantSteps
 
 SIGTERM = 15
@@ -22,7 +23,7 @@ def report_of(
         epoch=fact.epoch,
         host=host,
         codes=fact.codes,
-        reason=fact.reason[:1000],
+        reason=explain.with_oom(fact.reason, fact.oom)[:1000],
         asked=asked or bool(fact.reason),
         lost=fact.lost,
         step=steps.step,
@@ -30,6 +31,7 @@ def report_of(
         step_s=steps.step_s(),
         unreachable=silent,
         since=fact.since,
+        oom_bytes=0 if fact.oom is None else max(1, fact.oom.peak_bytes or fact.oom.limit_bytes),
     )
 
 

@@ -191,6 +191,12 @@ class StandIn:
         _, part = self._board(handle)
         number._obj.value = 0 if part is None else part.instance
 
+    def _nvmlDeviceGetComputeInstanceId(self, handle: Any, number: Any) -> None:
+        number._obj.value = 0
+
+    def _nvmlDeviceGetMinorNumber(self, handle: Any, number: Any) -> None:
+        number._obj.value = len(self.boards) - 1 - self.boards.index(self._whole(handle))  # by bus, not by index
+
     def _running(self, handle: Any, count: Any, processes: Any) -> None:
         board, part = self._board(handle)
         found = (board if part is None else part).processes

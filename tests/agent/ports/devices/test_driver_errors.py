@@ -16,6 +16,7 @@ from agent.ports.devices.inventory import Inventory, KnownDevice, Unread, shown
 from agent.ports.devices.nvidia import nvml_reads, xid_events
 from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.nvidia.nvml_driver import LISTEN_S, NO_DRIVER_S, DriverSaid, NvmlDriver, nvidia_gpus
+from agent.ports.devices.nvidia.nvml_reads import caps_of
 from agent.ports.devices.nvidia.xid_events import XidEvents
 from agent.program import JsonLog
 from covey.core.units import GIB
@@ -46,7 +47,15 @@ OF_INSTANCES = frozenset(
         "nvmlDeviceGetGpuInstanceId",
     }
 )
-MAY_FAIL = frozenset({"nvmlSystemGetDriverVersion", "nvmlShutdown", "nvmlDeviceGetMemoryLimits_v1"})
+MAY_FAIL = frozenset(
+    {
+        "nvmlSystemGetDriverVersion",
+        "nvmlShutdown",
+        "nvmlDeviceGetMemoryLimits_v1",
+        "nvmlDeviceGetMinorNumber",
+        "nvmlDeviceGetComputeInstanceId",
+    }
+)
 """Functions without which a device is used all the same."""
 CALLS = (
     "nvmlInitWithFlags",
@@ -372,3 +381,27 @@ async def test_a_list_that_could_not_be_read_is_not_the_one_before(monkeypatch: 
             assert "could not be read" in devices.gpus()[0].why
         await until(lambda: {gpu.condition for gpu in devices.gpus()} == {"ok"})
         devices.close()
+
+
+def test_which_files_open_a_device_is_what_the_driver_says(tmp_path: Path) -> None:
+    """The number of a GPU's file is not its index; an instance has two files besides, or nobody opens it."""
+    with beneath_pynvml(StandIn(*boards(), limits=True)) as driver:
+        played = Played(driver)
+        played.look()
+        devices = [one.found.device for one in played.told.listing.readings]
+        assert [(device.uuid, device.number) for device in devices] == [
+            ("GPU-a", 2),
+            ("GPU-b", 1),
+            ("MIG-GPU-mig-3", 0),
+            ("MIG-GPU-mig-5", 0),
+        ]
+        handle = played.told.listing.readings[2].found.handle
+        folder = tmp_path / "gpu0/mig/gi3"
+        (folder / "ci0").mkdir(parents=True)
+        (folder / "access").write_text("DeviceFileMinor: 30\nDeviceFileMode: 292\n")
+        assert caps_of(pynvml, handle, 0, 3, tmp_path) == (), "one of them alone opens nothing"
+        (folder / "ci0/access").write_text("DeviceFileMinor: 31\nDeviceFileMode: 292\n")
+        assert caps_of(pynvml, handle, 0, 3, tmp_path) == (30, 31)
+        (folder / "access").write_text("DeviceFileMinor: ../0\n")
+        assert caps_of(pynvml, handle, 0, 3, tmp_path) == ()
+        played.driver.end()
