@@ -63,7 +63,8 @@ from gossip.types import identity as known_as
 from plugins import facts
 from plugins.askers import Asker, OwnerUser
 from plugins.base import Command, JobPeer, Plugin, PluginService
-from plugins.facts import Endpoints, HostState, HostView
+from plugins.facts import HostState, HostView
+from plugins.gossiped import Endpoints, LogNow, closed
 from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
@@ -462,9 +463,9 @@ class HostAgent:
 
     def _look(self) -> None:
         """Find what is wrong with hosts now, and tell the others of it."""
-        now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
+        now = LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
         self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.joining.at))
-        self.log.grow(frozenset(view.host for view in self.hosts() if view.host in self.troubles or facts.closed(view)))
+        self.log.grow(frozenset(view.host for view in self.hosts() if view.host in self.troubles or closed(view)))
         for key, value in (("log", now), ("wrong", self.watch.told())):
             try:
                 self.spread(key, value)

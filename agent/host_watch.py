@@ -28,7 +28,8 @@ from gossip.service import (
     NameConflict,
     TableFull,
 )
-from plugins.facts import HostState, HostView, LogNow, WrongNow, version_of
+from plugins.facts import HostState, HostView
+from plugins.gossiped import LogNow, WrongNow, version_of
 from plugins.views import Trouble
 
 SEEN_KEPT_S = 120.0

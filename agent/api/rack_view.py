@@ -21,12 +21,13 @@ from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports.devices import Gpu
 from covey.ports.env import Env
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, closed, version_of
+from plugins.facts import HostView
+from plugins.gossiped import AggregatorNow, GpusNow, LateHost, LateNow, Spare, closed, version_of
+from plugins.group_views import GroupView
 from plugins.views import (
     AggregatorJobView,
     EventLine,
     GpuRow,
-    GroupView,
     HostRow,
     InterferenceView,
     LeaderView,

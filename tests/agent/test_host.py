@@ -13,7 +13,8 @@ from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
 from plugins.base import Command, Plugin, PluginService
-from plugins.facts import Endpoints, SecondPassed
+from plugins.facts import SecondPassed
+from plugins.gossiped import Endpoints
 from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.views import HostRow
 

@@ -16,7 +16,8 @@ from covey.core.version import RELEASE, VERSION
 from covey.ports.disk import Disk
 from covey.ports.env import Env
 from gossip.types import HostDown, HostUp, HostView, MemberAway, MemberSuspected, NameConflict, TableFull
-from plugins.facts import Endpoints, HostState, LogNow, WrongNow
+from plugins.facts import HostState
+from plugins.gossiped import Endpoints, LogNow, WrongNow
 
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 OURS, THEIRS = b"our rack", b"another!"

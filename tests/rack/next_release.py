@@ -20,7 +20,7 @@ GROWS = (
     "plugins/*/messages.py",
     "plugins/*/messages/commands.py",
     "plugins/*/messages/wire.py",
-    "plugins/facts.py",
+    "plugins/gossiped.py",
     "covey/wire/job.py",
     "covey/wire/sums.py",
     "agent/keyring/*.py",
@@ -29,8 +29,6 @@ GROWS = (
 )
 STRUCTS = ("Struct", "Message", "Frame", "CommandBase")
 """The names of classes from which what is sent comes, here or in another file."""
-GOSSIPED_AFTER = "# ---- what a host publishes about itself by gossip"
-"""Above this line, structs of facts.py do not leave their host."""
 CHANGED = {
     "covey/core/version.py": [(f'VERSION = "{VERSION}"', f'VERSION = "{NEXT_VERSION}"')],
     "plugins/scheduler/messages/commands.py": [
@@ -76,7 +74,6 @@ def _replace(file: Path, before: str, after: str) -> None:
 def _grow(file: Path) -> int:
     """Add a field at the end of each struct from which no other one of its file comes; returns how many there were."""
     text = file.read_text()
-    first = text[: text.find(GOSSIPED_AFTER) + 1].count("\n")
     classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     bases = {
         base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for each in classes for base in each.bases
@@ -87,7 +84,7 @@ def _grow(file: Path) -> int:
         own = {base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in each.bases}
         if own & structs:
             structs.add(each.name)
-            if each.name not in bases and each.lineno > first:
+            if each.name not in bases:
                 ends.append(max(getattr(node, "end_lineno", 0) for node in each.body if not _is_method(node)))
     lines = text.splitlines(keepends=True)
     for end in sorted(ends, reverse=True):

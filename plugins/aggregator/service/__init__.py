@@ -56,7 +56,8 @@ from plugins.aggregator.service.rdma import told as rdma_told
 from plugins.aggregator.service.tables import JobTables
 from plugins.aggregator.service.view import awaited, direct_view, view, worked
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import AggregatorNow, HostView
+from plugins.facts import HostView
+from plugins.gossiped import AggregatorNow, drained, is_drained
 from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
 
@@ -412,11 +413,11 @@ class AggregatorService(PluginService):
         if self.env.clock.now_s() - self._started_s > STRANGER_S:
             gone |= self._tables.hosts() - {view.host for view in views} - {self.host.id}
         candidates = filter(None, (self._candidate(view) for view in views if view.host not in gone))
-        return RackUpdated(frozenset(gone), tuple(candidates), facts.is_drained(self.host.id, views))
+        return RackUpdated(frozenset(gone), tuple(candidates), is_drained(self.host.id, views))
 
     def _candidate(self, view: HostView) -> Candidate | None:
         now = view.value("aggregator", AggregatorNow)
-        if not isinstance(now, AggregatorNow) or not now.address or view.state == "away" or facts.drained(view):
+        if not isinstance(now, AggregatorNow) or not now.address or view.state == "away" or drained(view):
             return None
         plan = now.cycle_us, now.used_us, max(1, now.lanes)
         return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s, *plan)

@@ -15,7 +15,8 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import job_of
 from plugins.aggregator.messages import MoveTensors
-from plugins.facts import AggregatorNow, HostView
+from plugins.facts import HostView
+from plugins.gossiped import AggregatorNow
 
 
 class TableMove(msgspec.Struct, frozen=True):

@@ -8,7 +8,9 @@ import msgspec
 from covey.core.events import Fact, Heard
 from covey.core.ids import HostId, JobId
 from plugins.base import Host
-from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, SumsWorked, closed
+from plugins.facts import ArrangementsAnswered, JobPlaced, JobUnplaced, SecondPassed, StepTimed, SumsWorked
+from plugins.gossiped import closed
+from plugins.group_views import GroupJobView, GroupView
 from plugins.interleave.machine.pools import HostsNow, Pools, PoolsEvent, SecondBegan
 from plugins.interleave.policy.decide import Decision, PoolView, decide
 from plugins.interleave.policy.groups import PlacedGroup, arranger_of, groups_of
@@ -16,7 +18,6 @@ from plugins.interleave.policy.model import iteration_s, use
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s
 from plugins.interleave.policy.settings import InterleaveSettings
 from plugins.interleave.policy.turn_order import turn_order
-from plugins.views import GroupJobView, GroupView
 
 THERE = ("alive", "suspect", "away")
 """States of hosts whose jobs run on."""

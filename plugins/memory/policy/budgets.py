@@ -1,6 +1,6 @@
 """How much remote memory a tenant, and a job, may have over the whole rack. Ours: the paper has one tenant.
 
-No machine keeps the accounts. Every lender knows exactly what it lends to whom and gossips it (`facts.LentNow`); so
+No machine keeps the accounts. Every lender knows exactly what it lends to whom and gossips it (`gossiped.LentNow`); so
 every host can count what the rack lends to a tenant as of some seconds ago. A borrower counts before it asks, and a
 lender before it accepts, whatever the borrower says. Nobody agrees with anybody about a slab.
 

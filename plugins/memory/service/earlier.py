@@ -11,7 +11,7 @@ from typing import NamedTuple
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from plugins.base import Host
-from plugins.facts import Spare
+from plugins.gossiped import Spare
 from plugins.memory.messages import VolumeHeld, VolumeIsHeld
 from plugins.memory.service.record import SlabRecord
 

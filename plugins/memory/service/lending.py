@@ -12,7 +12,8 @@ from covey.ports.addresses import joined, reached_at
 from covey.ports.probes import MemoryNow
 from covey.ports.processes import ProcessId
 from plugins.base import Host
-from plugins.facts import LentNow, Spare, SpareChanged, is_drained
+from plugins.facts import SpareChanged
+from plugins.gossiped import LentNow, Spare, is_drained
 from plugins.memory.datapath.lending import slab_keeper
 from plugins.memory.datapath.lending.slabd import SlabdConfig
 from plugins.memory.datapath.wire import control

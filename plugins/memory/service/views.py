@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from covey.core.ids import HostId
 from covey.core.units import format_size
 from covey.wire.swap_wire import SwapCounts
-from plugins.facts import HostView, LentNow, Spare
+from plugins.facts import HostView
+from plugins.gossiped import LentNow, Spare
 from plugins.memory.datapath.wire.control import OpenPlace, SlabCounts
 from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts

@@ -20,7 +20,7 @@ import msgspec
 from covey.core.ids import HostId
 from covey.core.version import Release, release_of
 from gossip.types import HostView
-from plugins.facts import version_of
+from plugins.gossiped import version_of
 
 UNKNOWN: Release = (0, 0)
 """The release of a host that does not say its own: older than every part that says with which it came."""

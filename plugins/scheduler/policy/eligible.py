@@ -12,7 +12,7 @@ import msgspec
 
 from covey.core.ids import HostId
 from covey.core.units import format_size
-from plugins.facts import MemoryHere
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy.place import slots
 

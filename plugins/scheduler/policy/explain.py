@@ -10,7 +10,8 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds, format_size
-from plugins.facts import MemoryHere, MemoryKilled
+from plugins.facts import MemoryKilled
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots

@@ -16,7 +16,6 @@ from plugins.askers import ASKER, OwnerUser, asker_of
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     ArrangementsWanted,
-    DrainedNow,
     GpusMeasured,
     HeartbeatHeard,
     HostGone,
@@ -43,6 +42,7 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
+from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.leader import RackHost, memory_of
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import STATES, Job

@@ -9,7 +9,8 @@ import msgspec
 from covey.core.carried import for_people
 from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpusNow, HostView, MemoryHere, StepTiming
+from plugins.facts import HostView, StepTiming
+from plugins.gossiped import GpusNow, MemoryHere
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import RackHost

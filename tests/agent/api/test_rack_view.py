@@ -9,7 +9,8 @@ from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core.errors import Refused
 from covey.core.events import Message
 from covey.core.ids import HostId
-from plugins.facts import GpusNow, HostView
+from plugins.facts import HostView
+from plugins.gossiped import GpusNow
 from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")

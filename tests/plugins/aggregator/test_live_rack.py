@@ -9,7 +9,7 @@ from chaos.rackworld import SimRack
 from covey.core.ids import JobId
 from plugins import facts
 from plugins.aggregator.plugin import PLUGIN
-from plugins.facts import AggregatorNow
+from plugins.gossiped import AggregatorNow
 from tests.plugins.aggregator.ranks import Job
 
 QUICK = {

@@ -27,7 +27,8 @@ from plugins.aggregator.messages import AggregatorSettings, Assigned, Offer, Pro
 from plugins.aggregator.plugin import PLUGIN
 from plugins.aggregator.service import STRANGER_S, AggregatorService, metrics
 from plugins.aggregator.service.away import RanksAwayNow
-from plugins.facts import AggregatorNow, HostView, Place
+from plugins.facts import HostView, Place
+from plugins.gossiped import AggregatorNow
 from tests.plugins.aggregator.loopback import SECRET, Quiet
 from tests.plugins.aggregator.ranks import Job
 from tests.virtual_time import play

@@ -17,7 +17,8 @@ from plugins.aggregator.messages import Demand, Handover
 from plugins.aggregator.policy import Candidate, ranked, ranked_for
 from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.tables import JobTables
-from plugins.facts import AggregatorNow, HostView, JobPlaced, Place, TensorsSeen
+from plugins.facts import HostView, JobPlaced, Place, TensorsSeen
+from plugins.gossiped import AggregatorNow
 from tests.plugins.aggregator.harness import Tensor
 from tests.plugins.aggregator.ranks import TENSOR, Job
 from tests.plugins.aggregator.test_service import aggd_of, settled_rack

@@ -21,7 +21,8 @@ from covey.ports.probes import MemoryNow
 from covey.wire.job import VolumeWanted
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer
-from plugins.facts import HostView, JobPlaced, JobUnplaced, LentNow
+from plugins.facts import HostView, JobPlaced, JobUnplaced
+from plugins.gossiped import LentNow
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.place import SlabPlace

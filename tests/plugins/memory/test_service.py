@@ -10,7 +10,8 @@ import pytest
 from chaos.world.world import World
 from covey.core.errors import Refused
 from covey.wire import headers
-from plugins.facts import MemoryPromised, Spare
+from plugins.facts import MemoryPromised
+from plugins.gossiped import Spare
 from plugins.memory.datapath.links.remote_slab import RemoteSlab
 from plugins.memory.datapath.volumes.lenders import Lenders
 from plugins.memory.datapath.volumes.slab import SlabMemory

@@ -8,7 +8,6 @@ from covey.core.events import Fact
 from covey.core.ids import HostId, JobId
 from plugins.facts import (
     GpusMeasured,
-    GpusShared,
     GpuUse,
     KindChanged,
     PairHarms,
@@ -17,6 +16,7 @@ from plugins.facts import (
     RanksUnfit,
     SecondPassed,
 )
+from plugins.gossiped import GpusShared
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity
 from plugins.scheduler.policy.settings import SchedulerSettings

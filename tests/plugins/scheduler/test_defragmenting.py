@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpusNow, HostView, Place
+from plugins.facts import HostView, Place
+from plugins.gossiped import GpusNow
 from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
 from plugins.scheduler.machine.leader.leader import QUIET_S, RackHost, ScheduleTick
 from plugins.scheduler.machine.log.models import StepHistory, gang_of

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from covey.core.ids import HostId
-from plugins.facts import DrainedNow, Place
+from plugins.facts import Place
+from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -7,7 +7,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.ports.devices import DeviceProcess
-from plugins.facts import GpusNow
+from plugins.gossiped import GpusNow
 from plugins.scheduler.machine.host.gpu_uses import FOREIGN_S, IDLE_S, GpuLook, GpusLooked, GpuUses, idle_words
 from plugins.scheduler.service.gpus import gpus_here
 from plugins.scheduler.service.metrics import GPU_FOREIGN, GPU_IDLE_SECONDS, GPU_TAKES_JOBS

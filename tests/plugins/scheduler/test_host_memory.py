@@ -9,7 +9,8 @@ import pytest
 from covey.core.events import Heard
 from covey.core.ids import HostId, JobId
 from covey.ports.probes import MemoryNow
-from plugins.facts import MemoryHere, MemoryInUse, MemoryMeasured, MemoryPromised
+from plugins.facts import MemoryInUse, MemoryMeasured, MemoryPromised
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.machine.gang.gang import RETRY_S, TryAgain
 from plugins.scheduler.machine.host.reservations import MemorySeen, Starting
 from plugins.scheduler.machine.leader import promises

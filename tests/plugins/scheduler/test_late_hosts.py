@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import LateHost, RanksAwaited
+from plugins.facts import RanksAwaited
+from plugins.gossiped import LateHost
 from plugins.scheduler.machine.gang.late_hosts import ENOUGH, WINDOW, LateHosts
 from plugins.scheduler.policy.hang import is_late
 from plugins.scheduler.service.ranks.hangs import GOSSIP_BYTES_MAX, LATE_MAX, StuckRanks

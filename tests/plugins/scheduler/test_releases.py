@@ -12,7 +12,8 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId
 from covey.core.version import RELEASE, newest, release_of, text_of
 from covey.wire.checked import OtherFormat, StateRefused
-from plugins.facts import Endpoints, HostView
+from plugins.facts import HostView
+from plugins.gossiped import Endpoints
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages import releases

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
+from plugins.facts import JobPlaced, JobUnplaced, StepTimed
+from plugins.gossiped import GpusNow
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views

@@ -12,7 +12,8 @@ from collections import Counter, deque
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import LateHost, RanksAwaited
+from plugins.facts import RanksAwaited
+from plugins.gossiped import LateHost
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.hang import is_late

@@ -16,7 +16,8 @@ import msgspec
 
 from covey.core.events import Heard, Send
 from covey.core.ids import HostId, JobId
-from plugins.facts import GpuUse, MemoryHere
+from plugins.facts import GpuUse
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, WantedGpus, choice, refusals
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost

@@ -13,7 +13,7 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
-from plugins.facts import MemoryHere
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.machine.leader.admission import Admission, JobsSeen, taken_back
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting

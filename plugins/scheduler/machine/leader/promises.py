@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import MemoryHere
+from plugins.gossiped import MemoryHere
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.eligible import lacks_cpus, lacks_memory, memory_left, workers_left
 

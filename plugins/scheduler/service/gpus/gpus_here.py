@@ -11,7 +11,7 @@ from covey.core.metrics import MetricSeries
 from covey.ports.devices import Condition, Gpu, is_instance
 from covey.ports.probes import MemoryNow
 from plugins.base import Host
-from plugins.facts import GpusNow, MemoryHere
+from plugins.gossiped import GpusNow, MemoryHere
 from plugins.scheduler.machine.host.reservations import Reservations
 from plugins.scheduler.service import metrics
 from plugins.scheduler.service.gpus.use_watch import UseWatch

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from covey.core.ids import HostId
 from plugins.base import Host
-from plugins.facts import GpusMeasured, GpusNow, GpusShared, GpuUse, HostView
+from plugins.facts import GpusMeasured, GpuUse, HostView
+from plugins.gossiped import GpusNow, GpusShared
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, host_of
 from plugins.scheduler.machine.log.jobs import Job

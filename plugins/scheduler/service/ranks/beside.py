@@ -13,15 +13,7 @@ Nothing here outlives the agent: after a restart all is told again.
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from plugins.base import Host
-from plugins.facts import (
-    JobKind,
-    KindChanged,
-    PairHarms,
-    Place,
-    RanksComing,
-    RanksMayStart,
-    RanksUnfit,
-)
+from plugins.facts import JobKind, KindChanged, PairHarms, Place, RanksComing, RanksMayStart, RanksUnfit
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import TakenBack

@@ -15,7 +15,8 @@ from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
 from covey.wire.job import heartbeat_s
 from plugins.base import Host
-from plugins.facts import HeartbeatHeard, LateNow, RanksAwaited
+from plugins.facts import HeartbeatHeard, RanksAwaited
+from plugins.gossiped import LateNow
 from plugins.scheduler.machine.gang.hangs import Hangs
 from plugins.scheduler.machine.gang.late_hosts import LateHosts
 from plugins.scheduler.machine.gang.rank_signs import RankAge, RankSigns, is_beside
