@@ -37,7 +37,7 @@ STOPS = "agentctl hosts drain --stop-jobs"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), help="; ".join(ACTIONS.values()))
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), metavar="ACTION", help="; ".join(ACTIONS.values()))
     parser.add_argument("host", nargs="?", metavar="NAME", help="name of the host")
     parser.add_argument(
         "--stop-jobs", action="store_true", help="with drain: stop jobs that cannot move, and queue them again"

@@ -170,7 +170,7 @@ def test_hooks_take_no_turns_in_a_forked_child(page: Page) -> None:
 
 
 def test_what_a_turn_costs_is_measured_by_the_bench() -> None:
-    bench = Path(__file__).resolve().parents[2] / "bench" / "turns.py"
+    bench = Path(__file__).resolve().parents[2] / "bench" / "elastic" / "turns.py"
     ran = subprocess.run([sys.executable, str(bench), "--turns", "100"], capture_output=True, text=True, timeout=60.0)
     rows = [line.split(" | ") for line in ran.stdout.splitlines() if line.startswith("| ") and line[2:4] != "--"]
     assert [row[0] for row in rows[1:]] == ["| processors, free", "| network, free", "| handed over"], ran.stderr

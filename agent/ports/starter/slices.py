@@ -84,7 +84,7 @@ def make_slice(job: str, epoch: int) -> tuple[str, ...]:
 
 
 def limits_of(ask: StartAs) -> EpochLimits:
-    """The limits that an agent asks for, also one of 0.1.0, which knows the memory alone."""
+    """The limits that an agent asks for, also one that knows the memory alone."""
     return ask.limits if ask.limits.memory_bytes else msgspec.structs.replace(ask.limits, memory_bytes=ask.memory_bytes)
 
 

@@ -49,7 +49,7 @@ class StartAs(StarterFrame, frozen=True):
     user: Annotated[str, Meta(pattern=USER)]
     uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """Most memory, as agents of 0.1.0 say it; 0: no limit, or `limits` says it."""
+    """Most memory, as agents that know no `limits` say it; 0: no limit, or `limits` says it."""
     limits: EpochLimits = EpochLimits()
     seconds: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     """Seconds after which all processes of the epoch are killed, whatever runs then; 0: never."""

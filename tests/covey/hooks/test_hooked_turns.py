@@ -90,7 +90,8 @@ async def test_a_script_that_is_killed_while_it_computes_frees_its_turn(host: Ho
 INTERRUPTED = (
     TELLS
     + """
-waits = False
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell started with & ignore it, and so do we
 try:
     while True:
         tell("begins"); work(0.01); o.step()
