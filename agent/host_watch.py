@@ -225,7 +225,7 @@ class HostWatch:
             version = version_of(view)
             release = release_of(version)
             if version and (release is None or not follow(release, RELEASE)):
-                found.append(("version", other_version(view.host, version), False))
+                found.append(("version", other_version(version), False))
         return found
 
     def _flaps(self, host: HostId) -> bool:
@@ -313,10 +313,10 @@ def leaderless(host: HostId, leader: HostId) -> Trouble:
     )
 
 
-def other_version(host: HostId, version: str) -> Trouble:
+def other_version(version: str) -> Trouble:
     return Trouble(
         f"it runs Covey {version}, and here runs {VERSION}: agents of one rack are at most one MINOR apart",
-        f"upgrade the older ones one MINOR after another; agentctl version shows all, and {host} takes part as it can",
+        "upgrade the older ones, one MINOR at a time; agentctl version shows what each host runs",
     )
 
 

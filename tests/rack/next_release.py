@@ -35,7 +35,7 @@ CHANGED = {
         (
             '    gpus: Count | None\n    """The quota in GPUs; None: not limited."""\n',
             '    gpus: Count | None\n    """The quota in GPUs; None: not limited."""\n'
-            f'    lucky: Annotated[bool, Meta(extra={{"since": "{text_of(NEXT)}"}})] = False\n',
+            f'    lucky: Annotated[bool, Meta(extra={{"came_with": "{text_of(NEXT)}"}})] = False\n',
         )
     ],
     "plugins/scheduler/service/asked.py": [

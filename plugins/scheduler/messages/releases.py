@@ -3,8 +3,8 @@
 All agents apply the same commands, and an agent that ignores a field, or a command, comes to another state without a
 word. A part of a command that came after release 0.1 therefore says with which release it came:
 
-    note: Annotated[str, Meta(max_length=64, extra={"since": "0.2"})] = ""       a field, where it has another value
-    class Paused(AboutJobBase, ...): since: ClassVar[str] = "0.2"                a command, or a value in one
+    note: Annotated[str, Meta(max_length=64, extra={"came_with": "0.2"})] = ""    a field, where it has another value
+    class Paused(CommandBase, ...): came_with: ClassVar[str] = "0.2"              a command, or a value in one
 
 Whoever proposes a command asks `needed`: while a host of the rack is older, the command is not submitted (`not_yet`);
 else it carries the release as `needs`, and so does the snapshot of a log that ever had such a command. An agent that
@@ -67,9 +67,16 @@ def _needs(value: Any, name: str) -> Iterator[Needs]:
 
 
 def _own(kind: type) -> Release | None:
-    """The release that a class of values came with."""
-    said = getattr(kind, "since", None)
-    return release_of(said) if isinstance(said, str) else None
+    """The release that a class of values came with. TypeError when what it says is no release."""
+    said = getattr(kind, "came_with", None)
+    return None if said is None else _release(said, kind.__name__)
+
+
+def _release(said: object, name: str) -> Release:
+    release = release_of(said) if isinstance(said, str) else None
+    if release is None:
+        raise TypeError(f"{name} came with {said!r}, which is no release such as 0.2")
+    return release
 
 
 @cache
@@ -78,16 +85,23 @@ def _marks(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Release, Any]]:
     TypeError when such a field has no default: what an older agent sent would not be read."""
     found = {}
     for field in msgspec.structs.fields(kind):
-        for given in get_args(field.type)[1:]:
-            said = (given.extra or {}).get("since") if isinstance(given, msgspec.Meta) else None
-            release = release_of(said) if isinstance(said, str) else None
-            if release is None:
-                continue
-            if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-                raise TypeError(f"{kind.__name__}.{field.name} came with {said} and has no default")
-            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-            found[field.name] = release, default
+        name = f"{kind.__name__}.{field.name}"
+        said = [each.extra["came_with"] for each in _metas(field.type) if "came_with" in (each.extra or {})]
+        if not said:
+            continue
+        if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
+            raise TypeError(f"{name} came with {said[0]} and has no default")
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        found[field.name] = max(_release(each, name) for each in said), default
     return found
+
+
+def _metas(of: Any) -> Iterator[msgspec.Meta]:
+    """What is said of a type, wherever in it: `Annotated[str, Meta(...)] | None` says it of a part."""
+    if isinstance(of, msgspec.Meta):
+        yield of
+    for part in get_args(of):
+        yield from _metas(part)
 
 
 @cache

@@ -91,7 +91,7 @@ INTERRUPTED = (
     TELLS
     + """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell started with & ignore it, and so do we
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores SIGINT
 try:
     while True:
         tell("begins"); work(0.01); o.step()

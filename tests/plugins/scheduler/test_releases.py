@@ -37,25 +37,26 @@ AFTER = text_of((RELEASE[0], RELEASE[1] + 2))
 
 class Part(msgspec.Struct, frozen=True):
     size: int = 0
-    kept: Annotated[tuple[int, ...], Meta(max_length=4, extra={"since": AFTER})] = ()
+    kept: Annotated[tuple[int, ...], Meta(max_length=4, extra={"came_with": AFTER})] = ()
 
 
 class Said(msgspec.Struct, frozen=True):
     name: str
-    note: Annotated[str, Meta(max_length=9, extra={"since": NEXT})] = "none"
+    note: Annotated[str, Meta(max_length=9, extra={"came_with": NEXT})] = "none"
     parts: tuple[Part, ...] = ()
+    limit: Annotated[int, Meta(ge=0, extra={"came_with": NEXT})] | None = None
     by_name: dict[str, Part] = {}
 
 
 class Paused(msgspec.Struct, frozen=True):
-    since: ClassVar[str] = NEXT
+    came_with: ClassVar[str] = NEXT
     name: str = ""
 
 
 @pytest.fixture
 def quota_is_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretend that the command which sets a quota came with the next release."""
-    monkeypatch.setattr(QuotaSet, "since", NEXT, raising=False)
+    monkeypatch.setattr(QuotaSet, "came_with", NEXT, raising=False)
     releases._may_need.cache_clear()
     yield
     monkeypatch.undo()
@@ -77,13 +78,24 @@ def test_a_command_needs_the_newest_of_what_it_says() -> None:
     assert needed(Said("x", "late")) == Needs(release_of(NEXT) or (0, 0), "Said.note")
     assert needed(Said("x", "late", (Part(), Part(0, (1,))))) == Needs(release_of(AFTER) or (0, 0), "Said.parts.kept")
     assert needed(Said("x", by_name={"a": Part(0, (1,))})) == Needs(release_of(AFTER) or (0, 0), "Said.by_name.kept")
+    assert needed(Said("x", limit=0)) == Needs(release_of(NEXT) or (0, 0), "Said.limit")
     assert needed(Paused()) == Needs(release_of(NEXT) or (0, 0), "Paused")
 
     class Bare(msgspec.Struct):
-        note: Annotated[str, Meta(extra={"since": NEXT})]
+        note: Annotated[str, Meta(extra={"came_with": NEXT})]
 
     with pytest.raises(TypeError, match=r"Bare\.note came with .* and has no default"):
         needed(Bare(""))
+
+    class Vague(msgspec.Struct):
+        note: Annotated[str, Meta(extra={"came_with": "soon"})] = ""
+
+    class Later(msgspec.Struct):
+        came_with: ClassVar[str] = "next"
+
+    for kind in (Vague, Later):
+        with pytest.raises(TypeError, match=r"which is no release such as 0\.2"):
+            needed(kind())
 
 
 def test_hosts_that_do_not_say_what_they_run_are_older() -> None:
