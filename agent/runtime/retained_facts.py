@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from covey.core.events import Fact
-from covey.core.ids import JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import (
     HostAway,
     HostGone,
+    HostNeverBack,
     HostSeen,
     HostSuspected,
     HostView,
@@ -28,6 +29,7 @@ class RetainedFacts:
         self._tensors: dict[JobId, TensorsSeen] = {}
         self._assigned: dict[JobId, TensorsAssigned] = {}
         self._tuned: dict[JobId, TunerAsked] = {}
+        self._never_back: dict[HostId, HostNeverBack] = {}
         self._spare: SpareChanged | None = None
         self._promised: MemoryPromised | None = None
 
@@ -46,6 +48,8 @@ class RetainedFacts:
                 self._assigned[fact.job] = fact
             case TunerAsked() if fact.job in self._placed:
                 self._tuned[fact.job] = fact
+            case HostNeverBack():
+                self._never_back[fact.host] = fact
             case SpareChanged():
                 self._spare = fact
             case MemoryPromised():
@@ -57,7 +61,7 @@ class RetainedFacts:
         """The facts in an order in which they may have come about: a job is placed before its tensors are seen."""
         memory = [fact for fact in (self._spare, self._promised) if fact is not None]
         jobs = *self._placed.values(), *self._tuned.values(), *self._tensors.values(), *self._assigned.values()
-        return [*jobs, *memory]
+        return [*self._never_back.values(), *jobs, *memory]
 
 
 def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:

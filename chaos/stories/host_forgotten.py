@@ -3,6 +3,7 @@ ranks, and a person has it forgotten, while agents restart and the network fails
 no drain, its job runs elsewhere, and a majority of the others decides. It is not forgotten while anybody hears it. When
 it comes back all the same it is one more host without a vote; installed anew, too."""
 
+import signal
 from collections.abc import Callable
 
 from chaos import faults
@@ -14,6 +15,8 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId
 
 RACK_HOSTS = (4, 5)
+REMEMBERED_S = 12.0
+"""Seconds after which each host has written down which others it knows (`gossip.service.PEERS_INTERVAL_S`)."""
 ASKED_S = 90.0
 """Seconds within which the request is fulfilled: gossip has to find the host gone, and a leader to be there."""
 
@@ -21,19 +24,26 @@ ASKED_S = 90.0
 def play(rack: SimRack) -> None:
     rack.settle()
     job = train(rack, rounds=25, workers=2)
-    rack.run(rack.rng.uniform(0.0, 4.0))
+    misses = rack.rng.random() < 0.4
+    rack.run(rack.rng.uniform(0.0, 4.0) + misses * REMEMBERED_S)
     name = rack.leader() if rack.rng.random() < 0.3 else None
     lost = name or rack.rng.choice(sorted(rack.hosts))
     if rack.rng.random() < 0.3:
         insist(rack, "scheduler.drain", lost, lambda: drained(rack, lost))
     is_refused(rack, lost)
     rack.hosts[lost].power_off()
-    if rack.rng.random() < 0.5:
-        others = [other for other in sorted(rack.hosts) if other != lost]
+    others = [other for other in sorted(rack.hosts) if other != lost]
+    missed = misses_it(rack, lost, others) if misses else None
+    if missed is None and rack.rng.random() < 0.5:
         faults.strike(rack.world, faults.Kill("agent", rack.rng.choice(others), rack.rng.uniform(0.3, 5.0)))
     insist(rack, "agent.forget_host", lost, lambda: forgotten(rack, lost))
     rack.until(lambda: forgotten(rack, lost), WHOLE_S, f"nobody knows {lost}")
     rack.run(rack.rng.uniform(1.0, 30.0))
+    if missed is not None:
+        rack.hosts[missed].start_agent()
+        rack.until(lambda: rack.began(missed), WHOLE_S, f"{missed} is back, and knew {lost}")
+        rack.run(15.0)
+        assert forgotten(rack, lost), f"{lost} is known again by {missed}, which was off meanwhile"
     restarted = rack.rng.choice([other for other in rack.alive() if rack.began(other)])
     faults.strike(rack.world, faults.Restart(restarted, rack.rng.uniform(0.5, 2.0)))
     rack.run(15.0)
@@ -49,6 +59,21 @@ def play(rack: SimRack) -> None:
         assert HostId(lost) not in voters and not under_way, f"{lost} votes again: {voters}, {under_way}"
         assert any(view.host == lost and view.state == "alive" for view in rack.agents[host].hosts())
     ended(rack, {job: ("done", "failed")})
+
+
+def misses_it(rack: SimRack, lost: str, others: list[str]) -> str | None:
+    """Stop the agent of another host, which remembers the lost one, until that is forgotten; None: the rack needs all
+    others to decide."""
+    voters, _ = now(rack, others[0])
+    spare = [other for other in others if 2 * len(set(voters) - {lost, other}) > len(voters)]
+    if not spare:
+        return None
+    missed = rack.rng.choice(spare)
+    agent = rack.hosts[missed].agent
+    assert agent is not None
+    agent.signal(signal.SIGKILL)
+    rack.world.mark("fault", missed, "its agent is off until the other is forgotten")
+    return missed
 
 
 def is_refused(rack: SimRack, host: str) -> None:

@@ -83,7 +83,7 @@ class AntiEntropy:
         return [m.SyncPull()]
 
     def send_records(self, to: Address) -> None:
-        for batch in batches(self._table.records(), size, self._table.budget):
+        for batch in batches(self._table.told(), size, self._table.budget):
             self._table.out.append(SendDatagram(to, tuple(batch)))
 
     def heard_record(self, record: m.MemberRecord, sender: Sender, now_s: float) -> None:

@@ -181,9 +181,11 @@ class Membership:
                 self._table.out.append(SendDatagram(member.address, (goodbye,)))
 
     def _forget(self, event: Forget, now_s: float) -> None:
-        """Drop a host that is gone; one that lives, or has begun anew since, is another one."""
+        """Drop a host that is gone, or only remembered; one that lives, or has begun anew since, is another one."""
         member = self._table.members.get(event.host)
-        if member is not None and member.shown(now_s) in ("gone", "left") and member.boot <= event.boot:
+        if member is None or member.boot > event.boot:
+            return
+        if member.remembered or member.shown(now_s) in ("gone", "left"):
             self._table.drop(member)
 
     # ---- messages of others ----

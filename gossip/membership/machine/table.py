@@ -170,8 +170,14 @@ class Table:
         all_ = [mine, *(member.record(self.now_s) for member in self.members.values())]
         return tuple(sorted(all_, key=lambda record: record.host))
 
+    def told(self) -> tuple[m.MemberRecord, ...]:
+        """What others are told of the table: nothing of hosts that are only remembered from before a restart, which
+        may have been forgotten since."""
+        known = self.members
+        return tuple(each for each in self.records() if each.host not in known or not known[each.host].remembered)
+
     def checksum(self) -> int:
-        return policy.checksum(self.records())
+        return policy.checksum(self.told())
 
     def by_name(self) -> list[Member]:
         return [self.members[host] for host in sorted(self.members)]

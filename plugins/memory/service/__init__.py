@@ -106,7 +106,7 @@ class MemoryService(PluginService):
             case HostGone():
                 self.borrowing.dispatch(LenderLost(fact.host))
             case HostNeverBack():
-                self.env.spawn(f"memory forgets {fact.host}", self.borrowing.unsure.forgotten(fact.host))
+                self.borrowing.unsure.never_back[fact.host] = fact.boot
             case _:
                 pass
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from plugins.base import Host
+from plugins.facts import HostView
 from plugins.memory.datapath.wire import control
 from plugins.memory.datapath.wire.control import OpenPlace, PlaceList
 from plugins.memory.machine.borrowing.borrower import ANSWER_S
@@ -31,6 +32,8 @@ class UnsureLenders:
         self._slabs_of, self._earlier = slabs_of, earlier
         self._asked: set[HostId] = set()
         """Lenders that are being asked what they hold."""
+        self.never_back: dict[HostId, int] = {}
+        """Lenders that will never come back, by the word of a person, and the latest boot that is meant."""
 
     def slabs(self) -> dict[HostId, list[SlabRef]]:
         """Lender -> places whose content a volume's process does not know, since it began anew."""
@@ -47,10 +50,21 @@ class UnsureLenders:
     def ask(self) -> None:
         """Ask lenders what they hold, one question at a time to each: a lender that has lost a place is not waited
         for."""
+        views = {view.host: view for view in self._host.hosts()}
         for lender, slabs in sorted(self.slabs().items()):
             if lender not in self._asked:
                 self._asked.add(lender)
-                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs))
+                lost = self._is_lost(lender, views.get(lender))
+                asks = self._give_up_lender(lender, slabs) if lost else self._ask_lender(lender, slabs)
+                self._env.spawn(f"ask {lender} about slabs", asks)
+
+    def _is_lost(self, lender: HostId, view: HostView | None) -> bool:
+        """Whether what this lender held is lost, by the word of a person. One that is there, or began later than that
+        word, is asked: it may be another machine of that name."""
+        boot = self.never_back.get(lender)
+        if boot is None:
+            return False
+        return view is None or (view.state in ("gone", "left") and view.boot <= boot)
 
     async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
         try:
@@ -66,13 +80,15 @@ class UnsureLenders:
         finally:
             self._asked.discard(lender)
 
-    async def forgotten(self, lender: HostId) -> None:
+    async def _give_up_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
         """Wait no longer for what a host holds that will never come back."""
-        for slab in self.slabs().get(lender, ()):
-            try:
+        try:
+            for slab in slabs:
                 await self._tell_dead(lender, slab, f"{lender} was forgotten: it will never come back")
-            except (TimeoutError, ConnectionError):
-                self._env.log.warning("a volume does not answer", volume=slab.volume, next="agentctl volume give-up")
+        except (TimeoutError, ConnectionError):
+            pass  # told again in a second
+        finally:
+            self._asked.discard(lender)
 
     async def _tell_dead(self, lender: HostId, slab: SlabRef, why: str = "") -> None:
         volume = self._volumes.get(slab.volume)

@@ -86,7 +86,7 @@ def _marks(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Release, Any]]:
     found = {}
     for field in msgspec.structs.fields(kind):
         name = f"{kind.__name__}.{field.name}"
-        said = [each.extra["came_with"] for each in _metas(field.type) if "came_with" in (each.extra or {})]
+        said = [more["came_with"] for each in _metas(field.type) if "came_with" in (more := each.extra or {})]
         if not said:
             continue
         if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:

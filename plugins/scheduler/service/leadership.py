@@ -75,8 +75,9 @@ class Leadership:
     async def _decide(self) -> None:
         env = self.host.env
         now_s = env.clock.now_s()
-        rack = views.rack_of(self.host.hosts(), now_s, self.leader.sharing is not None)
-        look = ScheduleTick(rack, max(0.0, env.clock.wall_s()), self._led_term)
+        hosts = self.host.hosts()
+        rack = views.rack_of(hosts, now_s, self.leader.sharing is not None)
+        look = ScheduleTick(rack, max(0.0, env.clock.wall_s()), self._led_term, views.speechless(hosts))
         decided = self.leader.handle(look, now_s)
         self.decisions.see(env.clock.now_s() - now_s)
         for action in decided:

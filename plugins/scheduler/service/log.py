@@ -115,7 +115,7 @@ class QueueLog:
         for note in notes:
             self.host.note(note.subject, note.event, note.reason, note.key)
         if isinstance(command, HostForgotten) and isinstance(result, Applied):
-            self.host.publish(facts.HostNeverBack(command.host, command.boot))
+            self.host.publish(facts.HostNeverBack(command.host, self.queue.forgotten[command.host]))
         self.wake()
         return pack(result)
 
@@ -127,6 +127,8 @@ class QueueLog:
             what, step = "the snapshot of the log cannot be used", "start the version of Covey that wrote it"
             raise StateRefused(what, str(error), step) from error
         self.rack_clock.heard(self.queue.rack_s)
+        for host, boot in self.queue.forgotten.items():
+            self.host.publish(facts.HostNeverBack(host, boot))
         self.wake()
 
     def wake(self) -> None:

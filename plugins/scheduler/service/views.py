@@ -540,6 +540,13 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
     return tuple(found)
 
 
+def speechless(hosts: Sequence[HostView]) -> frozenset[HostId]:
+    """Hosts that gossip shows alive and that have not said yet which GPUs they have (`rack_of` leaves them out)."""
+    return frozenset(
+        view.host for view in hosts if view.state == "alive" and not isinstance(view.value("gpus", GpusNow), GpusNow)
+    )
+
+
 def memory_in(view: HostView) -> MemoryHere | None:
     """What a host says of its memory; None: it is not known."""
     said = view.value("memory", MemoryHere)

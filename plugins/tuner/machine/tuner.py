@@ -391,7 +391,7 @@ class Tuner:
             if known.division == wanted:
                 predicted_s = known.step_s
         for known in self.known:
-            if known.step_s < predicted_s and may_be(paces, known.division):
+            if known.step_s < predicted_s and may_be(paces, known.division, self.now.processes_min):
                 wanted, predicted_s = known.division, known.step_s
         self.best = wanted, predicted_s
         if wanted == present or not self._is_worth_it(step, predicted_s):

@@ -119,11 +119,12 @@ def best_division(job: DividedJob, paces: Sequence[HostPace], now: Division, pro
     return found
 
 
-def may_be(paces: Sequence[HostPace], division: Division) -> bool:
-    """Whether the job may be divided so now: ranks lie only where processes are or may begin, and processes without
-    ranks may end."""
+def may_be(paces: Sequence[HostPace], division: Division, processes_min: int = 1) -> bool:
+    """Whether the job may be divided so now: ranks lie only where processes are or may begin, processes without ranks
+    may end, and no fewer processes than `processes_min` stay."""
     parts = [(pace, division.get(pace.host, HostPart(0, 0))) for pace in paces]
-    return all(_may_carry(pace, part.ranks) for pace, part in parts)
+    stay = sum(_processes(pace, part) for pace, part in parts)
+    return stay >= processes_min and all(_may_carry(pace, part.ranks) for pace, part in parts)
 
 
 def exhaustive(job: DividedJob, paces: Sequence[HostPace]) -> float:

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from covey.core.ids import HostId
-from plugins.facts import Place
+from plugins.facts import HostNeverBack, Place
 from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.job_table import FORGOTTEN_MAX, JobTable
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -102,6 +102,28 @@ def test_a_host_is_forgotten_once_no_job_has_ranks_there() -> None:
     told.replace(H2, H3)
     assert isinstance(told.say(forget), Applied) and not told.queue.drained
     assert isinstance(told.say(forget), Applied), "twice is no error"
+    told.say(msgspec.structs.replace(forget, boot=2))
+    assert told.queue.forgotten == {H2: 3}, "an older word takes nothing back"
+    again = JobTable()
+    again.restore(told.queue.snapshot())
+    assert again.forgotten == {H2: 3}
+    for number in range(FORGOTTEN_MAX):
+        told.say(HostForgotten(wall_s=1.0, host=HostId(f"x{number}"), boot=1))
+    assert len(told.queue.forgotten) == FORGOTTEN_MAX and H2 not in told.queue.forgotten
+
+
+def test_whoever_reads_the_log_or_a_snapshot_hears_which_hosts_never_come_back() -> None:
+    async def main() -> None:
+        rack = Rack({"gpu1": 1, "gpu2": 1})
+        await rack.start()
+        await rack["gpu1"].service.queue_log.insist(HostForgotten(wall_s=1.0, host=H2, boot=3))
+        for host in ("gpu1", "gpu2"):
+            assert [fact for fact in rack[host].told if isinstance(fact, HostNeverBack)] == [HostNeverBack(H2, 3)]
+        rack["gpu2"].told.clear()
+        rack["gpu2"].log.restore(rack["gpu1"].log.snapshot())
+        assert HostNeverBack(H2, 3) in rack["gpu2"].told
+
+    play(main())
 
 
 def test_it_is_remembered_and_said_once() -> None:

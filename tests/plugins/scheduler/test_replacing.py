@@ -34,6 +34,7 @@ from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Reserved
 from plugins.scheduler.policy.leases import DRIFT, PAUSE_SLACK_S, terms
 from plugins.scheduler.policy.place import stand_in
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.test_gang import Coordinator, asks, proposals, released
 from tests.plugins.scheduler.test_leader import Led
@@ -422,8 +423,9 @@ class LedHealing:
     def look(self, **gone: Any) -> list[Command]:
         return self.look_at((RackHost(H1, 4), RackHost(H2, 4, gone_s=0.0, **gone), RackHost(H3, 4)))
 
-    def look_at(self, rack: tuple[RackHost, ...]) -> list[Command]:
-        return [action.command for action in self.led.leader.handle(ScheduleTick(rack, 1.0), self.led.now_s)]
+    def look_at(self, rack: tuple[RackHost, ...], back: frozenset[HostId] = frozenset()) -> list[Command]:
+        look = ScheduleTick(rack, 1.0, speechless=back)
+        return [action.command for action in self.led.leader.handle(look, self.led.now_s)]
 
     def lost(self, **gone: Any) -> list[PlacesLost | TakenBack]:
         return [command for command in self.look(**gone) if isinstance(command, PlacesLost | TakenBack)]
@@ -459,16 +461,24 @@ def test_a_host_that_is_back_from_a_long_restart_has_time_to_say_what_it_has() -
     paused_s = terms(60.0).paused_s
     it.led.now_s += 4 * paused_s
     assert it.lost(away=True) == []
-    silent = (RackHost(H1, 4), RackHost(H3, 4))
-    assert it.look_at(silent) == []
-    it.led.now_s += paused_s - 0.1
-    assert it.look_at(silent) == []
-    assert it.look_at((RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))) == [], "it spoke"
+    others, back = (RackHost(H1, 4), RackHost(H3, 4)), frozenset((H2,))
+    for _ in range(3):
+        assert it.look_at(others, back) == []
+        it.led.now_s += paused_s
+    assert it.look_at((*others, RackHost(H2, 4))) == [], "it spoke"
     it.led.now_s += 4 * paused_s
-    assert it.look_at(silent) == []
-    it.led.now_s += paused_s + 0.1
-    (lost,) = it.look_at(silent)
-    assert isinstance(lost, PlacesLost) and lost.hosts == (H2,), "it says nothing for as long as a lease"
+    assert it.look_at(others, back) == []
+    it.led.now_s += SchedulerSettings().host_lost_after_s
+    (lost,) = it.look_at(others, back)
+    assert isinstance(lost, PlacesLost) and lost.hosts == (H2,), "it says nothing for as long as any host is waited for"
+
+
+def test_a_host_that_gossip_does_not_name_is_lost_once_its_ranks_stand_still() -> None:
+    it = LedHealing()
+    it.look()
+    it.led.now_s += 4 * terms(60.0).paused_s
+    (lost,) = it.look_at((RackHost(H1, 4), RackHost(H3, 4)))
+    assert isinstance(lost, PlacesLost) and lost.hosts == (H2,)
 
 
 def test_a_host_that_is_only_suspected_is_lost_once_its_ranks_stand_still() -> None:

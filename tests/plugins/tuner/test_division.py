@@ -16,6 +16,7 @@ from plugins.tuner.policy.division import (
     best_division,
     card_bytes,
     exhaustive,
+    may_be,
     owners_of,
     step_s,
 )
@@ -91,6 +92,13 @@ def test_a_mere_server_that_has_no_room_for_a_process_gets_none() -> None:
     assert best_division(DividedJob(12, 3, MB / 10), hosts, {})[H[2]].ranks == 0
     free = [*alike(2), HostPace(H[2], 0.01, 10 * MB, 0, may_end=True)]
     assert best_division(DividedJob(12, 3, MB / 10), free, {})[H[2]].ranks == 4
+
+
+def test_a_division_with_fewer_processes_than_the_job_needs_may_not_be() -> None:
+    hosts = [HostPace(H[0], 1.0, 1.0, 1), HostPace(H[1], 1.0, 1.0, 3, True)]
+    alone = {H[0]: HostPart(4, 1), H[1]: HostPart(0, 0)}
+    assert may_be(hosts, alone) and not may_be(hosts, alone, processes_min=2)
+    assert may_be(hosts, {H[0]: HostPart(1, 1), H[1]: HostPart(3, 0)}, processes_min=4)
 
 
 def test_tables_go_where_the_card_is_fast() -> None:

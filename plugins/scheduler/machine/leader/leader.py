@@ -91,6 +91,8 @@ class ScheduleTick(msgspec.Struct, frozen=True):
     wall_s: float
     term: int = 0
     """The term in which this host leads."""
+    speechless: frozenset[HostId] = frozenset()
+    """Hosts not in `rack` that gossip shows alive: they have not said yet which GPUs they have."""
 
 
 class ProposeCommand(msgspec.Struct, frozen=True):
@@ -147,12 +149,15 @@ class Leader:
         """Hosts that are gone, and for how many seconds."""
         self.restarting: frozenset[HostId] = frozenset()
         """Hosts in `gone` that announced to be back."""
+        self.speechless: frozenset[HostId] = frozenset()
+        """As in `ScheduleTick`."""
         self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.leases.begin(now_s)
         self._read(event.rack, now_s)
+        self.speechless = event.speechless
         gone = self._gone(now_s)
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
         told = {command.job for command in about}
@@ -397,12 +402,10 @@ class Leader:
         return found
 
     def _silent(self, gone: Mapping[HostId, float]) -> list[HostId]:
-        """Hosts that are gone or suspected, without having announced it. One of which gossip says nothing has the time
-        of a lease to speak: its agent may have just come back from a restart, and its last answer is from before."""
-        early = {host for host in self.missing_since if gone.get(host, math.inf) < self.terms.paused_s}
-        return [
-            host for host in dict.fromkeys([*gone, *self.suspects]) if host not in self.restarting and host not in early
-        ]
+        """Hosts that are gone or suspected, without having announced it. One that is there and has not spoken yet is
+        none of them, though its last answer may be from before a restart: it is about to ask for its leases."""
+        excused = self.restarting | self.speechless
+        return [host for host in dict.fromkeys([*gone, *self.suspects]) if host not in excused]
 
     def still_in_s(self, now_s: float) -> float:
         """Seconds until, on the next silent host, all ranks that may be lost stand still; inf: there is none."""

@@ -24,6 +24,8 @@ SNAPSHOT_VERSION = 1
 """Format version of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
 """The most hosts that are drained or cordoned at a time."""
+FORGOTTEN_MAX = 256
+"""The most hosts of which it is remembered that they will never come back: as many as a rack has; the newest ones."""
 TENANTS_MAX = 1000
 """The most tenants that have users."""
 
@@ -66,6 +68,8 @@ class QueueState(SnapshotHead, frozen=True):
     """The users of each tenant; a snapshot of an older version has none."""
     needs: str = ""
     """The oldest release that applies all commands of this log as they are meant (`messages.releases`); empty: all."""
+    forgotten: dict[HostId, int] = {}
+    """Hosts that will never come back, and the latest boot that is meant, in the order in which somebody said so."""
 
 
 FEED_MAX = 200_000
@@ -119,6 +123,8 @@ class JobTable:
         self.tenants: dict[str, tuple[str, ...]] = {}
         self.needs = ""
         """The oldest release that applies all commands so far, such as 0.2; empty: all."""
+        self.forgotten: dict[HostId, int] = {}
+        """As in `QueueState`."""
         """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
@@ -326,6 +332,7 @@ class JobTable:
             self.rack_s,
             self.tenants,
             self.needs,
+            self.forgotten,
         )
         return msgspec.msgpack.encode(state)
 
@@ -346,7 +353,7 @@ class JobTable:
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
         self.tenants = dict(state.tenants)
-        self.needs = state.needs
+        self.needs, self.forgotten = state.needs, dict(state.forgotten)
         self.rebuild()
 
     def check(self) -> None:

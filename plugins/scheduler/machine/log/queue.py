@@ -28,7 +28,7 @@ from plugins.scheduler.machine.log import (
     replacing_jobs,
     tenants,
 )
-from plugins.scheduler.machine.log.job_table import DRAINED_MAX, JobTable
+from plugins.scheduler.machine.log.job_table import DRAINED_MAX, FORGOTTEN_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job, State
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -203,12 +203,17 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
 
 
 def _host_forgotten(queue: JobTable, command: HostForgotten) -> Result:
-    """Forget that a host is drained. Not applied while a job has ranks there: whoever asks takes those back first."""
+    """Remember that a host will never come back, and nothing else of it. Not applied while a job has ranks there:
+    whoever asks takes those back first."""
     host = command.host
     if jobs := sorted(job.id for job in queue.live() if job.awaits(host)):
         why = f"{', '.join(jobs[:5])} {'has' if len(jobs) == 1 else 'have'} ranks on it"
         return NotApplied(4, f"{host} was not forgotten", why, f"agentctl hosts forget {host}, again")
     queue.drained = {other: drain for other, drain in queue.drained.items() if other != host}
+    boot = max(queue.forgotten.pop(host, 0), command.boot)
+    queue.forgotten[host] = boot
+    for oldest in list(queue.forgotten)[:-FORGOTTEN_MAX]:
+        del queue.forgotten[oldest]
     said = f"{command.by or 'a person'}: it will never come back"
     queue.notes.append(LogEvent(f"host/{host}", "host forgotten", said, f"log/{queue.index}"))
     return Applied()
