@@ -150,7 +150,7 @@ class Leader:
         self.restarting: frozenset[HostId] = frozenset()
         """Hosts in `gone` that announced to be back."""
         self.speechless: frozenset[HostId] = frozenset()
-        """As in `ScheduleTick`."""
+        """Hosts that cannot say that they live, as `ScheduleTick` has them."""
         self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 

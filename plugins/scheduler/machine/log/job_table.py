@@ -123,9 +123,9 @@ class JobTable:
         self.tenants: dict[str, tuple[str, ...]] = {}
         self.needs = ""
         """The oldest release that applies all commands so far, such as 0.2; empty: all."""
-        self.forgotten: dict[HostId, int] = {}
-        """As in `QueueState`."""
         """The users who may submit for each tenant, ascending. No tenant is here without users."""
+        self.forgotten: dict[HostId, int] = {}
+        """Hosts that a person said will never be back, as `QueueState` keeps them."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """The log's clock: seconds during which any job waited, as far as leaders wrote them into the log."""
