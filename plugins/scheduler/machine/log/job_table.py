@@ -120,9 +120,9 @@ class JobTable:
         self.jobs: dict[JobId, Job] = {}
         self.quotas: dict[str, int | None] = {}
         self.overshoot: dict[str, int] = {}
-        self.tenants: dict[str, tuple[str, ...]] = {}
         self.needs = ""
         """The oldest release that applies all commands so far, such as 0.2; empty: all."""
+        self.tenants: dict[str, tuple[str, ...]] = {}
         """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.forgotten: dict[HostId, int] = {}
         """Hosts that a person said will never be back, as `QueueState` keeps them."""
