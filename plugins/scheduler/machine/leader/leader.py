@@ -150,7 +150,7 @@ class Leader:
         self.restarting: frozenset[HostId] = frozenset()
         """Hosts in `gone` that announced to be back."""
         self.speechless: frozenset[HostId] = frozenset()
-        """As in `ScheduleTick`."""
+        """Hosts that gossip shows alive, and that have not said yet which GPUs they have."""
         self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 

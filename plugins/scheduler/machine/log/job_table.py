@@ -121,11 +121,11 @@ class JobTable:
         self.quotas: dict[str, int | None] = {}
         self.overshoot: dict[str, int] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
+        """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.needs = ""
         """The oldest release that applies all commands so far, such as 0.2; empty: all."""
         self.forgotten: dict[HostId, int] = {}
-        """As in `QueueState`."""
-        """The users who may submit for each tenant, ascending. No tenant is here without users."""
+        """Hosts that will never come back, and the latest boot that is meant, in the order in which that was said."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """The log's clock: seconds during which any job waited, as far as leaders wrote them into the log."""
