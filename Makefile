@@ -144,7 +144,7 @@ bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in net
 	@$(BIN)/python bench/tensors/tensors_hosts.py $(ARGS)
 
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, starts, memory, queue, upgrade, failures ARGS="--rounds 2"
-	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
+	@$(BIN)/python bench/sharing/sharing_$(or $(ONLY),live).py $(ARGS)
 
 gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, a rack on the GPU, AntMan's times, with a CUDA build of PyTorch; in parts, JSON after each (ARGS='--only rack --part-s 120')
 	@$(BIN)/python tools/gpu/check.py $(ARGS)

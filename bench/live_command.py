@@ -8,7 +8,10 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaos.rack.hosts import Host
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -71,6 +74,15 @@ def print_head(titles: str) -> None:
     _print_machine()
     print(f"| {titles} |")
     print("|---" * len(titles.split(" | ")) + "|", flush=True)
+
+
+def submitted(host: "Host", words: str) -> str:
+    """Submit a job on a host of a laboratory by these words of `agentctl submit`; returns its id. SystemExit, with what
+    agentctl said, when the job is not taken."""
+    said = host.shell(f"agentctl submit {words}")
+    if said.returncode:
+        raise SystemExit(said.stdout + said.stderr)
+    return str(said.stdout.split()[0])
 
 
 def keep(found: dict[str, Any], file: str | None) -> None:

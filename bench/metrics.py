@@ -23,8 +23,8 @@ from covey.core.metrics import MetricGroup, Tally
 from plugins.memory.datapath.volumes.latencies import RequestTimes
 
 REQUESTS_PER_S = 20_000
-"""Requests a second of the volume whose share is printed; `bench/memory_path.py` says how many a machine's volumes
-answer."""
+"""Requests a second of the volume whose share is printed; `bench/memory/memory_path.py` says how many a machine's
+volumes answer."""
 TIMES = 200_000
 
 

@@ -554,16 +554,16 @@ OF_USERS = {"./train.py", "agent.py"}
 
 
 def references_that_lead_nowhere(path: Path) -> list[str]:
-    """References that lead nowhere from the root, from `docs`, or from a folder above the file that names them."""
+    """References that lead nowhere from the root, from `docs` or `examples`, or from a folder above the file that names
+    them."""
     found = {next(filter(None, groups)) for groups in REFERENCE.findall(path.read_text())}
     above = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
-    return sorted(
-        ref for ref in found - OF_USERS if not any((at / ref).exists() for at in (ROOT, ROOT / "docs", *above))
-    )
+    known = (ROOT, ROOT / "docs", ROOT / "examples", *above)
+    return sorted(ref for ref in found - OF_USERS if not any((at / ref).exists() for at in known))
 
 
 def test_references_in_the_code_lead_to_files_of_this_repository() -> None:
-    wrong = {named(path): references_that_lead_nowhere(path) for path in OUR_FILES}
+    wrong = {named(path): references_that_lead_nowhere(path) for path in (*OUR_FILES, *files(ROOT / "bench"))}
     assert {name: refs for name, refs in wrong.items() if refs} == {}
 
 

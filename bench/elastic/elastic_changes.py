@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.healing.healing_kills import digest, rank_of  # noqa: E402
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
@@ -142,10 +142,7 @@ def submit(rack: AgentRack, script: str, workers: str) -> str:
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"python train.py {ROOT / 'examples'}/{script}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {workers} -- {words}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    return str(said.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {workers} -- {words}")
 
 
 def shell(rack: AgentRack, words: str) -> str:

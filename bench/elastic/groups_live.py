@@ -20,7 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Laboratory  # noqa: E402
 
@@ -104,10 +104,7 @@ def run(rack: AgentRack, args: object, seeds: Sequence[int], more: str) -> list[
     jobs = []
     for seed in seeds:
         words = f"nice -n {NICE} python work.py {seed} {steps} {work} {megabytes}"
-        said = rack.hosts[0].shell(f"agentctl submit --gpus 0 --workers 2 {more} -- {words}")
-        if said.returncode:
-            raise SystemExit(said.stdout + said.stderr)
-        jobs.append(said.stdout.split()[0])
+        jobs.append(submitted(rack.hosts[0], f"--gpus 0 --workers 2 {more} -- {words}"))
     until_s = time.monotonic() + 280.0
     found: dict[str, Ended] = {}
 

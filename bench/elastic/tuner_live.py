@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.elastic.elastic_changes import TRAIN, shell, times, told  # noqa: E402
 from bench.healing.healing_kills import digest  # noqa: E402
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.cpu_quota import CpuQuota  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
@@ -101,10 +101,7 @@ def submit(rack: AgentRack, script: str, workers: str, slow: str) -> str:
         (host.folder / "root" / "train.py").write_text(SLOW.format(slow=slow) + TRAIN)
         for old in (host.folder / "root").glob("steps.*"):
             old.unlink()
-    said = rack.hosts[0].shell(f"agentctl submit --workers {workers} -- python train.py {ROOT / 'examples'}/{script}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    return str(said.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {workers} -- python train.py {ROOT / 'examples'}/{script}")
 
 
 def show(rack: AgentRack, job: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.elastic.elastic_changes import TRAIN, shell, times, told  # noqa: E402
 from bench.elastic.tuner_live import shape  # noqa: E402
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Laboratory  # noqa: E402
 from cli.client import AgentctlError  # noqa: E402
@@ -93,10 +93,7 @@ def of_application(rack: AgentRack, name: str, pass_s: float, seconds: float, in
         for old in (host.folder / "root").glob("steps.*"):
             old.unlink()
     script = f"{ROOT}/examples/elastic/{name}.py {APPLICATIONS[name]} --steps 100000 --step-seconds {pass_s}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers 1..{RANKS} -- python train.py {script}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    job = str(said.stdout.split()[0])
+    job = submitted(rack.hosts[0], f"--workers 1..{RANKS} -- python train.py {script}")
     wait(lambda: len(times(rack)) > 5, lambda: told(rack, job), 120.0)
     for split in SPLITS[::-1]:
         arrange(rack, job, split)

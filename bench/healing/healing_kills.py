@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from agent.jobs.rank_env import INCARNATIONS_BITS  # noqa: E402
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
@@ -173,10 +173,7 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"python train.py {ROOT / 'examples' / script}.py {pause_s} {SCRIPTS[script].format(count)}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} --spares {spares} -- {words}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    return str(said.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {RANKS} --spares {spares} -- {words}")
 
 
 class Beside:
@@ -209,10 +206,7 @@ def blocked(rack: AgentRack) -> str:
 
 def running(rack: AgentRack, words: str) -> str:
     """Submit a job and wait until it runs; returns its id."""
-    said = rack.hosts[0].shell(f"agentctl submit {words}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    job = str(said.stdout.split()[0])
+    job = submitted(rack.hosts[0], words)
     runs = '"state": "running"'
     wait(lambda: runs in rack.hosts[0].shell(f"agentctl job {job} --json").stdout, lambda: told(rack, job), 60.0)
     return job

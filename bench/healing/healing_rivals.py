@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 
 RANKS, BATCH, POINTS = 4, 32, 4096
 PAUSE_S = 0.05
@@ -178,7 +178,7 @@ def of_covey(args: argparse.Namespace) -> Iterator[Run]:
         rack.wait_up()
         (host,) = rack.hosts
         words = f"{sys.executable} {Path(__file__).resolve()} --train covey {args.steps}"
-        job = host.shell(f"agentctl submit --workers {RANKS} -- {words}").stdout.split()[0]
+        job = submitted(host, f"--workers {RANKS} -- {words}")
 
         def kill(rank: int) -> None:
             for pid in host.find("--train"):

@@ -32,7 +32,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, spent_s, submitted  # noqa: E402
 
 HOSTS = 4
 PORT = 7999
@@ -106,10 +106,7 @@ def submit(rack: Any, state: str, stop: int) -> str:
             old.unlink()
         (host.folder / "root" / "stop").write_text(str(stop))
     words = f"{sys.executable} {Path(__file__).resolve()} --train {state}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {HOSTS} -- {words}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    return str(said.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {HOSTS} -- {words}")
 
 
 def lines(rack: Any, name: str) -> list[list[Any]]:

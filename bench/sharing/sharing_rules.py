@@ -2,8 +2,8 @@
 
     python bench/sharing/sharing_rules.py [--pairs drift,conv] [--rules audit] [--rounds 3]
 
-Like `sharing_live.py`, but in place of the rivals the ladder with one of its rules taken out (`machine/ablations.py`),
-each on the scripts for which it was made: on others it would only take time.
+Like `sharing_live.py`, but in place of the rivals the ladder with one of its rules taken out
+(`plugins/sharing/machine/ablations.py`), each on the scripts for which it was made: on others it would only take time.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, spent_s, submitted  # noqa: E402
 from bench.tensors.tensors_moves import MODELS, TRAIN, Model  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Laboratory  # noqa: E402
@@ -111,10 +111,7 @@ def submit(rack: AgentRack, number: int, model: Model) -> str:
     """Submit a job; returns its id."""
     sizes = ",".join(map(str, model.elements()))
     words = f"python train.py grad {model.computes_s} {sizes} job{number}-"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} --env COVEY_SHARED_TENSORS=0 -- {words}")
-    if said.returncode:
-        raise SystemExit(said.stdout + said.stderr)
-    return str(said.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {RANKS} --env COVEY_SHARED_TENSORS=0 -- {words}")
 
 
 def told(rack: AgentRack) -> str:

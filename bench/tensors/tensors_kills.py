@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
@@ -92,11 +92,7 @@ def submit(rack: AgentRack, count: int, pause_s: float) -> str:
     """Submit the job; returns its id."""
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
-    words = f"agentctl submit --workers {RANKS} --aggregate -- python train.py {count} {pause_s}"
-    submitted = rack.hosts[0].shell(words)
-    if submitted.returncode:
-        raise SystemExit(submitted.stdout + submitted.stderr)
-    return str(submitted.stdout.split()[0])
+    return submitted(rack.hosts[0], f"--workers {RANKS} --aggregate -- python train.py {count} {pause_s}")
 
 
 def told(rack: AgentRack, job: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, submitted  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Laboratory  # noqa: E402
 from cli.client import AgentctlError  # noqa: E402
@@ -143,11 +143,8 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         for host in rack.hosts:
             (host.folder / "root" / "train.py").write_text(TRAIN)
         sizes = ",".join(map(str, model.elements()))
-        words = f"agentctl submit --workers {RANKS} -- python train.py {kind} {model.computes_s} {sizes} rounds"
-        submitted = rack.hosts[0].shell(words)
-        if submitted.returncode:
-            raise SystemExit(submitted.stdout + submitted.stderr)
-        job = str(submitted.stdout.split()[0])
+        words = f"--workers {RANKS} -- python train.py {kind} {model.computes_s} {sizes} rounds"
+        job = submitted(rack.hosts[0], words)
         lines = wait(lambda: files(rack), lambda: told(rack, job), 60.0)
         wait(lambda: len(rounds(lines)) >= FIRST + AFTER, lambda: told(rack, job), 20 * ROUND_S)
         homes = places(rack, job)

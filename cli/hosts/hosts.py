@@ -161,7 +161,7 @@ def steps(host: dict[str, Any]) -> Iterator[str]:
     if host["state"] == "gone":
         yield f"agentctl why host/{name}; agentctl hosts give-up {name}, if its power is off and stays off"
     if host.get("no_room"):
-        yield f"make room on {name}, which then goes on by itself: du -xh /var/lib/covey | sort -h | tail"
+        yield f"make room where NOTE says, on {name}; it then goes on by itself"
     if host.get("gpus_why") or host.get("gpus_held"):
         yield "agentctl gpus"
 

@@ -157,8 +157,8 @@ def _risen(counts: Iterable[int]) -> Iterator[int]:
 
 
 class Risen:
-    """Sums what sources count that come, begin anew at 0 and go, such as processes: the sum never falls, as Prometheus
-    expects of a counter. What a source counted after it was last seen is not in it."""
+    """Sums what sources count that come and go, such as processes: the sum never falls, as Prometheus expects of a
+    counter. A source that begins anew at 0 is another source. What one counted after it was last seen is not in it."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Hashable, Hashable], tuple[float, ...]] = {}
@@ -167,10 +167,8 @@ class Risen:
     def see(self, now: Mapping[tuple[Hashable, Hashable], tuple[float, ...]]) -> Mapping[Hashable, tuple[float, ...]]:
         """The sums by kind. `now`: (source, kind) -> its counts, each kind with equally many."""
         for key, before in self._seen.items():
-            is_anew = key in now and any(one < two for one, two in zip(now[key], before, strict=True))
-            if key not in now or is_anew:
-                kept = self._gone.get(key[1], ())
-                self._gone[key[1]] = _added(kept, before)
+            if key not in now:
+                self._gone[key[1]] = _added(self._gone.get(key[1], ()), before)
         self._seen = dict(now)
         sums = dict(self._gone)
         for (_, kind), counts in now.items():
@@ -189,10 +187,12 @@ class WordCounters:
         self._declared = declared
 
     def of(self, counts: Mapping[str, int]) -> dict[MetricSeries, float]:
-        """The counts as series. A word that is not declared is left out: one such word must not cost a rack all other
-        metrics, and a test reads from the code that every word is declared."""
+        """The counts as series. A declared word without a label that has counted nothing yet is 0: a count that appears
+        at 1 did not rise, to Prometheus. A word that is not declared is left out: one such word must not cost a rack
+        all other metrics, and a test reads from the code that every word is declared."""
+        nothing = {metric.of(): 0.0 for metric in self._declared.values() if not metric.labels}
         found = ((self._series(word), count) for word, count in counts.items())
-        return {series: float(count) for series, count in found if series is not None}
+        return nothing | {series: float(count) for series, count in found if series is not None}
 
     def _series(self, word: str) -> MetricSeries | None:
         if (metric := self._declared.get(word)) is not None and not metric.labels:

@@ -37,6 +37,8 @@ class Gpu(msgspec.Struct, frozen=True):
     condition: Condition = "ok"
     why: str = ""
     """What is wrong with the GPU, or what is not known of it and why."""
+    tells_utilization: bool = False
+    """Whether its driver says how much the GPU is in use; where it does not, `utilization` is no figure."""
 
     @property
     def takes_jobs(self) -> bool:
@@ -93,7 +95,8 @@ class Device(msgspec.Struct, frozen=True):
     cores: tuple[int, ...] = ()
     """Cores to which ranks are bound, for a `cpu` device."""
     can: frozenset[str] = frozenset()
-    """What the device can do, of `process memory`, `process utilization`, `hard limit`, `suspend`, `events`."""
+    """What the device can do, of `utilization`, `process memory`, `process utilization`, `hard limit`, `suspend`,
+    `events`."""
     number: int | None = None
     """Number of its device file (/dev/nvidiaN), of the GPU's for an instance; None: not known, or it has none."""
     caps: tuple[int, ...] = ()

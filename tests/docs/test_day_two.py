@@ -113,7 +113,9 @@ TROUBLES = {
     "A GPU is used by others, or by nobody": Trouble(
         a_gpu_that_others_use, ("gpus", "job j1"), ("which no job of the rack started", "ps -fp", "idle for")
     ),
-    "A disk is full": Trouble(a_full_disk, ("hosts", "why host/gpu3"), ("is free in", "make room on gpu3")),
+    "A disk is full": Trouble(
+        a_full_disk, ("hosts", "why host/gpu3"), ("is free in", "make room where NOTE says, on gpu3")
+    ),
     "The leader hangs": Trouble(
         a_leader_that_hangs, ("voters", "why host/{leader}"), ("away", "leads", "suspected", "voters replace")
     ),

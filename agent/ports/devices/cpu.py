@@ -27,7 +27,7 @@ WINDOW_S = 0.1
 REFRESH_S = 1.0
 LOOK_S = 1.0
 """Seconds between two looks for cores that went away or came back."""
-CAN = frozenset({"process memory", "process utilization", "suspend", "events"})
+CAN = frozenset({"utilization", "process memory", "process utilization", "suspend", "events"})
 Used = tuple[float, dict[int, float]]
 """A time, and the processor time of each rank until then."""
 
@@ -91,6 +91,7 @@ class CpuDevices:
             utilization=sample.utilization,
             condition=now.condition,
             why=now.why,
+            tells_utilization=True,
         )
 
     def unlisted(self) -> str:

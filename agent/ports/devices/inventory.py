@@ -56,6 +56,8 @@ class Listed(NamedTuple):
     used_bytes: int
     utilization: float
     health: DeviceHealth
+    tells_utilization: bool
+    """Whether the driver has that figure of the device."""
 
 
 class InventoryFile(msgspec.Struct, frozen=True):
@@ -193,6 +195,7 @@ def _listed(one: Listed) -> Gpu:
         utilization=one.utilization,
         condition=now.condition,
         why=now.why,
+        tells_utilization=one.tells_utilization,
     )
 
 

@@ -23,7 +23,7 @@ from covey.core.units import GIB
 from covey.ports.devices import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
 
 MODEL = "simulated GPU"
-CAN = frozenset({"process memory", "process utilization", "hard limit", "suspend", "events"})
+CAN = frozenset({"utilization", "process memory", "process utilization", "hard limit", "suspend", "events"})
 STUCK_S = 5.0
 """Seconds for which a call waits for a driver that is stuck."""
 LOOK_S = 1.0
@@ -150,6 +150,7 @@ class SimDevices:
             simulated=True,
             condition=how.condition,
             why=how.why,
+            tells_utilization=True,
         )
 
     def unlisted(self) -> str:

@@ -109,7 +109,8 @@ def volume_metrics(volumes: Iterable[OpenVolume], risen: Risen) -> Measured:
             for place in places:
                 states[place.state] += 1
         if volume.counts is not None:
-            counted |= {(volume.known.volume, series): found for series, found in counted_by(volume.counts).items()}
+            process = volume.known.volume, volume.counts.life
+            counted |= {(process, series): found for series, found in counted_by(volume.counts).items()}
     found: dict[MetricSeries, float | Distribution] = {}
     for series, counts in risen.see(counted).items():
         assert isinstance(series, MetricSeries)

@@ -5,7 +5,8 @@ from covey.core.metrics import MetricGroup
 METRICS = MetricGroup()
 GPUS_FREE = METRICS.gauge("covey_gpus_free", "GPUs of this host that take jobs and that no gang holds.")
 GPUS_OUT = METRICS.gauge(
-    "covey_gpus_out", "GPUs of this host that take no job, since they failed or their state is not known."
+    "covey_gpus_out",
+    "GPUs of this host that take no job: failed, their state is not known, or others use them.",
 )
 GPU_INFO = METRICS.gauge(
     "covey_gpu_info",
@@ -21,11 +22,17 @@ GPU_CONDITION = METRICS.gauge(
     "condition",
 )
 GPU_FOREIGN = METRICS.gauge(
-    "covey_gpu_foreign", "1 while processes that no job started use the GPU, which no job gets then.", "uuid"
+    "covey_gpu_foreign",
+    "1 while processes that no job started use the GPU, which no job gets then; absent where the driver never told its "
+    "processes.",
+    "uuid",
 )
 GPU_HELD = METRICS.gauge("covey_gpu_held", "1 while a job holds the GPU or a part of it.", "uuid")
 GPU_IDLE_SECONDS = METRICS.gauge(
-    "covey_gpu_idle_seconds", "For how long a held GPU has computed nothing; 0 for less than 10 minutes.", "uuid"
+    "covey_gpu_idle_seconds",
+    "For how long a held GPU has computed nothing, 0 for less than 10 minutes; absent where the driver does not tell "
+    "its use.",
+    "uuid",
 )
 GPU_MEMORY_BYTES = METRICS.gauge("covey_gpu_memory_bytes", "Memory of the GPU.", "uuid")
 GPU_MEMORY_USED_BYTES = METRICS.gauge("covey_gpu_memory_used_bytes", "Memory of the GPU in use.", "uuid")

@@ -189,7 +189,8 @@ def test_a_declaration_that_prometheus_would_not_take_is_refused() -> None:
 
 def test_words_with_a_label_and_words_that_nobody_declared() -> None:
     group = MetricGroup()
-    words = group.counters("covey_x", {"dropped": "Dropped.", "sent": "Sent."}, {"dropped": "reason"})
+    said = {"dropped": "Dropped.", "sent": "Sent.", "elected": "Elections won."}
+    words = group.counters("covey_x", said, {"dropped": "reason"})
     found = words.of({"dropped_BadSeal": 2, "sent": 1, "sent_late": 4, "unheard": 5})
-    dropped, sent = group
-    assert found == {dropped.of("bad_seal"): 2.0, sent.of(): 1.0}
+    dropped, sent, elected = group
+    assert found == {dropped.of("bad_seal"): 2.0, sent.of(): 1.0, elected.of(): 0.0}, "a count does not appear at 1"

@@ -106,10 +106,12 @@ class Volume:
 
     places: dict[int, object] = {}
 
-    def __init__(self, name: str, reads: tuple[int, ...], torn: int = 0) -> None:
+    def __init__(self, name: str, reads: tuple[int, ...], torn: int = 0, life: int = 1) -> None:
         answered = (LatencyCounts("read", "lender", reads, 0.01 * sum(reads)),)
         self.known = SimpleNamespace(volume=name)
-        self.counts = msgspec.structs.replace(measured.NOTHING, latencies=answered, pages_refused=2, torn_pages=torn)
+        self.counts = msgspec.structs.replace(
+            measured.NOTHING, latencies=answered, pages_refused=2, torn_pages=torn, life=life
+        )
 
 
 def test_a_histogram_is_one_family_with_rising_bounds() -> None:
@@ -137,5 +139,6 @@ def test_what_volumes_counted_never_falls_whichever_of_them_end_or_begin_anew() 
 
     assert now(Volume("one", (3,), 1), Volume("two", (5,), 2)) == (8, 3)
     assert now(Volume("two", (6,), 2)) == (9, 3), "volume one was removed"
-    assert now(Volume("two", (1,), 0)) == (10, 3), "its process began anew"
-    assert now(Volume("one", (2,)), Volume("two", (1,))) == (12, 3)
+    assert now(Volume("two", (1,), 0, life=2)) == (10, 3), "its process began anew"
+    assert now(Volume("two", (7,), 0, life=3)) == (17, 3), "the next one counted more before it was first seen"
+    assert now(Volume("one", (2,)), Volume("two", (7,), life=3)) == (19, 3)

@@ -55,7 +55,8 @@ class Reading(NamedTuple):
     def listed(self) -> Listed:
         device = self.found.device
         known = KnownDevice(device.uuid, device.model, device.memory_bytes, self.found.number, device.parent)
-        return Listed(known, self.used_bytes, self.utilization, self.health)
+        tells = "utilization" in device.can
+        return Listed(known, self.used_bytes, self.utilization, self.health, tells)
 
 
 class Listing(NamedTuple):
@@ -166,19 +167,21 @@ class _Gpu:
         nvml = self._nvml
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         memory = _memory_now(nvml, handle, None if instance is not None else self._host_bytes)
+        can = INSTANCE_CAN if instance is not None else WHOLE_CAN | self._more | _limits(nvml, handle)
+        used = utilization(nvml, handle)
         device = Device(
             uuid=uuid,
             model=text(nvml.nvmlDeviceGetName(handle)),
             memory_bytes=memory.total,
             backend="nvml",
             parent="" if instance is None else self._uuid,
-            can=INSTANCE_CAN if instance is not None else WHOLE_CAN | self._more | _limits(nvml, handle),
+            can=can if used is None else can | {"utilization"},
             number=(minor := _minor(nvml, whole)),
             caps=() if instance is None or minor is None else caps_of(nvml, handle, minor, instance),
         )
         found = NvmlDevice(device, self._index, handle, whole, instance, memory.unified)
         how = read_health(nvml, found, self._xids.get(uuid, 0))
-        return Reading(found, memory.used, utilization(nvml, handle), how)
+        return Reading(found, memory.used, used or 0.0, how)
 
 
 def _minor(nvml: Any, whole: Any) -> int | None:
@@ -237,10 +240,14 @@ def _limits(nvml: Any, handle: Any) -> frozenset[str]:
     return frozenset({"hard limit"})
 
 
-def utilization(nvml: Any, handle: Any) -> float:
-    """The utilization, 0..1, over the driver's last window; 0 where there is none (MIG). NVMLError when the driver does
-    not tell."""
-    return if_there(nvml, lambda: bounds.share(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100), 0.0)
+def utilization(nvml: Any, handle: Any) -> float | None:
+    """The utilization, 0..1, over the driver's last window; None where there is none: of MIG instances, and of GPUs
+    whose driver says so. NVMLError when the driver does not tell."""
+
+    def read() -> float | None:
+        return bounds.share(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+
+    return if_there(nvml, read, None)
 
 
 def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, int]:
@@ -253,7 +260,7 @@ def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, i
         for one in processes(nvml, found.handle)
     ]
     total = found.device.memory_bytes
-    return bounds.sample(memory.used, utilization(nvml, found.handle), rows, total), until_us
+    return bounds.sample(memory.used, utilization(nvml, found.handle) or 0.0, rows, total), until_us
 
 
 def _memory(process: Any) -> int | None:

@@ -4,7 +4,8 @@ job and computing nothing (*idle*).
     GpusLooked, every few seconds --> foreign(): GPUs that no job gets now, and why
                                   --> idle(): GPUs of jobs, and since when
 
-A driver that says nothing changes nothing: of a GPU that it does not tell about, what was known stays known.
+Where the driver does not tell the processes of a GPU, those that were known stay known. Where it does not tell the use
+of a held GPU, the GPU is not idle: its time without use begins once the driver tells again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ FOREIGN_BYTES = 64 << 20
 """Device memory of a process below which it does not count as one that uses the GPU; a CUDA context has more."""
 FOREIGN_S = 10.0
 """Seconds for which processes must be seen on a GPU that no job holds: those of a job that has just ended leave within
-one or two."""
+one or two. Processes that are there when this agent first sees the GPU count at once: it cannot say since when."""
 IDLE_S = 600.0
 """Seconds without any use after which a held GPU is called idle: loading data and compiling take minutes."""
 NAMED_MAX = 3
@@ -65,6 +66,10 @@ class GpuUses:
     def __init__(self) -> None:
         self._foreign: dict[str, Foreign] = {}
         self._idle: dict[str, Idle] = {}
+        self._told: set[str] = set()
+        """The GPUs whose processes are known, or were, or that a job has held."""
+        self._used: set[str] = set()
+        """The GPUs whose utilization was told at the last look."""
 
     def handle(self, event: GpusLooked, now_s: float) -> Sequence[object]:
         """Take in what was seen. There is nothing to be done about it: people decide."""
@@ -75,16 +80,21 @@ class GpuUses:
         for look in event.gpus:
             self._see_foreign(look, now_s)
             self._see_idle(look, now_s)
+        self._told = {look.uuid for look in event.gpus if look.uuid in self._told or _tells_processes(look)}
+        self._used = {look.uuid for look in event.gpus if look.utilization is not None}
         return ()
 
     def _see_foreign(self, look: GpuLook, now_s: float) -> None:
         if look.job is not None:
             self._foreign.pop(look.uuid, None)
         elif look.processes is not None:
-            using = tuple(one for one in look.processes if (one.memory_bytes or FOREIGN_BYTES) >= FOREIGN_BYTES)
+            using = tuple(
+                one for one in look.processes if one.memory_bytes is None or one.memory_bytes >= FOREIGN_BYTES
+            )
             known = self._foreign.pop(look.uuid, None)
+            first_s = now_s if look.uuid in self._told else now_s - FOREIGN_S
             if using:
-                self._foreign[look.uuid] = Foreign(known.since_s if known is not None else now_s, using)
+                self._foreign[look.uuid] = Foreign(known.since_s if known is not None else first_s, using)
 
     def _see_idle(self, look: GpuLook, now_s: float) -> None:
         if look.job is None or (look.utilization is not None and look.utilization > 0):
@@ -98,6 +108,14 @@ class GpuUses:
 
     # ---- what is known ----
 
+    def tells_processes(self, uuid: str) -> bool:
+        """Whether it is known who uses the GPU: a job holds it, or its driver told its processes at least once."""
+        return uuid in self._told
+
+    def tells_utilization(self, uuid: str) -> bool:
+        """Whether the driver told at the last look how much the GPU is in use."""
+        return uuid in self._used
+
     def foreign(self, now_s: float) -> Mapping[str, str]:
         """GPUs that are used by processes that no job started, and why no job gets them, in words."""
         return {
@@ -109,6 +127,10 @@ class GpuUses:
     def idle(self, now_s: float) -> Mapping[str, Idle]:
         """GPUs that a job holds and has not used for `IDLE_S` seconds or more."""
         return {uuid: one for uuid, one in self._idle.items() if now_s - one.since_s >= IDLE_S}
+
+
+def _tells_processes(look: GpuLook) -> bool:
+    return look.job is not None or look.processes is not None
 
 
 def idle_words(idle: Idle, now_s: float) -> str:

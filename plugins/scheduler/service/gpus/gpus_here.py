@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
-from covey.ports.devices import Condition, Gpu, is_instance
+from covey.ports.devices import Condition, Gpu
 from covey.ports.probes import MemoryNow
 from plugins.base import Host
 from plugins.gossiped import GpusNow, MemoryHere
@@ -85,21 +85,25 @@ class OwnGpus:
     def metrics(self) -> Mapping[MetricSeries, float]:
         """The GPUs of this host by their UUIDs. A figure that the driver does not tell has no series: it is not 0."""
         gpus, held, now_s = self._host.env.probes.gpus(), self._watch.held(), self._host.env.clock.now_s()
-        foreign, idle = self._watch.uses.foreign(now_s), self._watch.uses.idle(now_s)
-        found: dict[MetricSeries, float] = {metrics.GPUS_OUT.of(): sum(not gpu.takes_jobs for gpu in gpus)}
+        uses = self._watch.uses
+        foreign, idle = uses.foreign(now_s), uses.idle(now_s)
+        out = sum(not gpu.takes_jobs or gpu.uuid in foreign for gpu in gpus)
+        found: dict[MetricSeries, float] = {metrics.GPUS_OUT.of(): out}
         for gpu in gpus:
             uuid = gpu.uuid
             found[metrics.GPU_INFO.of(uuid, str(gpu.index), gpu.model)] = 1
             found[metrics.GPU_CONDITION.of(uuid, gpu.condition)] = 1
             found[metrics.GPU_TAKES_JOBS.of(uuid)] = gpu.takes_jobs and uuid not in foreign
             found[metrics.GPU_HELD.of(uuid)] = uuid in held
-            found[metrics.GPU_FOREIGN.of(uuid)] = uuid in foreign
-            found[metrics.GPU_IDLE_SECONDS.of(uuid)] = now_s - idle[uuid].since_s if uuid in idle else 0
+            if uses.tells_processes(uuid):
+                found[metrics.GPU_FOREIGN.of(uuid)] = uuid in foreign
+            if uses.tells_utilization(uuid):
+                found[metrics.GPU_IDLE_SECONDS.of(uuid)] = now_s - idle[uuid].since_s if uuid in idle else 0
             if gpu.memory_total_bytes:
                 found[metrics.GPU_MEMORY_BYTES.of(uuid)] = gpu.memory_total_bytes
             if gpu.condition not in ("unknown", "lost"):
                 found[metrics.GPU_MEMORY_USED_BYTES.of(uuid)] = gpu.memory_used_bytes
-                if not is_instance(uuid):
+                if gpu.tells_utilization:
                     found[metrics.GPU_UTILIZATION.of(uuid)] = gpu.utilization
         return found
 

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable
 
 from covey.core.ids import JobId
-from covey.ports.devices import DeviceProcess, Gpu, is_instance
+from covey.ports.devices import DeviceProcess, Gpu
 from covey.ports.env import Env
 from plugins.scheduler.machine.host.gpu_uses import GpuLook, GpusLooked, GpuUses, idle_words
 from plugins.scheduler.machine.host.reservations import Reservations
@@ -22,10 +22,10 @@ def is_sick(gpu: Gpu) -> bool:
     return not gpu.takes_jobs
 
 
-def _utilization(gpu: Gpu, processes: tuple[DeviceProcess, ...] | None) -> float | None:
-    """The use of the GPU; None: not known. No driver tells it of MIG instances. Simulated devices have a use only where
-    a story gives them one."""
-    if is_instance(gpu.uuid) or gpu.condition in ("unknown", "lost") or (gpu.simulated and not processes):
+def use_of(gpu: Gpu, processes: tuple[DeviceProcess, ...] | None) -> float | None:
+    """The use of the GPU, 0..1; None: not known, as of MIG instances. Simulated devices have a use only where a story
+    gives them one."""
+    if not gpu.tells_utilization or gpu.condition in ("unknown", "lost") or (gpu.simulated and not processes):
         return None
     return gpu.utilization
 
@@ -51,7 +51,7 @@ class UseWatch:
             job = held.get(gpu.uuid)
             asks = job is None or gpu.uuid in idle or gpu.simulated
             processes = await self._processes(gpu) if asks else None
-            rows.append(GpuLook(gpu.uuid, job, _utilization(gpu, processes), processes))
+            rows.append(GpuLook(gpu.uuid, job, use_of(gpu, processes), processes))
         self.uses.handle(GpusLooked(tuple(rows)), self._env.clock.now_s())
 
     def held(self) -> dict[str, JobId]:

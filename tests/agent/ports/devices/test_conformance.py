@@ -12,7 +12,7 @@ from tests.agent.ports.devices.rigs import DEADLINE_S, HELD, Rig, quicken, rig_o
 
 BUSY = 0.04
 """The share of a core above which a process computes, also beside many others; one that does not compute gets less."""
-WORDS = {"process memory", "process utilization", "hard limit", "suspend", "events"}
+WORDS = {"utilization", "process memory", "process utilization", "hard limit", "suspend", "events"}
 
 
 @pytest.fixture(params=["sim", "cpu", "nvml", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -49,6 +49,8 @@ async def test_the_scheduler_counts_the_same_devices(rig: Rig) -> None:
     counted = [(gpu.uuid, gpu.model, gpu.memory_total_bytes) for gpu in rig.devices.gpus()]
     assert counted == [(device.uuid, device.model, device.memory_bytes) for device in rig.devices.devices()]
     assert len({gpu.index for gpu in rig.devices.gpus()}) == len(counted)
+    tells = [gpu.tells_utilization for gpu in rig.devices.gpus()]
+    assert tells == ["utilization" in device.can for device in rig.devices.devices()]
 
 
 async def test_a_process_is_seen_with_what_it_uses_and_goes_when_it_ends(rig: Rig) -> None:

@@ -22,6 +22,7 @@ from agent.program import JsonLog
 from covey.core.units import GIB
 from covey.ports.devices import Gpu
 from covey.ports.processes import ProcessId
+from plugins.scheduler.service.gpus.use_watch import use_of
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, Part, StandIn, beneath_pynvml, in_parts
 
@@ -202,6 +203,16 @@ def test_a_gpu_without_memory_of_its_own_uses_the_hosts() -> None:
     with beneath_pynvml(StandIn(Board("GPU-a", name="NVIDIA GB10", memory=None, processes={7: GIB}))) as driver:
         (gpu,) = Played(driver).look()
         assert gpu.condition == "ok" and gpu.memory_total_bytes > GIB and gpu.memory_used_bytes == GIB
+
+
+def test_a_gpu_whose_use_the_driver_does_not_tell_is_not_called_idle() -> None:
+    with beneath_pynvml(StandIn(Board("GPU-a", busy=80))) as driver:
+        played = Played(driver)
+        (gpu,) = played.look()
+        assert (gpu.tells_utilization, use_of(gpu, None)) == (True, 0.8)
+        driver.failing = {"nvmlDeviceGetUtilizationRates": ERRORS["NVML_ERROR_NOT_SUPPORTED"]}
+        (gpu,) = played.look()
+        assert (gpu.condition, gpu.tells_utilization, use_of(gpu, None)) == ("ok", False, None)
 
 
 def test_a_gpu_in_no_parts_is_named_with_what_to_do() -> None:
