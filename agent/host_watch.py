@@ -118,6 +118,7 @@ class HostWatch:
 
     def _up(self, host: HostId, view: HostView | None) -> None:
         was, self._state[host] = self._state.get(host), "alive"
+        by = self._by.pop(host, None)
         where = "" if view is None or not view.address else f"at {view.address}"
         match was:
             case None | "left":
@@ -132,7 +133,6 @@ class HostWatch:
                 said = "restarted", f"its agent was restarted without notice, {where}".rstrip(", ")
         self._note(host, *said, "up", view)
         if was in ("suspect", "gone", "alive"):
-            by = self._by.pop(host, None)
             self._returns.setdefault(host, deque(maxlen=64)).append(Return(self._env.clock.now_s(), by))
 
     def _down(self, event: HostDown, view: HostView | None) -> None:

@@ -201,6 +201,15 @@ def test_a_host_that_comes_back_and_blames_another_does_not_make_that_one_wrong(
     assert len(alone.look()) == 2, "who of two that lose one another is right cannot be said"
 
 
+def test_who_suspected_a_host_before_a_planned_restart_is_not_blamed_later() -> None:
+    watched = Watched()
+    watched.heard(HostUp(B), HostUp(C), MemberSuspected(B, HostId("d")), MemberAway(B, 60.0), HostUp(B))
+    for _ in range(3):
+        watched.heard(MemberSuspected(B, C), HostUp(B), MemberSuspected(C, A), HostUp(C))
+    (found,) = watched.look()
+    assert found.startswith("c: it was lost"), "only c, which a lost as often, ever lost b"
+
+
 def test_planned_restarts_and_leaving_are_no_losses() -> None:
     watched = Watched()
     watched.heard(HostUp(B))
