@@ -59,8 +59,9 @@ def findings(context: Context, status: Answer) -> list[Finding]:
         found += of_host(look(root, installed()))
         names = [host["host"] for host in hosts if host["state"] == "alive"]
         seen += examined.of_memlock(root, examined.pid_behind(address.removeprefix("unix:")))
-        seen += examined.of_names(names, me, examined.addresses)
-        seen += examined.of_driver(root, me, gpus.data)
+        seen += examined.of_names(root, names, me)
+        if me not in {each["host"] for each in gpus.unanswered}:
+            seen += examined.of_driver(root, me, gpus.data)
     return [*found, *seen]
 
 
@@ -126,7 +127,7 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         yield Finding(
             f"host {name}",
             "wrong",
-            f"its the GPUs of this host are not known: {host['gpus_why']}",
+            f"its GPUs are not known: {host['gpus_why']}",
             f"nvidia-smi on {name}",
         )
     elif why := host.get("gpus_why"):

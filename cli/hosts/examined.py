@@ -5,15 +5,17 @@ What cannot be read is a finding, too: nothing is called good that nobody looked
 
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, Literal, NamedTuple
 
 State = Literal["good", "lacking", "wrong"]
 CLOCK_S = 2.0
 """Seconds by which a clock may be off before it is wrong (chosen): events of several hosts are read side by side by
 their times, and a boot number is the clock's second."""
+PID_S = 2.0
+"""Seconds that an agent, which may be stopped, has to accept a connection before its process is not known (chosen)."""
 LOCKED_BYTES_MIN = 64 << 20
 """The least memory that an agent should be able to lock: page-locked buffers, and what a network card writes to."""
 
@@ -50,19 +52,25 @@ def of_links(me: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _of_clocks(me: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Clocks that are off from the middle one of all; `me` is off by 0 from itself."""
+    """Clocks that are off from the middle one of all; `me` is off by 0 from itself. Which clock is right is known only
+    where more than half of them agree."""
     offsets = {me: (0.0, 0.0)}
     offsets |= {row["host"]: (row["offset_s"], row["rtt_s"] / 2) for row in rows if row["offset_s"] is not None}
-    middle_s = median(offset_s for offset_s, _ in offsets.values())
+    middle_s = median_low(offset_s for offset_s, _ in offsets.values())
     off = {host: offset_s - middle_s for host, (offset_s, _) in offsets.items()}
-    for host, by_s in off.items():
-        if abs(by_s) > CLOCK_S + offsets[host][1]:
-            ahead = f"{abs(by_s):.1f} s {'ahead of' if by_s > 0 else 'behind'}"
-            next = f"on {host}: timedatectl set-ntp true"
-            yield Finding(f"clock of {host}", "wrong", f"it is {ahead} the clocks of most hosts", next)
-    if len(off) > 1 and max(map(abs, off.values())) <= CLOCK_S:
-        spread_ms = 1000 * (max(off.values()) - min(off.values()))
-        yield Finding("clocks", "good", f"{len(off)} hosts are within {spread_ms:.0f} ms")
+    agree = sum(abs(by_s) <= CLOCK_S for by_s in off.values())
+    wrong = [host for host, by_s in off.items() if abs(by_s) > CLOCK_S + offsets[host][1] and 2 * agree > len(off)]
+    for host in wrong:
+        ahead = f"{abs(off[host]):.1f} s {'ahead of' if off[host] > 0 else 'behind'}"
+        next = f"on {host}: timedatectl set-ntp true"
+        yield Finding(f"clock of {host}", "wrong", f"it is {ahead} the clocks of most hosts", next)
+    spread_s = max(off.values()) - min(off.values())
+    least_s = max(at_s - by_s for at_s, by_s in offsets.values()) - min(at_s + by_s for at_s, by_s in offsets.values())
+    if len(off) > 1 and spread_s <= CLOCK_S:
+        yield Finding("clocks", "good", f"{len(off)} hosts are within {1000 * spread_s:.0f} ms")
+    elif least_s > CLOCK_S and not wrong:
+        why = f"{len(off)} hosts are {spread_s:.1f} s apart, and it is not known which is right"
+        yield Finding("clocks", "wrong", why, "timedatectl on each")
 
 
 # ---- on this host ----------------------------------------------------------------------------------------------------
@@ -72,6 +80,7 @@ def pid_behind(path: str) -> int | None:
     """The process that listens on a Unix socket; None when it cannot be asked."""
     try:
         with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(PID_S)
             link.connect(path)
             pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             return int(pid) or None
@@ -96,32 +105,37 @@ def of_memlock(root: Path, pid: int | None) -> Iterator[Finding]:
         yield Finding("memlock", "lacking", why, raise_it)
 
 
-def of_names(hosts: Sequence[str], me: str, resolve: Callable[[str], Sequence[str]]) -> Iterator[Finding]:
-    """Names of hosts that lead to this machine itself. `resolve`: the addresses of a name; OSError when unknown."""
-    for host in hosts:
-        try:
-            found = resolve(host)
-        except OSError:
-            continue  # names are not needed: hosts know one another by address
+def of_names(root: Path, hosts: Sequence[str], me: str) -> Iterator[Finding]:
+    """Names of hosts that `etc/hosts` leads to this machine itself. Servers of names are not asked: one that is silent
+    would be waited for, for each host in turn."""
+    try:
+        lines = [line.partition("#")[0].split() for line in (root / "etc/hosts").read_text().splitlines()]
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        yield Finding("names", "lacking", f"/etc/hosts cannot be read: {error}", "ls -l /etc/hosts")
+        return
+    for host in hosts:  # one that is not in it is well: hosts know one another by address
+        found = [words[0] for words in lines if host in words[1:]]
         loops = [each for each in found if each.startswith("127.") or each == "::1"]
         if loops and (host != me or len(loops) == len(found)):
-            why = f"{host} resolves to {loops[0]} here: a script that listens under that name hears no other host"
+            why = f"{host} is {loops[0]} in /etc/hosts: a script that listens under that name hears no other host"
             yield Finding(f"name {host}", "lacking", why, f"write its own address for {host} into /etc/hosts")
 
 
-def addresses(host: str) -> list[str]:
-    return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)})
-
-
 def of_driver(root: Path, me: str, gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """GPUs that NVIDIA's driver has on this host, and the agent does not list. `gpus`: as `GET /v1/gpus` has them."""
+    """GPUs that NVIDIA's driver has on this host, and the agent, which answered, does not list. `gpus`: as
+    `GET /v1/gpus` has them. An agent whose settings give it other devices is not meant to list them."""
     folder = root / "proc/driver/nvidia/gpus"
     try:
         found = sorted(folder.iterdir()) if folder.exists() else []
     except OSError as error:
         yield Finding("driver", "lacking", f"{folder} cannot be read: {error.strerror}", "run agentctl doctor as root")
         return
-    listed = {str(gpu["uuid"]) for gpu in gpus if gpu["host"] == me}
+    here = [gpu for gpu in gpus if gpu["host"] == me]
+    listed = {str(gpu["uuid"]) for gpu in here}
+    if any(gpu.get("simulated") for gpu in here) or any(each.startswith("CPU-") for each in listed):
+        return
     for device in found:
         uuid, minor = _said(device / "information")
         what = f"GPU at {device.name}"

@@ -318,7 +318,7 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert (
         code == 1
         and "GPU-2 is lost: XID 79" in shown
-        and "its the GPUs of this host are not known: the driver does not" in shown
+        and "host gpu1: its GPUs are not known: the driver does not answer" in shown
     )
 
 

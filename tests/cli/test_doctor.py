@@ -163,12 +163,16 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     assert {"what": "note", "state": "lacking", "why": "slow", "next": "do it"} in json.loads(out)["data"]
 
 
-def test_a_host_that_is_alive_and_does_not_answer_is_wrong(run: Run, agent: FakeAgent) -> None:
+def test_a_host_that_is_alive_and_does_not_answer_is_wrong(
+    run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST, {**HOST, "host": "gpu2"}, {**HOST, "host": "gpu3", "state": "away"}]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     agent.replies["GET /v1/gpus"] = agent.replies["GET /v1/links"] = []
-    agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in ("gpu2", "gpu3")]
+    missing = ("gpu1", "gpu2", "gpu3")
+    agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in missing]
+    monkeypatch.setattr(examined, "of_driver", lambda *_: pytest.fail("what it lists is not known"))
     code, out, _ = run("doctor")
     assert code == 1
     assert "wrong    host gpu2: its gossip works, but its agent did not answer: no answer within 3 s" in out

@@ -2,8 +2,9 @@
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -31,12 +32,22 @@ def wrong(found: Sequence[Finding]) -> list[tuple[str, str]]:
         ([link("gpu2", offset_s=-5.0), link("gpu3", offset_s=-5.1)], [("clock of gpu1", "wrong")]),
         ([link("gpu2", 8.0, 4.0), link("gpu3", 8.0, 4.0), link("gpu4", 8.0, 4.0)], [("clock of gpu1", "wrong")]),
         ([link("gpu2", 8.0, 4.0), link("gpu3"), link("gpu4")], []),
+        ([link("gpu2", offset_s=3.5)], [("clocks", "wrong")]),
+        ([link("gpu2", 4.0, 3.5)], []),
+        ([link("gpu2", offset_s=-5.0)], [("clocks", "wrong")]),
+        ([link("gpu2", offset_s=5.0), link("gpu3", offset_s=5.0), link("gpu4")], [("clocks", "wrong")]),
+        ([link("gpu2", offset_s=1.9), link("gpu3", offset_s=-1.9)], [("clocks", "wrong")]),
+        ([link("gpu2"), link("gpu3", offset_s=3.0), link("gpu4", offset_s=10.0)], [("clocks", "wrong")]),
         ([], []),
     ],
 )
 def test_links_and_clocks(rows: list[Any], found: list[tuple[str, str]]) -> None:
     """An offset within half a round trip may be none. It is the host that differs from most which is wrong."""
-    assert wrong(list(of_links("gpu1", rows))) == found
+    all_found = list(of_links("gpu1", rows))
+    assert wrong(all_found) == found
+    good = any(each == ("clocks", "good") for each in ((each.what, each.state) for each in all_found))
+    offsets = [0.0, *(row["offset_s"] for row in rows if row["offset_s"] is not None)]
+    assert good == (len(offsets) > 1 and max(offsets) - min(offsets) <= 2.0)
 
 
 def test_memory_that_can_be_locked(tmp_path: Path) -> None:
@@ -60,19 +71,33 @@ def test_the_agent_is_the_process_behind_its_socket(tmp_path: Path) -> None:
     assert pid_behind(str(tmp_path / "nobody.sock")) is None
 
 
-def test_names_that_lead_to_this_machine_itself() -> None:
-    def resolve(*known: str) -> Callable[[str], Sequence[str]]:
-        def resolved(host: str) -> Sequence[str]:
-            if not known:
-                raise OSError("unknown")
-            return known
+def test_an_agent_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as before:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen(0)
+        before.connect(str(tmp_path / "agent.sock"))
+        found: list[int | None] = []
+        asking = Thread(target=lambda: found.append(pid_behind(str(tmp_path / "agent.sock"))), daemon=True)
+        asking.start()
+        asking.join(20.0)
+        assert found == [None], "it is known not to be known, and soon"
 
-        return resolved
 
-    assert wrong(list(of_names(["gpu1"], "gpu1", resolve("127.0.1.1")))) == [("name gpu1", "lacking")]
-    assert wrong(list(of_names(["gpu2"], "gpu1", resolve("10.0.0.2", "127.0.1.1")))) == [("name gpu2", "lacking")]
-    assert not list(of_names(["gpu1"], "gpu1", resolve("10.0.0.1", "127.0.1.1")))
-    assert not list(of_names(["gpu1", "gpu2"], "gpu1", resolve())), "names are not needed"
+def test_names_that_lead_to_this_machine_itself(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+
+    def found(text: str, *hosts: str) -> list[tuple[str, str]]:
+        (tmp_path / "etc/hosts").write_text(text)
+        return wrong(list(of_names(tmp_path, hosts, "gpu1")))
+
+    assert found("127.0.1.1 gpu1.lab gpu1\n", "gpu1") == [("name gpu1", "lacking")]
+    assert found("10.0.0.2 gpu2\n::1 gpu2\n", "gpu1", "gpu2") == [("name gpu2", "lacking")]
+    assert found("10.0.0.1 gpu1\n127.0.1.1 gpu1\n#127.0.1.1 gpu2\n127.0.0.1 gpu22  # gpu2\n\n", "gpu1", "gpu2") == []
+    assert found("", "gpu1", "gpu2") == [], "names are not needed"
+    (tmp_path / "etc/hosts").write_bytes(b"\xff")
+    assert wrong(list(of_names(tmp_path, ["gpu1"], "gpu1"))) == [("names", "lacking")], "not known is not good"
+    (tmp_path / "etc/hosts").unlink()
+    assert not list(of_names(tmp_path, ["gpu1"], "gpu1"))
 
 
 def test_a_gpu_that_the_driver_has_and_the_agent_does_not_list(tmp_path: Path) -> None:
@@ -84,6 +109,8 @@ def test_a_gpu_that_the_driver_has_and_the_agent_does_not_list(tmp_path: Path) -
     (lost,) = of_driver(tmp_path, "gpu1", [{"host": "gpu2", "uuid": "GPU-7"}])
     assert lost.state == "wrong" and "/dev/nvidia3" in lost.why and "nvidia-smi" in lost.next
     assert not list(of_driver(tmp_path, "gpu1", [{"host": "gpu1", "uuid": "GPU-7"}]))
+    for pretended in ({"uuid": "GPU-sim-gpu1-0", "simulated": True}, {"uuid": "CPU-gpu1-0", "simulated": False}):
+        assert not list(of_driver(tmp_path, "gpu1", [{"host": "gpu1", **pretended}])), "it is not meant to list it"
 
 
 def test_hosts_whose_users_jobs_are_not_limited() -> None:
