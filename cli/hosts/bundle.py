@@ -45,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
+    if context.args.file is not None:
+        _check(Path(context.args.file).absolute())
     bundle = Bundle(context)
     bundle.collect(Path(context.args.config), context.args.unit)
     host = bundle.host or platform.node() or "host"
@@ -53,9 +55,7 @@ def run(context: Context) -> int:
     try:
         written(path, name, bundle.files())
     except OSError as error:
-        raise AgentctlError(
-            FAILED, f"cannot write {path}", error.strerror or str(error), "agentctl bundle /tmp/bundle.tar.gz"
-        ) from None
+        raise _cannot(path, error.strerror or str(error)) from None
     if context.json:
         found = {"path": str(path), "files": sorted(bundle.found), "lacks": bundle.lacks}
         return context.say_json({"schema": 1, "host": host, "data": found})
@@ -64,6 +64,19 @@ def run(context: Context) -> int:
     size = path.stat().st_size / 1024
     context.say(f"{path}: {len(bundle.found)} files, {size:.0f} KiB; look through it, then send it")
     return 0
+
+
+def _check(path: Path) -> None:
+    """AgentctlError where something stands at that path that a bundle may not replace, or that cannot be known."""
+    try:
+        if path.exists() and not path.is_file():
+            raise _cannot(path, "a folder stands there" if path.is_dir() else "what stands there is no plain file")
+    except OSError as error:
+        raise _cannot(path, error.strerror or str(error)) from None
+
+
+def _cannot(path: Path, why: str) -> AgentctlError:
+    return AgentctlError(FAILED, f"cannot write {path}", why, "agentctl bundle /tmp/bundle.tar.gz")
 
 
 class Bundle:

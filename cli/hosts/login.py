@@ -158,8 +158,9 @@ def _read(file: str) -> str:
             return sys.stdin.read(SIGNED_CHARACTERS_MAX)
         with open(file, errors="replace") as found:
             return found.read(SIGNED_CHARACTERS_MAX)
-    except OSError as error:
-        raise AgentctlError(FAILED, f"cannot read {file}", error.strerror or str(error), "name another file") from None
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise AgentctlError(FAILED, f"cannot read {file}", why, "name another file") from None
 
 
 def _write(path: Path, text: str, mode: int) -> None:

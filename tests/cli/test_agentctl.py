@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
+from cli.client import REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.jobs.job import exit_words, facts, host_memory, limits
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
@@ -83,6 +84,27 @@ def test_programs_get_the_answer_as_it_came(run: Run, words: str) -> None:
         code, out, _ = run(*argv)
         found = json.loads(out)
         assert (code, found["schema"], found["host"]) == (0, 1, "gpu1")
+
+
+def test_versions_that_no_agent_says_are_not_known(run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is no rack without hosts, and an agent that hangs is not waited for as long as for an answer."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
+    agent.replies["GET /v1/hosts"] = (REFUSED, 403)
+    for words, said in (((), "no: because"), (("--agent", "https://gpu1:8470"), "you have no certificate")):
+        code, out, err = run(*words, "version")
+        assert (code, err) == (0, "") and out.startswith("agentctl ") and "agents: not known: " in out and said in out
+    code, out, _ = run("version", "--json")
+    assert code == 0 and json.loads(out)["data"]["hosts"] is None
+    waited = []
+
+    def hangs(self: Agent, *_: str) -> None:
+        waited.append(self.timeout_s)
+        raise AgentctlError(TOO_LATE, "it did not answer", "it hangs", "wait")
+
+    monkeypatch.setattr(Agent, "get", hangs)
+    for line in ("version", "version --timeout 20s"):
+        assert "agents: not known: it did not answer: it hangs\n" in run(*line.split())[1]
+    assert waited[0] <= 5.0 and waited[1] == 20.0
 
 
 @pytest.mark.parametrize("noun", sorted(NOUNS))

@@ -133,6 +133,11 @@ def test_it_is_written_also_when_no_agent_answers(run: Run, agent: FakeAgent, pl
 def test_a_place_that_cannot_be_written_is_said(run: Run, planted: Path) -> None:
     code, _, err = run("bundle", "/nowhere/b.tar.gz", "--config", str(planted / "agent.toml"))
     assert code == 1 and "cannot write /nowhere/b.tar.gz" in err and "next:" in err
+    os.mkfifo("pipe")
+    for file, why in (("/", "a folder"), (".", "a folder"), ("pipe", "no plain file")):
+        code, out, err = run("bundle", file, "--config", str(planted / "agent.toml"))
+        assert (code, out, len(err.splitlines())) == (1, "", 3) and "cannot write /" in err and why in err
+    assert stat.S_ISFIFO(os.lstat("pipe").st_mode), "what stands there stays"
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,14 @@ def test_a_request_is_signed_on_a_host_and_its_key_stays_where_it_was_made(
     tls.context("https://gpu1:8470")
 
 
-def test_what_is_no_certificate_of_the_own_key_is_not_taken(run: Run, agent: FakeAgent, folder: Path) -> None:
+def test_what_is_no_certificate_of_the_own_key_is_not_taken(
+    run: Run, agent: FakeAgent, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent.replies["POST /v1/login"] = certified
     file = folder.parent.parent / "signed"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x1f\x8b\xff"), "utf-8"))
+    code, _, said = run("login", "--take", "-")
+    assert code == FAILED and "cannot read -" in said and "next:" in said
     for text in ("", "{}", "[1]", "-----BEGIN CERTIFICATE-----", "\x00", '{"user": "ann", "uid": "x"}'):
         file.write_text(text)
         code, _, said = run("login", "--take", str(file))
