@@ -6,6 +6,9 @@ word. A part of a command that came after release 0.1 therefore says with which 
     note: Annotated[str, Meta(max_length=64, extra={"came_with": "0.2"})] = ""    a field, where it has another value
     class Paused(CommandBase, ...): came_with: ClassVar[str] = "0.2"              a command, or a value in one
 
+A bound that is widened, or a word added to a choice, is a new field with its own mark in what the log holds: an agent
+that is older finds a command with a longer value malformed, and would apply nothing of it.
+
 Whoever proposes a command asks `needed`: while a host of the rack is older, the command is not submitted (`not_yet`);
 else it carries the release as `needs`, and so does the snapshot of a log that ever had such a command. An agent that
 is older ends when it meets either, instead of going on without (`service.log`).
