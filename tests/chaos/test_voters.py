@@ -20,8 +20,8 @@ def vote(rack: SimRack, *hosts: str, within_s: float = 30.0) -> None:
     """Wait until every living host knows that these vote, and that nothing is under way."""
 
     def known() -> bool:
-        logs = [rack.agents[name].log for name in rack.alive() if rack.began(name)]
-        return all(tuple(log.voters) == hosts and not log.configuration.leaving for log in logs)
+        found = [rack.agents[name].log.configuration for name in rack.alive() if rack.began(name)]
+        return bool(found) and all(now.hosts == hosts and not (now.learner or now.leaving) for now in found)
 
     rack.until(known, within_s, f"{hosts} vote")
 

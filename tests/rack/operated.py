@@ -92,11 +92,16 @@ class Operator:
         wait(seen, self.journals, 120.0, 0.5)
 
     def hosts_of(self, host: BootedHost) -> list[str]:
-        return [row["state"] for row in self.asked(host, "hosts")]
+        return [row["state"] for row in self.answered(host, "hosts") or ()]
 
     def asked(self, host: BootedHost, words: str) -> Any:
+        """What the agent says. AssertionError where it does not answer: what is not known is not none."""
+        return json.loads(typed(host, f"agentctl {words} --json"))["data"]
+
+    def answered(self, host: BootedHost, words: str) -> Any:
+        """What the agent says, for whoever waits for it; None: it does not answer now."""
         done = host.shell(f"agentctl {words} --json")
-        return json.loads(done.stdout)["data"] if done.returncode == 0 else []
+        return json.loads(done.stdout)["data"] if done.returncode == 0 else None
 
     def journals(self) -> str:
         shown = [f"{each.name}\n{each.shell('agentctl hosts; agentctl jobs -a').stdout}" for each in self.there]
@@ -104,7 +109,7 @@ class Operator:
 
     def voters(self, *hosts: str) -> None:
         def vote() -> object:
-            found = self.asked(self.there[0], "voters")
+            found = self.answered(self.there[0], "voters")
             return bool(found) and sorted(map(str, found["voters"])) == sorted(hosts) and found["under_way"] == ""
 
         wait(vote, self.journals, 180.0, 1.0)

@@ -239,13 +239,16 @@ def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, Boo
         .partition("`systemctl edit covey` with\n\n```ini\n")[2]
         .partition("```")[0]
     )
+    assert "[Service]" in drop_in, "the page has no such lines any more"
+    contained = "unshare --user --map-root-user --mount --pid --fork mount -t tmpfs tmpfs /tmp"
+    line = f"cd /; agentctl submit --wait -- {contained}"
+    assert hosts[0].shell(line).returncode == 1, "it needs no drop-in"
     for host in hosts:
         typed(host, "mkdir -p /etc/systemd/system/covey.service.d")
         written(host, "/etc/systemd/system/covey.service.d/containers.conf", drop_in)
         typed(host, "systemctl daemon-reload && systemctl restart covey")
         up(host)
-    contained = "unshare --user --map-root-user --mount --pid --fork mount -t tmpfs tmpfs /tmp"
-    typed(hosts[0], f"cd /; agentctl submit --wait -- {contained}")
+    typed(hosts[0], line)
     for host in hosts:
         typed(host, "rm -r /etc/systemd/system/covey.service.d; systemctl daemon-reload")
 
