@@ -50,8 +50,8 @@ def of_another_name(known: Identity, name: str, folder: str) -> checked.StateRef
 
 
 async def save(disk: Disk, identity: Identity) -> None:
-    """Write the identity, durable on return. On a disk without room it is written over the earlier one, which has the
-    same length: an agent starts all the same. OSError."""
+    """Write the identity, durable on return. On a disk without room it is written over the earlier one where that has
+    the same length, as one of this name and version has: an agent starts all the same. OSError."""
     data = checked.seal(identity)
     try:
         await disk.replace(FILE, data)

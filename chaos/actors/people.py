@@ -31,8 +31,9 @@ Question = tuple[str, dict[str, Any]]
 
 
 class Askers(ABC):
-    """Those who ask agents that run, one question now and then, from now on until the virtual second `until_s`. `jobs`:
-    those of their jobs that were accepted -> the states in which each may end."""
+    """A crowd that asks agents: from when it is made until the virtual second `until_s`, it asks one agent that runs,
+    chosen at random, one question, then pauses between the least and the most seconds of `asked_s`. `jobs`: each of its
+    jobs that was accepted -> the states in which it may end."""
 
     asked_s: ClassVar[tuple[float, float]] = ASKED_S
 

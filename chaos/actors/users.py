@@ -34,7 +34,7 @@ OPERATE = (
 
 
 class UsersAsking(Askers):
-    """Users, of whom each may do what is the own."""
+    """Users, each of whom may act on their own jobs, and on nobody else's."""
 
     asked_s = ASKED_S
 

@@ -11,7 +11,7 @@ from plugins.facts import HostNeverBack, Place
 from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.log.job_table import FORGOTTEN_MAX, JobTable
+from plugins.scheduler.machine.log.job_table import DRAINED_MAX, FORGOTTEN_MAX, JobTable
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -25,6 +25,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     TakenBack,
 )
+from plugins.scheduler.policy.eligible import Drain
 from tests.plugins.scheduler.rack import Rack, operator
 from tests.plugins.scheduler.test_leader import Led
 from tests.plugins.scheduler.test_queue import Told, halves
@@ -91,6 +92,10 @@ def test_a_cordon_keeps_new_ranks_away_and_a_drain_is_more() -> None:
         assert isinstance(told.say(command), Applied)
     noted = [event.removeprefix("host ") for subject, event in told.notes if subject == "host/h2"]
     assert noted == ["cordoned", "drained", "resumed", "cordoned", "uncordoned"] and not told.queue.drained
+    told.queue.drained = {HostId(f"r{n}"): Drain("ann", False, 1.0, True) for n in range(DRAINED_MAX)}
+    for cordon, word in ((True, "cordoned"), (False, "drained")):
+        refused = told.say(drain(H2, cordon=cordon))
+        assert isinstance(refused, NotApplied) and refused.what == f"h2 was not {word}"
 
 
 def test_a_host_is_forgotten_once_no_job_has_ranks_there() -> None:

@@ -191,10 +191,10 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
         return Applied()
     rest = {other: drain for other, drain in queue.drained.items() if other != host}
     if now is not None and len(rest) >= DRAINED_MAX:
-        why = f"{DRAINED_MAX} hosts are drained already, which is the limit"
-        return NotApplied(
-            4, f"{host} was not drained", why, "agentctl hosts resume HOST, for hosts that are in use again"
-        )
+        what = f"{host} was not {'cordoned' if command.cordon else 'drained'}"
+        why = f"{DRAINED_MAX} hosts are drained or cordoned already, which is the limit"
+        next = "agentctl hosts resume HOST (or uncordon), for hosts that are in use again"
+        return NotApplied(4, what, why, next)
     queue.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
     if now is not None and not now.cordon:
         arranging.owners_lost(queue, host)
