@@ -3,25 +3,27 @@
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from agent.api import tcp_door
+from agent.api import http, tcp_door
 from agent.api.access import RULES
 from agent.api.http import HttpApi
 from agent.authority.certificates import CURVE, Named, authority_of, host_certificate, pem_of, user_certificate
 from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from agent.ports.clock import RealClock
+from agent.tasks import Tasks
 from chaos.askers import ANN, BOB, EVE
 from cli import tls
 from cli.client import FAILED, REFUSED, TRY_AGAIN, Agent, AgentctlError
@@ -75,7 +77,7 @@ class OpenDoor:
 
     def __init__(self, folder: Path) -> None:
         self.api, self.folder = TlsApi(), folder / "config" / "covey"
-        settings = HttpSettings(group="members", bind="127.0.0.1:0", names=("gpu1.example.org",))
+        settings = HttpSettings(group="members", bind="127.0.0.1:0", names=("GPU1.example.org.",))
         self.http = HttpApi(self.api, str(folder / "agent.sock"), settings)
         self.folder.mkdir(parents=True)
 
@@ -321,7 +323,7 @@ async def test_a_door_is_asked_under_its_names_alone(door: OpenDoor) -> None:
     get = "GET /v1/hosts HTTP/1.1\nHost: {}\nConnection: close\n\n"
     for name, status in (("gpu1", 200), ("gpu1.example.org:8470", 200), ("evil.example", 403)):
         assert f"HTTP/1.1 {status}" in await door.bare(get.format(name)), name
-    door.http.rename(("evil.example",))
+    door.http.rename(("Evil.Example.",))
     assert "HTTP/1.1 200" in await door.bare(get.format("evil.example"))
     context = tls.context(door.url)
     host, port = door.http.address.split(":")
@@ -369,9 +371,71 @@ async def test_what_is_no_tls_and_who_says_nothing_is_counted_and_closed(
                 return client.recv(4096)
             return b""
 
-    for text in (b"\x16\x03\x01\xff\xff" + b"x" * 600, b"\x16\x03\x01\x00\x05hello", b"", b"\x16"):
+    texts = (b"\x16\x03\x01\xff\xff" + b"x" * 600, b"\x16\x03\x01\x00\x05hello", b"", b"\x16", b"\x16\x03\x01")
+    for text in texts:
         answer = await asyncio.to_thread(said, text)
         assert b"HTTP" not in answer, text
     assert (await asyncio.to_thread(said, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
-    await until(lambda: door.http.refused["not_tls"] >= 1 and door.http.refused["silent"] == 1)
-    assert set(door.http.refused) == {"not_tls", "silent"}
+    await until(lambda: sum(door.http.refused.values()) == len(texts))
+    assert door.http.refused == {"not_tls": 2, "silent": 3}, "nothing said, or no whole handshake"
+
+
+async def test_whoever_is_refused_and_does_not_hang_up_is_counted_once(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_door, "FIRST_S", 0.5)
+    door.take(named(), key=OTHER_KEY)
+    context = tls.context(door.url)
+    host, port = door.http.address.split(":")
+
+    def stays() -> bytes:
+        """In TLS 1.3 a client is through before its certificate is looked at."""
+        client = socket.create_connection((host, int(port)), 5)
+        with client, context.wrap_socket(client, server_hostname=host) as over:
+            with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+                over.recv(1)
+            assert select.select([over], [], [], 5)[0], "it stays open"
+            return os.read(over.fileno(), 1)
+
+    assert await asyncio.to_thread(stays) == b"", "the host ends it"
+    assert door.http.refused == {"certificate_of_others": 1}
+
+
+async def test_a_host_that_cannot_make_its_certificate_counts_and_logs_it(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door.take(named())
+
+    def fails(error: Exception) -> Callable[..., ssl.SSLContext]:
+        def context(names: object, address: str) -> ssl.SSLContext:
+            raise error
+
+        return context
+
+    for error in (OSError("no descriptor"), ValueError("no name"), ZeroDivisionError("a defect")):
+        monkeypatch.setattr(door.api.authority, "context", fails(error))
+        await door.no()
+    assert door.http.refused == {"no_context": 2}
+    said = [(event, fields.get("why", fields.get("error"))) for event, fields in door.api.log.lines]
+    assert said == [
+        ("no TLS: this host has no certificate", "OSError('no descriptor')"),
+        ("no TLS: this host has no certificate", "ValueError('no name')"),
+        ("a connection failed", "ZeroDivisionError('a defect')"),
+    ]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(door.folder.parent))
+    await door.ask("hosts")
+
+
+async def test_a_door_that_accepts_no_more_ends_the_agent(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd starts it again; unnoticed, the door would stay shut."""
+    fatal: list[tuple[str, str]] = []
+    tasks = Tasks(cast(Any, door.api.log), lambda name, error: fatal.append((name, repr(error))))
+    door.api.env.spawn = tasks.spawn  # type: ignore[misc]
+    await door.http.stop()
+    await door.http.start()
+    monkeypatch.setattr(http, "network_of", lambda address: 1 // 0)
+    host, port = door.http.address.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+        await until(lambda: bool(fatal))
+    assert fatal == [("http: accept", "ZeroDivisionError('integer division or modulo by zero')")]
