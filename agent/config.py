@@ -302,6 +302,19 @@ def _check_access(source: str, access: AccessSettings) -> None:
             raise _bad_value(source, "access.operators", why, 'write operators = ["ann", "@wheel"]')
 
 
+def tenants_together(config: Config) -> str:
+    """What is wrong while no starter answers on a host of this configuration: it has several tenants, of whom nobody
+    said that they trust one another. Empty: nothing."""
+    tenants = sorted(getattr(config.plugins.get("scheduler"), "quotas", {}))
+    if len(tenants) < 2 or config.jobs.separate == "no":
+        return ""
+    who = ", ".join(tenants[:3])
+    return f"{len(tenants)} tenants ({who}), and no limits: without a starter all jobs run as the agent's user"
+
+
+TENANTS_NEXT = 'systemctl enable --now covey-starter; or [jobs] separate = "no" where they trust one another'
+
+
 def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
     """A note for people about the hosts with `read_open` whose `[http] bind` other machines reach; empty where none
     is."""

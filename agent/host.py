@@ -10,9 +10,8 @@ comes through `Env`, so the same `HostAgent` runs under the simulator.
 import asyncio
 import contextlib
 import errno
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ from agent.api.joining import Joining
 from agent.api.login import Logins
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.authority.service import HostAuthority
-from agent.config import Config, open_to_read
+from agent.config import TENANTS_NEXT, Config, open_to_read, tenants_together
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
@@ -37,12 +36,13 @@ from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
 from agent.rpc.rpc import Messenger
 from agent.runtime.bus import Bus
+from agent.runtime.measured import measured
 from agent.runtime.plugin_runtime import PluginRuntime
 from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
 from covey.core.errors import Refused
 from covey.core.events import Fact, Message
 from covey.core.ids import HostId
-from covey.core.metrics import Distribution, Measured, MetricSeries, Tally
+from covey.core.metrics import Measured, Tally
 from covey.core.version import VERSION
 from covey.ports.addresses import Address, reached_at
 from covey.ports.env import Env
@@ -63,7 +63,7 @@ from gossip.types import identity as known_as
 from plugins import facts
 from plugins.askers import Asker, OwnerUser
 from plugins.base import Command, JobPeer, Plugin, PluginService
-from plugins.facts import HostState, HostView
+from plugins.facts import HostView
 from plugins.gossiped import Endpoints, LogNow, closed
 from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
@@ -81,24 +81,6 @@ AGENT, LOG = "agent", "log"
 """Addressees of messages that are for the agent or the log, not for a plugin."""
 
 
-@runtime_checkable
-class CountedLinks(Protocol):
-    """Links that count what happens to them: the real ones."""
-
-    @property
-    def counters(self) -> Mapping[str, int]: ...
-    def metrics(self) -> Mapping[MetricSeries, float]: ...
-
-
-@runtime_checkable
-class CountedDevices(Protocol):
-    """Devices that count what happens to their driver."""
-
-    @property
-    def counters(self) -> Mapping[str, int]: ...
-
-
-STATES: tuple[HostState, ...] = ("alive", "suspect", "away", "gone", "left")
 _endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
@@ -125,6 +107,7 @@ class HostAgent:
         self._events_unwritten = ""
         """Why event logs cannot be written now."""
         self._said_of_room = ""
+        self._said_of_tenants = ""
         self.gate = Gate(self, rules_of(plugins), config.access.operators)
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it, and counts it in
@@ -185,6 +168,7 @@ class HostAgent:
         )
         if isinstance(self.env.starter, LooksAgain):
             await self.env.starter.look()
+            self._warn_of_tenants()
             self.env.spawn("agent: users", self._look_at_users(self.env.starter))
         await self.gossip.start()
         await self.plugin_runtime.start()
@@ -413,10 +397,23 @@ class HostAgent:
             await asyncio.sleep(USERS_S)
             before = self.other_users
             await users.look()
+            self._warn_of_tenants()
             if self.other_users != before:
                 now = self.env.starter.refusal or "jobs of other users are possible"
                 self.event_log.note(f"host/{self.id}", "other users", now)
                 self.plugin_runtime.publish_health()
+
+    @property
+    def tenants_together(self) -> str:
+        """What is wrong with how tenants are kept apart here; empty: nothing."""
+        return tenants_together(self.config) if self.other_users == "no" else ""
+
+    def _warn_of_tenants(self) -> None:
+        """The agent's log says once what is wrong with tenants, and again when that has changed."""
+        before, now = self._said_of_tenants, self.tenants_together
+        self._said_of_tenants = now
+        if now and now != before:
+            self.env.log.warning(now, next=TENANTS_NEXT)
 
     @property
     def other_users(self) -> OtherUsersNow:
@@ -465,7 +462,7 @@ class HostAgent:
         """Find what is wrong with hosts now, and tell the others of it."""
         now = LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
         self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.joining.at))
-        self.log.grow(frozenset(view.host for view in self.hosts() if view.host in self.troubles or closed(view)))
+        self.log.grow(frozenset(view.host for view in self.hosts() if view.host in self.watch.troubles or closed(view)))
         for key, value in (("log", now), ("wrong", self.watch.told())):
             try:
                 self.spread(key, value)
@@ -502,6 +499,11 @@ class HostAgent:
     # ---- what HTTP and agentctl ask ----
 
     @property
+    def up_s(self) -> float:
+        """Seconds since this agent began."""
+        return self.env.clock.now_s() - self._started_s
+
+    @property
     def leader_since_s(self) -> float | None:
         return self.log.leader_since_s
 
@@ -511,7 +513,11 @@ class HostAgent:
 
     @property
     def troubles(self) -> Mapping[HostId, Sequence[Trouble]]:
-        return self.watch.troubles
+        """What is wrong with hosts, as far as people have to know: of this one also how tenants are kept apart."""
+        found = self.watch.troubles
+        if not (what := self.tenants_together):
+            return found
+        return {**found, self.id: (*found.get(self.id, ()), Trouble(what, TENANTS_NEXT))}
 
     def voter(self) -> VoterRow:
         """This host's part in the log."""
@@ -583,7 +589,7 @@ class HostAgent:
             "host": self.id,
             "boot": self.boot,
             "started_wall_s": self.started_wall_s,
-            "up_s": self.env.clock.now_s() - self._started_s,
+            "up_s": self.up_s,
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,
@@ -604,50 +610,15 @@ class HostAgent:
         }
 
     def _http_binds(self) -> Iterator[tuple[HostId, Address]]:
-        """The HTTP addresses at which hosts that are alive or suspect, this one included, tell everybody all."""
-        if self.config.http.read_open:
-            yield self.id, self.config.http.bind
+        """The HTTP addresses at which hosts that are alive or suspect tell everybody all. Only agents of older versions
+        start so beyond loopback."""
         for host, state, said in self.gossip.said("endpoints"):
             endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
             if endpoints is not None and endpoints.read_open:
                 yield host, endpoints.http
 
     def metrics(self) -> Measured:
-        found: dict[MetricSeries, float | Distribution] = {}
-        for service in self.plugins.values():
-            found |= service.metrics()
-        found |= self.jobs.metrics()
-        found |= self.plugin_runtime.metrics()
-        if isinstance(self.env.starter, LooksAgain):
-            found |= {metrics.STARTER.of(what): float(count) for what, count in self.env.starter.counted.items()}
-        links = self.env.links
-        if isinstance(links, CountedLinks):
-            found |= links.metrics()
-        devices = self.env.probes.devices
-        if isinstance(devices, CountedDevices):
-            found |= metrics.DEVICES.of(devices.counters)
-        found |= self.gossip.metrics()
-        found |= metrics.RPC.of({**self.messenger.counters, **self.counters})
-        found |= metrics.RAFT.of(self.log.counted)
-        found |= self.loop_lags.measured()
-        return found | self._state_metrics()
-
-    def _state_metrics(self) -> dict[MetricSeries, float | Distribution]:
-        """The present state of this host and of the log, and of hosts as gossip shows them."""
-        found: dict[MetricSeries, float | Distribution] = {metrics.LEADER_TERM.of(): self.log.term}
-        found[metrics.HAS_LEADER.of()] = self.log.leader is not None
-        found[metrics.LEADS.of()] = self.log.is_leader
-        found[metrics.GOSSIP_KEYS.of()] = len(self.keyring.keys)
-        found[metrics.DISK_REFUSES.of()] = bool(self.no_room)
-        if (free := self.runner.free_bytes) is not None:
-            found[metrics.DISK_FREE_BYTES.of()] = free
-        found[metrics.PLUGINS_FAILED.of()] = sum(health.state == "failed" for health in self.health.values())
-        states = Counter(view.state for view in self.hosts())
-        found |= {metrics.HOSTS.of(state): states[state] for state in STATES}
-        found[metrics.HOSTS_WRONG.of()] = len(self.troubles)
-        found[metrics.HOSTS_ALIVE.of()] = states["alive"]
-        found[metrics.TIME_SECONDS.of()] = self.env.clock.wall_s()
-        return found
+        return measured(self)
 
 
 def _endpoints_in(said: bytes | None) -> Endpoints | None:

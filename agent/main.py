@@ -20,7 +20,7 @@ from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
 from agent.compiled.files import look, told
-from agent.config import DEFAULTS, Config, ConfigError, load
+from agent.config import DEFAULTS, TENANTS_NEXT, Config, ConfigError, load, tenants_together
 from agent.etc import origins, reload, units
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.keyring.policy import KeyRing
@@ -267,31 +267,46 @@ def check_wheels() -> None:
         raise ConfigError("the installed wheels have different versions", why, "install both anew, of one version")
 
 
-def check(config: Config) -> None:
-    """Print that the file is good, and which names do not resolve now: they may when the agent runs. ConfigError."""
+def check(config: Config, environ: Mapping[str, str]) -> int:
+    """Print that the file is good, and which names do not resolve now: they may when the agent runs. Return the exit
+    status: 1 where tenants are not kept apart, unless systemd asks: an agent that ran yesterday is to start, and then
+    says so itself. ConfigError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         settled = runner.run(settle(config, UdpDatagrams()))
         began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
         told = runner.run(log_differs(config)) if began else ""
-    refuse_tenants_together(config)
     on = ", ".join(config.plugins)
     print(f"agentd: {config.source} is valid: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} cannot be resolved now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
+    return 0 if is_of_systemd(environ) else check_tenants(config)
 
 
-def refuse_tenants_together(config: Config) -> None:
-    """ConfigError where several tenants would run as one user, without limits, though nobody said that they may."""
-    tenants = sorted(getattr(config.plugins.get("scheduler"), "quotas", {}))
+def is_of_systemd(environ: Mapping[str, str]) -> bool:
+    """Whether systemd started this process for a unit. What it starts inherits its variables; before systemd 248 there
+    is none that names the process."""
+    pid = environ.get("SYSTEMD_EXEC_PID")
+    return "INVOCATION_ID" in environ if pid is None else pid == str(os.getpid())
+
+
+def check_tenants(config: Config) -> int:
+    """Complain where several tenants would run as one user, without limits, though nobody said that they may; the exit
+    status. A starter of which nothing can be seen counts as none."""
+    if not (what := tenants_together(config)):
+        return 0
     starter = os.path.join(config.jobs.users_dir, SOCKET)
-    if len(tenants) < 2 or config.jobs.separate == "no" or os.path.exists(starter):
-        return
-    what = f"{len(tenants)} tenants, and no limits: not enforced without a starter"
-    why = f"no starter listens at {starter}, so all jobs run as the agent's user ({', '.join(tenants[:3])})"
-    next_step = "systemctl enable --now covey-starter"
-    raise ConfigError(what, why, f'{next_step}; or [jobs] separate = "no" where they trust one another')
+    try:
+        os.stat(starter)
+    except (FileNotFoundError, NotADirectoryError):
+        why = f"no starter listens at {starter}"
+    except OSError as error:
+        why = f"it cannot be seen whether a starter listens at {starter}: {error.strerror}"
+    else:
+        return 0
+    _complain(what, why, TENANTS_NEXT)
+    return 1
 
 
 async def log_differs(config: Config) -> str:
@@ -415,8 +430,7 @@ def main() -> None:
             show_config(config)
             return
         if options.check:
-            check(config)
-            return
+            sys.exit(check(config, os.environ))
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
         check_own(config.run_dir)

@@ -26,7 +26,8 @@ GOSSIP_KEYS = METRICS.gauge(
 HAS_LEADER = METRICS.gauge("covey_has_leader", "1 while this host knows a leader of the log.")
 HOSTS = METRICS.gauge("covey_hosts", "Hosts that gossip shows, by their state, this one included.", "state")
 HOSTS_WRONG = METRICS.gauge(
-    "covey_hosts_wrong", "Hosts that need attention: of another rack, with a contested name, lost again and again."
+    "covey_hosts_wrong",
+    "Hosts that need attention: of another rack, with a contested name, lost again and again, tenants not kept apart.",
 )
 HTTP_REFUSED = METRICS.counter(
     "covey_http_refused_total", "HTTP requests refused before they reached a command.", "why"

@@ -149,7 +149,7 @@ class Agent:
                 connection.request("GET", target)
                 return connection.getresponse().read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
-            raise Gone("GET", address, error) from None
+            raise _not_trusted(address, error) or Gone("GET", address, error) from None
 
     def _ask(self, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float) -> Answer:
         address = self.address = self.address or self._awake(self.addresses)
@@ -167,8 +167,7 @@ class Agent:
                 TOO_LATE, f"{address} did not answer", f"no answer within {timeout_s:g} s", "agentctl status"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            words = tls.refused(address, error)
-            raise (Gone(method, address, error) if words is None else AgentctlError(REFUSED, *words)) from None
+            raise _not_trusted(address, error) or Gone(method, address, error) from None
         except ValueError as error:  # all of an answer came, and it was not ours
             raise _no_agent(address, str(error)) from None
         if status >= 400 and "code" in found:
@@ -200,6 +199,9 @@ class Agent:
                 f"there is no {RACK_FILE} here or above, and no {SYSTEM_SOCKET}",
                 "make run    (starts a rack on this machine), or name an agent: agentctl --agent unix:PATH hosts",
             )
+        for address, error in errors.items():
+            if (no := _not_trusted(address, error)) is not None:
+                return no
         last = list(errors.values())[-1]
         reason = getattr(last, "strerror", None) or str(last) or "no answer"
         why = f"{_tried(list(errors))} (from {self.found_by}): {reason}"
@@ -239,6 +241,14 @@ class Gone(AgentctlError):
         )
 
 
+def _not_trusted(address: str, error: Exception) -> AgentctlError | None:
+    """Why this agent, or the user's certificate, was not believed in TLS; None: that was not why."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AgentctlError(FAILED, *tls.not_believed(address, error))
+    words = tls.refused(address, error)
+    return None if words is None else AgentctlError(REFUSED, *words)
+
+
 def _no_agent(address: str, why: str) -> AgentctlError:
     return AgentctlError(FAILED, f"{address} is not a Covey agent", why, "check --agent and COVEY_AGENT")
 
@@ -258,17 +268,18 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def _is_socket(address: str) -> bool:
+def is_socket(address: str) -> bool:
+    """Whether the address is a unix socket's."""
     return address.startswith("unix:")
 
 
 def _is_told_who(address: str) -> bool:
     """Whether an agent is told there who asks."""
-    return _is_socket(address) or address.startswith(tls.SCHEME)
+    return is_socket(address) or address.startswith(tls.SCHEME)
 
 
 def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
-    if _is_socket(address):
+    if is_socket(address):
         return _UnixConnection(address.removeprefix("unix:"), timeout_s)
     if address.startswith(tls.SCHEME):
         try:

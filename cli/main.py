@@ -228,7 +228,7 @@ def help_text(paint: Paint) -> str:
     lines.append(paint("options of every command", BOLD))
     lines += [
         "  --json        print JSON, for programs",
-        "  --agent       the agent to ask: unix:PATH, or http://HOST:PORT for reading; also $COVEY_AGENT",
+        "  --agent       the agent to ask: unix:PATH, https://HOST:PORT or http://HOST:PORT; also $COVEY_AGENT",
         "  --timeout     how long to wait, such as 30s",
         "",
     ]

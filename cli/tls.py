@@ -1,7 +1,7 @@
 """What `agentctl login` leaves in the user's config folder, and TLS with it.
 
 login.pem       private key and certificate of the user, mode 0600; its first line says until when it is good
-authority.pem   certificates of the rack's authorities: who has one of them is a host of the rack
+authority.pem   certificates of the rack's authorities: who shows a certificate signed by one of them is a host
 login.key       the key of a request whose certificate has not come yet (`login --request`)
 """
 
@@ -110,5 +110,7 @@ def refused(address: str, error: Exception) -> Words | None:
         return None
     if not over and "EXPIRED" in reason:
         over = "by that host's clock it is out of date"
+    elif not over and "BAD_CERTIFICATE" in reason:
+        over = "by that host's clock it is not good yet, or it is no user's: compare clocks (date)"
     why = over or f"it is of another rack, or of an authority before a rotation of keys ({reason.lower()})"
     return Words(f"{address} does not believe your certificate", why, AGAIN)

@@ -5,8 +5,8 @@ closed it before its request is read, and then the kernel tells of no user, or o
 - `OwnSocket`, the unix socket: requests of root, of the agent's own user, and of users in the group of [http], whoever
   the kernel says they are.
 - `Network`, `[http] bind` without TLS: reads, to whoever connects. No change exists there, whoever asks: it cannot be
-  told who is at the other end, so it is a viewer. Beyond loopback there is health and counters alone; with `read_open`,
-  on loopback, everything is read.
+  told who is at the other end, so it is a viewer. Beyond loopback there is health and counters alone; on
+  loopback with `read_open` everything is read.
 - `Certified`, the same address over TLS: all that the user may do whom a certificate of the rack's authority names, as
   at the unix socket of this host; without a certificate, health and counters alone.
 
@@ -101,7 +101,7 @@ class Network:
 
     def __init__(self, own: str, names: tuple[str, ...], path: str, bind: str, read_open: bool) -> None:
         self._own, self._path, self._bind = own, path, bind
-        self._machines_alone = hears_others(bind) and not read_open
+        self._machines_alone = hears_others(bind)
         self._visitor = Asker(UNKNOWN_USER, "", "viewer", reads_all=read_open)
         self.rename(names)
 
@@ -174,7 +174,29 @@ class Certified:
 
 def known_names(own: str, names: tuple[str, ...]) -> frozenset[str]:
     """The names under which a host may be asked over TCP."""
-    return frozenset(("localhost", own.lower(), *(name.lower().rstrip(".") for name in names)))
+    return frozenset(plain_name(name) for name in ("localhost", own, *names))
+
+
+def plain_name(name: str) -> str:
+    """The name as it is compared, and as it is in a certificate: `GPU1.example.org.` is `gpu1.example.org`."""
+    return name.lower().rstrip(".")
+
+
+def peer_ip(transport: asyncio.BaseTransport | None) -> str:
+    """The IP address at the other end of a TCP connection; empty where it is over."""
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return str(peer[0]) if peer else ""
+
+
+def network_of(address: str) -> str:
+    """What counts as one machine: an IPv4 address, or the network of 64 bits of an IPv6 address."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(ip, ipaddress.IPv4Address) or ip.ipv4_mapped is not None:
+        return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def _unknown_name(request: web.Request, names: frozenset[str]) -> NotAdmitted | None:
@@ -208,7 +230,7 @@ def is_known_name(host: str, names: frozenset[str]) -> bool:
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit() or host.endswith("]"):
         name = host
-    name = name.lower().rstrip(".")
+    name = plain_name(name)
     if name in names:
         return True
     try:

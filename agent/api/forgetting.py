@@ -21,6 +21,8 @@ from plugins.views import VotersView
 
 NAME_MAX = 63
 LIVING = ("alive", "suspect", "away")
+HEARD_S = 60.0
+"""Seconds after its start in which an agent may not have heard of every living host (chosen: gossip takes a few)."""
 
 
 class Forgotten(msgspec.Struct, frozen=True):
@@ -39,15 +41,17 @@ class ForgettingAgent(Protocol):
     def id(self) -> HostId: ...
     @property
     def env(self) -> Env: ...
+    @property
+    def up_s(self) -> float: ...
     def hosts(self) -> Sequence[HostView]: ...
     def voters_now(self) -> VotersView: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     def plugin_commands(self) -> Mapping[str, Command]: ...
 
 
-def refusal(host: HostId, me: HostId, state: str | None, is_in_log: bool) -> Refused | None:
+def refusal(host: HostId, me: HostId, state: str | None, is_in_log: bool, up_s: float) -> Refused | None:
     """Why the host cannot be forgotten; None: it can. `state`: what gossip says of it, if anything; `is_in_log`: it
-    votes, is drained or has jobs."""
+    votes, is drained or has jobs; `up_s`: seconds since this agent began."""
     what = f"{str(host)[:80]} was not forgotten"
     if host == me:
         return Refused(4, what, "it is this host", "on another host, once this one is shut down for good")
@@ -56,6 +60,9 @@ def refusal(host: HostId, me: HostId, state: str | None, is_in_log: bool) -> Ref
         return Refused(4, what, why, f"agentctl hosts drain {host} --wait, then shut it down")
     if state is None and not is_in_log:
         return Refused(3, f"there is no host {str(host)[:80]!r}", "no host of that name is known", "agentctl hosts")
+    if state is None and up_s < HEARD_S:
+        why = "this agent has just begun, and may not have heard of it"
+        return Refused(75, what, why, f"again in a minute: agentctl hosts forget {host}")
     return None
 
 
@@ -69,7 +76,8 @@ async def forget(agent: ForgettingAgent, given: Mapping[str, Any]) -> Forgotten:
     asked = {**given, "id": host, "boot": int(agent.env.clock.wall_s()) if view is None else view.boot}
     knows = commands.get("scheduler.knows")
     is_in_log = voted or (knows is not None and bool(await knows(asked)))
-    if (refused := refusal(host, agent.id, None if view is None else view.state, is_in_log)) is not None:
+    state = None if view is None else view.state
+    if (refused := refusal(host, agent.id, state, is_in_log, agent.up_s)) is not None:
         raise refused
     if voted:
         await agent.change_voters("", host, False)

@@ -22,7 +22,7 @@ import logging
 import os
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Protocol, cast
 
@@ -31,7 +31,17 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent import metrics
-from agent.api.admission import Certified, Door, Network, NotAdmitted, OwnSocket, uid_of
+from agent.api.admission import (
+    Certified,
+    Door,
+    Network,
+    NotAdmitted,
+    OwnSocket,
+    network_of,
+    peer_ip,
+    plain_name,
+    uid_of,
+)
 from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gate import ROOT
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
@@ -55,6 +65,9 @@ escapes."""
 TCP_CONNECTIONS_MAX = 128
 """The most connections open at the same time on TCP, idle ones included; one beyond that is closed at once, so that
 clients cannot use up the agent's file descriptors."""
+ADDRESS_CONNECTIONS_MAX = 32
+"""The most of them that come from one address (IPv6: one network of 64 bits), with a certificate or without, so that
+one machine leaves room for the others."""
 USER_CONNECTIONS_MAX = 64
 """The most connections that one user has open at the unix socket, idle ones included; one beyond that is closed at
 once. Root and the agent's own user are not bounded: they are to reach an agent that others keep busy."""
@@ -147,7 +160,8 @@ Add = Callable[[str, Route], object]
 
 
 class HttpApi:
-    """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
+    """The listeners, with three ways in. `await start()` opens them (OSError when one cannot be bound), `await stop()`
+    closes them."""
 
     def __init__(self, api: Api, unix_path: str, settings: HttpSettings) -> None:
         self.api, self.settings = api, settings
@@ -220,8 +234,10 @@ class HttpApi:
         host, port = tcp.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-        def may_come(begun: int) -> bool:
-            few = begun + sum(len(_server(each).connections) for each in (plain, over_tls)) < TCP_CONNECTIONS_MAX
+        def may_come(address: str, begun: Sequence[str]) -> bool:
+            handed = [peer_ip(each.transport) for one in (plain, over_tls) for each in _server(one).connections]
+            there = [network_of(each) for each in (*begun, *handed)]
+            few = len(there) < TCP_CONNECTIONS_MAX and there.count(network_of(address)) < ADDRESS_CONNECTIONS_MAX
             if not few:
                 self.refused["full"] += 1
             return few
@@ -230,9 +246,9 @@ class HttpApi:
             self.refused[why] += 1
 
         def context(address: str) -> ssl.SSLContext:
-            return api.authority.context((api.id, *self._names, "localhost"), address)
+            return api.authority.context([plain_name(each) for each in (api.id, *self._names, "localhost")], address)
 
-        door = TcpDoor(tcp, may_come, lambda: _server(plain)(), lambda: _server(over_tls)(), context, refused)
+        door = TcpDoor(api.env, tcp, may_come, lambda: _server(plain)(), lambda: _server(over_tls)(), context, refused)
         self._listeners.append(door)
 
     async def stop(self) -> None:

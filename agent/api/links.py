@@ -18,6 +18,8 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId
 from covey.ports.clock import Clock
 
+ASKED, LOST_MAX = 3, 2
+"""The small questions to each host, of which the quickest counts, and how many may be lost until no more is asked."""
 PAD_BYTES = 64 * 1024
 """Bytes of the long question: several segments of any network, jumbo frames included."""
 
@@ -54,13 +56,18 @@ async def links(hosts: Sequence[HostId], clock: Clock, ask: Ask, within_s: float
 
 
 async def _link(host: HostId, clock: Clock, ask: Ask, within_s: float) -> LinkRow:
-    try:
-        best = min([await _asked(host, clock, ask, within_s) for _ in range(3)])
-    except TimeoutError:
-        return LinkRow(host, why=f"its agent did not answer within {within_s:g} s")
-    except Refused as refused:
-        return LinkRow(host, why=f"{refused.what}: {refused.why}")
-    rtt_s, offset_s = best
+    found: list[tuple[float, float]] = []
+    lost = 0
+    while len(found) + lost < ASKED and lost < LOST_MAX:
+        try:
+            found.append(await _asked(host, clock, ask, within_s))
+        except TimeoutError:
+            lost += 1
+        except Refused as refused:
+            return LinkRow(host, why=f"{refused.what}: {refused.why}")
+    if not found:
+        return LinkRow(host, why=f"its agent did not answer within {within_s:g} s, {lost} times")
+    rtt_s, offset_s = min(found)
     try:
         row = await ask(host, PAD_BYTES, within_s)
     except TimeoutError:

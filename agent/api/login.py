@@ -31,7 +31,7 @@ class LoginView(msgspec.Struct, frozen=True):
     certificate: str
     """The certificate, PEM."""
     authority: str
-    """The certificates of the rack's authorities, PEM: who has one of them is a host of the rack."""
+    """The certificates of the rack's authorities, PEM: who shows a certificate signed by one of them is a host."""
 
 
 class Logins:
@@ -60,7 +60,9 @@ class Logins:
         env = self._member.env
         named = Named(asker.user, asker.uid, float(int(env.clock.wall_s() + days * DAY_S)))
         made = self._authority.certified(key, named, env.entropy(SERIAL_BYTES))
+        # One line a day of the same: whoever may log in would else push all others out of this host's events.
+        same = f"login/{asker.uid}/{days}/{int(env.clock.wall_s() // DAY_S)}"
         said = f"for {asker.user} (uid {asker.uid}), good for {days} days"
-        self._member.event_log.note(f"host/{self._member.id}", "certificate made", said)
+        self._member.event_log.note(f"host/{self._member.id}", "certificate made", said, same)
         env.log.info("a user logged in", user=asker.user, uid=asker.uid, days=days)
         return LoginView(named.user, named.uid, named.until_s, made, self._authority.pem)

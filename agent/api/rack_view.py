@@ -4,6 +4,7 @@ A live question goes to every host that is alive, all at once, for as long as th
 answer are named beside the rows (`agent.api.gathering`).
 """
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -94,6 +95,8 @@ class Agent(RackMember, Protocol):
     """What this file needs of the agent."""
 
     @property
+    def up_s(self) -> float: ...
+    @property
     def leader_since_s(self) -> float | None: ...
     def voter(self) -> VoterRow: ...
     def voters_now(self) -> VotersView: ...
@@ -133,6 +136,8 @@ class RackView:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._gathering = Gathering(agent, self._rows)
+        self._links_found: asyncio.Future[list[LinkRow]] | None = None
+        """What is being found out of the links now; None or done: nothing."""
 
     def commands(self) -> Mapping[str, Command]:
         return {
@@ -245,7 +250,24 @@ class RackView:
         return [ClockRow(self._agent.id, self._agent.env.clock.wall_s(), len(str(arguments.get("pad", ""))))]
 
     async def _links(self, _arguments: Mapping[str, Any]) -> list[LinkRow]:
-        """How this host reaches each other one that gossip has as alive."""
+        """How this host reaches each other one that gossip has as alive. Whoever asks while that is being found out
+        gets the same answer: one reader costs every host some questions, and a crowd no more."""
+        if self._links_found is None or self._links_found.done():
+            self._links_found = asyncio.get_running_loop().create_future()
+            self._agent.env.spawn("agent: links", self._find_links(self._links_found))
+        return await asyncio.shield(self._links_found)
+
+    async def _find_links(self, found: "asyncio.Future[list[LinkRow]]") -> None:
+        try:
+            (rows,) = await asyncio.gather(self._measured_links(), return_exceptions=True)
+            if isinstance(rows, BaseException):  # whoever asks is told, as of any other question
+                found.set_exception(rows)
+            else:
+                found.set_result(rows)
+        finally:
+            found.cancel()  # the agent stops; nothing where there is an answer
+
+    async def _measured_links(self) -> list[LinkRow]:
         others = [view.host for view in self._agent.hosts() if view.state == "alive" and view.host != self._agent.id]
 
         async def ask(host: HostId, pad: int, seconds: float) -> ClockRow:

@@ -29,7 +29,7 @@ NAME_CHARACTERS_MAX = 64
 UID_MAX = (1 << 32) - 2
 SKEW_S = 600.0
 """Seconds by which the clock of another host may be behind the one that signs (chosen; `agentctl doctor` says of more
-than 1 s)."""
+than 2 s)."""
 SERIAL_BYTES = 16
 SINCE, UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
 """How long an authority is good: as long as the key that it is made from."""

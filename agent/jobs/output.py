@@ -48,8 +48,9 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     users_dir: str = "/var/lib/covey-jobs"
     """The folder of `covey-starter`, which starts jobs as the users who submitted them: its socket, and their files."""
     separate: Literal["yes", "no"] = "yes"
-    """Whether tenants have to be kept apart: `agentd --check` then refuses several tenants on a host without a starter,
-    where all jobs run as the agent's user without limits. `no`: they trust one another."""
+    """Whether tenants have to be kept apart: several in `[scheduler] quotas` are then *wrong* on a host that has no
+    starter, where all jobs run as the agent's user without limits. `agentctl doctor` and the log say so there, and
+    `agentd --check` ends with 1; the agent starts. `no`: they trust one another."""
 
     def __post_init__(self) -> None:
         for name in ("output_rank_max", "output_host_max"):

@@ -11,7 +11,6 @@ import io
 import json
 import os
 import platform
-import secrets
 import subprocess
 import sys
 import tarfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from cli.client import FAILED, Agent, AgentctlError
 from cli.context import Context
+from cli.files import replacing
 from cli.hosts import doctor
 from cli.hosts.scrubbed import Scrubber, arguments_in, is_secret
 from covey.core.version import VERSION
@@ -195,15 +195,9 @@ def release() -> str:
 def written(path: Path, folder: str, files: Iterator[tuple[str, str]]) -> None:
     """Write the archive, for this user alone to read, whole or not at all. A file or link of that name is replaced, and
     not written through: whoever can write to /tmp could have put it there. OSError."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
-            for name, text in files:
-                data = text.encode(errors="backslashreplace")
-                member = tarfile.TarInfo(f"{folder}/{name}")
-                member.size, member.mtime, member.mode = len(data), int(time.time()), 0o600
-                archive.addfile(member, io.BytesIO(data))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path, 0o600) as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, text in files:
+            data = text.encode(errors="backslashreplace")
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size, member.mtime, member.mode = len(data), int(time.time()), 0o600
+            archive.addfile(member, io.BytesIO(data))

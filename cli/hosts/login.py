@@ -12,9 +12,7 @@ it back before, but whoever is no member of the group of [http] on a host is ref
 ends all certificates that were made before."""
 
 import argparse
-import contextlib
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -23,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from cli import tls
-from cli.client import FAILED, REFUSED, AgentctlError
+from cli.client import FAILED, REFUSED, Agent, AgentctlError, find, is_socket
 from cli.context import Context
+from cli.files import put
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -97,12 +96,26 @@ def _take(context: Context, text: str) -> int:
 
 
 def _signed(context: Context, csr: str) -> Signed:
-    answer = context.agent.post("login", body={"csr": csr, "days": context.args.days})
+    answer = _of_this_host(context).post("login", body={"csr": csr, "days": context.args.days})
     try:
         return msgspec.convert(answer.data, Signed)
     except msgspec.ValidationError as error:
         what = f"{answer.host} answered with no certificate"
         raise AgentctlError(FAILED, what, str(error), "compare versions: agentctl version") from None
+
+
+def _of_this_host(context: Context) -> Agent:
+    """An agent at a unix socket, whose kernel says who asks. Where COVEY_AGENT has agents of other machines alone, it
+    is looked for as if that were unset."""
+    found = context.agent
+    if found.addresses and not any(map(is_socket, found.addresses)) and not context.args.agent:
+        environ = {name: value for name, value in os.environ.items() if name != "COVEY_AGENT"}
+        found = find(None, environ, found.timeout_s)
+    sockets = [address for address in found.addresses if is_socket(address)]
+    if context.agent.addresses and not sockets:
+        why = "login needs the unix socket of a host, whose kernel says who you are"
+        raise AgentctlError(REFUSED, "no certificate was made", why, tls.AGAIN)
+    return Agent(sockets, found.found_by, found.timeout_s)
 
 
 def _keep(context: Context, key: str, signed: Signed) -> int:
@@ -164,16 +177,9 @@ def _read(file: str) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file whole, or not at all; it has its mode before it has its name."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
-            file.write(text)
-        os.replace(beside, path)
+        put(path, text, mode, folder_mode=0o700)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise AgentctlError(
             FAILED, f"cannot write {path}", error.strerror or str(error), "free space, or rights"
         ) from None

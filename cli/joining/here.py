@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import pwd
-import secrets
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from agent.keyring import service as ring
 from agent.raft.disk import FOLDER
 from cli.client import FAILED, REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.context import Context
+from cli.files import put
 from cli.joining.toml_lines import CannotWrite, Settings, with_settings
 from covey.wire.checked import Damaged
 
@@ -147,23 +147,10 @@ class Here:
         self.did.append(f"{self.key_path} is written")
 
     def _put(self, path: Path, text: str, mode: int, owner: Owner | None) -> None:
-        """Write a file whole, or not at all; it has its mode and owner before it has its name."""
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
-                os.fchmod(file.fileno(), mode)
-                if owner is not None:
-                    os.fchown(file.fileno(), *owner)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
+            put(path, text, mode, owner)
         except OSError as error:
             raise self._cannot("write", path, error) from None
-        finally:  # whatever interrupts it: a key under another name stays nowhere
-            with contextlib.suppress(OSError):
-                beside.unlink()
 
     def _owner(self) -> Owner | None:
         """The agent's user, where root writes for it."""

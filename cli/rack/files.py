@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.client import FAILED, REFUSED, USAGE, AgentctlError
+from cli.files import put
 from cli.rack.ports import Claims, free_ports
 from cli.table import plural
 
@@ -252,15 +253,6 @@ def write_new(path: Path, text: str, mode: int) -> None:
         out.write(text)
 
 
-def replace(path: Path, text: str) -> None:
-    """Whole or not at all, readable by its owner."""
-    new = path.with_suffix(".new")
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w") as out:
-        out.write(text)
-    os.replace(new, path)
-
-
 # ---- ports -----------------------------------------------------------------------------------------------------------
 
 
@@ -334,9 +326,8 @@ def write_rack(directory: Path, hosts: Sequence[RackHost], pids: Mapping[str, tu
         }
         for host in hosts
     ]
-    replace(
-        directory / "rack.json", json.dumps({"schema": 1, "directory": str(directory), "hosts": rows}, indent=2) + "\n"
-    )
+    text = json.dumps({"schema": 1, "directory": str(directory), "hosts": rows}, indent=2) + "\n"
+    put(directory / "rack.json", text, 0o600)
 
 
 def tail(path: Path, lines: int = 15) -> str:

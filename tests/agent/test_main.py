@@ -30,6 +30,7 @@ from agent.raft.messages import configuration_entry
 from agent.raft.policy import founders
 from agent.raft.service import consensus
 from agent.runtime import plugin_runtime
+from cli.client import Agent
 from covey.core.ids import HostId
 from covey.core.version import VERSION
 from covey.wire import checked
@@ -203,17 +204,58 @@ def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
     assert not (place / "state").exists()
 
 
-def test_several_tenants_without_a_starter_are_refused_unless_they_trust_each_other(place: Path) -> None:
-    users, tenants = f'[jobs]\nusers_dir = "{place}/u"\n', "[scheduler]\nquotas = {ml = 4, bio = 4}\n"
-    refused = run(write_config(place, users + tenants), "--check")
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 3
-    assert "2 tenants, and no limits: not enforced without a starter" in refused.stderr
-    assert "covey-starter" in refused.stderr and 'separate = "no"' in refused.stderr
-    assert run(write_config(place, users + 'separate = "no"\n' + tenants), "--check").returncode == 0
+TENANTS = "[scheduler]\nquotas = {ml = 4, bio = 4}\n"
+
+
+def test_check_refuses_several_tenants_without_a_starter_unless_they_trust(place: Path) -> None:
+    users = f'[jobs]\nusers_dir = "{place}/u"\n'
+    refused = run(write_config(place, users + TENANTS), "--check")
+    assert refused.returncode == 1 and "is valid" in refused.stdout
+    what, why, following = refused.stderr.splitlines()
+    assert "2 tenants (bio, ml), and no limits: without a starter" in what and f"no starter listens at {place}/u" in why
+    assert "covey-starter" in following and 'separate = "no"' in following
+    assert run(write_config(place, users + 'separate = "no"\n' + TENANTS), "--check").returncode == 0
     assert run(write_config(place, users + "[scheduler]\nquotas = {ml = 4}\n"), "--check").returncode == 0
+    (place / "u").symlink_to("u")
+    unseen = run(write_config(place, users + TENANTS), "--check")
+    assert unseen.returncode == 1 and "it cannot be seen whether a starter listens" in unseen.stderr
+    (place / "u").unlink()
     (place / "u").mkdir()
     (place / "u/starter.sock").touch()
-    assert run(write_config(place, users + tenants), "--check").returncode == 0
+    assert run(write_config(place, users + TENANTS), "--check").returncode == 0
+
+
+def test_an_agent_whose_tenants_share_a_user_starts_by_systemd_and_says_so(place: Path) -> None:
+    """It ran yesterday, and an upgrade is to stop no rack. In a unit's ExecStartPre `--check` lets it start."""
+    config = write_config(place, f'[jobs]\nusers_dir = "{place}/u"\n{TENANTS}')
+    environ = {name: value for name, value in os.environ.items() if name != "SYSTEMD_EXEC_PID"} | {"INVOCATION_ID": "1"}
+    checks = subprocess.run([AGENTD, "--config", config, "--check"], env=environ, capture_output=True, check=False)
+    assert (checks.returncode, checks.stderr) == (0, b"")
+    systemd = Systemd(place)
+    process = subprocess.Popen(
+        [AGENTD, "--config", config], env=environ | {"NOTIFY_SOCKET": systemd.path}, stderr=subprocess.PIPE
+    )
+    try:
+        systemd.until("READY=1")
+        asked = Agent([f"unix:{place}/run/agent.sock"])
+        (wrong,) = asked.get("status").data["wrong"]
+        assert wrong["host"] == "gpu1" and "2 tenants (bio, ml), and no limits" in wrong["what"]
+        (row,) = asked.get("hosts").data
+        assert row["troubles"] == [{"what": wrong["what"], "next": wrong["next"]}], "doctor reads this"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None and wrong["what"] in process.stderr.read().decode()
+    finally:
+        process.kill()
+        process.communicate()
+        systemd.close()
+
+
+def test_who_asks_for_a_check_is_systemd_where_its_variables_name_this_process() -> None:
+    assert main.is_of_systemd({"INVOCATION_ID": "1", "SYSTEMD_EXEC_PID": str(os.getpid())})
+    assert main.is_of_systemd({"INVOCATION_ID": "1"}), "before systemd 248"
+    assert not main.is_of_systemd({})
+    inherited = {"INVOCATION_ID": "1", "SYSTEMD_EXEC_PID": str(os.getppid())}
+    assert not main.is_of_systemd(inherited), "a person's, under a unit such as that of a terminal"
 
 
 def test_a_log_whose_voters_are_others_than_agent_tomls_is_told_by_check_and_counts(place: Path) -> None:

@@ -3,6 +3,7 @@ certificate. What TLS does with them: `tests/agent/api/test_tls.py`.
 """
 
 import io
+import ssl
 import stat
 import time
 from pathlib import Path
@@ -15,9 +16,11 @@ from agent.authority.service import HostAuthority
 from agent.ports.clock import RealClock
 from cli import tls
 from cli.client import FAILED, REFUSED, USAGE, Agent, AgentctlError, checked_address
+from cli.files import put, replacing
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Run
 from tests.cli.rack_answers import run as run
+from tests.cli.test_client import write_rack
 
 RACK = HostAuthority(lambda: (b"k" * 32,), RealClock())
 
@@ -97,6 +100,50 @@ def test_what_is_no_certificate_of_the_own_key_is_not_taken(
     assert run("login")[0] == FAILED and run("login", "--sign", str(folder / "none"))[0] == FAILED
     assert run("login", "--take", "-", "--sign", "-")[0] == USAGE
     assert modes(folder) == {"login.key": 0o600}
+
+
+def test_whoever_names_hosts_of_tls_logs_in_again_at_this_hosts_socket(
+    run: Run, agent: FakeAgent, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COVEY_AGENT=https://... saves typing, and the certificate of yesterday is no way to that of today."""
+    agent.replies["POST /v1/login"] = certified
+    monkeypatch.setenv("COVEY_AGENT", "https://127.0.0.1:1,https://127.0.0.1:2")
+    write_rack(Path.cwd(), str(agent.path))
+    assert run("login")[0] == 0 and modes(folder) == {"login.pem": 0o600, "authority.pem": 0o644}
+    for known in (("--agent", "https://127.0.0.1:1", "login"), ("--agent", "127.0.0.1:1", "login")):
+        code, _, said = run(*known)
+        assert code == REFUSED and "login needs the unix socket of a host" in said and "next:" in said
+    monkeypatch.setenv("COVEY_AGENT", f"https://127.0.0.1:1,{agent.address}")
+    (folder / "login.pem").unlink()
+    assert run("login")[0] == 0, "of several agents it asks the one at a socket"
+
+
+def test_what_interrupts_a_write_leaves_no_key_and_the_earlier_file(tmp_path: Path) -> None:
+    path = tmp_path / "login.pem"
+    put(path, "before", 0o600)
+    for interruption in (KeyboardInterrupt, OSError):
+        with pytest.raises(interruption), replacing(path, 0o600) as file:
+            file.write(b"PRIVATE KEY")
+            raise interruption
+    assert path.read_text() == "before" and modes(tmp_path) == {"login.pem": 0o600}
+    (tmp_path / "theirs").write_text("kept")
+    path.unlink()
+    path.symlink_to(tmp_path / "theirs")
+    put(path, "mine", 0o640)
+    assert not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert (tmp_path / "theirs").read_text() == "kept", "a link is replaced, and not written through"
+
+
+def test_why_a_host_refuses_a_certificate_is_told_from_its_alert(folder: Path) -> None:
+    for reason, why in (
+        ("SSLV3_ALERT_BAD_CERTIFICATE", "by that host's clock it is not good yet, or it is no user's: compare clocks"),
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "by that host's clock it is out of date"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "it is of another rack"),
+    ):
+        error = ssl.SSLError(1, reason)
+        error.reason = reason
+        words = tls.refused("https://gpu1:8470", error)
+        assert words is not None and why in words.why and tls.refused("gpu1:8470", error) is None
 
 
 def test_an_address_of_tls_is_one() -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agent.api.forgetting import forget, refusal
+from agent.api.forgetting import HEARD_S, forget, refusal
 from covey.core.errors import Refused
 from covey.core.ids import HostId
 from plugins.views import VotersView
@@ -28,6 +28,7 @@ class FakeAgent:
     """An agent, and what was asked of it in its order. `refuses`: the voters cannot be changed."""
 
     id = A
+    up_s = HEARD_S
 
     def __init__(self, state: str | None, votes: bool = False, known: bool = False, refuses: bool = False) -> None:
         self.views = [View(A, "alive"), *([View(B, state)] if state else [])]
@@ -93,6 +94,18 @@ async def test_a_refusal_leaves_everything_as_it_is() -> None:
     ],
 )
 def test_only_a_host_that_is_gone_is_forgotten(state: str | None, in_log: bool, why: str) -> None:
-    refused = refusal(B, A, state, in_log)
+    refused = refusal(B, A, state, in_log, HEARD_S)
     assert why in refused.why if refused is not None else not why
-    assert refusal(A, A, "alive", True) is not None, "a host does not forget itself"
+    assert refusal(A, A, "alive", True, HEARD_S) is not None, "a host does not forget itself"
+
+
+async def test_an_agent_that_has_just_begun_forgets_nobody_of_whom_it_has_not_heard() -> None:
+    """It knows the host from the log, and gossip has not come round yet: the host may live."""
+    agent = FakeAgent(None, votes=True, known=True)
+    agent.up_s = HEARD_S - 1
+    with pytest.raises(Refused, match="may not have heard of it") as refused:
+        await forget(agent, {"id": "b"})
+    assert refused.value.code == 75 and "in a minute" in refused.value.next and agent.asked == []
+    assert refusal(B, A, "gone", True, 0.0) is None, "what gossip has seen go is gone"
+    never = refusal(B, A, None, False, 0.0)
+    assert never is not None and never.code == 3

@@ -10,7 +10,7 @@ import random
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.api import http
+from agent.api.admission import network_of
 from agent.api.http import HttpApi
 from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
@@ -66,6 +67,10 @@ class FakeLog:
         self.lines.append((event, fields))
 
 
+def spawn(name: str, work: Coroutine[Any, Any, None]) -> object:
+    return asyncio.get_running_loop().create_task(work, name=name)
+
+
 class FakeApi:
     """An agent of one host; every command notes what it was asked."""
 
@@ -77,7 +82,8 @@ class FakeApi:
         self.log = FakeLog()
         users = FixedUsers(own_uid=os.geteuid())
         self.authority = HostAuthority(lambda: (b"k" * 32,), FakeClock())
-        self.env = cast(Env, SimpleNamespace(clock=FakeClock(), log=self.log, rng=random.Random(1), users=users))
+        ports = {"clock": FakeClock(), "log": self.log, "rng": random.Random(1), "users": users, "spawn": spawn}
+        self.env = cast(Env, SimpleNamespace(**ports))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.askers: list[Asker] = []
         self.known: dict[int, Asker] = {os.geteuid(): ROOT}
@@ -421,6 +427,29 @@ async def test_tcp_connections_are_bounded_and_keep_nobody_from_the_unix_socket(
     assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
     for _, writer in held:
         writer.close()
+
+
+async def test_one_address_leaves_room_for_the_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ADDRESS_CONNECTIONS_MAX", 2)
+    host, port = rig.http.address.rsplit(":", 1)
+    held = [await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)) for _ in range(3)]
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(held[2][0].read(1), 5) == b""
+    for _, writer in held[:2]:
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(held[0][0].readuntil(b"\r\n\r\n"), 5) if writer is held[0][1] else None
+    held.append(await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)))
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(held[3][0].read(1), 5) == b"", "those that have asked already count"
+    assert rig.http.refused["full"] == 2
+    assert (await rig.ask("GET", "/livez", tcp=True))[0] == 200, "from another address"
+    for _, writer in held:
+        writer.close()
+
+
+def test_an_address_counts_as_its_machine() -> None:
+    assert network_of("10.0.0.1") == network_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2%eth0") != network_of("2001:db8:0:1::1")
 
 
 async def test_liveness_readiness_and_health_tell_three_different_things(rig: Rig) -> None:

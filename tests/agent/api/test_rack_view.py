@@ -1,10 +1,12 @@
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from agent.api.gathering import Gathered, Unanswered
+from agent.api.links import ASKED, ClockRow
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core.errors import Refused
 from covey.core.events import Message
@@ -57,6 +59,10 @@ class FakeAgent:
         class Env:
             clock = Clock()
 
+            @staticmethod
+            def spawn(name: str, work: Coroutine[Any, Any, None]) -> object:
+                return asyncio.create_task(work, name=name)
+
             class probes:
                 @staticmethod
                 def gpus() -> list[Any]:
@@ -92,6 +98,9 @@ class FakeAgent:
         if not self.answering:
             raise self.refusal
         rows: list[Any] = [gpu("gpu2")] if question.read == "agent.local_gpus" else []
+        if question.read == "agent.local_clock":
+            await asyncio.sleep(0)
+            rows = [ClockRow(GPU2, self.env.clock.wall_s(), len(question.arguments["pad"]))]
         if question.read == "agent.story":
             rows = [EventLine(1.0, GPU2, "j1", "granted", "why", "log/2"), EventLine(3.0, GPU2, "j1", "started", "")]
         return ViewAnswer(msgspec.json.encode(rows))
@@ -239,3 +248,21 @@ async def test_only_listed_reads_are_answered_to_other_hosts() -> None:
 async def test_the_leader_is_shown_with_the_age_of_this_copy() -> None:
     leader: Any = await view(FakeAgent()).commands()["agent.leader"]({})
     assert (leader.leader, leader.term, leader.since_s, leader.applied_index) == (GPU1, 3, 60.0, 7)
+
+
+async def test_whoever_asks_of_links_while_they_are_found_out_shares_the_answer() -> None:
+    """One question of a viewer costs each host four, of which one is long; a crowd of viewers costs no more."""
+    agent = FakeAgent()
+    command = view(agent).commands()["agent.links"]
+    crowd = [asyncio.ensure_future(command({})) for _ in range(20)]
+    await asyncio.sleep(0)
+    crowd[0].cancel()
+    found = await asyncio.gather(*crowd[1:])
+    assert len(agent.waited) == ASKED + 1 and all(rows == found[0] for rows in found)
+    assert [(row.host, row.whole) for row in found[0]] == [(GPU2, True)]
+    await command({})
+    assert len(agent.waited) == 2 * (ASKED + 1), "the next one is asked anew"
+    agent.refusal = ValueError("a defect")
+    agent.answering = False
+    for told in await asyncio.gather(command({}), command({}), return_exceptions=True):
+        assert told is agent.refusal, "each is told, and the agent goes on"

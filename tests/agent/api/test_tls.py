@@ -3,28 +3,30 @@
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from agent.api import tcp_door
+from agent.api import http, tcp_door
 from agent.api.access import RULES
 from agent.api.http import HttpApi
 from agent.authority.certificates import CURVE, Named, authority_of, host_certificate, pem_of, user_certificate
 from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from agent.ports.clock import RealClock
+from agent.tasks import Tasks
 from chaos.askers import ANN, BOB, EVE
 from cli import tls
-from cli.client import REFUSED, Agent, AgentctlError
+from cli.client import FAILED, REFUSED, TRY_AGAIN, Agent, AgentctlError
 from covey.ports.users import FixedUsers, User
 from plugins.askers import Asker
 from tests.agent.api.test_gate import GuardedFake
@@ -75,7 +77,7 @@ class OpenDoor:
 
     def __init__(self, folder: Path) -> None:
         self.api, self.folder = TlsApi(), folder / "config" / "covey"
-        settings = HttpSettings(group="members", bind="127.0.0.1:0", names=("gpu1.example.org",))
+        settings = HttpSettings(group="members", bind="127.0.0.1:0", names=("GPU1.example.org.",))
         self.http = HttpApi(self.api, str(folder / "agent.sock"), settings)
         self.folder.mkdir(parents=True)
 
@@ -97,7 +99,8 @@ class OpenDoor:
         path.write_text(text + made(private.public_key()))
 
     async def ask(self, *path: str, url: str = "") -> Any:
-        return await asyncio.to_thread(lambda: Agent([url or self.url]).get(*path).data)
+        """`url`: several with commas."""
+        return await asyncio.to_thread(lambda: Agent((url or self.url).split(",")).get(*path).data)
 
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         return await asyncio.to_thread(lambda: Agent([self.url]).post(*path, body=body).data)
@@ -137,11 +140,13 @@ async def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await found.http.stop()
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) <= before + 8, "descriptors of keys or connections stay open"
+def test_no_descriptor_of_a_key_stays_open() -> None:
+    """The library reads keys from files alone, and one that is on no disk is made for each context."""
+    authority = HostAuthority(lambda: (KEY,), RealClock())
+    before = sorted(os.listdir("/proc/self/fd"))
+    for n in range(20):
+        authority.context(("gpu1", f"gpu{n}"), f"10.0.0.{n}")
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 # ---- who is let in ---------------------------------------------------------------------------------------------------
@@ -228,6 +233,17 @@ async def test_a_certificate_that_is_out_of_date_is_refused_and_counted(door: Op
     assert "the certificate of ann" in no.why and "is out of date since" in no.why, "agentctl sees it by itself"
 
 
+async def test_a_certificate_that_is_not_good_yet_names_the_clock(door: OpenDoor) -> None:
+    """The host that signed is ahead of the one that is asked; OpenSSL tells both as a bad certificate."""
+    rack, then_s = authority_of(KEY), time.time() + 3600
+    door.take(named())
+    door.keep(lambda key: pem_of(user_certificate(rack, key, named(for_s=7200), then_s, b"s" * 16)))
+    for url in (door.url, f"{door.url},{door.url}"):
+        no = await door.no(url=url)
+        assert (no.code == REFUSED and "compare clocks" in no.why) or no.code == TRY_AGAIN
+    await until(lambda: set(door.http.refused) == {"certificate_out_of_date"})
+
+
 async def test_a_connection_that_stays_open_ends_with_its_certificate(door: OpenDoor) -> None:
     """TLS looks at a certificate once, when the connection begins."""
     door.take(named(for_s=60))
@@ -281,8 +297,13 @@ async def test_a_key_that_was_removed_ends_what_its_authority_signed(door: OpenD
     door.api.keys = (KEY, NEW_KEY)
     await door.ask("hosts")
     door.api.keys = (NEW_KEY, KEY)
-    no = await door.no()
-    assert "is not an agent of your rack" in no.what and "since your login" in no.why
+    several = f"https://127.0.0.1:1,{door.url},{door.url.replace('127.0.0.1', 'localhost')}"
+    for url in (door.url, several):
+        no = await door.no(url=url)
+        assert (no.code, no.next) == (FAILED, tls.AGAIN), "one that is down says less"
+        assert "is not an agent of your rack" in no.what and "since your login" in no.why
+    with pytest.raises(AgentctlError, match="since your login"):
+        await asyncio.to_thread(lambda: Agent([door.url]).text("/metrics"))
     (door.folder / tls.AUTHORITY).write_text(door.api.authority.pem)
     await door.ask("hosts")
     door.api.keys = (NEW_KEY,)
@@ -302,16 +323,20 @@ async def test_a_door_is_asked_under_its_names_alone(door: OpenDoor) -> None:
     get = "GET /v1/hosts HTTP/1.1\nHost: {}\nConnection: close\n\n"
     for name, status in (("gpu1", 200), ("gpu1.example.org:8470", 200), ("evil.example", 403)):
         assert f"HTTP/1.1 {status}" in await door.bare(get.format(name)), name
-    door.http.rename(("evil.example",))
+    door.http.rename(("Evil.Example.",))
     assert "HTTP/1.1 200" in await door.bare(get.format("evil.example"))
     context = tls.context(door.url)
     host, port = door.http.address.split(":")
     for name, good in (("evil.example", True), ("gpu1.example.org", False)):
-        with contextlib.suppress(ssl.SSLCertVerificationError):
+        has = True
+        try:
             _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+        except ssl.SSLCertVerificationError:
+            has = False
+        else:
             writer.close()
             await writer.wait_closed()
-            assert good, f"the certificate has {name}"
+        assert has == good, name
 
 
 async def test_a_web_page_changes_nothing_with_its_visitors_certificate(door: OpenDoor) -> None:
@@ -346,9 +371,71 @@ async def test_what_is_no_tls_and_who_says_nothing_is_counted_and_closed(
                 return client.recv(4096)
             return b""
 
-    for text in (b"\x16\x03\x01\xff\xff" + b"x" * 600, b"\x16\x03\x01\x00\x05hello", b"", b"\x16"):
+    texts = (b"\x16\x03\x01\xff\xff" + b"x" * 600, b"\x16\x03\x01\x00\x05hello", b"", b"\x16", b"\x16\x03\x01")
+    for text in texts:
         answer = await asyncio.to_thread(said, text)
         assert b"HTTP" not in answer, text
     assert (await asyncio.to_thread(said, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
-    await until(lambda: door.http.refused["not_tls"] >= 1 and door.http.refused["silent"] == 1)
-    assert set(door.http.refused) == {"not_tls", "silent"}
+    await until(lambda: sum(door.http.refused.values()) == len(texts))
+    assert door.http.refused == {"not_tls": 2, "silent": 3}, "nothing said, or no whole handshake"
+
+
+async def test_whoever_is_refused_and_does_not_hang_up_is_counted_once(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_door, "FIRST_S", 0.5)
+    door.take(named(), key=OTHER_KEY)
+    context = tls.context(door.url)
+    host, port = door.http.address.split(":")
+
+    def stays() -> bytes:
+        """In TLS 1.3 a client is through before its certificate is looked at."""
+        client = socket.create_connection((host, int(port)), 5)
+        with client, context.wrap_socket(client, server_hostname=host) as over:
+            with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+                over.recv(1)
+            assert select.select([over], [], [], 5)[0], "it stays open"
+            return os.read(over.fileno(), 1)
+
+    assert await asyncio.to_thread(stays) == b"", "the host ends it"
+    assert door.http.refused == {"certificate_of_others": 1}
+
+
+async def test_a_host_that_cannot_make_its_certificate_counts_and_logs_it(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door.take(named())
+
+    def fails(error: Exception) -> Callable[..., ssl.SSLContext]:
+        def context(names: object, address: str) -> ssl.SSLContext:
+            raise error
+
+        return context
+
+    for error in (OSError("no descriptor"), ValueError("no name"), ZeroDivisionError("a defect")):
+        monkeypatch.setattr(door.api.authority, "context", fails(error))
+        await door.no()
+    assert door.http.refused == {"no_context": 2}
+    said = [(event, fields.get("why", fields.get("error"))) for event, fields in door.api.log.lines]
+    assert said == [
+        ("no TLS: this host has no certificate", "OSError('no descriptor')"),
+        ("no TLS: this host has no certificate", "ValueError('no name')"),
+        ("a connection failed", "ZeroDivisionError('a defect')"),
+    ]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(door.folder.parent))
+    await door.ask("hosts")
+
+
+async def test_a_door_that_accepts_no_more_ends_the_agent(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd starts it again; unnoticed, the door would stay shut."""
+    fatal: list[tuple[str, str]] = []
+    tasks = Tasks(cast(Any, door.api.log), lambda name, error: fatal.append((name, repr(error))))
+    door.api.env.spawn = tasks.spawn  # type: ignore[misc]
+    await door.http.stop()
+    await door.http.start()
+    monkeypatch.setattr(http, "network_of", lambda address: 1 // 0)
+    host, port = door.http.address.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+        await until(lambda: bool(fatal))
+    assert fatal == [("http: accept", "ZeroDivisionError('integer division or modulo by zero')")]

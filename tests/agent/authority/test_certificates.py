@@ -182,6 +182,7 @@ def test_what_names_no_user_or_more_than_one_names_nobody(attributes: list[tuple
     assert reason(named_by(der(bare), [RACK], NOW_S)) == "certificate"
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60) | st.just(of_ann()), st.integers(0, 1 << 40), st.binary(min_size=1, max_size=4))
 def test_of_any_bytes_somebody_is_named_or_nobody_is(data: bytes, at: int, put: bytes) -> None:

@@ -59,6 +59,11 @@ def test_the_event_log_of_the_host_says_for_whom_and_for_how_long(rack: SimRack)
     lines = rack.ask("h1", "agent.why", asked_by(ROOT, {"id": "host/h1"}))
     said = [line.reason for line in getattr(lines, "data", lines) if line.event == "certificate made"]
     assert f"for ann (uid {ANN.uid}), good for {DAYS_MAX} days" in said
+    for _ in range(5):
+        login(rack, ANN, days=DAYS_MAX)
+    lines = rack.ask("h1", "agent.why", asked_by(ROOT, {"id": "host/h1"}))
+    again = [line.reason for line in getattr(lines, "data", lines) if line.event == "certificate made"]
+    assert again == said, "a user who logs in again and again pushes no other event out"
 
 
 @pytest.mark.parametrize("days", [0, -1, DAYS_MAX + 1, True, "1", None, 1.5, [], 1 << 70])
