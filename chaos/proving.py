@@ -292,6 +292,7 @@ def prove(mutants: Sequence[Mutant], cpu_s: float, workers: int = WORKERS_MAX) -
         print(f"{trial.mutant.name}: {became}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="covey-mutants-") as folder:
+        os.chmod(folder, 0o755)  # tests run programs of the copy as other users
         trials = Proof(Path(folder), mutants, cpu_s, workers).run(tell)
     words, enough = summary(trials, cpu_s > 0)
     print(table(trials), words, sep="\n\n")

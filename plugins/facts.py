@@ -212,7 +212,7 @@ class MemoryKilled(msgspec.Struct, frozen=True):
     """The kernel killed processes of a job on this host, as their memory was at its limit there."""
 
     killed: int
-    """The number of processes."""
+    """The number of processes, since a rank was last started again there."""
     peak_bytes: int
     """The most memory that the job had there; 0: not known."""
     limit_bytes: int

@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
+
 from agent.jobs.records import Key, StartRecord
 from agent.jobs.successors import NEVER
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
 from covey.ports.processes import ProcessId
 from covey.ports.streams import ByteStream
-from plugins.base import RankLease
+from plugins.base import RankLease, RankSpec, RanksSpec
 from plugins.facts import MemoryKilled, RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
 
 
@@ -56,6 +58,12 @@ class Epoch:
         """Whether a rank asked for more time than its grace."""
         self.oom: MemoryKilled | None = None
         """What the kernel killed of these ranks, by its own count."""
+        self.killed_before = 0
+        """The processes that the kernel had killed when a rank was last started again: this end is none of theirs."""
+        self.changes = asyncio.Lock()
+        """Held while a change is written down and the limits follow it: one after the other."""
+        self.allowed: tuple[RankSpec, ...] = ()
+        """The ranks for which the limits are, where those that leave still have theirs; empty: those of the record."""
         self.over = asyncio.Event()
         self.launches = 0
         """The number of supervisors started since one last answered."""
@@ -64,6 +72,18 @@ class Epoch:
 def is_leaving(epoch: Epoch) -> bool:
     """Whether processes that left may still run here."""
     return not epoch.ended and epoch.state.changed < epoch.record.changed
+
+
+def takes_changes(epoch: Epoch) -> bool:
+    """Whether other ranks may still come here or leave."""
+    return not epoch.ended and epoch.stop is None
+
+
+def allowed_with(epoch: Epoch, spec: RanksSpec) -> RanksSpec:
+    """The spec of these ranks and of all that still have limits here: less memory would kill who is leaving."""
+    before = epoch.allowed or epoch.record.spec.ranks
+    both = {(rank.rank, rank.gpus): rank for rank in (*before, *spec.ranks)}
+    return msgspec.structs.replace(spec, ranks=tuple(both.values()))
 
 
 def codes_here(epoch: Epoch) -> dict[int, int]:

@@ -14,6 +14,7 @@ import msgspec
 from agent.jobs import supervision
 from agent.jobs.epoch import (
     Epoch,
+    allowed_with,
     ended_before_others,
     ended_of,
     have_now,
@@ -36,7 +37,7 @@ from agent.jobs.supervision import (
     end_marked,
     read_state,
 )
-from agent.jobs.whose import PACE_S, believed, is_theirs, other_user, start_program, stored
+from agent.jobs.whose import PACE_S, believed, is_theirs, limit_again, other_user, start_program, stored
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
@@ -92,21 +93,27 @@ class Following:
     async def join(self, key: Key, epoch: Epoch, record: StartRecord) -> None:
         """Let more ranks come here: `record`, which is written down before anything starts, and so is found again
         whatever dies. OSError when the disk fails: nothing has changed."""
-        await checked.save(self._env.disk, file_of(key, "start"), record)
-        epoch.record, epoch.changing, epoch.may_be_lost = record, True, False
+        await self._write_change(key, epoch, record)
+        epoch.changing, epoch.may_be_lost = True, False
         await self._tell_changes(epoch)
 
     async def change(self, key: Key, epoch: Epoch, record: StartRecord, begin: bool) -> None:
         """Let other processes of an elastic job be here, or let these carry other ranks; `begin`: some are new, and do
         not have the state yet. As with `join`, the record is written down first. OSError when the disk fails: nothing
         has changed."""
-        await checked.save(self._env.disk, file_of(key, "start"), record)
-        before, epoch.record = epoch.record, msgspec.structs.replace(record, supervisor=epoch.record.supervisor)
+        before = await self._write_change(key, epoch, record)
         if begin:
             epoch.may_be_lost = False
         if before.changed < record.changed:
             epoch.changing = True
             await self._tell_changes(epoch)
+
+    async def _write_change(self, key: Key, epoch: Epoch, record: StartRecord) -> StartRecord:
+        """Write down who is here now, and return the record before. Another supervisor may start meanwhile."""
+        record = msgspec.structs.replace(record, supervisor=epoch.record.supervisor)
+        await checked.save(self._env.disk, file_of(key, "start"), record)
+        before, epoch.record = epoch.record, msgspec.structs.replace(record, supervisor=epoch.record.supervisor)
+        return before
 
     async def _tell_changes(self, epoch: Epoch) -> None:
         if epoch.stream is not None and epoch.told:
@@ -151,7 +158,8 @@ class Following:
     async def _launch(self, key: Key, epoch: Epoch) -> None:
         """Start a supervisor. OSError when its program cannot be started."""
         config = self._launching.config(epoch.record, self._lease(epoch))
-        process = await start_program(self._env, epoch.record.spec, "supervisor", instance_of(key), config)
+        allowed = allowed_with(epoch, epoch.record.spec)
+        process = await start_program(self._env, allowed, "supervisor", instance_of(key), config)
         epoch.launched = True
         epoch.record = msgspec.structs.replace(epoch.record, supervisor=process)
         try:
@@ -274,8 +282,11 @@ class Following:
         before, epoch.state = epoch.state, state
         if state.ending != before.ending:
             self._ending_changed(*key)
-        for replaced in replaced_of(key, before, state) if epoch.started else ():
-            self._tell(replaced)
+        replaced = replaced_of(key, before, state) if epoch.started else []
+        if replaced or (not epoch.launched and not before.pids and not state.codes):  # an earlier agent's ranks
+            epoch.killed_before = await self._killed(key, epoch)
+        for each in replaced:
+            self._tell(each)
         if state.ended:
             await self._end(key, epoch, state)
         else:
@@ -316,13 +327,27 @@ class Following:
         """Tell that the ranks started: once, when all of them run, and again once ranks that joined them do, and those
         that left are gone."""
         if (epoch.changing or not epoch.started) and run_all(epoch, epoch.state) and not is_leaving(epoch):
+            other = other_user(self._env, epoch.record.spec) is not None
+            if other and (epoch.changing or not epoch.launched) and not epoch.ended:
+                self._env.spawn(f"limits of {key[0]}.{key[1]}", self._limit_again(key, epoch))
             epoch.started, epoch.changing = True, False
             self._tell(started_of(key, epoch))
 
+    async def _limit_again(self, key: Key, epoch: Epoch) -> None:
+        """Let limits follow ranks that left, which are gone."""
+        async with epoch.changes:
+            if epoch.ended or epoch.changing or is_leaving(epoch):
+                return
+            try:
+                await limit_again(self._env, epoch.record.spec)
+                epoch.allowed = ()
+            except OSError as error:
+                self._env.log.error("limits stay as they were", job=key[0], epoch=key[1], why=str(error))
+
     async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        await self._count_killed(key, epoch)
         if epoch.ended:
             return
-        await self._count_killed(key, epoch)
         epoch.state, epoch.ended = state, True
         if epoch.launched:
             self._tell_started(key, epoch)  # ranks that ended before they could be seen running
@@ -336,8 +361,15 @@ class Following:
         if other_user(self._env, epoch.record.spec) is None:
             return
         said = await self._env.starter.memory_peak(*key)
-        if said is not None and said.killed:
-            epoch.oom = MemoryKilled(said.killed, said.peak_bytes, said.limit_bytes)
+        if said is not None and said.killed > epoch.killed_before:
+            epoch.oom = MemoryKilled(said.killed - epoch.killed_before, said.peak_bytes, said.limit_bytes)
+
+    async def _killed(self, key: Key, epoch: Epoch) -> int:
+        """Processes of the epoch that the kernel has killed so far."""
+        if other_user(self._env, epoch.record.spec) is None:
+            return 0
+        said = await self._env.starter.memory_peak(*key)
+        return 0 if said is None else said.killed
 
     async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         """Write down an end that no supervisor wrote, so that it is published again after a restart."""

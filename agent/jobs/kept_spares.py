@@ -11,6 +11,7 @@ from agent.jobs.records import Key, StartRecord, spares_of
 from agent.jobs.spares.frames import KeepSpares, SparesStatus, decoder
 from agent.jobs.whose import is_theirs, start_program
 from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream
 from covey.wire.frames import pack, read_frame
@@ -42,6 +43,10 @@ class KeptSpares:
         self._env, self._launching, self._tell = env, launching, tell
         self._kept: dict[Key, _Kept] = {}
 
+    def jobs(self) -> set[JobId]:
+        """Jobs of which spares wait here, or are to."""
+        return {job for job, _ in self._kept}
+
     def token(self, key: Key) -> str | None:
         """The token of the ranks that the spares of this epoch are to become."""
         kept = self._kept.get(key)
@@ -55,7 +60,9 @@ class KeptSpares:
         if known is None:
             known = self._kept[key] = _Kept(record, modules, count, is_new)
             self._env.spawn(f"spares of {key[0]}.{key[1]}", self._follow(key, known))
-        elif known.count != count:
+            return
+        known.record = record
+        if known.count != count:
             known.count = count
             self._env.spawn(f"spares of {key[0]}.{key[1]}", self._say(known))
 

@@ -18,19 +18,23 @@ NVIDIA = "nvml"
 
 def limits_here(env: Env, spec: RanksSpec) -> EpochLimits:
     """The limits of these ranks on this host."""
-    return limits_of(spec, tuple(env.probes.devices.devices()), env.probes.memory().total_bytes)
+    devices, unlisted = tuple(env.probes.devices.devices()), bool(env.probes.gpus_unlisted())
+    return limits_of(spec, devices, env.probes.memory().total_bytes, unlisted)
 
 
-def limits_of(spec: RanksSpec, devices: tuple[Device, ...], memory_bytes: int) -> EpochLimits:
+def limits_of(spec: RanksSpec, devices: tuple[Device, ...], memory_bytes: int, unlisted: bool = False) -> EpochLimits:
     """The limits of these ranks on a host with these devices and so much memory, which is 0 where it is not known.
-    OSError: nobody knows which files open a GPU of theirs, so no job may open them."""
+    `unlisted`: it has GPUs, and nobody knows which. OSError: nobody knows which files open a GPU of theirs, so no job
+    may open them."""
     wanted = {gpu for rank in spec.ranks for gpu in rank.gpus}
     own = [device for device in devices if device.uuid in wanted]
+    if missing := sorted(wanted - {device.uuid for device in own}):
+        raise OSError(f"{missing[0]} is not among the GPUs that this host lists; next: agentctl doctor")
     part = memory_bytes * len(own) // len(devices) if own else 0
     for device in own:
         if device.backend == NVIDIA and (device.number is None or (device.parent and not device.caps)):
             raise OSError(f"the driver does not say which device file opens {device.uuid}; next: agentctl doctor")
-    has_nvidia = any(device.backend == NVIDIA for device in devices)
+    has_nvidia = unlisted or any(device.backend == NVIDIA for device in devices)
     return EpochLimits(
         memory_bytes=spec.host_memory or part,
         cpus=spec.cpus * len(spec.ranks),

@@ -46,8 +46,8 @@ class Foldered(Protocol):
 
 
 class Outputs:
-    """The output of ranks on this host's disk. `live`: jobs with an epoch that is not forgotten yet; their output is
-    never removed."""
+    """The output of ranks on this host's disk. `live`: jobs with an epoch that is not forgotten yet, or with spares
+    here; their output is never removed."""
 
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
         self._env, self._live = env, live
@@ -55,6 +55,8 @@ class Outputs:
         self.reconfigure(settings)
         self._fenced_s: dict[JobId, float] = {}
         """When each fence was first seen here, on this agent's clock."""
+        self._idle: set[JobId] = set()
+        """Jobs with a folder of their user's here, and nothing else, at the last sweep."""
         self._free = PLENTY_BYTES
         """Free bytes at the last look."""
         self.refusal = ""
@@ -121,6 +123,12 @@ class Outputs:
                 if isinstance(self._env.disk, Foldered):
                     await self._env.disk.prune(f"jobs/{job}")
                 await self._forget_folder(job)
+
+        idle = {JobId(job) for job in await self._env.starter.files.jobs()} - {*self._live(), *found, *fences}
+        for job in sorted(idle & self._idle):  # processes only waited there, for ranks that never came
+            if job not in self._live():
+                await self._forget_folder(job)
+        self._idle = idle
 
     async def _forget_folder(self, job: JobId) -> None:
         """Remove the folder of an ended job, if it has one: it was another user's."""

@@ -21,7 +21,17 @@ from typing import Any
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_before_others, ended_of, have_now, heal_of, is_leaving, started_of
+from agent.jobs.epoch import (
+    Epoch,
+    allowed_with,
+    ended_before_others,
+    ended_of,
+    have_now,
+    heal_of,
+    is_leaving,
+    started_of,
+    takes_changes,
+)
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
@@ -80,7 +90,7 @@ class SupervisedRunner:
         self._env = env
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, records.Fence] = {}
-        self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
+        self._outputs = Outputs(env, settings or JobsSettings(), self._live)
         self._launching = Launching(env, socket_path, hide_gpus, self._outputs.keep_free)
         self._ports = HeldPorts(env, advertise)
         self._spares = KeptSpares(env, self._launching, tell)
@@ -110,6 +120,10 @@ class SupervisedRunner:
 
     def _unfence(self, job: JobId) -> None:
         self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
+
+    def _live(self) -> set[JobId]:
+        """Jobs of which something may run here, or its end is not forgotten yet."""
+        return {job for job, _ in self._epochs} | self._spares.jobs()
 
     def _fenced(self, job: JobId) -> tuple[int, int]:
         """The newest epoch of the job that may not start here any more, and the newest place (`since`) under it."""
@@ -183,7 +197,8 @@ class SupervisedRunner:
         known = self._epochs.get(key)
         if known is not None:
             known.found = False  # ranks that come back here wait until those of before are over and forgotten
-            await self._join(key, known, spec)
+            async with known.changes:
+                await self._join(key, known, spec)
             return
         token = self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex()
         epoch = self._epochs[key] = Epoch(StartRecord(spec, token), found=False)
@@ -202,13 +217,15 @@ class SupervisedRunner:
             return
         before, after = epoch.record.spec, {rank.rank for rank in spec.ranks}
         here = {rank.rank for rank in before.ranks}
-        if spec.since <= before.since or not here < after or epoch.ended or epoch.stop is not None:
+        if spec.since <= before.since or not here < after or not takes_changes(epoch):
             return
         self.release_port(*key)
         joined = tuple(rank.rank for rank in spec.ranks if rank.rank in epoch.record.joined or rank.rank not in here)
         record = msgspec.structs.replace(epoch.record, spec=spec, joined=joined)
         try:
             await limit_again(self._env, spec)  # before they come: they may need what they are not allowed yet
+            if not takes_changes(epoch):
+                return
             await self._following.join(key, epoch, record)
         except OSError as error:
             self._env.log.error("ranks cannot join others", job=key[0], epoch=key[1], why=str(error))
@@ -217,7 +234,7 @@ class SupervisedRunner:
         """Let an elastic job have these processes here: new ones join, those that are not among them end at once, and
         all others keep running, whichever ranks they carry from now on."""
         record, leaving = epoch.record, is_leaving(epoch)
-        if spec.config <= record.spec.config or epoch.ended or epoch.stop is not None:
+        if spec.config <= record.spec.config or not takes_changes(epoch):
             return
         before, after = ({rank.rank: rank for rank in each.ranks} for each in (record.spec, spec))
         if others := {rank for rank in before.keys() & after.keys() if before[rank].gpus != after[rank].gpus}:
@@ -238,9 +255,13 @@ class SupervisedRunner:
             now = msgspec.structs.replace(now, joined=joined, left=tuple(sorted(left)), changed=changed)
         if begins:
             self.release_port(*key)
+        allowed = allowed_with(epoch, spec)
         try:
             if begins:
-                await limit_again(self._env, spec)
+                await limit_again(self._env, allowed)
+                if not takes_changes(epoch):
+                    return
+            epoch.allowed = allowed.ranks
             await self._following.change(key, epoch, now, bool(begins))
         except OSError as error:
             self._env.log.error("processes cannot change", job=key[0], epoch=key[1], why=str(error))

@@ -69,6 +69,9 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
     user = other_user(env, spec)
     if user is None:
         return (await env.processes.start_program(program, instance, config)).id
+    limits = limits_here(env, spec)
+    if program == "spares" and limits.gpus is not None:  # the GPUs of their spec may be another job's
+        limits = msgspec.structs.replace(limits, gpus=(), caps=())
     of = spec.job, spec.epoch
     which = ProgramAs(
         user=user,
@@ -76,7 +79,7 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
         epoch=of[1],
         program=program,
         instance=instance,
-        limits=limits_here(env, spec),
+        limits=limits,
         seconds=seconds_of(spec),
         private_tmp=spec.private_tmp,
     )

@@ -77,6 +77,7 @@ class Starter:
                 case wire.EndAs():
                     self._end(question)
                 case wire.ForgetFolder():
+                    self._units.forget(question.job)
                     self._folders.forget(question.job, self._units.clear)
                 case _:
                     assert_never(question)

@@ -10,6 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,9 @@ class Launcher(Protocol):
     def clear(self, folder: str, uid: int, gid: int) -> None:
         """Remove all that a user's folder holds, as the user. Denied when something is left."""
 
+    def forget(self, job: str) -> None:
+        """Let go what stands for epochs of the job of which nothing runs. Denied."""
+
 
 def program(ask: StartAs, python: str = sys.executable) -> tuple[str, ...]:
     """The command: Covey's own program, of this installation. The last two are for people reading `ps`."""
@@ -61,6 +65,7 @@ class Units:
 
     def __init__(self, run_dir: str, run: Run | None = None, groups: Path = slices.GROUPS) -> None:
         self._run_dir, self._run, self._groups = run_dir, run or _run, groups
+        self._limiting = threading.Lock()
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -69,10 +74,9 @@ class Units:
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         unit = f"covey-job:{ask.job}:{ask.epoch}:{ask.program}-{secrets.token_hex(4)}.service"
         path = os.path.join(self._run_dir, unit)
-        self._run(slices.make_slice(ask.job, ask.epoch))  # it may be there, from the epoch's first program
-        self._set(LimitAs(ask.job, ask.epoch, slices.limits_of(ask)))
+        self._limit_first(ask)
         if ask.seconds:
-            self._run(slices.kill_later(ask.job, ask.epoch, ask.seconds))
+            self._kill_later(ask)
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as writer:
                 writer.write(given)
@@ -96,6 +100,34 @@ class Units:
         if self._units(ask.job, ask.epoch):
             self._set(ask)
 
+    def _limit_first(self, ask: StartAs) -> None:
+        """Make the slice of the epoch, with its limits, before anything runs in it. Spares change none that are there:
+        they are those of ranks that run. Two programs of an epoch may begin at once."""
+        own = slices.slice_of(ask.job, ask.epoch)
+        with self._limiting:
+            made = self._run(slices.make_slice(ask.job, ask.epoch))
+            if made.returncode and ask.program == "spares":
+                if not self._is_there(own):
+                    why = f"its slice {own} cannot be made: {made.stderr.strip()[:200]}"
+                    raise Denied(why, "journalctl -u covey-starter")
+                return
+            try:
+                self._set(LimitAs(ask.job, ask.epoch, slices.limits_of(ask)))
+            except (Denied, OSError, subprocess.SubprocessError):
+                if not made.returncode:
+                    self._run(("systemctl", "stop", own))  # else the next spares would have no limits
+                raise
+
+    def _kill_later(self, ask: StartAs) -> None:
+        timer = slices.timer_of(ask.job, ask.epoch)
+        done = self._run(slices.kill_later(ask.job, ask.epoch, ask.seconds))
+        if done.returncode and not self._is_there(timer):  # it may be there, from the epoch's first program
+            why = f"nothing would end it at its time limit: {done.stderr.strip()[:200]}"
+            raise Denied(why, f"systemctl status {timer}")
+
+    def _is_there(self, unit: str) -> bool:
+        return self._run(("systemctl", "is-active", "--quiet", unit)).returncode == 0
+
     def _set(self, ask: LimitAs) -> None:
         done = self._run(slices.set_limits(ask))
         if done.returncode:
@@ -114,8 +146,17 @@ class Units:
             time.sleep(LOOK_S)
         self._run(("systemctl", "stop", slices.timer_of(ask.job, ask.epoch), slices.slice_of(ask.job, ask.epoch)))
 
+    def forget(self, job: str) -> None:
+        """A host where processes only waited to become ranks has slices that nobody ended."""
+        for line in self._listed(slices.slices_of(job)):
+            epoch = slices.epoch_of(job, line.split()[0])
+            if epoch is not None and not self._units(job, epoch):
+                self._run(("systemctl", "stop", slices.timer_of(job, epoch), slices.slice_of(job, epoch)))
+
     def _units(self, job: str, epoch: int) -> list[str]:
-        pattern = slices.units_of(job, epoch)
+        return self._listed(slices.units_of(job, epoch))
+
+    def _listed(self, pattern: str) -> list[str]:
         done = self._run(("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern))
         if done.returncode:
             raise Denied(f"systemd does not say what runs: {done.stderr.strip()[:200]}", "systemctl status")
@@ -137,8 +178,12 @@ class Units:
 
 
 KILL = ("systemctl", "kill", "--all", "--signal=KILL")
-CLEAR = "chmod -R u+rwX . 2> /dev/null; exec find . -xdev -mindepth 1 -delete"
-"""Empties the folder it runs in."""
+CLEAR = """
+chmod -R u+rwX . 2> /dev/null
+find . -xdev -mindepth 1 -delete 2>&1 | { head -c 400 >&2; cat > /dev/null; }
+test -z "$(ls -A | head -c 1)"
+"""
+"""Empties the folder it runs in, and says the first of what it could not remove: there may be a million such files."""
 CLEAR_S = 20
 CLEARING = {"MemoryMax": "256M", "TasksMax": "16", "RuntimeMaxSec": str(CLEAR_S), "NoNewPrivileges": "yes"}
 """Limits of a process that empties a folder, which may be very full."""

@@ -32,7 +32,7 @@ class EpochLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cpus: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Most processors; 0: no limit."""
     weight: Annotated[int, Meta(ge=1, le=10_000)] = 100
-    """Its part of the processors where jobs want more than there are."""
+    """Its share of the processors, beside those of others, where jobs want more than there are."""
     gpus: Numbers | None = None
     """Numbers of the NVIDIA devices (/dev/nvidiaN) that it may open; None: every device of the host."""
     caps: Numbers = ()
@@ -45,7 +45,7 @@ class MemoryPeak(msgspec.Struct, frozen=True):
     peak_bytes: int
     """The most that it had at once; 0: this kernel does not say."""
     killed: int
-    """Processes that the kernel killed since its memory was at its limit."""
+    """Processes that the kernel killed, as its memory was at its limit."""
     limit_bytes: int
     """0: no limit."""
 
@@ -60,7 +60,8 @@ class ProgramAs(msgspec.Struct, frozen=True, kw_only=True):
     """`supervisor` or `spares`."""
     instance: str
     limits: EpochLimits = EpochLimits()
-    """EpochLimits of all programs of the epoch and what they start, where the host enforces them."""
+    """Limits of all programs of the epoch and of what they start, where the host enforces them. Spares change none of
+    an epoch that runs."""
     seconds: int = 0
     """Seconds after which all that runs of the epoch is killed; 0: never."""
     private_tmp: bool = False
@@ -74,6 +75,9 @@ class TheirFiles(Protocol):
     async def read(self, name: str, uid: int) -> bytes | None:
         """A small file, if the folder belongs to `uid`; empty where something else has its name. None: there is none.
         OSError from a sick disk."""
+
+    async def jobs(self) -> list[str]:
+        """Jobs that have a folder."""
 
     async def names(self, prefix: str) -> list[str]: ...
     async def size(self, name: str) -> int: ...
@@ -124,7 +128,7 @@ class StartsAs(Protocol):
         """End all that runs of this epoch as another user, whatever its supervisor says."""
 
     async def forget(self, job: JobId) -> None:
-        """Remove the folder of a job, with all that its user left there."""
+        """Remove the folder of a job, with all that its user left there, and what stands for epochs that are over."""
 
 
 @runtime_checkable
@@ -184,6 +188,9 @@ class NoFiles:
 
     async def read(self, name: str, uid: int) -> bytes | None:
         return None
+
+    async def jobs(self) -> list[str]:
+        return []
 
     async def names(self, prefix: str) -> list[str]:
         return []

@@ -223,7 +223,7 @@ HOG = "held = [bytearray(b'x' * (16 << 20)) for _ in range(64)]; import time; ti
 
 def test_a_job_that_takes_more_memory_is_named_oom(host: BootedHost) -> None:
     if "memory" not in typed(host, CONTROLLERS).split():
-        pytest.skip("version 1 of control groups has this kernel's control of memory; next: a kernel of its own")
+        pytest.skip("this kernel's control of memory is with version 1 of control groups; next: make limits")
     said = host.shell(
         f"cd /; agentctl submit --name alice.o --mem 256MiB --wait -- python3 -c {shlex.quote(HOG)}", 60.0
     )

@@ -54,6 +54,8 @@ def test_systemd_accepts_the_starters_unit_which_is_exposed_less() -> None:
 def test_the_starter_has_no_network_and_few_capabilities() -> None:
     settings = dict(line.split("=", 1) for line in STARTER.read_text().splitlines() if "=" in line and line[0] != "#")
     assert (settings["PrivateNetwork"], settings["RestrictAddressFamilies"]) == ("yes", "AF_UNIX")
+    made = settings["ExecStartPre"]
+    assert made == "-+/usr/bin/nvidia-modprobe -c0 -u", "as root outside of the sandbox, and no harm without a driver"
     assert set(settings["CapabilityBoundingSet"].split()) == {
         *("CAP_CHOWN", "CAP_FOWNER", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID")
     }

@@ -36,6 +36,17 @@ def slice_of(job: str, epoch: int) -> str:
     return "covey-jobs-" + job.replace("-", "\\x2d") + f":{epoch}.slice"
 
 
+def slices_of(job: str) -> str:
+    """A pattern of the slices of a job's epochs. `epoch_of` says which are: in patterns a backslash is not itself."""
+    return "covey-jobs-" + job.replace("-", "?x2d") + ":*.slice"
+
+
+def epoch_of(job: str, unit: str) -> int | None:
+    """The epoch whose slice this unit is; None: it is none of this job."""
+    epoch = unit.removesuffix(".slice").rpartition(":")[2]
+    return int(epoch) if epoch.isdecimal() and unit == slice_of(job, int(epoch)) else None
+
+
 def units_of(job: str, epoch: int) -> str:
     """The pattern of the epoch's units, and of no others."""
     return f"covey-job:{job}:{epoch}:*.service"
@@ -124,7 +135,9 @@ def memory_peak(job: str, epoch: int, groups: Path = GROUPS) -> MemoryPeak | Non
     folder = groups / "covey.slice" / SLICE / slice_of(job, epoch)
     try:
         events = dict(line.split() for line in (folder / "memory.events").read_text().splitlines())
-        killed, limit = int(events["oom_kill"]), (folder / "memory.max").read_text().strip()
+        # oom_kill alone also counts those of a host, or of a container, without memory
+        killed = int(events["oom_kill"]) if int(events["oom"]) else 0
+        limit = (folder / "memory.max").read_text().strip()
     except (OSError, ValueError, KeyError):
         return None
     try:

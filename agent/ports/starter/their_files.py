@@ -44,6 +44,9 @@ class FolderFiles:
     async def names(self, prefix: str) -> list[str]:
         return await asyncio.to_thread(self._names, prefix)
 
+    async def jobs(self) -> list[str]:
+        return await asyncio.to_thread(self._jobs)
+
     async def size(self, name: str) -> int:
         return await asyncio.to_thread(self._with, name, lambda file: os.fstat(file).st_size)
 
@@ -99,13 +102,19 @@ class FolderFiles:
             raise FileNotFoundError(os.path.join(path, job))
         return folder
 
+    def _jobs(self) -> list[str]:
+        try:
+            return sorted(os.listdir(os.path.join(self._root, JOBS)))
+        except OSError:
+            return []
+
     def _names(self, prefix: str) -> list[str]:
         head, _, rest = prefix.partition("/")
         if head != JOBS:
             return []
         job, found = rest.partition("/")[0], list[str]()
         with contextlib.suppress(OSError):
-            for each in [job] if "/" in rest else sorted(os.listdir(os.path.join(self._root, JOBS))):
+            for each in [job] if "/" in rest else self._jobs():
                 found += self._in_folder(each)
         return sorted(name for name in found if name.startswith(prefix) and NAME.match(name))
 

@@ -134,7 +134,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "private_tmp", "switch", flag="--private-tmp",
-        help="a /tmp of its own on each host, removed with the job, where jobs run as their users",
+        help="a /tmp of its own on each host, removed with the job, where jobs run as their users; spares, and ranks "
+        "that begin under another supervisor than those before them, have another",
     ),
     Option(
         "share_host", "text", words=f"{AUTO} or the name of a group: {NAMED}; or nothing", flag="--share-host",

@@ -110,7 +110,7 @@ def lacks_cpus(each: int, said: MemoryHere | None, promised: int) -> str:
         return ""
     if said is None or said.cpus <= 0:
         return "does not say how many processors it has"
-    return f"has {said.cpus} processors{f', {promised} of them for other jobs' if promised else ''}"
+    return f"has {said.cpus} processors{f', {promised} of them promised to jobs' if promised else ''}"
 
 
 def capped(
@@ -119,8 +119,9 @@ def capped(
     most: Mapping[HostId, int] | None,
     host_of: Callable[[HostId], HostId] | None = None,
 ) -> Mapping[HostId, int]:
-    """Those of these GPUs that workers of this job can have. `most`: how many workers each host has processors for;
-    None: any number. `host_of`: as for `open_to`."""
+    """GPUs by host (or by name), no more on each host than this job's workers have processors for there; a host without
+    any is left out. `most`: workers for which each host has processors; None: any number. `host_of`: as for
+    `open_to`."""
     if most is None or not spec.gpus_per_worker:
         return gpus
     left = {host: workers * spec.gpus_per_worker for host, workers in most.items()}

@@ -1,11 +1,12 @@
 """How long jobs wait and how long it takes to place them, for `/metrics`. Only what this host sees happen counts: after
-a restart the log is read again, and nothing in it happens twice."""
+a restart the log is read again, and what it says until this copy has caught up happened before."""
 
 from collections.abc import Iterable
 
 from covey.core.ids import HostId, JobId
 from covey.core.metrics import Distribution, MetricSeries, Tally
 from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.service import metrics
 
 
@@ -20,8 +21,8 @@ class JobWaits:
         """Jobs that this host places -> epoch of the grant, and when it was seen, s."""
         self._waits, self._placements = Tally(metrics.JOB_WAIT_SECONDS), Tally(metrics.PLACEMENT_SECONDS)
 
-    def look(self, changed: Iterable[JobId], now_s: float) -> None:
-        """Take in which jobs changed in this host's copy of the log."""
+    def look(self, changed: Iterable[JobId], now_s: float, behind: bool = False) -> None:
+        """Take in which jobs changed in this host's copy of the log. `behind`: the copy may lack what was decided."""
         for id in changed:
             job = self._queue.jobs.get(id)
             if job is None or job.over:
@@ -33,19 +34,18 @@ class JobWaits:
                 self._waiting.add(id)
             elif id in self._waiting:
                 self._waiting.discard(id)
-                if job.grant.coordinator == self._host:
+                if job.grant.coordinator == self._host and not behind:
                     self._waits.see(max(0.0, times.started_rack_s - times.submitted_rack_s))
-            self._look_at_placing(id, job.state == "placing", job.grant.coordinator, job.grant.epoch, now_s)
+            self._look_at_placing(job, now_s, behind)
 
-    def _look_at_placing(self, id: JobId, places: bool, coordinator: HostId | None, epoch: int, now_s: float) -> None:
-        known = self._placing.get(id)
-        if places and coordinator == self._host:
+    def _look_at_placing(self, job: Job, now_s: float, behind: bool) -> None:
+        id, epoch, known = job.id, job.grant.epoch, self._placing.get(job.id)
+        if job.state == "placing" and job.grant.coordinator == self._host:
             if known is None or known[0] != epoch:
                 self._placing[id] = epoch, now_s
         elif known is not None:
             del self._placing[id]
-            job = self._queue.jobs[id]
-            if known[0] == epoch and job.placed:
+            if known[0] == epoch and job.placed and not behind:
                 self._placements.see(max(0.0, now_s - known[1]))
 
     def longest_s(self, rack_s: float) -> float:

@@ -161,7 +161,7 @@ class SchedulerService(PluginService):
         while True:
             await set_within(self._look, 1.0)
             changed = self.queue.changed()
-            self.waits.look(changed, self.env.clock.now_s())
+            self.waits.look(changed, self.env.clock.now_s(), self.queue_log.behind)
             self.coordinated_gangs.look(changed)
             self.early.look(changed)
             await self.ranks.look(changed)

@@ -1,11 +1,18 @@
 """What the processes of a job may take of a host where limits are enforced."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import msgspec
 import pytest
 
 from agent.jobs.limits import limits_of, seconds_of
+from agent.jobs.whose import start_program
 from covey.ports.devices import Device
-from covey.ports.starter import EpochLimits
+from covey.ports.env import Env
+from covey.ports.probes import MemoryNow
+from covey.ports.processes import ProcessId
+from covey.ports.starter import EpochLimits, NobodyElse, ProgramAs
 from plugins.base import RankSpec, RanksSpec
 from tests.agent.here import ranks
 
@@ -46,6 +53,35 @@ def test_a_gpu_whose_files_nobody_knows_starts_nothing(device: Device) -> None:
     """To let the job open every GPU instead would be to let it open others' too."""
     with pytest.raises(OSError, match="which device file opens GPU-0; next: agentctl doctor"):
         limits_of(spec("GPU-0"), (device,), GIB)
+
+
+def test_a_gpu_that_nobody_lists_opens_nothing() -> None:
+    """Its driver does not answer: every device would be those of others."""
+    with pytest.raises(OSError, match="GPU-9 is not among the GPUs that this host lists; next: agentctl doctor"):
+        limits_of(spec("GPU-0", "GPU-9"), EIGHT, GIB)
+    assert limits_of(spec(), (), GIB, unlisted=True) == EpochLimits(gpus=())
+    assert limits_of(spec(), (), GIB) == EpochLimits(gpus=None), "it has none"
+
+
+async def test_processes_that_wait_open_no_gpu_whoever_has_it() -> None:
+    """The GPUs of their spec are any of the host's; those that a rank gets come with its supervisor."""
+    begun: list[tuple[str, EpochLimits]] = []
+
+    class Starter(NobodyElse):
+        async def start_program(self, which: ProgramAs, config: msgspec.Struct) -> ProcessId:
+            begun.append((which.program, which.limits))
+            return ProcessId(1, 1)
+
+    probes = SimpleNamespace(
+        devices=SimpleNamespace(devices=lambda: EIGHT),
+        gpus_unlisted=lambda: "",
+        memory=lambda: MemoryNow(8 * GIB, 0, 0.0),
+    )
+    env = cast(Env, SimpleNamespace(starter=Starter(0), probes=probes))
+    for program in ("spares", "supervisor"):
+        await start_program(env, spec("GPU-0", user="alice", uid=1001), program, "i", EpochLimits())
+    whole = EpochLimits(memory_bytes=GIB, gpus=(7,))
+    assert begun == [("spares", msgspec.structs.replace(whole, gpus=())), ("supervisor", whole)]
 
 
 def test_devices_that_are_no_gpus_of_nvidia_have_no_files() -> None:

@@ -52,6 +52,7 @@ class FakeUnits:
         self.started: list[tuple[StartAs, UnixAccount, str, bytes]] = []
         self.limited: list[LimitAs] = []
         self.ended: list[tuple[EndAs, int | None]] = []
+        self.forgotten: list[str] = []
 
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         self.started.append((ask, account, folder, given))
@@ -62,6 +63,9 @@ class FakeUnits:
 
     def end(self, ask: EndAs, uid: int | None) -> None:
         self.ended.append((ask, uid))
+
+    def forget(self, job: str) -> None:
+        self.forgotten.append(job)
 
     def clear(self, folder: str, uid: int, gid: int) -> None:
         """The folders of these tests are none."""
@@ -175,7 +179,7 @@ def test_an_epoch_is_limited_and_ended_as_its_folders_user_and_of_no_other_job(a
         assert told(client, LimitAs("j1", 3, EpochLimits(gpus=(1,)))) == StarterDone()
         assert asked.units.limited == [LimitAs("j1", 3, EpochLimits(gpus=(1,)))]
         assert told(client, ForgetFolder("j1")) == StarterDone()
-    assert asked.folders.made == {}
+    assert (asked.folders.made, asked.units.forgotten) == ({}, ["j1"])
 
 
 @pytest.mark.parametrize(

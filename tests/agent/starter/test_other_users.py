@@ -23,6 +23,7 @@ from agent.jobs.supervision import RanksStatus, SupervisorState
 from agent.jobs.whose import believed
 from agent.ports.processes.procfs import start_ticks, user_of
 from agent.ports.starter.starter_wire import EndAs
+from agent.starter.accounts import UnixAccount
 from agent.starter.sessions import Sessions
 from covey.core.ids import JobId
 from covey.ports.processes import ProcessId
@@ -40,6 +41,7 @@ pytestmark = [
     pytest.mark.xdist_group("starter"),  # its sessions are known by job, epoch and user
 ]
 J1 = JobId("j1")
+ACCOUNT = UnixAccount("alice", ALICE, ALICE, "/home/alice", "/bin/sh")
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def short() -> Iterator[str]:
 async def both(short: str) -> AsyncIterator[tuple[Here, StarterHere]]:
     async with host_with_starter(short) as found:
         yield found
+        Sessions().end(EndAs(J1, 1), ALICE)  # what a test that failed left
 
 
 def of_alice(*argv: str, job: str = "j1", grace_s: float = 5.0) -> RanksSpec:
@@ -119,7 +122,7 @@ async def test_neither_it_nor_its_supervisor_runs_before_others(both: tuple[Here
 async def test_what_it_wrote_is_its_users_and_the_agents_and_goes_with_the_job(
     both: tuple[Here, StarterHere], short: str
 ) -> None:
-    host, _ = both
+    host, starter = both
     runner = host.runner()
     await running(host, runner, of_alice("/bin/sh", "-c", "echo secret; sleep 600"))
     folder = Path(short, "u/jobs/j1")
@@ -137,6 +140,13 @@ async def test_what_it_wrote_is_its_users_and_the_agents_and_goes_with_the_job(
     outputs = Outputs(host.env, JobsSettings(keep_ended_for="1 s"), lambda: ())
     await outputs.sweep({J1: Fence(1, 0.0)}, lambda job: None)
     assert os.listdir(folder.parent) == []
+    starter.folders.make("j2", ACCOUNT)
+    starter.folders.make("j3", ACCOUNT)
+    outputs = Outputs(host.env, JobsSettings(), lambda: {JobId("j3")})
+    await outputs.sweep({}, lambda job: None)
+    assert sorted(os.listdir(folder.parent)) == ["j2", "j3"], "ranks may be about to begin"
+    await outputs.sweep({}, lambda job: None)
+    assert os.listdir(folder.parent) == ["j3"], "processes only waited there, for ranks that never came"
 
 
 @pytest.mark.parametrize("forced", [False, True])
@@ -172,7 +182,7 @@ async def test_what_the_kernel_killed_is_told_with_the_end(
 async def test_limits_follow_ranks_that_join_others(
     both: tuple[Here, StarterHere], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have their GPUs and processors before they begin."""
+    """They have their GPUs and processors before they begin; ranks that leave, until they are gone."""
     host, _ = both
     limits: list[tuple[int, bool]] = []
 
@@ -185,8 +195,13 @@ async def test_limits_follow_ranks_that_join_others(
     await running(host, runner, one)
     two = msgspec.structs.replace(one, ranks=(*one.ranks, RankSpec(1, 1, ())), since=1)
     await runner.start(two)
-    await until(lambda: len(host.told(RanksStarted)) > 1, 20.0)
-    assert limits == [(6, True)]
+    await until(lambda: len(host.told(RanksStarted)) > 1 and len(limits) > 1, 20.0)
+    assert limits == [(6, True), (6, False)]
+    one = msgspec.structs.replace(one, config=1, since=1)
+    await runner.start(one)
+    assert len(limits) == 2, "who leaves may need it to the end"
+    await until(lambda: len(limits) > 2, 20.0)
+    assert limits[2:] == [(3, True)], "what it gave back is not its own any more"
     await runner.stop(J1, 1, 0.0, "over")
     await until(lambda: host.told(RanksEnded), 20.0)
     runner.forget(J1, 1)

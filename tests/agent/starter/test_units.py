@@ -1,19 +1,22 @@
 """The slice and the unit that a program gets where systemd is the first process."""
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from agent.ports.starter import slices
 from agent.ports.starter.starter_wire import EndAs, LimitAs, StartAs
+from agent.starter import sessions
 from agent.starter import units as units_module
 from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.main import launcher
 from agent.starter.sessions import Sessions
-from agent.starter.units import Units
+from agent.starter.units import CLEAR, PROGRAMS, Units
 from covey.ports.starter import EpochLimits, MemoryPeak
 
 ALICE = UnixAccount("alice", 1001, 1001, "/home/alice", "/bin/sh")
@@ -89,6 +92,25 @@ def test_limits_change_while_an_epoch_runs_and_only_then(tmp_path: Path) -> None
         Units(str(tmp_path), Systemd(set_property=1).run).start(ASK, ALICE, "/f", b"x")
 
 
+SPARES = msgspec.structs.replace(ASK, program="spares", limits=EpochLimits(gpus=()))
+
+
+def test_spares_change_no_limits_of_ranks_that_run_and_never_run_without(tmp_path: Path) -> None:
+    systemd = Systemd(busctl=1)
+    Units(str(tmp_path), systemd.run).start(SPARES, ALICE, "/f", b"x")
+    assert systemd.ran("set-property") == [] and systemd.ran("systemd-run"), "the slice was there"
+    Units(str(tmp_path), systemd.run).start(ASK, ALICE, "/f", b"x")
+    assert len(systemd.ran("set-property")) == 1, "ranks come to where processes waited"
+    systemd = Systemd()
+    Units(str(tmp_path), systemd.run).start(SPARES, ALICE, "/f", b"x")
+    assert len(systemd.ran("set-property")) == 1, "they are the first"
+    for broken in (Systemd(busctl=1, is_active=3), Systemd(set_property=1)):
+        with pytest.raises(Denied, match=r"slice .* cannot be made|limits cannot be set"):
+            Units(str(tmp_path), broken.run).start(SPARES, ALICE, "/f", b"x")
+        assert broken.ran("systemd-run") == []
+    assert broken.commands[-1] == ("systemctl", "stop", "covey-jobs-j1:3.slice"), "none is left without limits"
+
+
 def test_an_agent_of_0_1_0_has_its_memory_limited() -> None:
     assert slices.limits_of(StartAs("j1", 3, "supervisor", "alice", 1001, 1 << 20)).memory_bytes == 1 << 20
     assert slices.limits_of(msgspec.structs.replace(ASK, memory_bytes=1)) == LIMITS
@@ -145,6 +167,21 @@ def test_a_job_with_a_time_limit_ends_whoever_is_there_to_end_it(tmp_path: Path)
     timer, _ = systemd.ran("systemd-run")
     assert "--unit=covey-end:j1:3" in timer and "--on-active=90" in timer
     assert timer[-5:] == ("systemctl", "kill", "--all", "--signal=KILL", "covey-job:j1:3:*.service")
+    for active, why in ((3, "nothing would end it"), (0, "its unit does not start")):  # 0: the timer is there already
+        with pytest.raises(Denied, match=why):
+            Units(str(tmp_path), Systemd(systemd_run=1, is_active=active).run).start(
+                msgspec.structs.replace(ASK, seconds=90), ALICE, "/f", b""
+            )
+
+
+def test_slices_in_which_nothing_ran_but_spares_go_with_their_job(tmp_path: Path) -> None:
+    listed = "covey-jobs-a\\x2db:4.slice loaded active\ncovey-jobs-axx2db:5.slice loaded active\n"
+    systemd = Systemd(left=(listed, ""))
+    Units(str(tmp_path), systemd.run).forget("a-b")
+    assert systemd.ran("stop") == [("systemctl", "stop", "covey-end:a-b:4.timer", "covey-jobs-a\\x2db:4.slice")]
+    busy = Systemd(left=(listed, "covey-job:a-b:4:supervisor-a.service loaded\n"))
+    Units(str(tmp_path), busy.run).forget("a-b")
+    assert busy.ran("stop") == [], "something runs there"
 
 
 def test_a_folder_is_emptied_as_its_user_outside_of_the_starters_unit(tmp_path: Path) -> None:
@@ -179,6 +216,35 @@ def test_the_kernels_count_of_an_epochs_memory(tmp_path: Path) -> None:
     (folder / "memory.peak").write_text("1073741000\n")
     (folder / "memory.max").write_text("max\n")
     assert slices.memory_peak("j1", 3, tmp_path) == MemoryPeak(1_073_741_000, 2, 0)
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 2\noom_group_kill 0\n")
+    found = slices.memory_peak("j1", 3, tmp_path)
+    assert found is not None and found.killed == 0, "the whole host had no memory"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_end_that_took_all_its_time_is_one(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    found = iter([[(1 << 30, 0)], *([[]] if ends else [[(1 << 30, 0)]]) * 99])
+    now_s = iter([0.0, 1.0, *[9.0] * 99])
+    monkeypatch.setattr(sessions, "_of_epoch", lambda ask, uid: next(found))
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=lambda s: None))
+    with contextlib.nullcontext() if ends else pytest.raises(Denied, match="do not end: 1073741824"):
+        Sessions().end(EndAs("j1", 3), 1001)
+
+
+def test_a_folder_is_emptied_and_the_first_of_what_stays_is_said(tmp_path: Path) -> None:
+    def clear(path: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(("sh", "-c", CLEAR), cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
+
+    (tmp_path / "a/b").mkdir(parents=True, mode=0o500)
+    (tmp_path / "a/b/c").touch()
+    (tmp_path / "a").chmod(0)
+    assert clear(PROGRAMS).returncode == 0 and list(tmp_path.iterdir()) == []
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    (bin / "find").write_text("#!/bin/sh\nyes cannot remove it | /usr/bin/head -c 2000000 && echo 1 > done\n")
+    (bin / "find").chmod(0o755)
+    said = clear(f"{bin}:{PROGRAMS}")
+    assert said.returncode != 0 and len(said.stderr) == 400 and (tmp_path / "done").exists(), "find is not cut short"
 
 
 def test_without_systemd_programs_have_sessions_of_their_own(tmp_path: Path) -> None:

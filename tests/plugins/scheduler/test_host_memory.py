@@ -97,7 +97,7 @@ def test_processors_of_a_host_are_promised_once() -> None:
     assert isinstance(local.ask(J1, 2, cpus=3), Reserved)
     no = local.ask(J2, 1, cpus=3)
     assert isinstance(no, NotReserved) and no.memory_short
-    assert no.reason == "this host has 8 processors, 6 of them for other jobs, and 3 were asked for"
+    assert no.reason == "this host has 8 processors, 6 of them promised to jobs, and 3 were asked for"
     assert isinstance(local.ask(J2, 1, attempt=2, cpus=2), Reserved)
     assert isinstance(local.ask(J1, 2, attempt=2, cpus=3), Reserved), "a newer attempt has what it had"
     assert isinstance(local.restarted().ask(J3, 1, cpus=1), NotReserved), "it is on the disk, and nothing was heard yet"
@@ -246,7 +246,7 @@ async def test_a_job_goes_where_its_processors_are_and_waits_in_words(rack: Rack
     view = await rack["gpu2"].call("job", id="j2")
     assert view.state == "queued" and rack.job("j2").tally.place_failures == 0
     assert "no room for its 3 processors for each worker: gpu1 has 2 processors, gpu2 has 2" in view.reason
-    assert "gpu3 has 8 processors, 6 of them for other jobs and 1 more hosts" in view.reason
+    assert "gpu3 has 8 processors, 6 of them promised to jobs and 1 more hosts" in view.reason
     rack.finish("j1")
     await until(lambda: rack.job("j2").state == "running")
     assert hosts_of(rack, "j2") == {"gpu3"}

@@ -1,17 +1,22 @@
 """The plugin on a rack of fakes: from submit to done, and everything that people ask on the way."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from covey.core.ids import HostId, JobId
+from covey.core.metrics import Distribution
 from plugins.facts import JobPlaced, JobUnplaced, StepTimed
 from plugins.gossiped import GpusNow
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
-from plugins.scheduler.service.metrics import GPUS_OUT
+from plugins.scheduler.service.job_waits import JobWaits
+from plugins.scheduler.service.metrics import GPUS_OUT, JOB_WAIT_SECONDS, PLACEMENT_SECONDS
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
 
@@ -363,3 +368,20 @@ async def test_a_gang_being_placed_makes_way_for_gpus_that_are_kept_since_its_gr
     await until(lambda: rack.job("j7").state == "running")
     assert [place.host for place in rack.job("j7").start.places] == ["gpu3"]
     assert rack.job("j7").tally.place_failures == 0 and coordinator.service.queue.kept == {"gpu2": 1}
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_what_a_log_that_is_read_again_tells_is_not_timed_again(behind: bool) -> None:
+    times, grant = (
+        SimpleNamespace(submitted_rack_s=1.0, started_rack_s=None),
+        SimpleNamespace(coordinator="h1", epoch=1),
+    )
+    job = SimpleNamespace(id=JobId("j1"), over=False, times=times, grant=grant, state="placing", placed=False)
+    waits = JobWaits(HostId("h1"), cast(JobTable, SimpleNamespace(jobs={job.id: job})))
+    waits.look([job.id], 10.0, behind)
+    assert waits.longest_s(4.0) == 3.0
+    job.state, job.placed, times.started_rack_s = "running", True, 6.0
+    waits.look([job.id], 12.0, behind)
+    found = waits.metrics(7.0)
+    sums = [found[metric.of()] for metric in (JOB_WAIT_SECONDS, PLACEMENT_SECONDS)]
+    assert [each.sum for each in sums if isinstance(each, Distribution)] == ([0, 0] if behind else [5.0, 2.0])
