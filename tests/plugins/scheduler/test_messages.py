@@ -117,9 +117,9 @@ def test_an_image_is_a_name_or_a_path_and_nothing_that_podman_takes_for_an_optio
     base = {"argv": ["train.py"], "cwd": "/home/ann"}
     for image in IMAGES:
         assert JobSpec.parse({**base, "image": image}).image == image
-    for image in NO_IMAGES:
+    for other in NO_IMAGES:
         with pytest.raises(SpecError, match="invalid image"):
-            JobSpec.parse({**base, "image": image})
+            JobSpec.parse({**base, "image": other})
     assert JobSpec.parse({**base, "image": None, "spares": 1}).image == JobSpec.parse({**base, "image": ""}).image == ""
 
 
