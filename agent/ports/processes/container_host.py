@@ -2,6 +2,7 @@
 container is removed. All of it runs as the rank's own user, in the supervisor."""
 
 import asyncio
+import contextlib
 import glob
 import os
 import pwd
@@ -54,14 +55,14 @@ class Containers:
         if (known := self._images.get(container.image)) is not None:
             return known, ""
         env = containers.tool_environment(command.env, host)
-        code, words = await self._run((host.tool, "image", "exists", container.image), env)
+        podman = (host.tool, containers.MANAGER, "image")
+        code, words = await self._run((*podman, "exists", container.image), env)
         if code == ABSENT:
             return None, ""
         if code == 0:
-            asks = (host.tool, "image", "inspect", "--format={{json .Config.Env}}", container.image)
-            code, words = await self._run(asks, env)
+            code, words = await self._run((*podman, "inspect", "--format={{json .Config.Env}}", container.image), env)
         if code:
-            return None, _last_line(words) or f"it ended with {code}"
+            return None, error_in(words) or f"it ended with {code}"
         self._images[container.image] = found = variables_of(words)
         return found, ""
 
@@ -76,22 +77,24 @@ class Containers:
         names = sorted({containers.name_of(each) for each in ours})
         env = containers.tool_environment(ours[0].env, host)
         code, words = await self._run(containers.clearing(host.tool, names), env)
-        return (_last_line(words) or f"podman ended with {code}") if code else ""
+        return (error_in(words) or f"podman ended with {code}") if code else ""
 
 
 def variables_of(words: str) -> Mapping[str, str]:
-    """The variables in podman's answer, which may have warnings before it."""
-    try:
-        found: Any = msgspec.json.decode(words.strip().rpartition("\n")[2])
-    except msgspec.DecodeError:
-        return {}
-    pairs = (str(pair).partition("=") for pair in found) if isinstance(found, list) else ()
-    return {name: value for name, _, value in pairs}
+    """The variables in podman's answer, which may have warnings around it."""
+    for line in words.splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            found: Any = msgspec.json.decode(line)
+            if isinstance(found, list):
+                return {name: value for name, _, value in (str(pair).partition("=") for pair in found)}
+    return {}
 
 
-def _last_line(words: str) -> str:
+def error_in(words: str) -> str:
+    """The error in what podman wrote: its last one, or its last line where none is marked."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return lines[-1].removeprefix("Error: ")[:WORDS_MAX] if lines else ""
+    errors = [line for line in lines if line.startswith("Error: ")]
+    return (errors or lines)[-1].removeprefix("Error: ")[:WORDS_MAX] if lines else ""
 
 
 def look(name: str, command: Command, container: Container) -> ContainerHost:

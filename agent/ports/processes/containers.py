@@ -34,6 +34,7 @@ Groups = Literal["unified", "hybrid", "legacy"]
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 """Where podman and apptainer are looked for, and where they find what they run."""
+MANAGER = "--cgroup-manager=cgroupfs"
 NO_BUS = "unix:path=/nonexistent"
 OF_THE_HOST = frozenset(
     """PATH LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PYTHONHOME VIRTUAL_ENV CONDA_PREFIX SHELL TMPDIR XDG_RUNTIME_DIR
@@ -228,7 +229,7 @@ def podman_arguments(
     runtime = runtime_of(host.groups, host.runtimes)
     shared = ("--ipc=host",) if host.queues else ("--ipc=private", "--volume=/dev/shm:/dev/shm")
     return (
-        *(host.tool, "--cgroup-manager=cgroupfs", f"--runtime={runtime}", "run"),
+        *(host.tool, MANAGER, f"--runtime={runtime}", "run"),
         *("--rm", "--replace", "--pull=never", f"--name={name_of(command)}", f"--pidfile={pid_file_of(command)}"),
         *(f"--label=covey={command.env.get('COVEY_JOB_ID', '')}", "--log-driver=passthrough", "--no-healthcheck"),
         *("--network=host", "--pid=host", "--uts=host", "--cgroupns=host", *shared),
@@ -264,4 +265,4 @@ def tool_environment(env: Mapping[str, str], host: ContainerHost) -> dict[str, s
 
 def clearing(tool: str, names: Sequence[str]) -> tuple[str, ...]:
     """The command that removes what is left of these containers."""
-    return (tool, "--cgroup-manager=cgroupfs", "rm", "--force", "--ignore", "--time=0", *names)
+    return (tool, MANAGER, "rm", "--force", "--ignore", "--time=0", *names)

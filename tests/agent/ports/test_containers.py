@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent.ports.processes.container_host import groups_of, variables_of
+from agent.ports.processes.container_host import error_in, groups_of, variables_of
 from agent.ports.processes.containers import (
     ContainerHost,
     Groups,
@@ -145,7 +145,8 @@ def test_covey_sets_what_the_image_would_and_the_image_what_the_submitter_would(
     assert found.env["PYTHONPATH"] == f"{SITE}:/image/lib:/home/ann/lib"
     bare = msgspec.structs.replace(COMMAND, env=ENV | {"PYTHONPATH": "/home/ann/lib"})
     assert contained(bare, IMAGE, HOST._replace(image_env=image)).env["PYTHONPATH"] == "/image/lib:/home/ann/lib"
-    assert variables_of('warning: slow\n["A=1", "B=x=y"]\n') == {"A": "1", "B": "x=y"}
+    assert variables_of('level=warning msg="slow"\n["A=1", "B=x=y"]\nlevel=warning\n') == {"A": "1", "B": "x=y"}
+    assert error_in('level=warning msg="slow"\nError: no space\nlevel=warning\n') == "no space"
     assert variables_of("null") == variables_of("what?") == {}
 
 
