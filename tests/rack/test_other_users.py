@@ -239,7 +239,7 @@ while :; do $b sleep 0.1; done
 """
 
 
-def test_ranks_in_an_image_are_their_users_stay_in_the_jobs_unit_and_leave_nothing(host: BootedHost) -> None:
+def test_ranks_in_an_image_are_their_users_and_stay_in_the_jobs_unit(host: BootedHost) -> None:
     for tool in ("podman", "crun", "newuidmap", "busybox"):
         if host.shell(f"command -v {tool}").returncode:
             pytest.skip(f"{tool} is not installed, so no rank runs in an image; next: apt install podman crun uidmap")

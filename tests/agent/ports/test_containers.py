@@ -67,7 +67,7 @@ def test_the_whole_argument_list_of_podman() -> None:
     assert (found.cwd, found.run, found.output) == (COMMAND.cwd, COMMAND.run, COMMAND.output)
 
 
-def test_podman_itself_asks_no_service_and_has_no_session_that_would_move_it_out_of_the_job() -> None:
+def test_podman_has_no_session_that_would_move_it_out_of_the_job() -> None:
     env = made().env
     assert "CONTAINER_HOST" not in env and "LD_LIBRARY_PATH" not in env
     assert env["DBUS_SESSION_BUS_ADDRESS"] == "unix:path=/nonexistent"
@@ -198,7 +198,7 @@ def test_devices_are_named_by_cdis_files_alone() -> None:
     assert cdi_names([json]) == {TWO}
 
 
-def test_a_container_has_one_name_for_all_processes_of_a_rank_and_another_in_another_rack() -> None:
+def test_a_container_has_one_name_for_all_processes_of_a_rank() -> None:
     again = msgspec.structs.replace(COMMAND, run="/s/2.rank3.1", env=ENV | {"COVEY_INCARNATION": "1"})
     other = msgspec.structs.replace(COMMAND, env=ENV | {"COVEY_TOKEN": "another"})
     assert name_of(again) == name_of(COMMAND) != name_of(other) and "secret" not in name_of(COMMAND)

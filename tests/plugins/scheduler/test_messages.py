@@ -113,7 +113,7 @@ NO_IMAGES = (
 )
 
 
-def test_an_image_is_a_name_or_a_path_and_nothing_that_podman_takes_for_an_option_or_fetches() -> None:
+def test_an_image_is_a_name_or_a_path_and_nothing_that_podman_fetches() -> None:
     base = {"argv": ["train.py"], "cwd": "/home/ann"}
     for image in IMAGES:
         assert JobSpec.parse({**base, "image": image}).image == image
