@@ -226,6 +226,7 @@ runuser -u alice -- mkdir -p /home/alice/.config/containers
 printf '[storage]\ndriver = "vfs"\n' > /home/alice/.config/containers/storage.conf
 cd / && tar -C /opt/image -c . | runuser -u alice -- env HOME=/home/alice podman import - tiny:1
 pkill -u alice podman || true
+install -d -m 770 -o root -g rdma /home/alice/shared
 """
 CGROUPS = "for p in $(pgrep -u alice 'busybox|conmon|podman'); do tail -1 /proc/$p/cgroup 2> /dev/null; done; true"
 IN_IMAGE = """
@@ -234,6 +235,7 @@ echo rank $RANK of $WORLD_SIZE as $($b id -u) in $PWD
 [ -e /usr ] || echo no folder of the host
 [ -S $COVEY_SOCKET ] && echo socket
 echo mine > at.$RANK
+echo ours > shared/at.$RANK
 trap "echo saved; exit 0" TERM
 while :; do $b sleep 0.1; done
 """
@@ -244,8 +246,9 @@ def test_ranks_in_an_image_are_their_users_and_stay_in_the_jobs_unit(host: Boote
         if host.shell(f"command -v {tool}").returncode:
             pytest.skip(f"{tool} is not installed, so no rank runs in an image; next: apt install podman crun uidmap")
     typed(host, IMAGE, 120.0)
-    options = f"--workers 2 --gpus 0 --image tiny:1 --cwd /home/alice -- /bin/busybox sh -c {shlex.quote(IN_IMAGE)}"
-    job = typed(host, f"agentctl submit --name alice.i {options}").split()[0]
+    options = "--workers 2 --gpus 0 --private-tmp --image tiny:1 --cwd /home/alice"
+    script = f"/bin/busybox sh -c {shlex.quote(IN_IMAGE)}"
+    job = typed(host, f"agentctl submit --name alice.i {options} -- {script}").split()[0]
     uid = typed(host, "id -u alice").strip()
 
     def said() -> str:
@@ -255,8 +258,11 @@ def test_ranks_in_an_image_are_their_users_and_stay_in_the_jobs_unit(host: Boote
     for rank in range(2):
         assert f"rank {rank} of 2 as {uid} in /home/alice" in said() and "no folder of the host" in said()
         assert typed(host, f"stat -c %U:%G /home/alice/at.{rank}") == "alice:alice\n"
+        assert typed(host, f"cat /home/alice/shared/at.{rank}") == "ours\n", "the user's other groups may write there"
     groups = typed(host, CGROUPS).split()
     assert len(groups) >= 8 and all(f"/covey-job:{job}:1:supervisor-" in group for group in groups), groups
+    unit = typed(host, f"systemctl list-units --plain --no-legend 'covey-job:{job}:*'").split()[0]
+    assert "PrivateTmp=no" in typed(host, f"systemctl show {unit} -p PrivateTmp"), "podman's sockets are there"
     assert re.search(r"(?m)^image +tiny:1$", typed(host, f"agentctl job {job}"))
     typed(host, f"agentctl cancel {job}")
     wait(lambda: host.shell("pgrep -u alice").returncode == 1, lambda: why(host, job), 30.0)

@@ -25,6 +25,8 @@ TOOL_S = 60.0
 ABSENT = 1
 """Exit status of `podman image exists` for an image that is not there; others are errors."""
 WORDS_MAX = 300
+INCARNATION = "COVEY_INCARNATION"
+"""The variable of a process that takes the place of another one of its rank."""
 RunTool = Callable[[Sequence[str], Mapping[str, str]], Awaitable[tuple[int, str]]]
 """Runs a command; its exit status, and what it wrote."""
 
@@ -46,6 +48,8 @@ class Containers:
         refused = containers.refusal(command, container, host)
         if refused is not None:
             raise refused
+        if INCARNATION in command.env:
+            await self.clear([command])  # what a process of this rank before it left; its own start would say so aloud
         return containers.contained(command, container, host)
 
     async def _image_env(

@@ -100,7 +100,8 @@ def tool_of(container: Container) -> Tool:
 
 
 def name_of(command: Command) -> str:
-    """The container's name: the same for all processes of a rank in an epoch here, and for no others."""
+    """The container's name: the same for all processes of a rank in an epoch here, one after the other, and for no
+    others."""
     env = command.env
     mark = hashlib.sha256(env.get("COVEY_TOKEN", "").encode()).hexdigest()[:8]
     return f"covey-{env.get('COVEY_JOB_ID', '')}-{env.get('COVEY_EPOCH', '')}-r{env.get('COVEY_RANK', '')}-{mark}"
@@ -230,7 +231,7 @@ def podman_arguments(
     shared = ("--ipc=host",) if host.queues else ("--ipc=private", "--volume=/dev/shm:/dev/shm")
     return (
         *(host.tool, MANAGER, f"--runtime={runtime}", "run"),
-        *("--rm", "--replace", "--pull=never", f"--name={name_of(command)}", f"--pidfile={pid_file_of(command)}"),
+        *("--rm", "--pull=never", f"--name={name_of(command)}", f"--pidfile={pid_file_of(command)}"),
         *(f"--label=covey={command.env.get('COVEY_JOB_ID', '')}", "--log-driver=passthrough", "--no-healthcheck"),
         *("--network=host", "--pid=host", "--uts=host", "--cgroupns=host", *shared),
         *("--userns=keep-id", f"--user={host.uid}:{host.gid}"),

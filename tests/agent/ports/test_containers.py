@@ -51,7 +51,7 @@ def test_the_whole_argument_list_of_podman() -> None:
     found = made()
     assert found.argv == (
         "/usr/bin/podman", "--cgroup-manager=cgroupfs", "--runtime=crun", "run",
-        "--rm", "--replace", "--pull=never", "--name=covey-j7-2-r3-2bb80d53", "--pidfile=/s/2.rank3.pid",
+        "--rm", "--pull=never", "--name=covey-j7-2-r3-2bb80d53", "--pidfile=/s/2.rank3.pid",
         "--label=covey=j7", "--log-driver=passthrough", "--no-healthcheck",
         "--network=host", "--pid=host", "--uts=host", "--cgroupns=host", "--ipc=host",
         "--userns=keep-id", "--user=1001:1002", "--group-add=keep-groups",
