@@ -167,8 +167,9 @@ class KeptProcess:
     def _signal_all(self, number: int) -> None:
         """Send a signal to the rank's group; of a rank in a container, which has groups of its own, to all processes
         under its shim, until no other one has begun meanwhile."""
+        contained = self.runs_in_container()
         signal_group(self.id, number)
-        if not self.runs_in_container():
+        if not contained:
             return
         signalled: set[ProcessId] = set()
         for _ in range(ROUNDS_MAX):

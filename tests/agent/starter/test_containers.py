@@ -70,7 +70,9 @@ class Image:
             os.chown(each, self.uid, self.gid)
         self._sockets.chmod(0o700)
         done = self.podman("import --change ENV=RANK=image --change ENV=OF=image - tiny:1", f"tar -C {rootfs} -c . |")
-        assert done.returncode == 0, done.stderr
+        if done.returncode:
+            self.close()
+            raise AssertionError(done.stderr)
 
     def podman(self, line: str, before: str = "") -> "subprocess.CompletedProcess[str]":
         env = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self._sockets), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
