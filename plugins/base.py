@@ -185,6 +185,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Processors of each rank; 0: not said."""
     private_tmp: bool = False
     """Whether the ranks have a /tmp of their own, where they run as another user than the agent's."""
+    image: str = ""
+    """The image in whose container each rank runs; empty: in none."""
     time_left_s: float | None = None
     """Seconds that the job may still run when these ranks start; None: no limit."""
     user: str = ""

@@ -382,6 +382,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """How an elastic job is arranged now; None: the number of its processes does not change."""
     share_host: str = ""
     """The group of jobs with which it takes turns on hosts that they share; empty: it takes none."""
+    image: str = ""
+    """The image in whose container each rank runs; empty: in none."""
     user: str = ""
     """The user whose job it is; empty: the agent's own."""
     uid: int | None = None

@@ -1,13 +1,19 @@
 """The configuration that a supervisor is started with: the commands of its ranks, their files, its socket."""
 
-from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.jobs.limits import NVIDIA
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of, set_by_covey, visible
 from agent.jobs.records import StartRecord, file_of, instance_of, log_of, spares_of
 from agent.jobs.spares.frames import SparesConfig
 from agent.jobs.supervision import LeaveRanks, RankStart, SupervisorConfig, joining_frames
 from agent.jobs.whose import JobPaths, other_user
+from covey import hooks
 from covey.ports.addresses import Address
+from covey.ports.devices import Devices
 from covey.ports.env import Env
-from covey.ports.processes import Command
+from covey.ports.processes import Command, Container
 from covey.wire.frames import pack
 from plugins.base import RankLease, RankSpec, RanksSpec
 
@@ -16,6 +22,29 @@ def begins_beside_its_siblings(spec: RanksSpec) -> bool:
     """Whether these are processes of an elastic job that came while it ran: until they have its state others do their
     work, and share the cores with what they import. Not where the others wait for them."""
     return bool(spec.carried) and spec.since > 0 and not spec.awaited
+
+
+def container_of(
+    spec: RanksSpec,
+    seen: Sequence[str],
+    devices: Devices,
+    door: RankEndpoints,
+    environment_of: Callable[[RanksSpec], Mapping[str, str]],
+) -> Container | None:
+    """The container of a rank; None: it runs in none. `seen`: the devices that the rank sees, of which those of another
+    kind than NVIDIA's need no file. It sees the folders of what its environment names: the agent's socket, the file by
+    which it is asked to end, and the hooks."""
+    if not spec.image:
+        return None
+    others = {device.uuid for device in devices.devices() if device.backend != NVIDIA}
+    gpus = tuple(gpu for gpu in seen if gpu not in others)
+    shows = [os.path.dirname(path) for path in (door.socket, door.preempt_file)]
+    return Container(
+        image=spec.image,
+        gpus=gpus,
+        ours=set_by_covey(spec, environment_of),
+        shows=(*shows, *([os.path.dirname(hooks.SITE)] if spec.hooks else [])),
+    )
 
 
 class Launching:
@@ -60,22 +89,30 @@ class Launching:
         """The command that starts one rank."""
         spec, devices = record.spec, self._env.probes.devices
         cores = cores_of(rank, devices) if rank.gpus else ()
+        memory = memory_of(rank, devices)
         door = RankEndpoints(
             host=self._env.host,
             token=record.token,
             socket=self._paths.jobs_socket(spec),
             preempt_file=self._paths.path(spec, file_of((spec.job, spec.epoch), "preempt")),
         )
+
+        def environment_of(given: RanksSpec) -> dict[str, str]:
+            return environment(given, rank, door, self._hide_gpus, len(cores), memory)
+
         return Command(
             argv=spec.argv,
             cwd=spec.cwd,
-            env=environment(spec, rank, door, self._hide_gpus, len(cores), memory_of(rank, devices)),
+            env=environment_of(spec),
             output=self._paths.path(spec, log_of(spec.job, rank.rank)),
             run=self._paths.path(spec, file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
             output_keep_free=self.keep_free,
             cores=cores,
-            held_back=other_user(self._env, spec) is None and (spec.held_back or begins_beside_its_siblings(spec)),
+            held_back=other_user(self._env, spec) is None
+            and not spec.image  # what podman starts is not the rank's child, and would not be let go with it
+            and (spec.held_back or begins_beside_its_siblings(spec)),
+            container=container_of(spec, visible(spec, rank), devices, door, environment_of),
         )
 
     def socket(self, spec: RanksSpec) -> Address:

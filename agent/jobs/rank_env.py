@@ -27,6 +27,7 @@ bound to their cores, and OMP_NUM_THREADS is how many these are.
 """
 
 import os
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -82,6 +83,14 @@ def environment(
     beside = _beside_others(spec, rank, gpu_bytes)
     chosen = {name: value for name, value in spec.env.items() if name not in NEVER_CHOSEN}
     return {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd, **carried, **_hooked(spec), **gpus}
+
+
+def set_by_covey(spec: RanksSpec, environment_of: Callable[[RanksSpec], Mapping[str, str]]) -> tuple[str, ...]:
+    """The variables of a rank that hold whatever an image says: those that it has without its submitter's, but for
+    values that are only there unless somebody chooses others. `environment_of`: the rank's `environment` by its
+    spec."""
+    bare = environment_of(msgspec.structs.replace(spec, env={}))
+    return tuple(sorted(bare.keys() - UNLESS_SET.keys() - {"PYTHONPATH"}))
 
 
 def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:

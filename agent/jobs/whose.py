@@ -81,7 +81,8 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
         instance=instance,
         limits=limits,
         seconds=seconds_of(spec),
-        private_tmp=spec.private_tmp,
+        private_tmp=spec.private_tmp
+        and not spec.image,  # a container has its own /tmp; podman's sockets are in this one
     )
     return await env.starter.start_program(which, config)
 

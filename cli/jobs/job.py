@@ -105,6 +105,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("GPUs reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
+        ("image", job.get("image")),
         ("submitted", clock(times["submitted_wall_s"])),
         ("started", "" if started is None else clock(started)),
         ("ended", "" if ended is None else clock(ended)),

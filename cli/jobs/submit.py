@@ -148,6 +148,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if spec.get("cpus") == 0:
         what, why = "invalid --cpus 0", "no process can do without a processor"
         raise AgentctlError(USAGE, what, why, "--cpus 4, or leave it out")
+    if spec.get("image"):
+        spec["image"] = text_of(image_of(spec["image"], here))
     if args.aggregate:
         spec["env"]["COVEY_AGGREGATE"] = "1"
     if args.nodes is not None:
@@ -168,6 +170,12 @@ def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
             "Covey finds the script's DDP by its hooks, which --no-hooks leaves out",
         )
         raise AgentctlError(USAGE, what, why, "leave --no-hooks out, or call covey.torch.attach(ddp) in the script")
+
+
+def image_of(image: str, here: str) -> str:
+    """The image as hosts find it: the absolute path of a file or folder that apptainer runs, or a name."""
+    is_path = image.startswith(("/", "./", "../")) or image.endswith((".sif", "/"))
+    return os.path.abspath(os.path.join(here, image)) if is_path else image
 
 
 def workers_of(text: str) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Processes that an agent starts and watches."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -39,6 +40,19 @@ class Process(Protocol):
         """Send SIGKILL to its whole group. Does nothing when it is gone."""
 
 
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """The image in which a command runs, and what of this host is seen in it beside its user's home and its folder."""
+
+    image: str
+    """A name in the user's own storage of podman, or the absolute path of a file or folder that apptainer runs."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the NVIDIA devices that it sees, and no others."""
+    ours: tuple[str, ...] = ()
+    """Variables of the command that hold whatever the image says."""
+    shows: tuple[str, ...] = ()
+    """Folders of this host that it may read, at the same paths."""
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """How to start a process of a user: no shell, its own session and process group."""
 
@@ -62,6 +76,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Cores on which the process and all that it starts run, for a process with `run`; empty: any."""
     held_back: bool = False
     """Whether the process begins with cores that others leave idle, until `LetsGo.let_go`; with `run` only."""
+    container: Container | None = None
+    """The container that it runs in, with `run` only; None: it runs in none."""
 
 
 class WaitingProcess(Protocol):
@@ -81,6 +97,15 @@ class WaitingProcess(Protocol):
 
     def end(self) -> None:
         """Send SIGKILL to its group, unless it has become something. Idempotent."""
+
+
+@runtime_checkable
+class RunsContainers(Protocol):
+    """Processes some of which run in containers: the real ones."""
+
+    async def clear_containers(self, commands: Sequence[Command]) -> str:
+        """Remove what the containers of these commands, whose processes have all ended, left in their user's storage.
+        Returns why something is left; empty: nothing is."""
 
 
 @runtime_checkable

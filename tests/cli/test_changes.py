@@ -92,6 +92,14 @@ def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, j
     assert code == 2 and "invalid --mem 0" in errors and "leave it out" in errors
     run("submit", "--cpus", "4", "--private-tmp", "--", "true")
     assert (agent.asked[-1][1]["cpus"], agent.asked[-1][1]["private_tmp"]) == (4, True)
+    for said, image in (
+        ("torch:2", "torch:2"),
+        ("/i/torch.sif", "/i/torch.sif"),
+        ("torch.sif", os.path.abspath("torch.sif")),
+        ("./rootfs", os.path.abspath("rootfs")),
+    ):
+        run("submit", "--image", said, "--", "true")
+        assert agent.asked[-1][1]["image"] == image
     code, _, errors = run("submit", "--cpus", "0", "--", "true")
     assert code == 2 and "invalid --cpus 0" in errors
     asked = len(agent.asked)

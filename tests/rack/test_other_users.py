@@ -218,6 +218,65 @@ def test_a_job_has_the_limits_it_asked_for(host: BootedHost) -> None:
     wait(lambda: f"{job}:1" not in typed(host, "systemctl list-units --all 'covey*'"), host.journal, 20.0)
 
 
+IMAGE = r"""
+set -e
+grep -q ^alice: /etc/subuid || usermod --add-subuids 300000-365535 --add-subgids 300000-365535 alice
+mkdir -p /opt/image/bin && cp "$(command -v busybox)" /opt/image/bin/
+runuser -u alice -- mkdir -p /home/alice/.config/containers
+printf '[storage]\ndriver = "vfs"\n' > /home/alice/.config/containers/storage.conf
+cd / && tar -C /opt/image -c . | runuser -u alice -- env HOME=/home/alice podman import - tiny:1
+pkill -u alice podman || true
+install -d -m 770 -o root -g rdma /home/alice/shared
+"""
+CGROUPS = "for p in $(pgrep -u alice 'busybox|conmon|podman'); do tail -1 /proc/$p/cgroup 2> /dev/null; done; true"
+IN_IMAGE = """
+b=/bin/busybox
+echo rank $RANK of $WORLD_SIZE as $($b id -u) in $PWD
+[ -e /usr ] || echo no folder of the host
+[ -S $COVEY_SOCKET ] && echo socket
+echo mine > at.$RANK
+echo ours > shared/at.$RANK
+trap "echo saved; exit 0" TERM
+while :; do $b sleep 0.1; done
+"""
+
+
+def test_ranks_in_an_image_are_their_users_and_stay_in_the_jobs_unit(host: BootedHost) -> None:
+    for tool in ("podman", "crun", "newuidmap", "busybox"):
+        if host.shell(f"command -v {tool}").returncode:
+            pytest.skip(f"{tool} is not installed, so no rank runs in an image; next: apt install podman crun uidmap")
+    typed(host, IMAGE, 120.0)
+    options = "--workers 2 --gpus 0 --private-tmp --image tiny:1 --cwd /home/alice"
+    script = f"/bin/busybox sh -c {shlex.quote(IN_IMAGE)}"
+    job = typed(host, f"agentctl submit --name alice.i {options} -- {script}").split()[0]
+    uid = typed(host, "id -u alice").strip()
+
+    def said() -> str:
+        return host.shell(f"agentctl logs {job}").stdout
+
+    wait(lambda: said().count("socket") == 2, lambda: said() + why(host, job), 60.0)
+    for rank in range(2):
+        assert f"rank {rank} of 2 as {uid} in /home/alice" in said() and "no folder of the host" in said()
+        assert typed(host, f"stat -c %U:%G /home/alice/at.{rank}") == "alice:alice\n"
+        assert typed(host, f"cat /home/alice/shared/at.{rank}") == "ours\n", "the user's other groups may write there"
+    groups = typed(host, CGROUPS).split()
+    assert len(groups) >= 8 and all(f"/covey-job:{job}:1:supervisor-" in group for group in groups), groups
+    unit = typed(host, f"systemctl list-units --plain --no-legend 'covey-job:{job}:*'").split()[0]
+    assert "PrivateTmp=no" in typed(host, f"systemctl show {unit} -p PrivateTmp"), "podman's sockets are there"
+    assert re.search(r"(?m)^image +tiny:1$", typed(host, f"agentctl job {job}"))
+    typed(host, f"agentctl cancel {job}")
+    wait(lambda: host.shell("pgrep -u alice").returncode == 1, lambda: why(host, job), 30.0)
+    assert said().count("saved") == 2
+    left = host.shell("cd /; runuser -u alice -- env HOME=/home/alice podman ps -aq; pkill -u alice podman")
+    assert left.stdout == "", left
+    job = typed(host, "agentctl submit --name alice.k --image tiny:2 --gpus 0 --cwd /home/alice -- true").split()[0]
+    refused = host.shell(f"agentctl wait {job}")
+    assert refused.returncode == 127 and "next: podman pull tiny:2 on gpu1 as alice" in refused.stdout, refused
+    for shown in ("logs", "job", "why"):
+        line = host.shell(f"agentctl {shown} {job}").stdout
+        assert "agents never pull one" in line and "next: podman pull tiny:2 on gpu1 as alice" in line, (shown, line)
+
+
 HOG = "held = [bytearray(b'x' * (16 << 20)) for _ in range(64)]; import time; time.sleep(600)"
 
 

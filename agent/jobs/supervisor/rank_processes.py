@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from agent.jobs.spares.taking import AnswerLost, take
 from agent.jobs.supervision import Adopting, SupervisorConfig, end_marked
 from covey.ports.env import Env
-from covey.ports.processes import Command, Process, ProcessId
+from covey.ports.processes import Command, Process, ProcessId, RunsContainers
 
 STRAYS_GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL for what ranks left behind."""
@@ -23,6 +23,8 @@ class RankProcesses:
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
+        self._contained: dict[str, Command] = {}
+        """The commands that were started in containers, by the path of their files."""
 
     def adopt(self) -> None:
         if isinstance(self._env.processes, Adopting):
@@ -31,7 +33,7 @@ class RankProcesses:
     async def start(self, command: Command, living: Iterable[Process]) -> Process:
         """Start a rank's process, in a spare if there is one. `living`: the processes of the other ranks here. OSError
         when it cannot be started, SpareEnded when another process has to be started in place of this one."""
-        if self._config.spares:
+        if self._config.spares and command.container is None:
             try:
                 found = await take(self._env, self._config.spares, command)
             except AnswerLost as lost:
@@ -43,7 +45,19 @@ class RankProcesses:
                 if found is not None:
                     self._env.log.info("a rank begins in a spare", pid=found.id.pid)
                     return found
-        return await self._env.processes.start(command)
+        started = await self._env.processes.start(command)
+        if command.container is not None:
+            self._contained[command.run] = command
+        return started
+
+    async def clear_containers(self, found: Iterable[Command] = ()) -> None:
+        """Remove what is left of ranks' containers, once all ranks have ended. `found`: commands that an earlier
+        supervisor may have started."""
+        commands = [*self._contained.values(), *(each for each in found if each.container is not None)]
+        if commands and isinstance(self._env.processes, RunsContainers):
+            if why := await self._env.processes.clear_containers(commands):
+                self._env.log.warning("containers are left", why=why)
+            await self.end_strays(lambda: 0.0, are_stopped=True)  # what podman keeps running for the next command
 
     async def ask_strays(self, left_s: Callable[[], float]) -> None:
         """Send SIGTERM, while ranks are being stopped, also to processes that an ended main process left running, which

@@ -191,6 +191,8 @@ class Supervisor:
         await self._ranks_here.end_strays(self._left_s, self._state.ending is not None)
         if self._taken_over:
             await self._ranks_here.end_unknown()  # what a rank left behind may have another parent
+        found = [start.command for start in self._config.ranks] if self._taken_over else []
+        await self._ranks_here.clear_containers(found)
         self._over = True
         await self._save(ended=True)
         self._env.log.info("all ranks ended", codes=self._state.codes, reason=self._state.reason)

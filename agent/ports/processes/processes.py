@@ -22,13 +22,24 @@ import os
 import signal as signals
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from agent.ports.processes import held_back
+from agent.ports.processes.container_host import TOOL_S, Containers
+from agent.ports.processes.containers import ContainerRefused
 from agent.ports.processes.inheritance import NOT_INHERITED, make_ordinary
-from agent.ports.processes.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
+from agent.ports.processes.procfs import (
+    descendants,
+    environment,
+    is_alive,
+    is_ours,
+    live_ticks,
+    pids,
+    start_ticks,
+    stat,
+)
 from agent.ports.processes.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group, start_waiting
 from agent.ports.processes.shims import resume as kept_resume
 from agent.ports.processes.shims import start as kept_start
@@ -52,6 +63,8 @@ from its rank."""
 LOG_BYTES_MAX = 8 << 20
 """A program that starts begins another log when its last one is longer, bytes; one earlier log is kept, as
 NAME.log.old."""
+TOOL_BYTES_MAX = 1 << 20
+"""Bytes that are read of what another program answers."""
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
@@ -199,6 +212,7 @@ class RealProcesses:
         """The processes that were started under a shim, here or before."""
         self._asked: dict[ProcessId, None] = {}
         """The strays that got their SIGTERM."""
+        self._containers = Containers(base.host, self._run_tool)
 
     async def start(self, command: Command) -> Process:
         """Start a command. It blocks for the one or two milliseconds between fork and exec. OSError names the file that
@@ -206,7 +220,7 @@ class RealProcesses:
         if not command.argv:
             raise FileNotFoundError("the command is empty")
         if command.run:
-            return await self._start_kept(self._of_user(command))
+            return await self._start_kept(await self._contained(self._of_user(command)))
         output = _open_output(command.output)
         try:
             started = DetachedProcess(
@@ -223,6 +237,48 @@ class RealProcesses:
             return self._child(started)
         except ValueError as error:  # a NUL byte in an argument, '=' in the name of a variable
             raise OSError(f"cannot start {command.argv[0]!r}: {error}") from error
+        finally:
+            os.close(output)
+
+    async def _contained(self, command: Command) -> Command:
+        """The command that runs this one in its container, if it has one. ContainerRefused; then the rank's output says
+        so too."""
+        if command.container is None:
+            return command
+        try:
+            return await self._containers.contained(command, command.container)
+        except ContainerRefused as refused:
+            with contextlib.suppress(OSError):
+                output = _open_output(command.output, command.output_mode)
+                with os.fdopen(output, "w") as file:
+                    file.write(refused.lines)
+            raise
+
+    async def clear_containers(self, commands: Sequence[Command]) -> str:
+        return await self._containers.clear([self._of_user(command) for command in commands])
+
+    async def _run_tool(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+        """Run a command of another program, and return its exit status and what it wrote."""
+        output = os.memfd_create("covey-tool", os.MFD_CLOEXEC)
+        try:
+            started = DetachedProcess(
+                argv,
+                cwd="/",
+                env=for_processes(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            child = self._child(started)
+            try:
+                async with asyncio.timeout(TOOL_S):
+                    code = await child.wait()
+            except TimeoutError:
+                child.kill()
+                return 1 << 8, f"it did not answer within {TOOL_S:.0f} s"
+            words = os.pread(output, TOOL_BYTES_MAX, 0).decode(errors="replace")
+            return 1 << 8 if code is None else code, words
         finally:
             os.close(output)
 
@@ -338,9 +394,10 @@ class RealProcesses:
 
     def ask_strays(self) -> int:
         """Send SIGTERM, once, to every adopted process, this process's or a shim's: what a process that was started
-        here, and that ended, had left running, but not what that has started in its turn. Returns how many adopted
-        processes there are."""
-        parents = {os.getpid(), *(kept.shim.pid for kept in self._kept.values() if kept.shim_lives())}
+        here, and that ended, had left running, but not what that has started in its turn, and not what a container that
+        still runs is kept by. Returns how many adopted processes there are."""
+        shims = [kept for kept in self._kept.values() if kept.shim_lives() and not kept.runs_in_container()]
+        parents = {os.getpid(), *(kept.shim.pid for kept in shims)}
         strays: list[ProcessId] = []
         for pid in pids():
             fields = stat(pid)
@@ -449,9 +506,9 @@ def _open_log(path: str) -> int:
     return _open_output(path)
 
 
-def _open_output(path: str) -> int:
+def _open_output(path: str, mode: int = 0o600) -> int:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
 
 def watch(pid: int, look: Callable[[], None]) -> Callable[[], None]:
@@ -484,20 +541,6 @@ def _poll(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Callable
 
     handle.append(loop.call_later(0, again))
     return lambda: handle[0].cancel()
-
-
-def descendants(root: int) -> list[ProcessId]:
-    """The children, grandchildren and so on, zombies included, by pid."""
-    children: dict[int, list[ProcessId]] = {}
-    for pid in pids():
-        if (fields := stat(pid)) is not None:
-            children.setdefault(int(fields[1]), []).append(ProcessId(pid, int(fields[19])))
-    found: list[ProcessId] = []
-    layer = children.get(root, [])
-    while layer:
-        found += layer
-        layer = [child for parent in layer for child in children.get(parent.pid, [])]
-    return sorted(found, key=lambda process: process.pid)
 
 
 def holding(variables: Mapping[str, str]) -> list[ProcessId]:

@@ -88,3 +88,17 @@ def catches(pid: int, number: int) -> bool:
 def is_alive(process: ProcessId) -> bool:
     """Whether this very process is running or stopped; a zombie has ended."""
     return live_ticks(process.pid) == process.started
+
+
+def descendants(root: int) -> list[ProcessId]:
+    """The children, grandchildren and so on, zombies included, by pid."""
+    children: dict[int, list[ProcessId]] = {}
+    for pid in pids():
+        if (fields := stat(pid)) is not None:
+            children.setdefault(int(fields[1]), []).append(ProcessId(pid, int(fields[19])))
+    found: list[ProcessId] = []
+    layer = children.get(root, [])
+    while layer:
+        found += layer
+        layer = [child for parent in layer for child in children.get(parent.pid, [])]
+    return sorted(found, key=lambda process: process.pid)

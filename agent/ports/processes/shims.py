@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable
 
 from agent.ports.processes import procfs, shim
+from agent.ports.processes.containers import pid_file_of, tool_of
 from agent.ports.processes.procfs import is_alive
 from covey.core.carried import for_process, for_processes
 from covey.ports.processes import Command, ProcessId
@@ -26,6 +27,10 @@ from covey.ports.processes import Command, ProcessId
 EXIT_POLL_S = 0.01
 """Seconds between two looks for a rank's exit file once the rank has ended: its shim writes it at once, then syncs
 it."""
+PROGRAM_POLL_S = 0.05
+"""Seconds between two looks for the program in a container that is about to begin, for which a signal waits."""
+ROUNDS_MAX = 20
+"""Most times that the processes of a container are looked for while they get a signal: some may fork meanwhile."""
 ANSWER_BYTES_MAX = 1 << 16
 NO_LIMIT_BYTES = 1 << 50
 Watch = Callable[[int, Callable[[], None]], Callable[[], None]]
@@ -58,10 +63,12 @@ class KeptProcess:
     """A rank under a shim, started here or by an earlier supervisor."""
 
     def __init__(
-        self, run: str, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
+        self, command: Command, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
     ) -> None:
         self.id, self.shim = rank, shim_id
-        self._run, self._watch, self._popen = run, watch, popen
+        self._run, self._watch, self._popen = command.run, watch, popen
+        self._container = command.container
+        self._pid_file = pid_file_of(command)
 
     @property
     def loaded(self) -> bool:
@@ -116,31 +123,79 @@ class KeptProcess:
         return own if own <= 128 else 128 - own
 
     def signal(self, number: int) -> None:
-        """Send a signal through a pidfd: the rank's shim may reap it at any moment, and the pid be used again."""
-        try:
-            file = os.pidfd_open(self.id.pid)
-        except OSError as error:
-            if error.errno == errno.ENOSYS and is_alive(self.id):
-                os.kill(self.id.pid, number)
+        if self._container is None or tool_of(self._container) != "podman":
+            signal_one(self.id, number)
             return
+        program = self._program()
+        if program is not None:
+            signal_one(program, number)
+        elif is_alive(self.id):
+            # podman is about to start it
+            asyncio.get_running_loop().call_later(PROGRAM_POLL_S, self.signal, number)
+
+    def _program(self) -> ProcessId | None:
+        """The first process of the container; None: it has not begun, or has ended."""
         try:
-            if is_alive(self.id):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signals.pidfd_send_signal(file, number)
-        finally:
-            os.close(file)
+            with open(self._pid_file, "rb") as file:
+                pid = file.read(16).strip()
+        except OSError:
+            return None
+        return next((each for each in procfs.descendants(self.shim.pid) if str(each.pid).encode() == pid), None)
+
+    def runs_in_container(self) -> bool:
+        """Whether the rank runs now, and in a container."""
+        return self._container is not None and is_alive(self.id)
 
     def signal_catchers(self, number: int) -> None:
-        signal_catchers(self.id, number)
+        if self._container is None:
+            signal_catchers(self.id, number)
+            return
+        for each in procfs.descendants(self.shim.pid):
+            with contextlib.suppress(OSError):
+                if procfs.catches(each.pid, number):
+                    os.kill(each.pid, number)
 
     def stand_still(self) -> None:
-        signal_group(self.id, signals.SIGSTOP)
+        self._signal_all(signals.SIGSTOP)
 
     def go_on(self) -> None:
-        signal_group(self.id, signals.SIGCONT)
+        self._signal_all(signals.SIGCONT)
 
     def kill(self) -> None:
-        signal_group(self.id, signals.SIGKILL)
+        self._signal_all(signals.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to the rank's group; of a rank in a container, which has groups of its own, to all processes
+        under its shim, until no other one has begun meanwhile."""
+        contained = self.runs_in_container()
+        signal_group(self.id, number)
+        if not contained:
+            return
+        signalled: set[ProcessId] = set()
+        for _ in range(ROUNDS_MAX):
+            found = [each for each in procfs.descendants(self.shim.pid) if each not in signalled]
+            for each in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(each.pid, number)
+            if not found:
+                return
+            signalled |= set(found)
+
+
+def signal_one(process: ProcessId, number: int) -> None:
+    """Send a signal through a pidfd: the rank's shim may reap it at any moment, and the pid be used again."""
+    try:
+        file = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno == errno.ENOSYS and is_alive(process):
+            os.kill(process.pid, number)
+        return
+    try:
+        if is_alive(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signals.pidfd_send_signal(file, number)
+    finally:
+        os.close(file)
 
 
 def signal_group(leader: ProcessId, number: int) -> None:
@@ -281,7 +336,7 @@ def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:
 def _gone(command: Command, started: str, watch: Watch, popen: DetachedProcess) -> KeptProcess:
     """The rank from the shim's answer, when its record cannot be read."""
     pid, ticks = (int(word) for word in started.split())
-    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(popen.pid, 0), watch, popen)
+    return KeptProcess(command, ProcessId(pid, ticks), ProcessId(popen.pid, 0), watch, popen)
 
 
 def _found(command: Command, watch: Watch, popen: DetachedProcess | None) -> KeptProcess | None:
@@ -289,7 +344,7 @@ def _found(command: Command, watch: Watch, popen: DetachedProcess | None) -> Kep
     if text is None:
         return None
     pid, ticks, shim_pid, shim_ticks = (int(word) for word in text.split())
-    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(shim_pid, shim_ticks), watch, popen)
+    return KeptProcess(command, ProcessId(pid, ticks), ProcessId(shim_pid, shim_ticks), watch, popen)
 
 
 def resume(command: Command, watch: Watch) -> KeptProcess | None:

@@ -85,6 +85,7 @@ CPUS_MAX = 4096
 NO_LIMIT = ", or nothing for no limit"
 AUTO = "auto"
 """The group of all jobs, of any tenant, that leave it to Covey with whom they share hosts in turns."""
+IMAGE_WORDS = "an image's name, such as pytorch:2.7 or docker.io/library/python:3.12, or the absolute path of one"
 NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 
 OPTIONS: tuple[Option, ...] = (
@@ -97,6 +98,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("workers_max", "count", 0, RANKS_MAX, words=", and at least workers; 0 is as many as workers"),
     Option(
         "gpus_per_worker", "count", 0, 64, flag="--gpus", metavar="N", help="GPUs for each worker or node (default 1)",
+    ),
+    Option(
+        "image", "text", words=f"{IMAGE_WORDS}; or nothing", flag="--image", metavar="IMAGE",
+        help="run each worker in a container of this image, as the user: a name such as pytorch:2.7, which podman has "
+        "on each host, or the path of a .sif file or a folder, for apptainer (default: in no container)",
     ),
     Option("argv", "text", words=f"a list of 1 to {ARGUMENTS_MAX} strings, the program first"),
     Option("cwd", "text", words="an absolute path of at most 4096 characters"),

@@ -6,6 +6,7 @@ when it comes back out of the log or from another host.
 """
 
 import difflib
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -59,6 +60,19 @@ class SealedEnv(msgspec.Struct, frozen=True):
 USER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}$"
 """A user's name as jobs, tenants and events have it: no space, so that no name reads like a sentence of ours."""
 UserName = Annotated[str, Meta(pattern=USER_PATTERN, max_length=256)]
+
+
+IMAGE_MAX = 4096
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_DOMAIN = r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}(?::[0-9]{1,5})?/)?"
+IMAGE_PATTERN = (
+    rf"^(?:{_DOMAIN}{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
+    rf"|/{TEXT}+)?\Z"
+)
+"""An image's name as podman knows it, or an absolute path: nothing that begins like an option, or that names a place
+to fetch an image from (`docker://`, `docker-archive:/`)."""
+OF_ITS_OWN = frozenset("/ /bin /boot /dev /etc /lib /lib32 /lib64 /opt /proc /run /sbin /sys /usr /var".split())  # noqa: SIM905
+"""Folders that every image has: one of the host in their place would hide the image's programs."""
 
 
 class JobOwner(msgspec.Struct, frozen=True):
@@ -119,6 +133,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Processors of each worker; 0: not said. Hosts where fewer are promised to nobody do not take it."""
     private_tmp: bool = False
     """Whether its ranks have a /tmp of their own on each host."""
+    image: Annotated[str, Meta(pattern=IMAGE_PATTERN, max_length=IMAGE_MAX)] = ""
+    """The image in whose container each rank runs (`covey.ports.processes.Container`); empty: in none."""
     share_host: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9.-]{0,62})?$", max_length=63)] = ""
     """The group of jobs with which this one takes turns on hosts that they share (`plugins/interleave`): `auto`, a name
     of its tenant's, or empty: it takes no turns."""
@@ -197,6 +213,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
             raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
         _check_range(checked)
         _check_turns(checked)
+        _check_image(checked)
         checked.setdefault("name", name_of(checked["argv"]))
         return msgspec.convert(checked, cls)
 
@@ -234,6 +251,20 @@ def _check_turns(checked: dict[str, Any]) -> None:
     )
     next = "set gpus_per_worker = 0 (--gpus 0), or leave share_host out"
     raise SpecError("share_host", f"this job cannot share hosts in turns with group {group}", why, next)
+
+
+def _check_image(checked: dict[str, Any]) -> None:
+    """Check what does not go with a container."""
+    image, cwd = checked.get("image"), checked.get("cwd", "/")
+    if not image:
+        return
+    if checked.get("spares"):
+        why = "a spare waits before it is known which rank it becomes, and a rank's container is made for that rank"
+        raise SpecError("spares", f"this job cannot have spares in image {image}", why, "leave spares or image out")
+    if "/" + posixpath.normpath(cwd).lstrip("/") in OF_ITS_OWN:
+        why = "the working directory is mounted into the container at its own path, and would hide what the image has"
+        next = "give a directory of your own: cd to it before agentctl submit, or --cwd DIR"
+        raise SpecError("cwd", f"a job in an image cannot run in {cwd}", why, next)
 
 
 def _checked(name: str, value: Any, type: Any, expected: str) -> Any:

@@ -335,6 +335,7 @@ def job_view(
         age_s=age_s,
         elastic=_elastic(job, bool(shown)),
         share_host=job.spec.share_host,
+        image=for_people(job.spec.image),
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
     )

@@ -10,7 +10,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of
+from agent.jobs.launching import container_of
+from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of, visible
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
 from covey.core.ids import HostId, JobId
@@ -278,3 +279,21 @@ def test_a_rank_knows_what_its_job_may_take_of_the_hosts_memory() -> None:
         return environment(known, known.ranks[0], door(HostId("h1")), True)
 
     assert found(host_memory=8 << 30)["COVEY_HOST_MEMORY"] == str(8 << 30) and "COVEY_HOST_MEMORY" not in found()
+
+
+def test_a_rank_in_an_image_sees_its_jobs_gpus_here_and_what_covey_sets_holds_there() -> None:
+    place = Place(HostId("a"), (0, 1), ("GPU-0", "CPU-h1-0"))
+    spec = JobSpec(name="j", workers=2, argv=("python",), image="torch:2", cwd="/w")
+    ran = ranks_spec(job_at((place,), spec), place, {"LANG": "C", "RANK": "9"})
+    rank, devices = ran.ranks[0], CpuDevices("h1", [CpuDevice("0", "1 GiB")])
+    endpoints = door(HostId("a"))
+
+    def environment_of(given: RanksSpec) -> dict[str, str]:
+        return environment(given, rank, endpoints, True)
+
+    found = container_of(ran, visible(ran, rank), devices, endpoints, environment_of)
+    assert found is not None and (found.image, found.gpus) == ("torch:2", ("GPU-0",))
+    assert {"RANK", "CUDA_VISIBLE_DEVICES", "COVEY_TOKEN"} <= set(found.ours) and not {"LANG", "PATH"} & set(found.ours)
+    assert found.shows == ("/run", "/state", SITE.removesuffix("/site"))
+    plain = msgspec.structs.replace(ran, image="")
+    assert container_of(plain, (), devices, endpoints, lambda given: {}) is None

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agent.ports.processes.inheritance import NOT_INHERITED
-from agent.ports.processes.processes import descendants
-from agent.ports.processes.procfs import environment, stat
+from agent.ports.processes.procfs import descendants, environment, stat
 
 LOOK = """
 import json, os, sys

@@ -14,8 +14,8 @@ import pytest
 
 from agent.ports.processes import held_back, shim
 from agent.ports.processes import processes as processes_module
-from agent.ports.processes.processes import ProgramBase, RealProcesses, descendants, holding
-from agent.ports.processes.procfs import is_alive, start_ticks
+from agent.ports.processes.processes import ProgramBase, RealProcesses, holding
+from agent.ports.processes.procfs import descendants, is_alive, start_ticks
 from covey.ports.processes import Command, ProcessId
 from plugins.starting import why_ended
 from tests.agent.here import both_loops, until
@@ -163,7 +163,8 @@ def test_a_process_with_an_odd_name_is_read_right(tmp_path: Path) -> None:
 
 ADOPTING = """
 import asyncio, os, sys
-from agent.ports.processes.processes import ProgramBase, RealProcesses, descendants
+from agent.ports.processes.processes import ProgramBase, RealProcesses
+from agent.ports.processes.procfs import descendants
 from covey.ports.processes import Command
 async def main():
     port = RealProcesses(ProgramBase("h1", sys.argv[1], sys.argv[1], ""))

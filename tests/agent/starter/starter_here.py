@@ -13,7 +13,7 @@ import pytest
 from agent.ports.network.unix_sockets import bind_unix
 from agent.ports.starter.starter_link import StarterLink
 from agent.ports.starter.starter_wire import SOCKET
-from agent.starter.accounts import Rules
+from agent.starter.accounts import Lookup, Rules
 from agent.starter.folders import JobFolders
 from agent.starter.helper import Starter
 from agent.starter.sessions import Sessions
@@ -34,12 +34,19 @@ def lookup(name: str) -> pwd.struct_passwd:
 class StarterHere:
     """A starter that serves in threads of this process."""
 
-    def __init__(self, folder: str, python: str, agent_uid: int | None = None, units: Launcher | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        python: str,
+        agent_uid: int | None = None,
+        units: Launcher | None = None,
+        find: Lookup = lookup,
+    ) -> None:
         self.folder, self.said = folder, list[str]()
         uid = os.geteuid() if agent_uid is None else agent_uid
         self.folders = JobFolders(folder, uid)
         self.folders.set_up()
-        self.starter = Starter(Rules(uid), self.folders, units or Sessions(python), self.said.append, lookup)
+        self.starter = Starter(Rules(uid), self.folders, units or Sessions(python), self.said.append, find)
         self._listener: socket.socket | None = None
         self._uid = uid
 
@@ -57,15 +64,17 @@ class StarterHere:
 
 
 @asynccontextmanager
-async def host_with_starter(directory: str) -> AsyncIterator[tuple[Here, StarterHere]]:
-    """A host in `directory` whose agent may start jobs as other users."""
-    python = python_of(ALICE)
+async def host_with_starter(
+    directory: str, uid: int = ALICE, find: Lookup = lookup
+) -> AsyncIterator[tuple[Here, StarterHere]]:
+    """A host in `directory` whose agent may start jobs as other users. `uid`: the first of them; `find`: finds them."""
+    python = python_of(uid)
     if python is None:
         pytest.skip("no Python here that other users can execute has msgspec and uvloop")
     for folder in (directory, f"{directory}/u"):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, 0o755)
-    starter = StarterHere(f"{directory}/u", python)
+    starter = StarterHere(f"{directory}/u", python, find=find)
     starter.start()
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = ANYONES["PYTHONPATH"]

@@ -45,6 +45,7 @@ GOOD: dict[str, Any] = {
     "host_memory": 24 << 30,
     "cpus": 6,
     "private_tmp": True,
+    "image": "nvcr.io/nvidia/pytorch:24.05-py3",
     "bind_gpus": True,
     "hooks": False,
 }
@@ -100,6 +101,36 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
         return
     assert caught.value.what.startswith(f"invalid {field}: ") and len(caught.value.what) < 120
     assert caught.value.why == f"expected {EXPECTED[field]}"
+
+
+IMAGES = (
+    *("torch:2", "localhost/torch", "nvcr.io/nvidia/pytorch:24.05-py3", "registry:5000/a_b/c-d:T.1", "7982b55cd470"),
+    *("a@sha256:" + "0" * 64, "/images/torch 2.sif", "/images/rootfs", "torch.sif"),
+)
+NO_IMAGES = (
+    *("--privileged", "-v", "docker://torch", "docker-archive:/torch.tar", "dir:/torch", "Torch", "torch:", "a b"),
+    *("torch:2\n", "../torch", "torch:2 --privileged", "a@sha256:00", "/", "a" * 5000, 7, ["torch"]),
+)
+
+
+def test_an_image_is_a_name_or_a_path_and_nothing_that_podman_fetches() -> None:
+    base = {"argv": ["train.py"], "cwd": "/home/ann"}
+    for image in IMAGES:
+        assert JobSpec.parse({**base, "image": image}).image == image
+    for other in NO_IMAGES:
+        with pytest.raises(SpecError, match="invalid image"):
+            JobSpec.parse({**base, "image": other})
+    assert JobSpec.parse({**base, "image": None, "spares": 1}).image == JobSpec.parse({**base, "image": ""}).image == ""
+
+
+def test_what_does_not_go_with_an_image_is_refused_in_words() -> None:
+    given = {"argv": ["train.py"], "cwd": "/home/ann", "image": "torch:2"}
+    with pytest.raises(SpecError, match="this job cannot have spares in image torch:2"):
+        JobSpec.parse({**given, "spares": 1})
+    for cwd in ("/", "/usr", "/usr/", "//", "/home/..", "/var"):
+        with pytest.raises(SpecError, match="a job in an image cannot run in"):
+            JobSpec.parse({**given, "cwd": cwd})
+    assert JobSpec.parse({**given, "cwd": "/var/lib/ann"}).cwd == "/var/lib/ann"
 
 
 ELASTIC: dict[str, Any] = {"argv": ["train.py"], "workers": 4, "workers_max": 16}
