@@ -30,6 +30,7 @@ from covey.tensors.numbers.tensor_wire import TYPES
 
 if TYPE_CHECKING:
     from covey.job.client import JobClient
+    from covey.job.job_state import Place
 
 
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
@@ -52,7 +53,13 @@ def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> 
 
 @overload
 def state(
-    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: Literal[False] = False
+    tree: Any,
+    *,
+    own: Any = None,
+    job: "JobClient | None" = None,
+    step: int = 0,
+    checkpoint: "Place | bool" = False,
+    elastic: Literal[False] = False,
 ) -> HealedTree: ...
 
 
@@ -63,22 +70,32 @@ def state(
     own: Callable[[int], Any] | None = None,
     job: "JobClient | None" = None,
     step: int = 0,
+    checkpoint: "Place | bool" = False,
     elastic: Literal[True],
 ) -> ElasticTree: ...
 
 
 def state(
-    tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0, elastic: bool = False
+    tree: Any,
+    *,
+    own: Any = None,
+    job: "JobClient | None" = None,
+    step: int = 0,
+    checkpoint: "Place | bool" = False,
+    elastic: bool = False,
 ) -> HealedTree:
     """From now on this rank may be lost: another process takes its place, gets here what the others hold, and continues
     in their step with the same bits. `tree`: arrays, keys and numbers that are the same on all ranks; `own`: a small
-    tree that only this rank has. `job`: as in `psum`, before any other tensor; `step`: the first step, after a
-    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over.
+    tree that only this rank has. `job`: as in `psum`, before any other tensor; `step`: the first step.
+    `checkpoint`: True, or a file: ranks continue from there, and save there when the job is asked to end, as of
+    `JobClient.state`. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed
+    over.
 
     `elastic`: this process computes for all ranks that it carries, and other processes come and go (`agentctl submit
     --workers A..B`). `own(rank)` returns what that rank has at first, such as a key made of its number; the loop is
     that of the result (`ElasticTree`)."""
-    return elastic_tree(tree, own, _joined(job), step) if elastic else healed(tree, own, _joined(job), step)
+    made = elastic_tree if elastic else healed
+    return made(tree, own, _joined(job), step, checkpoint)
 
 
 def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:

@@ -55,6 +55,7 @@ from covey.job.tensors import TensorClient
 
 if TYPE_CHECKING:
     from covey.job.client import JobClient
+    from covey.job.job_state import Place
 
 __all__ = [
     "TYPES",
@@ -90,6 +91,7 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
+    checkpoint: "Place | bool" = False,
     elastic: Literal[False] = False,
 ) -> HealedTraining: ...
 
@@ -103,6 +105,7 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
+    checkpoint: "Place | bool" = False,
     elastic: Literal[True],
 ) -> ElasticTraining: ...
 
@@ -115,6 +118,7 @@ def attach(
     also: Sequence[Any] = (),
     data: Any = None,
     step: int = 0,
+    checkpoint: "Place | bool" = False,
     elastic: bool = False,
 ) -> ElasticTraining | HealedTraining | None:
     """From the next backward pass on, Covey averages the gradients of `ddp`, a DistributedDataParallel. `job`: this
@@ -125,7 +129,8 @@ def attach(
     hold, and continues in their step with the same bits. There is one such model, attached before any other tensor.
     `also`: other objects with state that is the same on all ranks (schedulers, a GradScaler), saved by state_dict and
     load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
-    the first step, after a checkpoint.
+    the first step. `checkpoint`: True, or a file: the training continues from there, and is saved there when the job is
+    asked to end, as of `JobClient.state`.
 
     `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
     itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
@@ -136,7 +141,7 @@ def attach(
     by the backward pass."""
     global _models
     if elastic:
-        return _elastic(ddp, optimizer, job, also, data, step)
+        return _elastic(ddp, optimizer, job, also, data, step, checkpoint)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer, job = None, optimizer
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
@@ -151,7 +156,7 @@ def attach(
     if optimizer is not None:
         if devices_of(ddp.module):
             _ways[ddp] = "copied from each GPU: ranks may be lost"
-        return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors))
+        return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors), checkpoint)
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
@@ -168,11 +173,17 @@ def way(ddp: Any) -> str:
 
 
 def _elastic(
-    module: Any, optimizer: Any, job: "JobClient | None", also: Sequence[Any], data: Any, step: int
+    module: Any,
+    optimizer: Any,
+    job: "JobClient | None",
+    also: Sequence[Any],
+    data: Any,
+    step: int,
+    checkpoint: "Place | bool",
 ) -> ElasticTraining:
     check_elastic(module, optimizer, also)
     check_model(module)
-    return elastic_training(module, optimizer, also, data, _joined(job), step)
+    return elastic_training(module, optimizer, also, data, _joined(job), step, checkpoint)
 
 
 def _joined(job: "JobClient | None") -> "JobClient":

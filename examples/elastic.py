@@ -47,7 +47,7 @@ def train(steps: int, step_s: float, out: Path | None, width: int) -> None:
         def take_over(arrays: dict[str, Array], own: None) -> None:
             model.load(arrays)
 
-        state = job.state(lambda: model.arrays, take_over, own=draws.own, enter=draws.enter)
+        state = job.state(lambda: model.arrays, take_over, own=draws.own, enter=draws.enter, checkpoint=True)
         for step in state.steps(steps):
             for rank in job.carried(step):
                 with rank:

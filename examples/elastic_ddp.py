@@ -58,7 +58,7 @@ def main() -> None:
     data = TensorDataset(images, labels.long())
     sampler = covey.torch.StepSampler(len(data), args.batch)
     loader = DataLoader(data, batch_sampler=sampler)
-    training = covey.torch.attach(model, optimizer, also=[scheduler], data=sampler, elastic=True)
+    training = covey.torch.attach(model, optimizer, also=[scheduler], data=sampler, checkpoint=True, elastic=True)
     for epoch in sampler.epochs(args.epochs):
         for _ in training.steps((epoch + 1) * sampler.steps_per_epoch):
             for rank in training.carried():

@@ -68,7 +68,7 @@ def main() -> None:
 
     sampler = covey.torch.StepSampler(len(data), args.batch)
     loader = DataLoader(data, batch_sampler=sampler)
-    state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler)
+    state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler, checkpoint=True)
     if state.step:
         print(f"rank {rank}: took over from one that was lost, and goes on with step {state.step}", flush=True)
     for epoch in sampler.epochs(args.epochs):

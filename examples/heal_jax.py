@@ -65,7 +65,7 @@ def main() -> None:
         params = network(jax.random.key(0))
         zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
         learnt = {"params": params, "first": zeros, "second": zeros, "count": jnp.zeros((), jnp.int32)}
-        state = covey.jax.state(learnt, own=jax.random.key(100 + job.rank), job=job)
+        state = covey.jax.state(learnt, own=jax.random.key(100 + job.rank), job=job, checkpoint=True)
         if state.step:
             print(f"rank {job.rank}: took over from one that was lost, and goes on with step {state.step}", flush=True)
         slope = jax.jit(jax.value_and_grad(loss))

@@ -7,6 +7,9 @@
 A worker that is killed is started again alone; the others wait for it and do not begin anew. Every run prints the same
 digest, however many workers were lost on the way: the state comes from the others, and so does each worker's own
 random generator, which all gather in each step. (On processors for which BLAS chooses the same kernel.)
+
+When the job must leave its GPUs, all workers end after the same step and save in the folder checkpoints; once it starts
+again they continue from there.
 """
 
 import argparse
@@ -92,7 +95,7 @@ def train(steps: int, step_s: float, out: Path | None, width: int) -> None:
             if own is not None:
                 draws.bit_generator.state = own
 
-        state = job.state(lambda: model.arrays, take_over, own=lambda: draws.bit_generator.state)
+        state = job.state(lambda: model.arrays, take_over, own=lambda: draws.bit_generator.state, checkpoint=True)
         for step in state.steps(steps):
             seen, chosen = batch(images, draws)
             state.drawn()

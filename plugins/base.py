@@ -189,6 +189,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The image in whose container each rank runs; empty: in none."""
     time_left_s: float | None = None
     """Seconds that the job may still run when these ranks start; None: no limit."""
+    submitted_wall_s: float = 0.0
+    """When the job was submitted, in seconds since 1970."""
     user: str = ""
     """The user as whom the ranks run (`JobOwner.user`); empty: as the agent's own."""
     uid: int | None = None

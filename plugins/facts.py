@@ -377,6 +377,16 @@ class RankDisconnected(Fact, frozen=True):
     rank: int
 
 
+class SavedAt(msgspec.Struct, frozen=True):
+    """A checkpoint that is complete."""
+
+    step: Annotated[int, Meta(ge=0, le=1 << 53)]
+    """The step with which the job continues from it."""
+    wall_s: Annotated[float, Meta(ge=0, le=1e12)]
+    """When it was complete, in seconds since 1970, by the clock of the host that wrote it."""
+    path: Annotated[str, Meta(max_length=1024)]
+
+
 class StepTiming(msgspec.Struct, frozen=True):
     """How long the mini-batches of a job take: medians over the newest ones, in seconds."""
 
@@ -456,6 +466,15 @@ class JobHooked(Fact, frozen=True):
     """What is attached, such as `torch 2.13.0`; empty: nothing."""
     problem: str
     """Why less is seen than could be; empty: there is no reason."""
+
+
+class JobSaved(Fact, frozen=True):
+    """A rank on this host has written a checkpoint (`covey.wire.job.CheckpointSaved`)."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    saved: SavedAt
 
 
 class HeartbeatHeard(Fact, frozen=True):

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from covey.core.ids import HostId, JobId
-from plugins.facts import HostState, MemoryInUse, Place, StepTiming
+from plugins.facts import HostState, MemoryInUse, Place, SavedAt, StepTiming
 from plugins.gossiped import LateHost
 
 
@@ -238,6 +238,8 @@ class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
     """What its processes have of each host's memory, where they said so."""
     devices: dict[HostId, str] = {}
     """Hosts where GPUs of the job are sick, or held and not used, and what is known of them, in words."""
+    saved: SavedAt | None = None
+    """The newest checkpoint that ranks of the job wrote (`covey.healing.checkpoint`); None: none is known."""
     limited: dict[HostId, bool] = {}
     """Whether each host that answered limits memory and number of its processes there, whatever they do."""
 

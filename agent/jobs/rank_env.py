@@ -27,6 +27,7 @@ bound to their cores, and OMP_NUM_THREADS is how many these are.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -188,10 +189,18 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_TOKEN": door.token,
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
+        "COVEY_CHECKPOINT_DIR": spec.env.get("COVEY_CHECKPOINT_DIR") or checkpoints_of(spec),
         **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
         **({"COVEY_ELASTIC": 1} if spec.carried else {}),
         **({"COVEY_HOST_MEMORY": spec.host_memory} if spec.host_memory else {}),
     }
+
+
+def checkpoints_of(spec: RanksSpec) -> str:
+    """The folder for checkpoints of this job, below its working directory, and of no other: a rack that was made anew
+    counts its jobs from 1 again."""
+    when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(spec.submitted_wall_s))
+    return os.path.join(spec.cwd, "checkpoints", f"{spec.job}-{when}")
 
 
 def _hooked(spec: RanksSpec) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from chaos.actors.learner import LIKE, PART_BYTES, SIZES, Own
+from chaos.actors.stopping import Answers, Hears
 from chaos.actors.workload import LINGER_S, AgentLink, Say
 from covey.core.errors import EXIT_STATE_LOST, OthersDone, RankLeft, StateLost
 from covey.core.ids import JobId
@@ -53,6 +54,7 @@ class Adders:
         """Job and first rank -> the vector at the end."""
         self.too_late: set[tuple[JobId, int]] = set()
         """Job and first rank of processes that began when the others were done."""
+        self.answers = Answers(wrong)
         self.adopted = self.taken_over = 0
         """Number of ranks that processes adopted while they ran, and of processes that took the state over."""
         self._drawn: dict[int, list[list[Any]]] = {}
@@ -84,7 +86,9 @@ class Adder:
         self._own = Own(me.rank, "gather")
         self._all: list[BlockStreams] = []
         healed = HealedRank(me.rank, me.world_size, me.incarnation, me.here, me.host)
-        runs = Runs(env.spawn, asyncio.get_running_loop().time, self._people, self._streams, LIKE)
+        hears = Hears(f"{me.job} {me.epoch} {me.rank} {me.incarnation}")
+        now_s = asyncio.get_running_loop().time
+        runs = Runs(env.spawn, now_s, self._people, self._streams, LIKE, hears.now)
         self.carried = CarriedStreams(healed, CarriedScript(lambda: self._own.told(), self._enter), runs)
         self._agent.moved, self._agent.carries, self._agent.gone = self._moved, self.carried.told, self._gone
         self._step, self._took_s = 0, 0.0
@@ -101,6 +105,7 @@ class Adder:
             for step in state.steps(self._stop):
                 if not await self._one(step):
                     return 4
+                self._seen.answers.given(me.job, me.epoch, me.rank, step, state.stopping)
             seen.ended[me.job, me.rank] = self._vector.copy()
             await self._leave(state.step)
         except Superseded:

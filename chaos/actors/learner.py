@@ -8,7 +8,9 @@ neighbours `mirror` it.
 What it has learnt is whole numbers that follow from the job and its ranks alone: in each step a rank draws a number of
 its own, takes the next sample, and pushes what both and the parameters give. So any difference from an undisturbed run
 - a sum with one rank's contribution twice or not at all, a sample that is skipped, a state of the step before, a
-random generator that is set back - shows as another number, and each rank looks at all of them in every step.
+random generator that is set back - shows as another number, and each rank looks at all of them in every step. Most
+processes hear at some time that their job is to stop, each at another one: in each step all ranks must have the same
+answer to whether they stop.
 
 What decides is the code of real ranks: `covey.healing.machine`, `covey.healing.taking_over`,
 `covey.healing.own_gather`, `covey.tensors.aggregator.rounds`, `covey.job.job_state`. What is simulated are their
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.actors.stopping import Answers, Hears
 from chaos.actors.workload import LINGER_S, AgentLink, Say
 from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
 from covey.core.ids import JobId
@@ -32,7 +35,7 @@ from covey.job.rank_identity import identity
 from covey.ports.env import Env
 from covey.ports.processes import Command
 from covey.simulated.block_streams import BlockStreams, TensorRank
-from covey.simulated.healing_streams import HealingStreams, begun_on
+from covey.simulated.healing_streams import HealingStreams, ToldEachStep, begun_on
 from covey.tensors.aggregator.rounds import Superseded
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.blocks import Sizes
@@ -126,6 +129,7 @@ class Learners:
         """Job and rank -> the last step in which it was about to push."""
         self.ended: dict[tuple[JobId, int], Array] = {}
         """Job and rank -> what it had learnt at the end."""
+        self.answers = Answers(wrong)
         self.taken_over = self.ghosts = 0
 
     def differ(self, job: JobId, ranks: int) -> bool:
@@ -156,6 +160,7 @@ class Learner:
         """Arrays that are written in place, as a script does that is short of memory."""
         self._own = Own(me.rank, self._how)
         self._key = me.job, me.epoch, me.rank
+        self._hears = Hears(f"{self._key} {me.incarnation}")
 
     def _streams(
         self, incarnation: int, lost: Callable[[int, str, int], None], wanted: Callable[[int], None]
@@ -179,6 +184,7 @@ class Learner:
                 took_s = env.rng.uniform(*COMPUTE_S)
                 if not await self._step(step, state, healing, took_s):
                     return 4
+                self._seen.answers.given(self.me.job, self.me.epoch, self.me.rank, step, state.stopping)
                 await agent.send(Stepped(step, took_s, took_s, 0.0, {}))
             self._seen.ended[self.me.job, self.me.rank] = self._w.copy()
             await self._leave(state, healing)
@@ -199,7 +205,7 @@ class Learner:
             ScriptState(lambda: {"w": self._w, "total": self._total}, self._load, self._own.told),
             lambda text: env.log.info("people read", text=text),
             LIKE,
-            0 if self._how == "mirror" else RANKS_MAX,
+            ToldEachStep(0 if self._how == "mirror" else RANKS_MAX, self._hears.now),
         )
         self._seen.begun[self._key] = max(me.incarnation, self._seen.begun.get(self._key, 0))
         self._seen.taken_over += me.incarnation > 0

@@ -94,6 +94,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("limits", limits(seen)),
         ("step", job["step"]),
         ("step time", step_takes(job)),
+        ("checkpoint", checkpoint(seen)),
         ("waits", job.get("waits")),
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
@@ -124,6 +125,12 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("hang", hang(losses)),
         ("information", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
+
+
+def checkpoint(seen: dict[str, Any]) -> str:
+    """The newest checkpoint, in words; empty: none is known."""
+    saved = seen.get("saved")
+    return "" if saved is None else f"step {saved['step']}, at {clock(saved['wall_s'])}: {saved['path']}"
 
 
 def configuration(job: dict[str, Any]) -> str:

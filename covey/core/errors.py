@@ -36,6 +36,8 @@ class CoveyError(RuntimeError):
         return type(self), (self.what, self.why, self.next)
 
 
+EXIT_AGAIN = 75
+"""Exit status of a rank that was asked to end and has saved: its job is to be started again."""
 EXIT_STATE_LOST = 70
 """Exit status of a rank that ends with `StateLost`: its job fails, or is tried again as after any failure."""
 

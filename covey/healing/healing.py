@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from covey.healing.likeness import Likeness
-from covey.healing.machine import HealingMachine, Own
+from covey.healing.machine import Boundary, HealingMachine, Own
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import Owns
@@ -120,6 +120,12 @@ class Healing:
                     is_to_be_pushed = gather.came(rows)
                 if is_to_be_pushed:
                     gather.push_again()
+
+    def boundary(self) -> Boundary:
+        """Where this rank is between two steps, as of `HealingMachine.boundary`."""
+        rounds = self._rounds()
+        with self._changed:
+            return self.machine.boundary(rounds)
 
     def ask_late(self, within_s: float) -> None:
         """Ask successors that are a step behind whether they still are, and wait for at most so many seconds until none

@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,15 @@ KEPT = 3
 The neighbour may be a step ahead, and has sent its own state at the end of that step."""
 Says = tuple[Tell, ...]
 Own = Callable[[], Any] | None
+
+
+class Boundary(NamedTuple):
+    """A moment between two steps."""
+
+    step: int
+    """The step that comes next."""
+    owns: Sequence[bytes] | None
+    """By rank: what is its own, as JSON, empty where it has none; None: neighbours keep that."""
 
 
 class HealingMachine:
@@ -141,7 +150,7 @@ class HealingMachine:
 
     def drawn(self, own: Own) -> Stepwise[None]:
         """This rank's own state is as it will be at the step's end: neighbours get it while the script computes."""
-        if own is None or self.gather is not None or self.has_said_own:
+        if own is None or self._gathers_owns or self.has_said_own:
             return
         data = yield Pause(work=partial(json_of, own))
         self._own_is(data)
@@ -151,13 +160,14 @@ class HealingMachine:
         """Called before a push, when this rank's own state is as it will be at the step's end. CoveyError when that is
         too large."""
         yield from self._let_others_catch_up()
-        if self.has_said_own or (own is None and self.gather is None):
+        if self.has_said_own:
             return
         data = b"" if own is None else (yield Pause(work=partial(json_of, own)))
-        if self.gather is not None:
-            yield Pause(work=partial(self.gather.begin, self.step, None if own is None else data))
-        else:
+        gathers = self._gathers_owns
+        if own is not None and not gathers:
             yield from self._mirror_own(data)
+        if self.gather is not None:
+            yield Pause(work=partial(self.gather.begin, self.step, data if gathers and own is not None else None))
         self.has_said_own = True
 
     def waits(self) -> Says:
@@ -188,6 +198,27 @@ class HealingMachine:
         """The script waits no longer, whoever needs what it holds."""
         self._waiting -= 1
 
+    @property
+    def own_said(self) -> bytes | None:
+        """What this rank said in this step of its own state at the end, as JSON; None: nothing."""
+        if not self.has_said_own:
+            return None
+        if self.gather is not None and self.gather.has_owns:
+            return self.gather.said
+        return self._own[-1][1] if self._own and self._own[-1][0] == self.step + 1 else None
+
+    def boundary(self, rounds: bytes | None) -> Boundary:
+        """Where this rank is between two steps: at the end of this step once something was pushed in it, else at its
+        beginning. CoveyError while a round of a tensor is under way (`rounds` is None)."""
+        gather = self.gather
+        if rounds is None or (gather is not None and gather.awaited is not None):
+            why = "a round of a tensor is under way, so this rank is within a step"
+            raise CoveyError("nothing was saved", why, "wait for the handles of all tensors first")
+        step = self.step + self.has_said_own
+        if gather is None or not gather.has_owns:
+            return Boundary(step, None)
+        return Boundary(step, gather.newest if self.has_said_own else gather.owns.each)
+
     def recover(
         self,
         has_own: bool,
@@ -202,7 +233,7 @@ class HealingMachine:
             gather.go_on_with(owns_of_array(owns, gather.ranks))
         own = self._own_at(have) if has_own else None
         found = None if own is None else parsed(own)
-        if own is not None and gather is None:
+        if own is not None and not self._gathers_owns:
             self._own.append((have.step, own))
             yield Pause(self._mirrors(self._neighbours, have.step, own))
         self._is_new, self.step, self._first = False, have.step, have.first
@@ -255,6 +286,11 @@ class HealingMachine:
         self._is_new, self._first, self.step = False, other._first, other.step
         if self.gather is not None:
             self.gather.go_on_with(owns)
+
+    @property
+    def _gathers_owns(self) -> bool:
+        """Whether all ranks gather every rank's own state; else neighbours keep this rank's."""
+        return self.gather is not None and self.gather.has_owns
 
     # ---- who is a step behind ----
 
@@ -489,7 +525,7 @@ class HealingMachine:
 
     def _own_at(self, have: Have) -> bytes | None:
         """The bytes of this rank's own state at the step of `have`; None when the job had just begun. StateLost."""
-        if self.gather is not None:
+        if self.gather is not None and self.gather.has_owns:
             owns = self.gather.owns
             if have.step not in (owns.step, have.first):
                 why = f"what is its own was gathered at step {owns.step}, and the others are at step {have.step}"

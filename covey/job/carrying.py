@@ -214,9 +214,8 @@ class CarriedRanks:
     def begin(self, state: Mapping[str, Array]) -> None:
         """Carry all ranks that are to be carried, from the step in which the first rank is."""
         self._state = state
-        gather = self._lead.healing.machine.gather
-        if gather is not None:
-            self._machine.own_is(self._first, gather.owns.each[self._first])
+        if self._me.world_size > 1:
+            self._machine.own_is(self._first, self._gather.owns.each[self._first])
         with self._joining:
             self._joins = False
         self._carry_newest()
@@ -354,6 +353,13 @@ class CarriedRanks:
     def _lead(self) -> CarriedMember:
         return self.members[self._first]
 
+    @property
+    def _gather(self) -> OwnGather:
+        """The gathering of each rank's own state, by the first rank."""
+        gather = self._lead.healing.machine.gather
+        assert gather is not None, "all ranks of an elastic job gather each rank's own state"
+        return gather
+
     def _others_now(self) -> bool:
         return self._machine.others_now
 
@@ -388,16 +394,14 @@ class CarriedRanks:
         me = self._me._replace(rank=rank, incarnation=incarnation)
 
         def make(far: BlockRounds) -> Healing:
-            return Healing(me, far, far.versions, client.tell, self._like, OwnGather(rank, me.world_size, me.step, far))
+            return Healing(me, far, far.versions, client.tell, self._like, self._gather.beside(rank, far))
 
         healing, _ = client.heal(make, None if self._script.own is None else lambda: self.own_of(rank))
         return CarriedMember(client, healing, config)
 
     def _begin_with(self, rank: int, member: CarriedMember) -> None:
         """Let this rank go on from the beginning of the step in which the first rank is."""
-        first = self._lead.healing.machine
-        assert first.gather is not None, "all ranks of an elastic job gather each rank's own state"
-        owns = first.gather.owns
+        first, owns = self._lead.healing.machine, self._gather.owns
         self._machine.own_is(rank, owns.each[rank])
         member.healing.goes_on_from(first, owns)
         if first.rounds_before:

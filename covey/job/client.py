@@ -39,8 +39,10 @@ from covey.wire.frames import FrameError, pack, whole
 from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
+    SAVED_PATH_MAX,
     AggregatorAt,
     Carries,
+    CheckpointSaved,
     ExtendGrace,
     Frame,
     GoneRank,
@@ -64,6 +66,8 @@ from covey.wire.job import (
 from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from covey.healing.healing import Healing
     from covey.healing.neighbours import HealedRank
     from covey.job.blocks.data_blocks import DataBlocks
@@ -71,7 +75,7 @@ if TYPE_CHECKING:
     from covey.job.blocks.exchange import Exchange
     from covey.job.carrying import CarriedRank, CarriedRanks, Enter
     from covey.job.elastic_table import ElasticTable
-    from covey.job.job_state import Get, JobState, Load, ScriptState
+    from covey.job.job_state import Get, JobState, Load, Place, ScriptState, StopsAndSaves
     from covey.job.tensors import TensorClient
 
 JOIN_S = 10.0
@@ -114,6 +118,7 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
+        self._checkpoint: CheckpointSaved | None = None
         self._by_hand = self._agent_heals = False
         self.given = False
         """Whether `join` gave this client to the script."""
@@ -298,6 +303,8 @@ class JobClient(OfOneProcess):
         enter: "Enter | None" = None,
         step: int = 0,
         within_s: float = 300.0,
+        checkpoint: "Place | bool" = False,
+        stop: "StopsAndSaves | None" = None,
     ) -> "JobState":
         """From now on this rank may be lost: it is started again alone and continues where the others wait, with the
         same bits; `covey.job.job_state` says what the script must do for that. `get` returns the arrays of the state,
@@ -305,11 +312,14 @@ class JobClient(OfOneProcess):
         a rank that was lost, `load` is called here with the arrays and what `own` returned last. `step`: the first
         step, after a checkpoint. `within_s`: how many seconds the state may take to arrive, while the others wait.
         `enter`: the script loops over `carried`, and this makes what it computes that of one rank; `load` is then given
-        None in place of what is a rank's own.
-        ValueError when there are tensors already. When no rank has the state of a lost rank, this process says so and
-        ends with 70: the job fails, or with retries left runs again from its last checkpoint."""
+        None in place of what is a rank's own. `checkpoint`: a file, or True for the one in the job's folder
+        (COVEY_CHECKPOINT_DIR). If it is there, `load` is called here with what is in it, and the first step is the one
+        that was next. When the job is asked to end, all ranks end after the same step and save there first. CoveyError
+        when it cannot be used. `stop`: what a framework adds. ValueError when there are tensors already. When no rank
+        has the state of a lost rank, this process says so and ends with 70: the job fails, or with retries left runs
+        again from its last checkpoint."""
         from covey.healing.neighbours import HealedRank
-        from covey.job.job_state import ScriptState, begun
+        from covey.job.job_state import ScriptState, begun, stops_of
 
         self._check_process(f"the state of job {self.id} is not available here")
         if self._me.elastic and enter is None:
@@ -322,16 +332,24 @@ class JobClient(OfOneProcess):
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, self.step)
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self._saved)
             if enter is None:
-                made = begun(self._client(), rank, script, within_s)
+                state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
-                made = self._begun(rank, script, enter, within_s)
-        self._heals = Heals(made.step, modules=imported())
+                state = self._begun(rank, script, enter, within_s, stop)
+        self._heals = Heals(state.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
-        return made
+        return state
 
-    def _begun(self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float) -> "JobState":
+    def _saved(self, step: int, path: "Path") -> None:
+        """Tell the agent of a checkpoint that is complete."""
+        self._checkpoint = CheckpointSaved(step, str(path)[:SAVED_PATH_MAX], time.time())
+        self._say(self._checkpoint)
+
+    def _begun(
+        self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float, stop: "StopsAndSaves"
+    ) -> "JobState":
         """The state of a script that loops over `carried`."""
         from covey.healing.likeness import likeness
         from covey.job.carrying import RANKS_MAX, CarriedMember, CarriedRanks, CarriedScript, check_ranks
@@ -351,7 +369,7 @@ class JobClient(OfOneProcess):
                 carried.told(told)
             return carried
 
-        return begun(first, me, script, within_s, RANKS_MAX, carry, self._me.elastic and self.rank > 0)
+        return begun(first, me, script, within_s, RANKS_MAX, carry, self._me.elastic and self.rank > 0, stop)
 
     def carried(self, step: int) -> "Iterator[CarriedRank]":
         """The ranks that this process carries in this step, which is the one that `JobState.steps` gave: each is
@@ -498,7 +516,7 @@ class JobClient(OfOneProcess):
             began_s = time.monotonic()
             refused = False
             try:
-                with self._connect() as self._connection:
+                with self._me.connected() as self._connection:
                     self._talk(self._connection)
             except _Refused:
                 refused = True
@@ -508,17 +526,6 @@ class JobClient(OfOneProcess):
             self._pages.lost()
             pause_s = BACKOFF_S[0] if time.monotonic() - began_s > 5.0 else min(pause_s * 2, BACKOFF_S[1])
             self._sleep(REFUSED_S if refused else pause_s)
-
-    def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(2.0)
-            connection.connect(self._me.socket)
-        except OSError:
-            connection.close()
-            raise
-        connection.setblocking(False)
-        return connection
 
     def _sleep(self, seconds: float) -> None:
         """Wait for so many seconds or until the script closes the client; other wake-ups do not shorten it."""
@@ -606,7 +613,7 @@ class JobClient(OfOneProcess):
             heals = self._heals if joined.heals else None
             owns = self._tensors.owner.now() if self._tensors is not None else None
             sums = SumsNow(owns) if owns is not None and owns.jobs else None
-            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals, sums)
+            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals, sums, self._checkpoint)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)
@@ -651,11 +658,7 @@ class JobClient(OfOneProcess):
         and the agent finds another."""
         with self._lock:
             tensors = self._tensors
-        if tensors is None or self._closed:
-            return NOTHING
-        with contextlib.suppress(OSError):
-            return tensors.owner.perform(frame.order, frame.ip, frame.memory_bytes_max, frame.rdma)
-        return tensors.owner.now()
+        return NOTHING if tensors is None or self._closed else tensors.obey(frame)
 
     def abandon(self) -> None:
         """Give up this connection in a forked child: it is the parent's, and its thread does not exist here."""

@@ -22,17 +22,28 @@ a run without losses, as long as
 - what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before
   (with many ranks `state.drawn()` says when, if there is something to compute in between),
 - tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
+
+With `checkpoint=True` a job that is asked to end saves by itself, and continues with the same bits once it is started
+again (`covey.healing.checkpoint`). All ranks end after the same step, with exit status 75, whenever each hears of it
+(`covey.healing.owns`); nothing that stands after the loop is run then.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from covey.core.errors import EXIT_STATE_LOST, CoveyError, OthersDone
+import numpy as np
+
+from covey.core.errors import EXIT_AGAIN, EXIT_STATE_LOST, CoveyError, OthersDone
+from covey.healing import checkpoint
 from covey.healing.healing import Healing
 from covey.healing.likeness import likeness
+from covey.healing.machine import Boundary, json_of
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
-from covey.healing.owns import RANKS_MAX
+from covey.healing.owns import RANKS_MAX, Owns
 from covey.healing.taking_over import WITHIN_S
 from covey.job.carrying import CarriedRanks
 from covey.job.tensors import TensorClient
@@ -42,7 +53,10 @@ from covey.tensors.numbers.arrays import Array
 
 Get = Callable[[], Mapping[str, Array]]
 Load = Callable[[dict[str, Array], Any], None]
+Place = str | os.PathLike[str]
 STEPS_MAX = 1 << 31
+OWN_CHECKED = 5
+"""The number of steps in which what `own` gives at the end is compared with what it gave before the first push."""
 
 
 class ScriptState(NamedTuple):
@@ -54,6 +68,56 @@ class ScriptState(NamedTuple):
     """Returns what only this rank has; None: it has nothing of its own."""
     stepped: Callable[[int], object] = lambda step: None
     """Called with each step that is done."""
+
+
+class StopsAndSaves(NamedTuple):
+    """How the ranks of a job stop after the same step, and save."""
+
+    place: Path | None = None
+    """Where ranks save when they stop; None: they do not stop by themselves."""
+    wants: Callable[[], bool] = lambda: False
+    """Whether this rank has heard that the job is to stop."""
+    listens: Callable[[], object] = lambda: None
+    """Called when the script asks whether to stop."""
+    leave: Callable[[], object] = lambda: None
+    """Waits until every rank has ended its last step."""
+    stops: Callable[[], bool] = lambda: False
+    """Whether all ranks stop now."""
+    boundary: Callable[[], Boundary] = lambda: Boundary(0, ())
+    """Where this rank is between two steps."""
+    gathered: Callable[[bytes], Sequence[bytes]] = lambda own: (own,)
+    """Gathers what is each rank's own, which this rank's is given to, where neighbours keep it."""
+    writes: Callable[[], bool] = lambda: True
+    """Whether this process writes the checkpoint: it carries rank 0."""
+    own_said: Callable[[], bytes | None] = lambda: None
+    """What this rank said in this step that its own will be at the end, as JSON; None: nothing."""
+    draws_ahead: bool = False
+    """Whether random numbers for the next step may be drawn before this one is ended."""
+    types: Callable[[], Mapping[str, str] | None] = lambda: None
+    """Types of arrays, as of `covey.healing.checkpoint.save`; called after they were given."""
+    load: Load | None = None
+    """Takes over what a checkpoint has; None: as from another rank."""
+    saved: Callable[[int, Path], object] = lambda step, path: None
+    """Called with the step and place of each checkpoint that this process has written."""
+    made: str = "numpy"
+    """Which kind of script it is."""
+
+
+class AskedToEnd(Protocol):
+    """The part of `covey.job.stop_asked` that is used here."""
+
+    @property
+    def asked(self) -> bool: ...
+
+    def listens(self) -> None: ...
+
+
+def stops_of(asked: AskedToEnd, place: Place | bool, more: StopsAndSaves | None, **of_client: Any) -> StopsAndSaves:
+    """How ranks of a script stop and save; `more`: what a framework adds. CoveyError when the place is not known."""
+    if place is not False:
+        asked.listens()
+    at = None if place is False else checkpoint.place_of(place, os.environ)
+    return (more or StopsAndSaves())._replace(place=at, wants=lambda: asked.asked, listens=asked.listens, **of_client)
 
 
 class StepsHeal(Protocol):
@@ -81,9 +145,17 @@ class JobState(OfOneProcess):
     _kind = "the steps of a job's state"
     _instead = "make its steps in the process that called job.state"
 
-    def __init__(self, healing: StepsHeal, script: ScriptState, carried: RanksGoOn | None = None) -> None:
+    def __init__(
+        self,
+        healing: StepsHeal,
+        script: ScriptState,
+        carried: RanksGoOn | None = None,
+        stop: StopsAndSaves = StopsAndSaves(),
+    ) -> None:
         """`carried`: the ranks that this process of an elastic job carries."""
-        self._healing, self._script, self._carried = healing, script, carried
+        self._healing, self._script, self._carried, self._stop = healing, script, carried, stop
+        self._unchecked = OWN_CHECKED
+        """In how many steps more what is this rank's own is compared with what was said."""
         healing.begin(_held(script.get()))
         if carried is not None:
             carried.begin(_held(script.get()))
@@ -95,10 +167,67 @@ class JobState(OfOneProcess):
 
     def steps(self, stop: int) -> Iterator[int]:
         """Each step from the present one on, up to `stop`, which is left out. Asking for the next step ends the one
-        before. CoveyError when a round of a tensor is under way then."""
+        before. Errors as of `done`."""
         while self.step < stop:
             yield self.step
             self.done()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job ends with this step: it is asked to, and every rank has the same answer in the same step,
+        once its results are used or before anything of it is pushed. All ranks know one or two steps after the first
+        of them heard. With a checkpoint, they save and end once the step is done. Else ask in every step, save, call
+        `done` and leave the loop; from the first question on SIGTERM does not end the script, and CoveyError is raised
+        when it comes after many steps of a job that has no `own`."""
+        self._check_process("it is not known whether all ranks stop")
+        self._stop.listens()
+        return self._stop.stops()
+
+    def save(self, path: Place | None = None, *, types: Mapping[str, str] | None = None) -> Path:
+        """Save what ranks need to continue with the same bits (`covey.healing.checkpoint`), and return where: at the
+        end of this step, when all of its results are used, or before anything of it is pushed. Rank 0 writes; other
+        ranks may leave the call out, but not in a job of more than 16 ranks, which save at the end of a step. `path`: a
+        file; None: the checkpoint that `job.state` was given. `types`: as of `covey.healing.checkpoint.save`.
+        CoveyError within a step, and when the file cannot be written: then the one before is there."""
+        self._check_process("nothing was saved")
+        place = Path(path) if path is not None else self._stop.place or checkpoint.place_of(True, os.environ)
+        return self._save(place, types, False)
+
+    def _save(self, place: Path, types: Mapping[str, str] | None, is_last: bool) -> Path:
+        boundary, own = self._stop.boundary(), self._script.own
+        if (each := boundary.owns) is None:
+            if boundary.step == self.step and not is_last:
+                why = "what is each rank's own is gathered for that, and may change before this step's first push"
+                raise CoveyError("nothing was saved", why, "save at the end of a step")
+            each = self._stop.gathered(b"" if own is None else json_of(own))
+        if self._stop.writes():
+            owns = tuple(one.decode() or None for one in each)
+            about = checkpoint.Checkpoint(boundary.step, owns, self._stop.made)
+            arrays = dict(self._script.get())
+            checkpoint.save(place, about, arrays, types or self._stop.types())
+            self._stop.saved(boundary.step, place)
+        return place
+
+    def end_if_all_stop(self) -> None:
+        """Between two steps: save and end this process, if there is a checkpoint and all ranks stop now."""
+        if self._stop.place is None or not self._stop.stops():
+            return
+        self._save(self._stop.place, None, True)
+        self._stop.leave()
+        raise SystemExit(EXIT_AGAIN)
+
+    def _check_own(self) -> None:
+        """In the first steps, compare what is this rank's own with what was said of it. CoveyError when it differs: a
+        successor would go on with something else."""
+        said, own = self._stop.own_said(), self._script.own
+        if own is None or said is None or self._stop.draws_ahead:
+            return
+        self._unchecked -= 1
+        if (now := json_of(own)) != said:
+            where = _difference(json.loads(said), json.loads(now))
+            why = f"own{where} at the end of step {self.step} is not what it was at this step's first push"
+            next_ = "draw random numbers, and count, before the first push of a step"
+            raise CoveyError("a rank that replaces this one would go on with another own state", why, next_)
 
     def drawn(self) -> None:
         """Tell that `own` now returns what it will return at the step's end. Where two neighbours keep that, it goes
@@ -109,10 +238,24 @@ class JobState(OfOneProcess):
 
     def done(self) -> None:
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
-        Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
+        Counts as `job.step()` too. CoveyError when a round of a tensor is under way. SystemExit when the job was to
+        end, and has a checkpoint now."""
         self._check_process(f"step {self.step} was not ended")
+        if self._unchecked and self._carried is None:
+            self._check_own()
         (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
         self._script.stepped(self.step - 1)
+        self.end_if_all_stop()
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Where two values of JSON differ first, as Python writes it: `['state']['inc']`; empty: as a whole."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return next(f"[{key!r}]{_difference(one[key], other[key])}" for key in one if one[key] != other[key])
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        at = next(at for at, each in enumerate(one) if each != other[at])
+        return f"[{at}]{_difference(one[at], other[at])}"
+    return ""
 
 
 def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -128,15 +271,26 @@ def begun(
     gathers_max: int = RANKS_MAX,
     carry: Callable[[Healing], CarriedRanks] | None = None,
     extra: bool = False,
+    stop: StopsAndSaves = StopsAndSaves(),
 ) -> JobState:
     """The state of `JobClient.state`; ends the process where that says so. With more ranks than `gathers_max`,
     neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries. `extra`:
     nothing is left to do for this process once others have ended: they had every part of every step."""
+    saved = None if stop.place is None else checkpoint.opened(stop.place)
+    if saved is not None and not me.incarnation:
+        _check_saved(saved, me.world_size, stop.made)
+        me = me._replace(step=saved.about.step)
+        tensors.tell(f"goes on with step {me.step}, from {saved.path}")
     if not 0 <= me.step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {me.step}")
 
     def make(far: BlockRounds) -> Healing:
-        gather = OwnGather(me.rank, me.world_size, me.step, far) if 1 < me.world_size <= gathers_max else None
+        gather = None
+        if me.world_size > 1:
+            gather = OwnGather(me.rank, me.world_size, me.step, far, stop.wants, me.world_size <= gathers_max)
+            gather.begins(0 if saved is None else saved.about.number, bool(me.incarnation), stop.place is not None)
+            if saved is not None and gather.has_owns:
+                gather.go_on_with(Owns(me.step, saved.owns(me.world_size)))
         return Healing(me, far, far.versions, tensors.tell, likeness(), gather)
 
     if me.world_size == 1 and not me.incarnation:
@@ -152,7 +306,10 @@ def begun(
     if me.incarnation:
         try:
             found = healing.recover(tensors.tell, script.own is not None, script.get(), within_s=within_s)
-            script.load(found.arrays, found.own if carry is None else None)
+            mine = found.own
+            if mine is None and saved is not None and saved.about.step == found.step:
+                mine = saved.own_of(me.rank)  # it was lost in the first step
+            script.load(found.arrays, mine if carry is None else None)
         except OthersDone as error:
             if not extra:
                 tensors.tell(f"ends: {error}")
@@ -163,4 +320,46 @@ def begun(
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
-    return JobState(healing, script, *carried)
+    elif saved is not None:
+        try:
+            arrays = saved.arrays(script.get())
+            (stop.load or script.load)(arrays, saved.own_of(me.rank) if carry is None else None)
+        except (CoveyError, KeyError, ValueError) as error:
+            why = error.why if isinstance(error, CoveyError) else f"it does not fit this script: {error!r}"
+            raise checkpoint.refused(saved.path, why) from error
+    gather = healing.machine.gather
+    stop = stop._replace(
+        stops=stop.wants if gather is None else lambda: gather.stops,
+        boundary=healing.boundary,
+        own_said=lambda: healing.machine.own_said,
+        gathered=lambda mine: _gathered(tensors, mine),
+        writes=lambda: 0 in carried[0].members if carried else me.rank == 0,
+    )
+    state = JobState(healing, script, carried[0] if carried else None, stop)
+    state.end_if_all_stop()
+    return state
+
+
+def _check_saved(saved: checkpoint.SavedState, ranks: int, made: str) -> None:
+    """CoveyError when a job of so many ranks, with this kind of script, cannot continue from this checkpoint."""
+    if saved.about.made != made:
+        why = f"{saved.about.made} made it, and this is a script of {made}"
+        raise checkpoint.refused(saved.path, why)
+    if saved.about.ranks != ranks and any(saved.about.own):
+        why = f"it has what {saved.about.ranks} ranks have of their own, and this job has {ranks} ranks"
+        raise checkpoint.refused(saved.path, why, f"submit the job with --workers {saved.about.ranks}")
+
+
+def _gathered(tensors: TensorClient, mine: bytes) -> Sequence[bytes]:
+    """What is each rank's own, gathered in rounds of all ranks: where neighbours keep it otherwise."""
+    rank, ranks = tensors.rank, tensors.world_size
+    if ranks == 1:
+        return (mine,)
+    sizes = np.zeros(ranks, np.float32)
+    sizes[rank] = len(mine)
+    sizes = tensors.push_pull("covey/saved sizes", sizes)
+    size = max(4, -(-int(sizes.max()) // 4) * 4)
+    rows = bytearray(ranks * size)
+    rows[rank * size : rank * size + len(mine)] = mine
+    whole = tensors.push_pull(f"covey/saved {size}", np.frombuffer(rows, np.float32)).tobytes()
+    return [whole[at * size : at * size + int(sizes[at])] for at in range(ranks)]

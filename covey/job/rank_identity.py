@@ -2,11 +2,15 @@
 
 import sys
 from collections.abc import Mapping
+from socket import AF_UNIX, SOCK_STREAM
+from socket import socket as Connection
 from typing import NamedTuple
 
 from covey.core.errors import CoveyError
 from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import TABLES_MAX
+
+CONNECT_S = 2.0
 
 
 class RankIdentity(NamedTuple):
@@ -31,6 +35,18 @@ class RankIdentity(NamedTuple):
     token: str
     socket: str
     preempt_file: str
+
+    def connected(self) -> Connection:
+        """A connection to the agent of this process, which does not block. OSError when it is away."""
+        connection = Connection(AF_UNIX, SOCK_STREAM)
+        try:
+            connection.settimeout(CONNECT_S)
+            connection.connect(self.socket)
+        except OSError:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        return connection
 
 
 def identity(environ: Mapping[str, str]) -> RankIdentity:

@@ -17,6 +17,7 @@ class StopAsked:
     def __init__(self, preempt_file: str) -> None:
         self._file = preempt_file
         self._stopping: Stopping | None = None
+        self._listens = False
         self._killed_at_s = float("inf")
         self._answered = threading.Event()
         self._kept: Refusal | None = None
@@ -29,6 +30,14 @@ class StopAsked:
     def left_s(self) -> float:
         """Seconds until what is left of this rank is killed, by the agent's last message; infinite without one."""
         return max(0.0, self._killed_at_s - time.monotonic())
+
+    def listens(self) -> None:
+        """The script asks whether to stop: from now on SIGTERM does not end it, if this is the main thread, and nothing
+        else was to happen."""
+        if not self._listens and threading.current_thread() is threading.main_thread():
+            self._listens = True
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self.defer()
 
     def defer(self) -> None:
         """SIGTERM only makes `asked` true from now on. Call it in the main thread."""

@@ -60,7 +60,8 @@ from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMem
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
 from covey.tensors.turns.holder import ProcessTurns
 from covey.verbs.pyverbs_port import PyVerbs
-from covey.wire.job import AggregatorAt, GoneRank
+from covey.wire.job import AggregatorAt, GoneRank, SumsOrder
+from covey.wire.sums import Now
 
 BARRIER = "covey/barrier"
 LEAVE_S = 60.0
@@ -374,6 +375,12 @@ class TensorClient(OfOneProcess):
     def wake(self) -> None:
         """Let threads that wait look again whether they are to wait."""
         self._far.wake()
+
+    def obey(self, order: SumsOrder) -> Now:
+        """Obey an order to this rank as an owner of tables. Returns what it owns then: nothing where it could not."""
+        with contextlib.suppress(OSError):
+            return self.owner.perform(order.order, order.ip, order.memory_bytes_max, order.rdma)
+        return self.owner.now()
 
     # ---- its end ----
 

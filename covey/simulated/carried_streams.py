@@ -20,7 +20,7 @@ from covey.healing.own_gather import OwnGather
 from covey.healing.taking_over import ASK_S, FIRST_ASK_S
 from covey.job.carrying import CarriedScript
 from covey.job.carrying_machine import CarryingMachine, still_needed
-from covey.job.job_state import JobState, ScriptState
+from covey.job.job_state import JobState, ScriptState, StopsAndSaves
 from covey.simulated.block_streams import BlockStreams
 from covey.simulated.healing_streams import HealingStreams, Spawn
 from covey.tensors.aggregator.rounds import Superseded
@@ -53,6 +53,8 @@ class Runs(NamedTuple):
     make: Callable[[int, int], BlockStreams]
     """Makes the connections of a rank in an incarnation."""
     like: Likeness | None = None
+    wants: Callable[[], bool] = lambda: False
+    """Whether this process has heard that the job is to stop."""
 
 
 class _OthersNow(Exception):
@@ -108,7 +110,8 @@ class CarriedStreams:
             found = await self.lead.healing.recover(script.own is not None, script.get())
             script.load(found.arrays, None)
             self.lead.far.begin_with(found.rounds)
-        return JobState(self.lead.healing, script, self)
+        gather = _gather(self.lead.healing.machine)
+        return JobState(self.lead.healing, script, self, StopsAndSaves(stops=lambda: gather.stops))
 
     def begin(self, state: Mapping[str, Array]) -> None:
         self._state = state
@@ -203,7 +206,7 @@ class CarriedStreams:
     def _joined(self, me: HealedRank, config: int) -> CarriedStream:
         runs, rank = self._runs, me.rank
         far = runs.make(rank, me.incarnation)
-        gather = OwnGather(rank, me.world_size, me.step, far)
+        gather = OwnGather(rank, me.world_size, me.step, far, runs.wants)
 
         def own() -> Any:
             return self._machine.own_of(rank)

@@ -6,7 +6,7 @@ scripts, `HealingStreams.push` and `result` their `job.tensors`, for sums of flo
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from covey.healing.likeness import Likeness
 from covey.healing.machine import HealingMachine, Own, Says
@@ -15,7 +15,7 @@ from covey.healing.own_gather import OwnGather
 from covey.healing.owns import RANKS_MAX
 from covey.healing.stepwise import Found, Stepwise
 from covey.healing.taking_over import WITHIN_S, Recovered
-from covey.job.job_state import JobState, ScriptState
+from covey.job.job_state import JobState, ScriptState, StopsAndSaves
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.aggregator.rounds import ToldByRank
 from covey.tensors.numbers.arrays import Array
@@ -172,6 +172,15 @@ class HealingStreams:
             pass
 
 
+class ToldEachStep(NamedTuple):
+    """What ranks tell one another in each step."""
+
+    owns_max: int = RANKS_MAX
+    """With more ranks, neighbours keep what is each rank's own."""
+    wants: Callable[[], bool] = lambda: False
+    """Whether this rank has heard that the job is to stop."""
+
+
 async def begun_on(
     far: BlockStreams,
     spawn: Spawn,
@@ -180,13 +189,17 @@ async def begun_on(
     script: ScriptState,
     people: Callable[[str], None],
     like: Likeness | None = None,
-    gathers_max: int = RANKS_MAX,
+    told: ToldEachStep = ToldEachStep(),
 ) -> tuple[JobState, HealingStreams]:
     """The state of a script, as of `covey.job.job_state.begun`. StateLost where that ends the process."""
-    gather = OwnGather(me.rank, me.world_size, me.step, far) if 1 < me.world_size <= gathers_max else None
+    gather = None
+    if me.world_size > 1:
+        gather = OwnGather(me.rank, me.world_size, me.step, far, told.wants, me.world_size <= told.owns_max)
+        gather.begins(0, bool(me.incarnation), False)
     healing = HealingStreams(far, spawn, now_s, me, people, script.own, like, gather)
     if me.incarnation:
         found = await healing.recover(script.own is not None, script.get())
         script.load(found.arrays, found.own)
         far.begin_with(found.rounds)
-    return JobState(healing, script), healing
+    stop = StopsAndSaves(stops=told.wants if gather is None else lambda: gather.stops)
+    return JobState(healing, script, stop=stop), healing

@@ -18,6 +18,7 @@ PROTOCOL = 1
 the other and names both versions; wheels of different versions with the same protocol work together, as during an
 upgrade."""
 VERSION_MAX = 32
+SAVED_PATH_MAX = 1024
 """Most characters shown of the other side's version."""
 
 
@@ -163,6 +164,17 @@ class Hooked(Frame, frozen=True):
     """The framework that is seen, such as `torch 2.13.0`; empty: none. At most 160 characters."""
     problem: str = ""
     """One line: why less is seen than could be; at most 400 characters."""
+
+
+class CheckpointSaved(Frame, frozen=True):
+    """Rank -> agent: a checkpoint is complete (`covey.healing.checkpoint`). Becomes the fact `JobSaved`."""
+
+    step: int
+    """The step with which ranks continue."""
+    path: str
+    """Its file; at most `SAVED_PATH_MAX` characters."""
+    wall_s: float = 0.0
+    """When it was complete, in seconds since 1970; 0: not known."""
 
 
 class AskPages(Frame, frozen=True):
@@ -389,7 +401,7 @@ class VolumeRemoved(Frame, frozen=True):
 
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
-    | AskPages | PagesHere | PagesMapped | NeighbourFlag
+    | CheckpointSaved | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | RanksHaveLeft | InVain | Carries | TurnsHere | MemoryHeld | HostMemory
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved

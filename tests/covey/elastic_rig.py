@@ -138,6 +138,7 @@ class ElasticProcesses:
             "COVEY_HOST": "h1",
             "COVEY_INCARNATION": str(incarnation),
             "COVEY_ELASTIC": "1",
+            "COVEY_CHECKPOINT_DIR": str(self._socket.path.parent / "checkpoints"),
         }
         if self._host_memory:
             here = ",".join(map(str, sorted({first, *self.carried})))

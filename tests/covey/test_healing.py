@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core.errors import StateLost
+from covey.core.errors import EXIT_AGAIN, StateLost
 from covey.core.ids import HostId, JobId
 from covey.healing.neighbours import HealedRank
 from covey.healing.owns import RANKS_MAX
 from covey.healing.stepwise import Pause, Stepwise
 from covey.healing.taking_over import HealingClosed, TakingOver
-from covey.job.job_state import JobState, ScriptState, begun
+from covey.job.job_state import JobState, ScriptState, StopsAndSaves, begun
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.numbers.handle import TensorHandle
+from covey.tensors.owner.leaving import LEAVE
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
@@ -67,6 +68,9 @@ class Rank:
             self.error = error
         except BaseException as error:
             self.error = error
+            if isinstance(error, SystemExit) and error.code == EXIT_AGAIN:
+                self.gang.stopped.append((self.rank, self.step))
+                return
             self.gang.failed.append((self.rank, error))
 
     def _passes(self, step: int, where: str) -> None:
@@ -91,12 +95,23 @@ class Rank:
 
         own = (lambda: draws.bit_generator.state) if self.gang.draws else None
         me = HealedRank(self.rank, self.client.world_size, self.incarnation)
-        state = begun(self.client, me, ScriptState(get, load, own), gathers_max=self.gang.gathers_max)
+        gang = self.gang
+        stop = StopsAndSaves(gang.checkpoint, self._wants, leave=self.client.leave)
+        state = begun(self.client, me, ScriptState(get, load, own), gathers_max=gang.gathers_max, stop=stop)
         self.has_state = True
         self.gang.began.append((self.rank, state.step))
         for step in state.steps(self.gang.steps):
             self._step(step, state, w, m, draws)
         return b"".join(w[name].tobytes() for name in sorted(w))
+
+    @property
+    def step(self) -> int:
+        assert self.client._healing is not None
+        return self.client._healing.step
+
+    def _wants(self) -> bool:
+        """Whether this process has heard that the job is to stop: a successor may hear later than the lost rank."""
+        return self.step >= self.gang.hears.get((self.rank, self.incarnation), self.gang.steps)
 
     def _step(self, step: int, state: JobState, w: Any, m: Any, draws: np.random.Generator) -> None:
         self.gang.used.append((self.rank, step))
@@ -114,6 +129,8 @@ class Rank:
         for name, each in found.items():
             m[name] = 0.9 * m[name] + each
             w[name] -= np.float32(0.01) * m[name]
+        if self.gang.draws_late:
+            draws.random()
         self._passes(step, "at its end")
         if self.gang.computes_s:
             time.sleep(self.gang.computes_s)
@@ -122,7 +139,7 @@ class Rank:
 class HealingGang:
     def __init__(self, folder: Path, ranks: int, tables: int = 2, steps: int = 12) -> None:
         self.folder, self.ranks, self.steps, self.draws, self.computes_s = folder, ranks, steps, True, 0.0
-        self.gathers_max = RANKS_MAX
+        self.gathers_max, self.draws_late = RANKS_MAX, False
         self.epoch = GRANT
         self.owners = [self._aggd() for _ in range(tables)]
         self.at: list[AggregatorAt] = []
@@ -132,6 +149,11 @@ class HealingGang:
         self.began: list[tuple[int, int]] = []
         self.used: list[tuple[int, int]] = []
         self.failed: list[tuple[int, BaseException]] = []
+        self.checkpoint: Path | None = None
+        """Where ranks save and from which they continue; None: they do not ask whether to stop."""
+        self.hears: dict[tuple[int, int], int] = {}
+        """By rank and incarnation: the step from which it has heard that the job is to stop."""
+        self.stopped: list[tuple[int, int]] = []
         self.now: dict[int, Rank] = {}
 
     def _aggd(self) -> AggdThread:
@@ -161,11 +183,23 @@ class HealingGang:
         for rank in self.now.values():
             rank.start()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a process has ended its last step."""
+        return any(LEAVE in each.client._ways for each in self.now.values())
+
     def replace(self, rank: int) -> Rank:
         """Kill the process of a rank, and start its successor."""
         self.now[rank].kill()
         self.now[rank].thread.join(10)
         assert not self.now[rank].thread.is_alive()
+        if rank in dict(self.stopped):
+            return self.now[rank]
+        if self.is_leaving and rank not in self.found:
+            time.sleep(0.5)
+            if len(dict(self.stopped)) == self.ranks - 1:  # nothing is left to do, and nobody waits for a successor
+                self.stopped.append((rank, self.now[rank].step))
+                return self.now[rank]
         self.now[rank] = Rank(self, rank, self.now[rank].incarnation + 1)
         self.now[rank].start()
         return self.now[rank]
@@ -177,8 +211,8 @@ class HealingGang:
             rank.thread.join(max(0.0, end_s - time.monotonic()))
         stuck = {rank: self.now[rank].client.rank for rank, each in self.now.items() if each.thread.is_alive()}
         self.close()
-        assert not self.failed and not stuck, (self.failed, stuck, self.began)
-        return [self.found[rank] for rank in range(self.ranks)]
+        assert not self.failed and not stuck, (self.failed, stuck, self.began, self.stopped)
+        return [self.found[rank] for rank in range(self.ranks) if rank in self.found]
 
     def close(self) -> None:
         for rank in self.now.values():
@@ -294,6 +328,59 @@ def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Pat
     found = gang.end()
     calm = HealingGang(tmp_path / "c", gang.ranks, tables=1, steps=30)
     calm.draws = gang.draws
+    calm.begin()
+    assert found == calm.end()
+
+
+@pytest.mark.parametrize("gathers_max", [RANKS_MAX, 0])
+def test_own_state_that_changes_after_it_was_said_is_named_at_once(gang: HealingGang, gathers_max: int) -> None:
+    gang.gathers_max, gang.draws_late = gathers_max, True
+    gang.begin()
+    for rank in gang.now.values():
+        rank.thread.join(WITHIN_S)
+    assert len(gang.failed) == 3
+    for _, error in gang.failed:
+        assert "own['state']['state'] at the end of step 0 is not what it was" in str(error), error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_ranks_stop_after_one_step_and_continue_with_the_same_bits(tmp_path: Path, seed: int) -> None:
+    """Each rank hears in another step, and ranks and owners die meanwhile."""
+    draws = random.Random(seed)
+    first = HealingGang(tmp_path / "first", draws.choice([2, 3, 5]), tables=draws.choice([1, 2]), steps=30)
+    first.computes_s, first.checkpoint = 0.01, tmp_path / "saved" / "state.safetensors"
+    first.gathers_max = RANKS_MAX if seed % 2 else 0
+    first.draws = first.ranks > 2 or draws.random() < 0.5
+    first.hears = {(draws.randrange(first.ranks), 0): draws.randrange(2, 20)}
+    first.hears |= {(rank, 0): draws.randrange(5, 40) for rank in range(first.ranks) if draws.random() < 0.7}
+    first.begin()
+    for _ in range(8):
+        time.sleep(draws.uniform(0.0, 0.08))
+        if first.is_leaving:  # agents replace nobody while a job ends
+            break
+        if draws.random() < 0.3:
+            first.lose_owner(draws.randrange(len(first.owners)))
+        lost = draws.randrange(first.ranks)
+        if _without_state(first, lost):
+            continue
+        if draws.random() < 0.5:
+            first.hears[lost, first.now[lost].incarnation + 1] = draws.randrange(40)
+        first.replace(lost)
+    first.end()
+    where = {step for _, step in first.stopped}
+    assert len(first.stopped) in (0, first.ranks) and len(where) <= 1, first.stopped
+    then = HealingGang(tmp_path / "then", first.ranks, tables=1, steps=30)
+    then.draws, then.gathers_max, then.checkpoint = first.draws, first.gathers_max, first.checkpoint
+    then.begin()
+    if first.stopped:
+        time.sleep(draws.uniform(0.0, 0.02))
+        lost = draws.randrange(then.ranks)
+        if not then.found:
+            then.replace(lost)
+    found = then.end()
+    assert {step for _, step in then.began[: then.ranks]} == (where or {0})
+    calm = HealingGang(tmp_path / "c", first.ranks, tables=1, steps=30)
+    calm.draws = first.draws
     calm.begin()
     assert found == calm.end()
 

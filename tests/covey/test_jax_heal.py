@@ -12,7 +12,7 @@ import pytest
 from covey.core.errors import CoveyError
 from covey.core.ids import JobId
 from covey.healing.neighbours import HealedRank
-from covey.job.job_state import JobState, ScriptState, begun
+from covey.job.job_state import JobState, ScriptState, begun, stops_of
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 from tests.plugins.aggregator.loopback import AggdThread
@@ -34,9 +34,16 @@ class JobOfTest:
         self.tensors = TensorClient(JobId("j1"), rank, RANKS, lambda epoch, why, table: None, say=io.StringIO())
         self.tensors.moved(at)
 
-    def state(self, get: Any, load: Any, *, own: Any, step: int) -> JobState:
+    def state(self, get: Any, load: Any, *, own: Any, step: int, checkpoint: Any, stop: Any) -> JobState:
         me = HealedRank(self.rank, self.tensors.world_size, self._incarnation, step=step)
-        return begun(self.tensors, me, ScriptState(get, load, own))
+        stop = stops_of(self, checkpoint, stop, leave=self.tensors.leave)
+        return begun(self.tensors, me, ScriptState(get, load, own), stop=stop)
+
+    asked = False
+    """Whether this rank has heard that the job is to stop."""
+
+    def listens(self) -> None:
+        """It always does."""
 
 
 def tree() -> dict[str, Any]:
@@ -50,7 +57,7 @@ def tree() -> dict[str, Any]:
 
 
 class _NoJob:
-    def state(self, get: Any, load: Any, *, own: Any, step: int) -> Any:
+    def state(self, get: Any, load: Any, *, own: Any, step: int, **_: Any) -> Any:
         self.get, self.load, self.own = get, load, own
 
 

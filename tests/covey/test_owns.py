@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core.errors import StateLost
+from covey.core.errors import CoveyError, StateLost
 from covey.healing import owns
 from covey.healing.healing import Healing
 from covey.healing.machine import OWNS
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import UNREAD_MAX, OwnGather
-from covey.healing.owns import CALM, ROOM, Owns, RowPlan
+from covey.healing.owns import CALM, QUIET_MAX, ROOM, Owns, RowPlan
 from covey.healing.state_pieces import About, have_decoder
 from covey.tensors.aggregator.rounds import ToldByRank
+from covey.tensors.numbers.sum_order import Order
 from tests.covey.test_healing_words import Words, until, waits
 from tests.quiet import until_blocked
 
@@ -82,7 +83,11 @@ def test_rows_grow_once_more_is_needed_again_and_again_and_shrink_after_calm_ste
     for _ in range(CALM):
         plan = owns.next_plan(plan, 20, True)
     assert plan.room == grown.room // 2
-    assert not owns.next_plan(RowPlan(), 0, False).is_asked
+    quiet = owns.next_plan(RowPlan(), 0, False)
+    assert quiet.is_asked and not owns.next_plan(quiet, 0, False).is_asked, (
+        "a script may ask whether to stop until then"
+    )
+    assert owns.next_plan(quiet, 0, True) == RowPlan()
 
 
 def test_what_is_no_such_array_is_refused() -> None:
@@ -183,11 +188,13 @@ def test_a_rank_that_took_over_goes_on_with_what_another_one_has() -> None:
 
 def test_nothing_is_pushed_any_more_where_no_rank_has_anything_of_its_own() -> None:
     sums, each = gathers(2)
-    for step in range(3):
+    for step in range(4):
         stepped(each, step, [None, None])
         for gather in each:
             gather.step_begins()
-    assert len(sums.pushed) == 2
+    assert len(sums.pushed) == 2 * QUIET_MAX
+    with pytest.raises(CoveyError, match="not known whether all ranks stop"):
+        _ = each[0].stops
 
 
 def healing_of(gather: OwnGather, words: Words, rank: int = 0, incarnation: int = 0) -> Healing:
@@ -297,3 +304,60 @@ def test_a_second_thread_pushes_only_once_the_first_has_pushed_its_row() -> None
     for thread in threads:
         thread.join(10.0)
     assert order[0] == "row" and sorted(order[1:]) == ["a", "b"] and len(sums.pushed) == 1
+
+
+def rows_at(gather: OwnGather, step: int) -> Any:
+    """The rows that this rank pushes in a step."""
+    sums: Any = gather._sums
+    gather.begin(step, None)
+    return sums.pushed.pop()
+
+
+class KeptRows:
+    """A stand-in that only keeps what is pushed."""
+
+    def __init__(self) -> None:
+        self.part_bytes = 1 << 16
+        self.order: Order = "tree"
+        self.pushed: list[Any] = []
+
+    def is_declared(self, name: str) -> bool:
+        return True
+
+    def declare(self, declared: object, data: object) -> None: ...
+
+    def push_soon(self, name: str, data: Any) -> None:
+        self.pushed.append(data)
+
+
+def test_nobody_stops_alone_by_what_only_a_lost_rank_had_heard() -> None:
+    """Rank 0 has heard, and is lost with what it sums once rank 1 has the rows; its successor has not heard."""
+    heard = [True, False, False]
+    each = [OwnGather(rank, 3, 0, KeptRows(), lambda rank=rank: heard[rank]) for rank in range(3)]  # type: ignore[misc]
+    first = [rows_at(gather, 0) for gather in each]
+    assert not each[1].came(total(first))
+    heard[0] = False
+    each[0] = OwnGather(0, 3, 0, KeptRows(), lambda: heard[0])
+    again = total([rows_at(each[0], 0), *first[1:]])
+    assert not each[0].came(again) and not each[2].came(again)
+    told = []
+    for step in range(1, 4):
+        assert [gather.stops for gather in each] in ([False] * 3, [True] * 3), f"after step {step - 1}"
+        told.append(each[0].stops)
+        for gather in each:
+            gather.step_begins()
+        rows = total([rows_at(gather, step) for gather in each])
+        for gather in each:
+            gather.came(rows)
+    assert told == [False, False, True], "rank 1 knew alone in step 1, and all in step 2"
+
+
+@pytest.mark.parametrize("mine", [0, 5])
+def test_ranks_that_begin_elsewhere_do_not_go_on_together(mine: int) -> None:
+    each = [OwnGather(rank, 2, 0, KeptRows()) for rank in range(2)]
+    each[0].begins(mine, False, True)
+    each[1].begins(0x1F, False, True)
+    rows = total([rows_at(gather, 0) for gather in each])
+    found = "checkpoint 00000005" if mine else "no checkpoint"
+    with pytest.raises(CoveyError, match=f"this rank found {found}, and rank 1 checkpoint 0000001f"):
+        each[0].came(rows)

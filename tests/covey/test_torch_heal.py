@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
+from covey.core.errors import EXIT_AGAIN
 from tests.covey.forks import Fork, Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
@@ -26,8 +28,12 @@ SIZE = 192
 class TrainedGang:
     """All ranks of one training, and their successors."""
 
-    def __init__(self, forks: Forks, folder: Path, ranks: int, kind: str, steps: int) -> None:
+    def __init__(
+        self, forks: Forks, folder: Path, ranks: int, kind: str, steps: int, saved: Path | None = None
+    ) -> None:
+        """`saved`: where its checkpoint is."""
         folder.mkdir()
+        self.saved = saved
         self._forks, self._ranks, self._kind, self._steps = forks, ranks, kind, steps
         self._aggd = AggdThread(folder)
         self._at = self._aggd.serve("j1", EPOCH + 1, ranks)
@@ -40,7 +46,8 @@ class TrainedGang:
 
     def _start(self, rank: int) -> None:
         of = rank, self._ranks, self.incarnations[rank], self._kind, self._steps
-        self._processes[rank].append(self._forks.run(SCRIPT, *of, self._at.epoch, self._at.address))
+        folder = () if self.saved is None else (self.saved,)
+        self._processes[rank].append(self._forks.run(SCRIPT, *of, self._at.epoch, self._at.address, *folder))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -74,6 +81,17 @@ class TrainedGang:
 
     def until(self, rank: int, step: int) -> None:
         until(lambda: max(self.taken(rank), default=-1) >= step, self)
+
+    def stopped(self) -> None:
+        """Ask all ranks to end, one after the other, and wait for that: each ends with 75."""
+        assert self.saved is not None
+        for rank in range(self._ranks):
+            (self.saved / f"stop-{rank}").touch()
+            time.sleep(0.03)
+        ended = [self._processes[rank][-1].wait() for rank in range(self._ranks)]
+        assert ended == [EXIT_AGAIN] * self._ranks, [self.text(rank)[-3000:] for rank in range(self._ranks)]
+        for rank in range(self._ranks):
+            (self.saved / f"stop-{rank}").unlink()
 
     def learnt(self) -> str:
         """The checksum with which all ranks end."""
@@ -113,15 +131,15 @@ def until(is_so: Callable[[], bool], gang: TrainedGang) -> None:
         time.sleep(0.005)
 
 
-Gangs = Callable[[int, str, int], TrainedGang]
+Gangs = Callable[..., TrainedGang]
 
 
 @pytest.fixture
 def gangs(forks: Forks, tmp_path: Path) -> Iterator[Gangs]:
     made: list[TrainedGang] = []
 
-    def make(ranks: int, kind: str, steps: int) -> TrainedGang:
-        gang = TrainedGang(forks, tmp_path / str(len(made)), ranks, kind, steps)
+    def make(ranks: int, kind: str, steps: int, saved: Path | None = None) -> TrainedGang:
+        gang = TrainedGang(forks, tmp_path / str(len(made)), ranks, kind, steps, saved)
         made.append(gang)
         gang.begin()
         return gang
@@ -178,6 +196,28 @@ def test_accumulated_gradients_and_skipped_steps_are_healed_too(gangs: Gangs) ->
     scales = dict(line.split() for rank in (0, 1) for line in gang.lines(rank, "scale"))
     assert float(scales["7"]) < float(scales["6"]), "a step was skipped"
     gang.check_samples()
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("epochs", 96), pytest.param("steps", 48, marks=pytest.mark.long)])
+def test_a_training_that_is_asked_to_end_three_times_goes_on_with_the_same_bits(
+    gangs: Gangs, tmp_path: Path, kind: str, steps: int
+) -> None:
+    """Within epochs; a rank is killed in the first step after a checkpoint, too."""
+    (saved := tmp_path / "saved").mkdir()
+    begun = []
+    for here in (steps // 5, steps // 2, 3 * steps // 4):
+        gang = gangs(2, kind, steps, saved)
+        gang.until(0, here)
+        gang.stopped()
+        begun += [{int(gang.lines(rank, "goes on")[0]) for rank in (0, 1)}]
+    assert [len(each) for each in begun] == [1] * 3 and begun[0] == {0} and begun[1] != {0}, begun
+    last = gangs(2, kind, steps, saved)
+    until(partial(last.have_begun, (0, 1)), last)
+    last.kill(1)
+    last.replace(1)
+    assert last.learnt() == calm(gangs, 2, kind, steps)
+    with safe_open(saved / "state.safetensors", "np") as others_read:
+        assert "parameter/0.weight" in list(others_read.keys())
 
 
 def test_a_rank_that_is_killed_before_the_first_step_begins_anew(gangs: Gangs) -> None:

@@ -1,6 +1,8 @@
 """Ranks of a training for `test_torch_heal`: they do what a user's script does, with a client made by hand.
 
-    RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS        EPOCH, ADDRESS: of the aggregator
+    RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS [FOLDER]       EPOCH, ADDRESS: of the aggregator
+
+FOLDER: the checkpoint is there; the file stop-RANK there asks a rank to end.
 
 It prints the samples that it takes in each step, and at the end the checksum of what was learnt.
 """
@@ -10,6 +12,7 @@ import hashlib
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import covey.torch
 from covey.core.ids import HostId, JobId
 from covey.healing.neighbours import HealedRank
-from covey.job.job_state import ScriptState, begun
+from covey.job.job_state import ScriptState, begun, stops_of
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 
@@ -34,19 +37,33 @@ class RankOfTest(NamedTuple):
     incarnation: int
     kind: str
     steps: int
+    folder: Path | None = None
+
+    @property
+    def checkpoint(self) -> Path | bool:
+        return False if self.folder is None else self.folder / "state.safetensors"
+
+    @property
+    def asked(self) -> bool:
+        """Whether this rank has heard that the job is to stop."""
+        return self.folder is not None and (self.folder / f"stop-{self.rank}").exists()
+
+    def listens(self) -> None:
+        """It always does."""
 
 
 class PlayedJob:
     """The part of a JobClient that `attach` uses."""
 
     def __init__(self, of: RankOfTest, at: AggregatorAt) -> None:
-        self.rank, self.world_size, self._incarnation = of.rank, of.ranks, of.incarnation
+        self.rank, self.world_size, self._of = of.rank, of.ranks, of
         self.tensors = TensorClient(JobId("j1"), of.rank, of.ranks, lambda epoch, why, table: None)
         self.tensors.moved(at)
 
-    def state(self, get: Any, load: Any, *, own: Any, step: int) -> Any:
-        me = HealedRank(self.rank, self.tensors.world_size, self._incarnation, step=step)
-        return begun(self.tensors, me, ScriptState(get, load, own))
+    def state(self, get: Any, load: Any, *, own: Any, step: int, checkpoint: Any, stop: Any) -> Any:
+        me = HealedRank(self.rank, self.tensors.world_size, self._of.incarnation, step=step)
+        stop = stops_of(self._of, checkpoint, stop, leave=self.tensors.leave)
+        return begun(self.tensors, me, ScriptState(get, load, own), stop=stop)
 
 
 class Samples(Dataset):  # type: ignore[misc]
@@ -110,7 +127,7 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
     seeded(of)
     sampler = sampler_of(of, samples)
     loader = DataLoader(samples, batch_sampler=sampler)
-    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler], data=sampler)
+    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler], data=sampler, checkpoint=of.checkpoint)
     told("goes on", state.step)
     for _ in sampler.epochs(of.steps // sampler.steps_per_epoch):
         for inputs, numbers in loader:
@@ -139,7 +156,7 @@ def by_steps(of: RankOfTest, job: Any) -> Any:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, of.steps)
     seeded(of)
     sampler = covey.torch.StepSampler(SIZE, BATCH, per_step=PARTS)
-    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler, scaler])
+    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler, scaler], checkpoint=of.checkpoint)
     told("goes on", state.step)
     for step in state.steps(of.steps):
         optimizer.zero_grad()
@@ -169,13 +186,13 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
 
 
 def main(words: list[str]) -> None:
-    rank, ranks, incarnation, kind, steps, epoch, address = words
+    rank, ranks, incarnation, kind, steps, epoch, address, *folder = words
     if kind.startswith("lab"):
         from tests.covey.device import lab
 
         lab.load()
     at = AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!")
-    train(RankOfTest(int(rank), int(ranks), int(incarnation), kind, int(steps)), at)
+    train(RankOfTest(int(rank), int(ranks), int(incarnation), kind, int(steps), *map(Path, folder)), at)
 
 
 if __name__ == "__main__":

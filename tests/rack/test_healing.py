@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -29,10 +29,10 @@ def living() -> Iterator[LivingRack]:
         yield found
 
 
-def digest(living: LivingRack, job: str) -> str:
+def digest(living: LivingRack, job: str, attempts: int = 1) -> str:
     """The digest with which a job that ended well ended."""
     ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
-    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, 1), (
+    assert (ended["state"], ended["exit_code"], ended["tally"]["attempt"]) == ("done", 0, attempts), (
         f"{ended['reason']}\n{living.agentctl('logs', job)[1]}\n{living.agentctl('why', job)[1]}"
     )
     found = re.search(r"state sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", living.output(job))
@@ -132,6 +132,34 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     assert digest(living, job) == undisturbed, "whoever carried which of its four ranks"
     said = [event["event"] for event in living.agent().get("why", job).data]
     assert (said.count("grew"), said.count("shrank"), said.count("rank replaced")) == (2, 2, 1), said
+
+
+def test_jobs_that_are_preempted_save_by_themselves_and_end_with_the_same_bits(
+    living: LivingRack, undisturbed: str
+) -> None:
+    slowly = "--step-seconds=0.03"  # a drain first waits some seconds for room elsewhere
+    jobs = [
+        living.submit(EXAMPLES / "healing.py", *OPTIONS, slowly),
+        living.submit(EXAMPLES / "elastic.py", *OPTIONS, slowly, workers=2, workers_max=4),
+    ]
+
+    def all_have(holds: Callable[[dict[str, Any]], object]) -> bool:
+        return all(holds(living.job(job)) for job in jobs)
+
+    wait("steps", lambda: all_have(lambda now: (now["step"] or 0) >= 30))
+    hosts = [host.name for host in living.hosts]
+    for words in ("cordon {}", "drain {} --stop-jobs"):
+        for name in hosts:
+            assert living.agentctl("hosts", *words.format(name).split())[0] == 0
+    wait("both wait for GPUs", lambda: all_have(lambda now: now["state"] == "queued"))
+    saved = {job: living.job(job)["seen"]["saved"] for job in jobs}
+    assert all(30 <= each["step"] < STEPS and Path(each["path"]).is_file() for each in saved.values()), saved
+    for name in hosts:
+        assert living.agentctl("hosts", "resume", name)[0] == 0
+    for job in jobs:
+        assert digest(living, job, 2) == undisturbed
+        assert f"goes on with step {saved[job]['step']}, from " in living.output(job)
+        assert f"/checkpoints/{job}-" in living.agentctl("job", job)[1]
 
 
 def owners(living: LivingRack, job: str) -> dict[str, str]:

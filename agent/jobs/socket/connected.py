@@ -6,6 +6,7 @@ from covey.ports.streams import ByteStream
 from covey.wire.frames import pack
 from covey.wire.job import AskPages, Frame, Join, MemoryHeld, PagesHere
 from plugins.base import Outbox
+from plugins.facts import SavedAt
 
 KERNEL_MAX = 64
 
@@ -21,6 +22,8 @@ class ConnectedProcess:
         self.kernel = plain(join.kernel, KERNEL_MAX)
         self.hooked: tuple[str, str] | None = None
         """What this process said it hooks, and why not to more."""
+        self.saved: SavedAt | None = None
+        """The newest checkpoint that this process said it wrote."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
         """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""

@@ -40,8 +40,10 @@ from covey.wire.handshake import is_secret
 from covey.wire.job import (
     MEMORY_S,
     PROTOCOL,
+    SAVED_PATH_MAX,
     AskPages,
     Carries,
+    CheckpointSaved,
     ExtendGrace,
     Frame,
     Heals,
@@ -75,10 +77,12 @@ from plugins.facts import (
     HeartbeatHeard,
     JobHooked,
     JobJoined,
+    JobSaved,
     MemoryMeasured,
     RankDisconnected,
     RankShares,
     RankWaitsInVain,
+    SavedAt,
     StepTimed,
     TableUsed,
     TensorsSeen,
@@ -96,6 +100,7 @@ BY_SCRIPT = Stepped(0, 0.0).boundary
 HOOKED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
+SAVED_S_MAX = 1e12
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
 FROM_AGENTS = (
     Join,
@@ -190,6 +195,8 @@ class JobSocket:
                 found += [TableUsed(peer.job, peer.epoch, table) for table in sorted(peer.tables)]
                 if peer.pages is not None and peer.pages.mapped:
                     found.append(RankShares(peer.job, peer.epoch, peer.rank))
+                if peer.saved is not None:
+                    found.append(JobSaved(peer.job, peer.epoch, peer.rank, peer.saved))
                 if peer.hooked is not None:
                     found.append(JobHooked(peer.job, peer.epoch, peer.rank, *peer.hooked))
         return found
@@ -374,6 +381,8 @@ class JobSocket:
                 self._memory_used(peer, frame)
             elif isinstance(frame, Hooked):
                 self._hooked(peer, frame)
+            elif isinstance(frame, CheckpointSaved):
+                self._saved(peer, frame)
             elif isinstance(frame, AskPages):
                 self._asked_for_pages(peer, frame)
             elif isinstance(frame, PagesMapped):
@@ -479,6 +488,13 @@ class JobSocket:
             raise FrameError("Hooked from outside a job")
         peer.hooked = (plain(frame.to, HOOKED_MAX), plain(frame.problem, PROBLEM_MAX))
         self._tell(JobHooked(peer.job, peer.epoch, peer.rank, *peer.hooked))
+
+    def _saved(self, peer: ConnectedProcess, frame: CheckpointSaved) -> None:
+        """Note a checkpoint of a rank. It says so once it is complete, and again when it has joined anew."""
+        if peer.job is None or not (0 <= frame.step <= STEP_MAX and 0 <= frame.wall_s <= SAVED_S_MAX):
+            raise FrameError("CheckpointSaved from outside a job, or with an impossible step or time")
+        peer.saved = SavedAt(frame.step, frame.wall_s, plain(frame.path, SAVED_PATH_MAX))
+        self._tell(JobSaved(peer.job, peer.epoch, peer.rank, peer.saved))
 
     def _asked_for_pages(self, peer: ConnectedProcess, asked: AskPages) -> None:
         """Give a rank the pages that it asks for. A rank without pages goes by no limits: whoever decides on them sees

@@ -132,7 +132,15 @@ def folders_of(command: Command) -> tuple[str, ...]:
 
 def _writes(command: Command) -> tuple[str, ...]:
     home = posixpath.normpath(command.env.get("HOME", "/"))
-    return (*(() if home in NOT_MOUNTED or not home.startswith("/") else (home,)), command.cwd)
+    saves = _saves(command)
+    kept = () if home in NOT_MOUNTED or not home.startswith("/") else (home,)
+    return (*kept, command.cwd, *((saves,) if saves else ()))
+
+
+def _saves(command: Command) -> str:
+    """The folder for the job's checkpoints, where it is not below the working directory; empty: it is."""
+    folder = posixpath.normpath(command.env.get("COVEY_CHECKPOINT_DIR", command.cwd))
+    return "" if folder == command.cwd or folder.startswith(f"{command.cwd}/") else folder
 
 
 def mounts(command: Command, host: ContainerHost) -> tuple[tuple[str, bool], ...]:
@@ -171,6 +179,9 @@ def refusal(command: Command, container: Container, host: ContainerHost) -> Cont
         return no("containers of jobs are rootless, and this rank would run as root", "submit as a user")
     if not host.tool:
         return no(f"{tool} is not installed there", f"install {tool} on {host.name}")
+    saves = _saves(command)
+    if saves and saves not in host.folders:
+        return no(f"COVEY_CHECKPOINT_DIR, {for_people(saves)}, is no folder there", f"mkdir -p {for_people(saves)}")
     if odd := [folder for folder, _ in mounts(command, host) if ":" in folder or "," in folder]:
         return no(f"{tool} cannot mount {for_people(odd[0])}: it takes ':' and ',' for marks", "rename the folder")
     if tool == "apptainer":

@@ -29,6 +29,7 @@ from covey.tensors.numbers.tensor_wire import TYPES
 if TYPE_CHECKING:
     from covey.job.carrying import CarriedRank
     from covey.job.client import JobClient
+    from covey.job.job_state import Place
     from covey.job.tensors import TensorHandle
 
 
@@ -130,9 +131,12 @@ class ElasticTree(HealedTree):
         ranks of the job gave is here."""
         return map(TreeRank, self._job.carried(self.step))
 
-    def begin(self, job: "JobClient", step: int) -> None:
-        own = None if self._own_at_first is None else self._own_now
-        self._state = job.state(self._arrays, self._load, own=own, enter=self._enter, step=step)
+    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
+        own, stop = None if self._own_at_first is None else self._own_now, self._stops()
+        enter = self._enter
+        self._state = job.state(
+            self._arrays, self._load, own=own, enter=enter, step=step, checkpoint=checkpoint, stop=stop
+        )
 
     def _enter(self, rank: int, own: Any) -> None:
         if self._own_at_first is not None:
@@ -141,11 +145,13 @@ class ElasticTree(HealedTree):
                 self._load_own(own)
 
 
-def elastic_tree(tree: Any, own: Callable[[int], Any] | None, job: "JobClient", step: int) -> ElasticTree:
+def elastic_tree(
+    tree: Any, own: Callable[[int], Any] | None, job: "JobClient", step: int, checkpoint: "Place | bool" = False
+) -> ElasticTree:
     """The state of `covey.jax.state` with `elastic`. CoveyError where `own` cannot be called with a rank."""
     if own is not None and not callable(own):
         what, why = "ranks of this training cannot be carried by other processes", f"own= is a {type(own).__qualname__}"
         raise CoveyError(what, why, "give what returns a rank's own at first: own=lambda rank: jax.random.key(rank)")
     found = ElasticTree(tree, own, job)
-    found.begin(job, step)
+    found.begin(job, step, checkpoint)
     return found

@@ -15,6 +15,7 @@ a step that begins with a donated one is refused.
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,11 +25,12 @@ from covey.core.errors import CoveyError
 from covey.frameworks.jax.places import check_place, come_down, put_back
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.state_pieces import CANNOT, SAME
+from covey.job.job_state import StopsAndSaves
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
     from covey.job.client import JobClient
-    from covey.job.job_state import JobState
+    from covey.job.job_state import JobState, Place
 
 MADE = "covey/made"
 """Name of the array that describes the tree, as JSON; compared before anything is taken over."""
@@ -73,8 +75,26 @@ class HealedTree:
         assert self._state is not None, "covey.jax.state begins it"
         return self._state
 
-    def begin(self, job: "JobClient", step: int) -> None:
-        self._state = job.state(self._arrays, self._load, own=None if self._own is None else self._own_now, step=step)
+    @property
+    def stopping(self) -> bool:
+        """Whether the job ends with this step, as of `covey.job.job_state.JobState`."""
+        return self._begun.stopping
+
+    def save(self, path: "Place | None" = None) -> Path:
+        """Save all that is needed to continue with the same bits, and return where, as of
+        `covey.job.job_state.JobState.save`: once `tree` is as it will be at the step's end."""
+        return self._begun.save(path)
+
+    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
+        own = None if self._own is None else self._own_now
+        self._state = job.state(self._arrays, self._load, own=own, step=step, checkpoint=checkpoint, stop=self._stops())
+
+    def _stops(self) -> "StopsAndSaves":
+        return StopsAndSaves(types=self._types, made="jax")
+
+    def _types(self) -> dict[str, str]:
+        """Leaves of bfloat16, which numpy does not have, as in `covey.healing.checkpoint.TYPES`."""
+        return {name: "BF16" for name, leaf in _named(self.tree) if str(getattr(leaf, "dtype", "")) == "bfloat16"}
 
     def _arrays(self) -> dict[str, Array]:
         """The state as arrays, in JAX's own memory where that is the host's. CoveyError when the tree has another
@@ -114,10 +134,10 @@ class HealedTree:
         self._own = jax.tree_util.tree_unflatten(structure, restored)
 
 
-def healed(tree: Any, own: Any, job: "JobClient", step: int) -> HealedTree:
+def healed(tree: Any, own: Any, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> HealedTree:
     """The state of `covey.jax.state`."""
     found = HealedTree(tree, own)
-    found.begin(job, step)
+    found.begin(job, step, checkpoint)
     return found
 
 

@@ -31,6 +31,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,13 @@ from covey.frameworks.torch.random_state import generators, set_generators
 from covey.frameworks.torch.state import TrainingState
 from covey.frameworks.torch.types import bits, fill, halves_count, halves_of
 from covey.healing.owns import JsonText
+from covey.job.job_state import StopsAndSaves
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
     from covey.job.carrying import CarriedRank
     from covey.job.client import JobClient
+    from covey.job.job_state import Place
     from covey.job.tensors import TensorHandle
 
 DIGEST_HALVES = 8
@@ -196,6 +199,16 @@ class ElasticTraining:
             scaler.step(self._optimizer)
             scaler.update()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job ends with this step, as of `covey.job.job_state.JobState`."""
+        return self._state.stopping
+
+    def save(self, path: "Place | None" = None) -> Path:
+        """Save all that is needed to continue with the same bits, and return where, once everything of a step was
+        done. As of `covey.job.job_state.JobState.save`."""
+        return self._state.save(path)
+
     # ---- for the sampler ----
 
     def asks_for_batches(self, begins_epoch: bool) -> None: ...
@@ -262,12 +275,19 @@ class ElasticTraining:
         """Number of the step that this process is in, counted in steps of the optimizer."""
         return self._start + self._state.step - (self._contents.first or 0)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, checkpoint: "Place | bool" = False) -> None:
         """Begin, or take over what others have. CoveyError as of `job.state`, and when this training is another
         one."""
         self._start, self._seeds.base = step, torch.initial_seed() & (1 << 63) - 1
+        stop = StopsAndSaves(load=self._resume, types=lambda: self._contents.bfloats, made="torch")
         self._state = self._job.state(
-            self._contents.arrays, self._load, own=self._own_now, enter=self._enter, step=step
+            self._contents.arrays,
+            self._load,
+            own=self._own_now,
+            enter=self._enter,
+            step=step,
+            checkpoint=checkpoint,
+            stop=stop,
         )
         while self._contents.first is None:
             are_same = self._are_compared() if self._state.step == step else self._are_given()
@@ -275,6 +295,9 @@ class ElasticTraining:
                 self._contents.first = self._state.step + 1
             self._state.done()
         atexit.register(self._leave)
+
+    def _resume(self, arrays: dict[str, Array], own: None) -> None:
+        self._contents.load(arrays, True)
 
     def _load(self, arrays: dict[str, Array], own: None) -> None:
         self._contents.load(arrays)
@@ -368,14 +391,20 @@ class _Seeds:
 
 
 def elastic_training(
-    module: Any, optimizer: Any, also: Sequence[Any], data: Any, job: "JobClient", step: int
+    module: Any,
+    optimizer: Any,
+    also: Sequence[Any],
+    data: Any,
+    job: "JobClient",
+    step: int,
+    checkpoint: "Place | bool" = False,
 ) -> ElasticTraining:
     """The training of `covey.torch.attach` with `elastic`."""
     if data is not None and not any(hasattr(data, each) for each in ("as_rank", "state_dict")):
         why = f"data= is a {type(data).__qualname__}, which has neither as_rank(rank) nor a state_dict"
         raise CoveyError(CANNOT_CARRY, why, "give a covey.torch.StepSampler, or choose samples by rank and step")
     training = ElasticTraining(job, module, optimizer, also, data)
-    training.begin(step)
+    training.begin(step, checkpoint)
     if hasattr(data, "carries"):
         data.carries(training)
     return training

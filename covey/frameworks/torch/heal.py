@@ -24,6 +24,7 @@ import atexit
 import enum
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -38,11 +39,13 @@ from covey.frameworks.torch.state import TrainingState
 from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.owns import JsonText
+from covey.job.job_state import StopsAndSaves
 from covey.job.tensors import TensorHandle
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
     from covey.job.client import JobClient
+    from covey.job.job_state import Place
 
 
 def _computed() -> list[Array]:
@@ -127,6 +130,18 @@ class HealedTraining:
         self._gradients.step_begins()
         self._group.step_begins()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job ends with this step, as of `covey.job.job_state.JobState`."""
+        return self._state.stopping
+
+    def save(self, path: "Place | None" = None) -> Path:
+        """Save all that is needed to continue with the same bits, and return where: once everything of a step was done
+        (`scheduler.step()` too), or before its forward pass. As of `covey.job.job_state.JobState.save`; parameters
+        have the names `parameter/..` there, and the types that they have here."""
+        self._finish_buffers()
+        return self._state.save(path)
+
     # ---- for the sampler ----
 
     @property
@@ -152,9 +167,12 @@ class HealedTraining:
 
     # ---- how it begins ----
 
-    def begin(self, job: "JobClient", step: int) -> None:
+    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
         """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
-        self._state = job.state(self._contents.arrays, self._load, own=self._own_now, step=step)
+        stop = StopsAndSaves(load=self._resume, types=lambda: self._contents.bfloats, draws_ahead=True, made="torch")
+        self._state = job.state(
+            self._contents.arrays, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop
+        )
         self._group.attached(self._tensors, self._permit)
         if self._contents.first is None:
             self._agree_on_parameters()
@@ -165,8 +183,11 @@ class HealedTraining:
             self._own = None  # the script has yet to draw what it draws before its loop
         atexit.register(self._leave)
 
-    def _load(self, arrays: dict[str, Array], own: Any) -> None:
-        self._contents.load(arrays)
+    def _resume(self, arrays: dict[str, Array], own: Any) -> None:
+        self._load(arrays, own, True)
+
+    def _load(self, arrays: dict[str, Array], own: Any, elsewhere: bool = False) -> None:
+        self._contents.load(arrays, elsewhere)
         if own is not None and self._contents.first is not None:
             self._own = own
             set_generators(own["generators"], self._devices)
@@ -292,7 +313,14 @@ class HealedTraining:
 
 
 def healed(
-    ddp: Any, optimizer: Any, also: Sequence[Any], data: Any, job: "JobClient", step: int, ends: EndsRounds
+    ddp: Any,
+    optimizer: Any,
+    also: Sequence[Any],
+    data: Any,
+    job: "JobClient",
+    step: int,
+    ends: EndsRounds,
+    checkpoint: "Place | bool" = False,
 ) -> HealedTraining:
     """The training of `covey.torch.attach` with an optimizer."""
     if job.world_size < 2:
@@ -307,7 +335,7 @@ def healed(
     training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also, job.tensors.tell), group, data, ends)
     ddp.broadcast_buffers = False
     ddp.register_comm_hook(None, _hook(training))
-    training.begin(job, step)
+    training.begin(job, step, checkpoint)
     if hasattr(data, "follow"):
         data.follow(training)
     ddp.register_forward_pre_hook(training.before_forward)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class TrainingState:
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
             for name, tensor in tensors:
                 _check_place(f"{kind} {name!r}", tensor)
+        self.bfloats: dict[str, str] = {}
+        """Arrays of bfloat16, which numpy does not have, by name, as in `covey.healing.checkpoint.TYPES`."""
         self._moments = -1
         """Number of parts of the optimizer's state when all of them were looked at."""
         self._now()
@@ -113,13 +115,15 @@ class TrainingState:
         for group, then in zip(state["param_groups"], groups, strict=True):
             group.update({key: then[key] for key in group if key in then and key != "params"})
         rest = {"first": first, "optimizer": _plain(state, "optimizer", tensors), "also": also}
+        self.bfloats = {name: "BF16" for name, each in tensors.items() if each.dtype == torch.bfloat16}
         found = {name: array_of_tensor(reads.read(f"the state ({name})", each)) for name, each in tensors.items()}
         return {**found, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
 
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Load another rank's `arrays`. Before the first step the state stays as the script made it. CoveyError when
-        they belong to another training."""
-        self._compare(json.loads(arrays[MADE].tobytes()))
+    def load(self, arrays: Mapping[str, Array], elsewhere: bool = False) -> None:
+        """Load another rank's `arrays`. Before the first step the state stays as the script made it. `elsewhere`: they
+        may come from another version of PyTorch, and from devices of another kind. CoveyError when they belong to
+        another training."""
+        self._compare(json.loads(arrays[MADE].tobytes()), ("PyTorch", "devices") if elsewhere else ())
         rest = json.loads(arrays[REST].tobytes())
         self.first = rest["first"]
         if self.first is None:
@@ -153,11 +157,14 @@ class TrainingState:
             "also": [type(each).__qualname__ for each in self._also],
         }
 
-    def _compare(self, theirs: Mapping[str, Any]) -> None:
+    def _compare(self, theirs: Mapping[str, Any], may_differ: Collection[str]) -> None:
         for what, own in self._made.items():
-            if theirs.get(what) != own:
-                why = f"{what} {_difference(own, theirs.get(what))}"
+            if theirs.get(what) == own:
+                continue
+            why = f"{what} {_difference(own, theirs.get(what))}"
+            if what not in may_differ:
                 raise CoveyError(CANNOT, why, SAME)
+            self.say(f"continues what was computed elsewhere, so that last bits may differ: {why}")
 
 
 class _LaterArrays(Mapping[str, Array]):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from covey.core.ids import HostId, JobId
 from covey.core.version import is_newer
-from plugins.facts import Place, StepTiming
+from plugins.facts import Place, SavedAt, StepTiming
 from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName
 
 Text = Annotated[str, Meta(max_length=1000)]
@@ -387,6 +387,8 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
     steps: Annotated[dict[JobId, JobSteps], Meta(max_length=4096)] = {}
     """Step times of jobs that run there and report steps."""
+    saved: Annotated[dict[JobId, SavedAt], Meta(max_length=4096)] = {}
+    """The newest checkpoints that ranks there wrote."""
     heals: Annotated[dict[JobId, JobHeals], Meta(max_length=4096)] = {}
     """Changes in whether the host and its ranks may be lost, by job."""
     stays: Annotated[dict[JobId, StateStays], Meta(max_length=4096)] = {}

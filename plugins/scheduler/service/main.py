@@ -24,6 +24,7 @@ from plugins.facts import (
     JobHooked,
     JobJoined,
     JobPlaced,
+    JobSaved,
     LeaderChanged,
     MemoryMeasured,
     PairHarms,
@@ -231,6 +232,8 @@ class SchedulerService(PluginService):
             self.early.on_fact(fact)
         elif isinstance(fact, JobHooked):
             self.ranks.steps.hooked(fact)
+        elif isinstance(fact, JobSaved):
+            self.ranks.steps.wrote(fact)
         elif isinstance(fact, MemoryMeasured):
             self.ranks.steps.measured(fact)
         elif isinstance(fact, TensorsSeen):

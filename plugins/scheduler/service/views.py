@@ -427,6 +427,7 @@ def _seen(
             if answer.memory is not None and answer.epoch == job.grant.epoch
         },
         devices={host: devices[host] for host in sorted(devices) if job.place_on(host) is not None},
+        saved=job.measured.saved,
         limited={host: answer.limited for host, answer in sorted(heard.items()) if answer.limited is not None},
     )
 

@@ -13,7 +13,7 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from covey.core.transitions import StateTable
 from covey.wire.job import GoneRank
-from plugins.facts import Place, StepTiming
+from plugins.facts import Place, SavedAt, StepTiming
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
@@ -250,6 +250,8 @@ class JobMeasured(msgspec.Struct):
     """Attained service per host, GPU·s, max-merged."""
     tensors: tuple[int, int] = (0, 0)
     """Bytes of the job's largest tensor, and of all; (0, 0): not seen."""
+    saved: SavedAt | None = None
+    """The newest checkpoint that ranks of the job wrote; None: none is known."""
     harms: tuple[JobId, ...] = ()
     """The newest guaranteed jobs that were measured to suffer from this one on their GPUs."""
 

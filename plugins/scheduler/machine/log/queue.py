@@ -229,6 +229,10 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         if job is not None and (total, largest) > (job.measured.tensors[1], job.measured.tensors[0]):
             job.measured.tensors = (largest, total)
             queue.models.saw_tensors(job.spec, largest, total)
+    for id, saved in sorted(command.saved.items()):
+        job = queue.jobs.get(id)
+        if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
+            job.measured.saved = saved
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)

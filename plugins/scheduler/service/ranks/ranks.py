@@ -516,11 +516,14 @@ class LocalRanks:
             if (job := jobs.get(id)) and job.measured.tensors[::-1] < seen[::-1]
         }
         heals = self.told_by.heals_news(only)
-        if not news and not tensors and not heals:
+        saved = self.steps.saved_news(
+            {id: job.measured.saved for id, job in self.queue.jobs.items() if only is None or id == only}
+        )
+        if not news and not tensors and not heals and not saved:
             return
         steps = self.steps.news({id: job.grant.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
         attained = Attained(
-            wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps, heals=heals
+            wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps, heals=heals, saved=saved
         )
         try:
             await self.log.propose(attained)

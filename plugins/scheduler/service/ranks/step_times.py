@@ -1,12 +1,13 @@
 """Steps of the jobs that run here, as their ranks report them: the newest, how long they take, and what sees them."""
 
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
 
 import msgspec
 
 from covey.core.ids import JobId
-from plugins.facts import JobHooked, MemoryInUse, MemoryMeasured, StepTimed, StepTiming
+from plugins.facts import JobHooked, JobSaved, MemoryInUse, MemoryMeasured, SavedAt, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import JobSteps
 
 JOBS_MAX = 2000
@@ -37,6 +38,8 @@ class GrantSteps:
         """Device memory of each rank, bytes."""
         self.hooked: dict[int, str] = {}
         """What sees each rank's steps, or why nothing does."""
+        self.saved: SavedAt | None = None
+        """The newest checkpoint that ranks here wrote."""
         self.memory: MemoryInUse | None = None
         """What the job's processes here have of the host's memory; None: they did not say."""
         self._timed: deque[_Timed] = deque(maxlen=STEPS_TIMED)
@@ -72,6 +75,11 @@ class GrantSteps:
         )
 
 
+def newer(one: SavedAt | None, other: SavedAt) -> SavedAt:
+    """The newer of two checkpoints: the one of a later step, and `one` where they are of the same."""
+    return other if one is None or other.step > one.step else one
+
+
 class StepTimes:
     """The grants of this host whose ranks reported steps, the longest silent ones first."""
 
@@ -92,6 +100,11 @@ class StepTimes:
     def hooked(self, fact: JobHooked) -> None:
         self._grant(fact.job, fact.epoch).hooked[fact.rank] = fact.problem or fact.to
 
+    def wrote(self, fact: JobSaved) -> None:
+        """A rank here wrote a checkpoint."""
+        grant = self._grant(fact.job, fact.epoch)
+        grant.saved = newer(grant.saved, fact.saved)
+
     def measured(self, fact: MemoryMeasured) -> None:
         self._grant(fact.job, fact.epoch).memory = fact.memory
 
@@ -107,6 +120,12 @@ class StepTimes:
             if known is not None and known.step is not None and timing is not None:
                 found[job] = JobSteps(epoch, known.step, timing)
         return found
+
+    def saved_news(self, known: Mapping[JobId, SavedAt | None]) -> dict[JobId, SavedAt]:
+        """The checkpoints that ranks here wrote of these jobs, and that the log does not know yet. `known`: the newest
+        that it knows."""
+        newest = {job: grant.saved for (job, _), grant in self._grants.items() if grant.saved is not None}
+        return {job: saved for job, saved in newest.items() if job in known and newer(known[job], saved) is saved}
 
     def _grant(self, job: JobId, epoch: int) -> GrantSteps:
         grant = self._grants.pop((job, epoch), None) or GrantSteps()
