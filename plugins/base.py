@@ -210,6 +210,8 @@ class LogRead(msgspec.Struct, frozen=True):
     """Bytes of output that were ever written."""
     kept: bool = True
     """Whether there is a file of the output, be it empty; False: it was removed, or the rank never began here."""
+    timed: bool = False
+    """Whether output was asked for by time, and all before `offset` is known to be older."""
 
 
 class Runner(Protocol):
@@ -294,7 +296,7 @@ class Runner(Protocol):
         """Remove the record of this epoch, since the scheduler has its `RanksEnded` in the log. Until then `RanksEnded`
         is told again after every restart of the agent. Output stays."""
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         """Up to `limit` bytes of a rank's output from `offset` on (from its end, if negative), or from the next byte
         that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
         because files are read through ports. OSError from a sick disk."""

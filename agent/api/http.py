@@ -478,6 +478,8 @@ async def _log_place(request: web.Request) -> dict[str, Any]:
     place: dict[str, Any] = {"id": _id(request), "offset": _count(request, "offset", 0)}
     if "rank" in request.query:
         place["rank"] = _count(request, "rank", 0)
+    if "since_s" in request.query:
+        place["since_s"] = _count(request, "since_s", 0)
     return place
 
 

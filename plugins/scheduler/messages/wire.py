@@ -137,6 +137,8 @@ class LogTail(Message, frozen=True):
     rank: Count
     offset: int
     limit: Annotated[int, Meta(ge=0, le=65536)]
+    since_s: Age | None = None
+    """Instead of `offset`: from what was written so many seconds ago on; None: by `offset`."""
 
 
 class LogTailAnswer(Message, frozen=True):
@@ -148,6 +150,8 @@ class LogTailAnswer(Message, frozen=True):
     host: HostId
     kept: bool = True
     """Whether there is a file of the output, be it empty."""
+    timed: bool = False
+    """Whether `since_s` was asked for, and all before `offset` is known to be older."""
 
 
 class RenewLeases(Message, frozen=True):

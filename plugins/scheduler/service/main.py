@@ -93,6 +93,8 @@ NEWS_S = 0.5
 """Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
 """The most bytes that one `logs` returns."""
+AGE_MAX_S = 1_000_000_000
+"""The oldest output that can be asked for by its age, seconds."""
 
 
 class SchedulerService(PluginService):
@@ -285,12 +287,13 @@ class SchedulerService(PluginService):
         """The part of a rank's output that is on this host. Only a rank number reaches the file's name."""
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
         try:
-            read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
+            limit = min(ask.limit, LOG_PART_BYTES)
+            read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, limit, ask.since_s)
         except OSError as error:  # no reason to stop this plugin, and whatever else it does
             what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
             next = f"look at {self.host.id}'s disk, and try again"
             raise Refused(75, what, f"its disk fails: {error}", next) from error
-        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
+        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept, read.timed)
 
     # ---- what this host tells others ----
 
@@ -556,14 +559,14 @@ class SchedulerService(PluginService):
         host = next((place.host for place in job.start.places if rank in place.ranks), None)
         if host is None:
             return views.LogPart(b"", offset, job.over, self.host.id, 0)
-        ask = LogTail(job.id, rank, offset, limit)
+        since_s = None if given.get("since_s") is None else float(min(asked.whole(given, "since_s", 0), AGE_MAX_S))
+        ask = LogTail(job.id, rank, offset, limit, since_s)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
         over = job.over or (part.ended and rank in job.ending.codes.get(host, {}))
         if over and not part.kept:
             raise views.output_gone(job, rank, host)
-        return views.LogPart(
-            part.data, part.offset, over and part.offset + len(part.data) >= part.size, host, part.size
-        )
+        end = over and part.offset + len(part.data) >= part.size
+        return views.LogPart(part.data, part.offset, end, host, part.size, None if since_s is None else part.timed)
 
     async def _ask_log(self, host: HostId, ask: LogTail) -> LogTailAnswer:
         what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"

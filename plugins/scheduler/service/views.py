@@ -58,6 +58,8 @@ class LogPart(msgspec.Struct, frozen=True):
     host: HostId
     size: int
     """Bytes of output that there are now."""
+    timed: bool | None = None
+    """Whether all before `offset` is known to be older than `since_s`; None: that was not given."""
 
 
 def unknown(id: JobId, was: bool, host: HostId, caught_up: bool, age_s: float, current_s: float) -> Refused:

@@ -210,6 +210,7 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("GET", "/v1/jobs/j1", None, "scheduler.job", {"id": "j1"}),
         ("GET", "/v1/jobs/j1/logs", None, "scheduler.logs", {"id": "j1", "offset": 0}),
         ("GET", "/v1/jobs/j1/logs?rank=2&offset=77", None, "scheduler.logs", {"id": "j1", "rank": 2, "offset": 77}),
+        ("GET", "/v1/jobs/j1/logs?since_s=9", None, "scheduler.logs", {"id": "j1", "offset": 0, "since_s": 9}),
         ("GET", "/v1/why/slab/v1/3", None, "agent.why", {"id": "slab/v1/3"}),
         ("GET", "/v1/slabs", None, "agent.rack_slabs", {}),
         ("GET", "/v1/volumes", None, "agent.rack_volumes", {}),
