@@ -298,8 +298,15 @@ class Runner(Protocol):
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         """Up to `limit` bytes of a rank's output from `offset` on (from its end, if negative), or from the next byte
-        that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
+        that was kept; an empty part that is not `kept` when there is none. With `since_s`, from what was written so
+        many seconds ago on, wherever that is. The runner does this, not the plugin,
         because files are read through ports. OSError from a sick disk."""
+
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        """Keep these bytes beside the job's output, as long as that is kept. OSError from a sick or full disk."""
+
+    async def curve(self, job: JobId) -> bytes | None:
+        """What `keep_curve` kept last; None: nothing, or no more. OSError from a sick disk."""
 
     def limited(self, job: JobId, epoch: int) -> bool | None:
         """Whether memory and number of processes of the ranks here are limited, whatever they do; None: none run."""

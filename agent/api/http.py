@@ -313,6 +313,7 @@ class HttpApi:
         get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
+        get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
         get("/v1/links", self._ask("agent.links", _nothing))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))

@@ -4,6 +4,7 @@
     jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the
     jobs/j7/rank0.log.000000083886080      number is the offset of a part's first byte in all that was ever written
     jobs/j7/rank0.log.times                when what was written (`Times` of the same)
+    jobs/j7/curve                          steps and metrics that the job's ranks reported here
 
 What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """
@@ -33,7 +34,7 @@ USERS_DIR_BYTES_MAX = 40
 FENCE_S = 86_400.0
 """Seconds for which the fence of an ended job stays, with or without its output: no message about the job is older than
 that."""
-_LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/rank\d{1,5}\.log(?:\.\d{15}|\.times(?:\.new)?)?$")
+_LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:rank\d{1,5}\.log(?:\.\d{15}|\.times(?:\.new)?)?|curve)$")
 
 _TIME = re.compile(rb"^(\d{1,15}) (\d{1,12}\.\d\d) (\d{1,12}\.\d\d)$")
 

@@ -540,6 +540,12 @@ class SupervisedRunner:
         """Bytes free where output goes, at the last look; None: not known."""
         return self._outputs.free_bytes
 
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        await self._env.disk.replace(records.curve_of(job), data)
+
+    async def curve(self, job: JobId) -> bytes | None:
+        return await self._env.disk.read(records.curve_of(job))
+
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         name = records.log_of(job, rank)
         if since_s is not None:

@@ -1,4 +1,5 @@
-"""Show one job: its command, the hosts of its ranks, its steps, and how it ended."""
+"""Show one job: its command, the hosts of its ranks, its steps, and how it ended. With --plot its step time and its
+metrics (loss, and what else its ranks report) over its steps."""
 
 import argparse
 import signal
@@ -10,22 +11,27 @@ from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed, workers_of
 from cli.jobs.tensors import silent, ways
-from cli.table import clock, pairs, plural, table
+from cli.table import BOLD, clock, pairs, plural, printable, table
 from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 
 UNSEEN_S = 30.0
 """For so long a script may load before it is said that nothing sees its steps."""
 RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
+PLOT_WIDTH = 80
+"""Columns of a chart that is not on a terminal."""
 CARRIES = "CARRIES"
 """The title of the ranks that each process of an elastic job carries."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
+    parser.add_argument("--plot", action="store_true", help="show step time and metrics over steps, as curves")
 
 
 def run(context: Context) -> int:
+    if context.args.plot:
+        return plot(context)
     try:
         answer = context.agent.gather("jobs", context.args.job)
     except AgentctlError as error:
@@ -59,6 +65,35 @@ def run(context: Context) -> int:
     for host in job.get("unanswered", ()):
         context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
+    return code
+
+
+def plot(context: Context) -> int:
+    """Show the curves of a job, `loss` first; with --json the points."""
+    from cli.plot import chart  # only where it is needed: agentctl's imports are a budget
+
+    try:
+        answer = context.agent.gather("jobs", context.args.job, "curve")
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+    curve = answer.data
+    code = NOT_WHOLE if curve["unanswered"] else 0
+    if context.json:
+        context.say_json(answer.whole)
+        return code
+    id, points = curve["id"], curve["points"]
+    names = sorted({name for point in points for name in point["metrics"]}, key=lambda name: (name != "loss", name))
+    series = [(name, [(p["step"], p["metrics"][name]) for p in points if name in p["metrics"]]) for name in names]
+    times = [(point["step"], point["step_s"]) for point in points if point["step_s"] is not None]
+    for name, values in [*series, ("step time, s", times)]:
+        if values:
+            title = f"{name}  {values[-1][1]:.6g}"
+            context.say(chart(context.paint(printable(title), BOLD), values, context.paint.width or PLOT_WIDTH) + "\n")
+    if not points:
+        context.say(f"no step of {id} is known: none was reported, or its output and curves are no longer kept")
+    for host in curve["unanswered"]:
+        context.say(f"{host} did not answer, so steps may be missing; next: agentctl why host/{host}")
+    context.as_of(answer, f"agentctl job {id}")
     return code
 
 

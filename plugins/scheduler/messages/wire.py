@@ -23,6 +23,8 @@ from plugins.scheduler.messages.options import CPUS_MAX
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
 """The most grants in one question about leases."""
+CURVE_POINTS_MAX, CURVE_METRICS_MAX = 512, 16
+"""The most points of one job's curve, and metrics of one point."""
 APART_MAX = 64
 """The most jobs in one question that the asked-for job must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
@@ -128,6 +130,28 @@ class JobNowAnswer(Message, frozen=True):
     """Whether their memory and number are limited there, whatever they do; None: none run there."""
     devices: Annotated[str, Meta(max_length=400)] = ""
     """What is wrong with the GPUs that it holds there, or that it does not use them, in words; empty: nothing."""
+
+
+class CurvePoint(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a job, as a rank reported it."""
+
+    step: Step
+    step_s: Age
+    """How long it took, seconds; 0: not known."""
+    epoch: Epoch
+    rank: Count
+    metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=CURVE_METRICS_MAX)] = {}
+
+
+class JobCurveWanted(Message, frozen=True):
+    """Question: which steps of this job did ranks on your host report?"""
+
+    job: Job
+
+
+class JobCurveAnswer(Message, frozen=True):
+    points: Annotated[tuple[CurvePoint, ...], Meta(max_length=CURVE_POINTS_MAX)] = ()
+    """In order of their steps."""
 
 
 class LogTail(Message, frozen=True):
@@ -294,6 +318,8 @@ Talk = (
     | Release
     | JobNow
     | JobNowAnswer
+    | JobCurveWanted
+    | JobCurveAnswer
     | LogTail
     | LogTailAnswer
     | RenewLeases

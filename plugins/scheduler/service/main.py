@@ -52,6 +52,7 @@ from plugins.scheduler.messages.wire import (
     EnvOf,
     GangNow,
     GangStands,
+    JobCurveWanted,
     JobNow,
     JobNowAnswer,
     KeepEnv,
@@ -79,6 +80,7 @@ from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
+from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
 from plugins.scheduler.service.ranks.hangs import StuckRanks
@@ -124,6 +126,7 @@ class SchedulerService(PluginService):
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
+        self.curves = Curves(self.name, host)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
@@ -188,6 +191,7 @@ class SchedulerService(PluginService):
         while True:
             await asyncio.sleep(self.settings.checkpoint_s)
             await self.ranks.checkpoint()
+            await self.curves.save()
 
     # ---- what is heard ----
 
@@ -196,6 +200,7 @@ class SchedulerService(PluginService):
             self._second.set()
         elif isinstance(fact, RanksEnded):
             self.ranks.ended(fact)
+            self.env.spawn(f"curve of {fact.job}", self.curves.save(fact.job))
             codes = ", ".join(f"{rank}: {code}" for rank, code in fact.codes.items())
             why = f" ({fact.reason})" if fact.reason else ""
             self.host.note(fact.job, "ranks ended here", f"exit status by rank, in order: {codes}{why}")
@@ -228,6 +233,7 @@ class SchedulerService(PluginService):
             self.ranks.told_by.heartbeat(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
+            self.curves.stepped(fact)
             self.early.on_fact(fact)
         elif isinstance(fact, RankEndedHere | RankWaitsInVain):
             self.early.on_fact(fact)
@@ -273,6 +279,8 @@ class SchedulerService(PluginService):
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, JobNow):
             return self.ranks.told_by.job_now(question.job)
+        if isinstance(question, JobCurveWanted):
+            return await self.curves.answer(question.job)
         if isinstance(question, GangNow):
             return self.stuck.gang_now(question.job, question.epoch)
         if isinstance(question, EnvOf):
@@ -334,6 +342,7 @@ class SchedulerService(PluginService):
             "arrange": self._arrange,
             "tune": self._tune,
             "logs": self._logs,
+            "curve": self._curve,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
             "tenants": self._tenants,
@@ -567,6 +576,13 @@ class SchedulerService(PluginService):
             raise views.output_gone(job, rank, host)
         end = over and part.offset + len(part.data) >= part.size
         return views.LogPart(part.data, part.offset, end, host, part.size, None if since_s is None else part.timed)
+
+    async def _curve(self, given: Mapping[str, Any]) -> views.CurveView:
+        """The steps and metrics of a job over its whole life, from all hosts: it may have run on any of them."""
+        job = await self._seek(given)
+        hosts = [view.host for view in self.host.hosts() if view.state in ("alive", "suspect")]
+        points, silent = await self.curves.ask(job.id, hosts, asked.seconds(given, "timeout_s", ASK_S))
+        return views.curve_view(job.id, points, silent)
 
     async def _ask_log(self, host: HostId, ask: LogTail) -> LogTailAnswer:
         what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"

@@ -191,6 +191,9 @@ async def test_a_rank_that_writes_without_end_keeps_its_limit_and_its_exit_code(
         await until(lambda: host.told(RanksEnded), 20.0)
         assert host.told(RanksEnded)[0].codes == {0: 3}
         found = (await output_of(host.env.disk))[J1]
+        await runner.keep_curve(J1, b"points")
+        assert await runner.curve(J1) == b"points" and await runner.curve(JobId("j2")) is None
+        assert {*await output_of(host.env.disk)} == {J1} and "jobs/j1/curve" in (await output_of(host.env.disk))[J1]
         assert len(found) == 14 and sum(found.values()) <= 1 << 20
         assert (await runner.read_log(J1, 0, 0, 6)).data == b"first\n"
         assert (await runner.read_log(J1, 0, -5, 6)).data == b"last\n"

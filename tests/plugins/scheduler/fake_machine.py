@@ -124,6 +124,7 @@ class Machine:
         """Every real start of ranks, ever."""
         self.leases: dict[tuple[JobId, int], RankLease] = {}
         self.outputs: dict[tuple[JobId, int], bytes] = {}
+        self.curves: dict[JobId, bytes] = {}
         self.written: dict[float | None, int] = {}
         """Age in seconds -> where output begins that is no older; no such age: not known."""
         self.saves_and_exits = False
@@ -255,6 +256,12 @@ class FakeRunner:
     def forget(self, job: JobId, epoch: int) -> None:
         if self.machine.ends.pop((job, epoch), None) is not None:
             self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
+
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        self.machine.curves[job] = data
+
+    async def curve(self, job: JobId) -> bytes | None:
+        return self.machine.curves.get(job)
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         data = self.machine.outputs.get((job, rank), b"")

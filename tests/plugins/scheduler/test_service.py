@@ -210,6 +210,12 @@ async def test_steps_and_accuracy_are_seen_on_any_host_while_the_job_runs_and_af
     await until(lambda: rack.job("j1").state == "done")
     view = await rack["gpu4"].call("job", id="j1")
     assert (view.step, view.metrics["accuracy"]) == (41, 0.9)
+    curve = await rack["gpu3"].call("curve", id="j1")
+    assert [(point.step, point.metrics) for point in curve.points] == [
+        (40, {"accuracy": 0.9, "loss": 0.4}),
+        (41, {"loss": 0.3}),
+    ]
+    assert curve.unanswered == ()
 
 
 @on_a_rack()
