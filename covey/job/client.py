@@ -28,7 +28,7 @@ from covey.job.memory_offer import MemoryOffer
 from covey.job.page_link import PageLink, PageUser
 from covey.job.rank_identity import identity
 from covey.job.spare_modules import imported
-from covey.job.step_clock import StepClock, ToldStep
+from covey.job.step_clock import StepClock, ToldStep, of_state
 from covey.job.stop_asked import StopAsked
 from covey.job.table_owners import TableOwners
 from covey.kernel import at_exit
@@ -161,11 +161,11 @@ class JobClient(OfOneProcess):
         `step_s` since the last call, `communicate_s` of that inside `tensors`, `input_s` of that waiting for input,
         `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
         by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
-        alone count steps, not what `covey.hooks` sees."""
+        alone count steps, not what `covey.hooks` sees; after `state`, they add to the step under way."""
         self._check_process(f"cannot report a step of job {self.id}")
         self._by_hand = True
         told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
-        self._stepped(told)
+        self._stepped(told, ends=not self._clock.by_state)
 
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
@@ -194,9 +194,10 @@ class JobClient(OfOneProcess):
         self._pages.user = user
         self._say(user.now())
 
-    def _stepped(self, told: ToldStep) -> None:
+    def _stepped(self, told: ToldStep, ends: bool = True) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or not ends:
+                self._clock.add(told)
                 return
             if not self._joined:
                 self._steps.clear()
@@ -321,11 +322,12 @@ class JobClient(OfOneProcess):
         me = self._me
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
-            script = ScriptState(self.memory.counts(get), load, own, self.step)
+            script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
             if enter is None:
                 made = begun(self._client(), rank, script, within_s)
             else:
                 made = self._begun(rank, script, enter, within_s)
+        self._by_hand = self._clock.by_state = True
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
@@ -420,6 +422,7 @@ class JobClient(OfOneProcess):
         nothing in a forked child."""
         if self.is_elsewhere:
             return
+        self._clock.tell_left(self._stepped)
         with self._lock:
             closed, self._closed = self._closed, True
             tensors = self._tensors
@@ -493,9 +496,9 @@ class JobClient(OfOneProcess):
     # ---- the thread ----
 
     def _run(self) -> None:
-        pause_s = BACKOFF_S[0]
-        while not self._closed:
-            began_s = time.monotonic()
+        pause_s, tried = BACKOFF_S[0], False
+        while not self._closed or (self._steps and not tried):
+            began_s, tried = time.monotonic(), True
             refused = False
             try:
                 with self._connect() as self._connection:
@@ -536,7 +539,7 @@ class JobClient(OfOneProcess):
                 outgoing += self._next_out()
             if self._closed:
                 goodbye_s = min(goodbye_s, time.monotonic() + GOODBYE_S)
-                if not outgoing or not self._joined or time.monotonic() > goodbye_s:
+                if not (outgoing if self._joined else self._steps) or time.monotonic() > goodbye_s:
                     return
             wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
             left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
@@ -556,8 +559,8 @@ class JobClient(OfOneProcess):
 
     def _hello(self) -> Join:
         """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
-        own = os.getpid(), self.id, self.rank, self.epoch, self._me.token
-        return Join(*own, kernel(), PROTOCOL, VERSION, self._memory.now)
+        me = self._me
+        return Join(os.getpid(), me.job, me.rank, me.epoch, me.token, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
         with self._lock:

@@ -1,5 +1,6 @@
 """Curves in a terminal: within the width that there is, whatever the values are."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -60,3 +61,36 @@ def test_the_curves_of_a_job_are_drawn_with_loss_first(
     assert "no step of j1 is known" in capsys.readouterr().out
     assert main(["job", "j1", "--plot", "--json"]) == 0
     assert '"points": []' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "said"),
+    [
+        (-11, b"Fatal Python error: x\n", "rank 0 ended by SIGSEGV: its Python stack is in agentctl logs j1 --rank 0"),
+        (134, b"abort\n", "rank 0 ended by SIGABRT: it wrote no Python stack; see agentctl logs j1 --rank 0"),
+        (-9, b"", ""),
+        (3, b"", ""),
+    ],
+)  # fmt: skip
+def test_a_rank_that_a_fault_ended_has_its_stack_named(
+    agent: FakeAgent,
+    job: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    text: bytes,
+    said: str,
+) -> None:
+    view = job(state="failed")
+    view["ranks"] = [{**view["ranks"][0], "rank": 0, "code": code}]
+
+    def reply(method: str, target: str, body: Any) -> tuple[int, Any]:
+        data: Any = view
+        if "/logs" in target:
+            part = base64.b64encode(text).decode()
+            data = {"data": part, "offset": 0, "end": True, "host": "gpu1", "size": len(text)}
+        return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": data}
+
+    agent.reply = reply  # type: ignore[method-assign]
+    assert main(["job", "j1"]) == 0
+    out = capsys.readouterr().out
+    assert said in out and (bool(said) or "ended by" not in out)
