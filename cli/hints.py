@@ -103,8 +103,7 @@ FLAGS = {
 }  # fmt: skip
 """Flags that people try with every command, and ours."""
 OF_NOUN = {
-    "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
-             "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (shows events with their time)"},
+    "logs": {"-n": "--tail N", "--lines": "--tail N"},
     "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (it has a column for users)"},
     "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
     "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},

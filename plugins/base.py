@@ -214,6 +214,8 @@ class LogRead(msgspec.Struct, frozen=True):
     """Bytes of output that were ever written."""
     kept: bool = True
     """Whether there is a file of the output, be it empty; False: it was removed, or the rank never began here."""
+    timed: bool = False
+    """Whether output was asked for by time, and all before `offset` is known to be older."""
 
 
 class Runner(Protocol):
@@ -298,10 +300,17 @@ class Runner(Protocol):
         """Remove the record of this epoch, since the scheduler has its `RanksEnded` in the log. Until then `RanksEnded`
         is told again after every restart of the agent. Output stays."""
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         """Up to `limit` bytes of a rank's output from `offset` on (from its end, if negative), or from the next byte
-        that was kept; an empty part that is not `kept` when there is none. The runner does this, not the plugin,
+        that was kept; an empty part that is not `kept` when there is none. With `since_s`, from what was written so
+        many seconds ago on, wherever that is. The runner does this, not the plugin,
         because files are read through ports. OSError from a sick disk."""
+
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        """Keep these bytes beside the job's output, as long as that is kept. OSError from a sick or full disk."""
+
+    async def curve(self, job: JobId) -> bytes | None:
+        """What `keep_curve` kept last; None: nothing, or no more. OSError from a sick disk."""
 
     def limited(self, job: JobId, epoch: int) -> bool | None:
         """Whether memory and number of processes of the ranks here are limited, whatever they do; None: none run."""

@@ -85,6 +85,7 @@ ROUTES = {
     "GET /v1/voters": "which hosts vote, how far each has the log, which change is under way",
     "GET /v1/jobs": "jobs that wait or run; `?all=1`: ended ones too",
     "GET /v1/jobs/{id}": "one job",
+    "GET /v1/jobs/{id}/curve": "the job's step time and metrics over its steps, at most 512 points",
     "GET /v1/jobs/{id}/logs": "what a rank wrote, from an offset on",
     "GET /v1/why/{id}": "all events of one job, slab, volume or host",
     "GET /livez": "200 while the agent's loop turns",

@@ -90,6 +90,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.rack": LOOK,
     "scheduler.gpu_uses": LOOK,
     "scheduler.logs": Rule("own", "job"),
+    "scheduler.curve": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
     "scheduler.move": OWN_JOB,

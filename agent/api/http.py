@@ -313,6 +313,7 @@ class HttpApi:
         get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
+        get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
         get("/v1/links", self._ask("agent.links", _nothing))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
@@ -478,6 +479,8 @@ async def _log_place(request: web.Request) -> dict[str, Any]:
     place: dict[str, Any] = {"id": _id(request), "offset": _count(request, "offset", 0)}
     if "rank" in request.query:
         place["rank"] = _count(request, "rank", 0)
+    if "since_s" in request.query:
+        place["since_s"] = _count(request, "since_s", 0)
     return place
 
 

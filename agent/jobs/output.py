@@ -3,6 +3,8 @@
     jobs/j7/rank0.log                      the head of what rank 0 wrote, for good
     jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the
     jobs/j7/rank0.log.000000083886080      number is the offset of a part's first byte in all that was ever written
+    jobs/j7/rank0.log.times                when what was written (`Times` of the same)
+    jobs/j7/curve                          steps and metrics that the job's ranks reported here
 
 What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """
@@ -24,11 +26,17 @@ LOG_BYTES_MAX = 1 << 20
 """The most bytes that one `read_log` returns."""
 RANK_BYTES_MIN = 1 << 20
 """The least bytes that a rank may keep, however little is left of its host's budget."""
+TIMES_BYTES_MAX = 1 << 17
+"""The most bytes that are read of a file of times: twice what is ever written."""
+TIMES_EVERY_S = 1.0
+"""Seconds of output that a time in that file may stand for, by the wall clock."""
 USERS_DIR_BYTES_MAX = 40
 FENCE_S = 86_400.0
 """Seconds for which the fence of an ended job stays, with or without its output: no message about the job is older than
 that."""
-_LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/rank\d{1,5}\.log(?:\.\d{15})?$")
+_LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:rank\d{1,5}\.log(?:\.\d{15}|\.times(?:\.new)?)?|curve)$")
+
+_TIME = re.compile(rb"^(\d{1,15}) (\d{1,12}\.\d\d) (\d{1,12}\.\d\d)$")
 
 
 class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,6 +137,41 @@ async def read_log(disk: OutputFiles, name: str, offset: int, limit: int) -> Log
             except FileNotFoundError:
                 continue  # the ring dropped this part; a later one exists
     return LogRead(b"", start, size, kept=bool(parts))
+
+
+async def read_since(disk: OutputFiles, name: str, wall_s: float, limit: int) -> LogRead:
+    """Read output from the first byte on that may have been written at `wall_s` or later, by this host's wall clock.
+    `timed` says whether all before it is known to be older."""
+    try:
+        text = await _peek(disk, f"{name}.times", 0, TIMES_BYTES_MAX)
+    except OSError:
+        text = b""
+    size = (await read_log(disk, name, 0, 0)).size
+    start = written_from(times_in(text), size, wall_s)
+    read = await read_log(disk, name, start or 0, limit)
+    return msgspec.structs.replace(read, timed=start is not None)
+
+
+def times_in(text: bytes) -> list[tuple[int, float, float]]:
+    """The lines of a file of times. It may be another user's: what is not right there is left out."""
+    found: list[tuple[int, float, float]] = []
+    for line in text.splitlines():
+        if (matched := _TIME.match(line)) and (not found or int(matched[1]) >= found[-1][0]):
+            found.append((int(matched[1]), float(matched[2]), float(matched[3])))
+    return found
+
+
+def written_from(times: Sequence[tuple[int, float, float]], size: int, wall_s: float) -> int | None:
+    """The lowest offset of what may have been written at `wall_s` or later; None when that is not known. `times`: an
+    offset, until when all before it was written, and since when the rest, ascending."""
+    if not times:
+        return None
+    if times[-1][2] + TIMES_EVERY_S < wall_s:
+        return size
+    older = [offset for offset, until_s, _ in times if until_s < wall_s]
+    if older:
+        return min(older[-1], size)
+    return None if times[0][0] else 0
 
 
 def _part(name: str, first: int) -> str:

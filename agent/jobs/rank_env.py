@@ -40,7 +40,12 @@ from plugins.base import RankSpec, RanksSpec
 INCARNATIONS_BITS = 16
 """The low bits of a rank's process number, which count the losses on this host; the bits above count how often places
 of its gang had been exchanged when it came to this host."""
-UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+UNLESS_SET = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+}
 """Variables whose values here hold unless the submitter chooses others."""
 NEVER_CHOSEN = frozenset(
     {"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION", "COVEY_ELASTIC", "COVEY_HOST_MEMORY"}

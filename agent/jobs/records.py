@@ -80,5 +80,9 @@ def file_of(key: Key, ending: str) -> str:
     return f"jobs/{key[0]}/{key[1]}.{ending}"
 
 
+def curve_of(job: JobId) -> str:
+    return f"jobs/{job}/curve"
+
+
 def log_of(job: JobId, rank: int) -> str:
     return f"jobs/{job}/rank{rank}.log"

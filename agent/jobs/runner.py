@@ -36,7 +36,7 @@ from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
 from agent.jobs.launching import Launching, begins_beside_its_siblings
-from agent.jobs.output import JobsSettings, read_log
+from agent.jobs.output import JobsSettings, read_log, read_since
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import NEVER
@@ -540,8 +540,17 @@ class SupervisedRunner:
         """Bytes free where output goes, at the last look; None: not known."""
         return self._outputs.free_bytes
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
-        return await read_log(self._outputs.files, records.log_of(job, rank), offset, limit)
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        await self._env.disk.replace(records.curve_of(job), data)
+
+    async def curve(self, job: JobId) -> bytes | None:
+        return await self._env.disk.read(records.curve_of(job))
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
+        name = records.log_of(job, rank)
+        if since_s is not None:
+            return await read_since(self._outputs.files, name, self._env.clock.wall_s() - since_s, limit)
+        return await read_log(self._outputs.files, name, offset, limit)
 
     def forget(self, job: JobId, epoch: int) -> None:
         known = self._epochs.get((job, epoch))

@@ -1,7 +1,10 @@
-"""Show one job: its command, the hosts of its ranks, its steps, and how it ended."""
+"""Show one job: its command, the hosts of its ranks, its steps, and how it ended. With --plot its step time and its
+metrics (loss, and what else its ranks report) over its steps."""
 
 import argparse
+import base64
 import signal
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -10,22 +13,33 @@ from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed, workers_of
 from cli.jobs.tensors import silent, ways
-from cli.table import clock, pairs, plural, table
+from cli.table import BOLD, clock, pairs, plural, printable, table
 from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 
 UNSEEN_S = 30.0
 """For so long a script may load before it is said that nothing sees its steps."""
 RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
+FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""Signals at which Python's faulthandler, which is on in ranks, writes where each thread is."""
+SHELL_SIGNALS = 128
+"""What a shell adds to the number of the signal that ended its command."""
+STACK_BEGINS, STACK_BYTES, STACKS_MAX = b"Fatal Python error: ", 1 << 16, 4
+"""How such a stack begins, in how many of the last bytes of a rank's output it is looked for, and of how many ranks."""
+PLOT_WIDTH = 80
+"""Columns of a chart that is not on a terminal."""
 CARRIES = "CARRIES"
 """The title of the ranks that each process of an elastic job carries."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
+    parser.add_argument("--plot", action="store_true", help="show step time and metrics over steps, as curves")
 
 
 def run(context: Context) -> int:
+    if context.args.plot:
+        return plot(context)
     try:
         answer = context.agent.gather("jobs", context.args.job)
     except AgentctlError as error:
@@ -56,9 +70,63 @@ def run(context: Context) -> int:
         ]
         titles = (*RANK_TITLES, CARRIES) if carried else RANK_TITLES
         context.say(table(titles, rows, ("RANK", "PID"), context.paint))
+    for line in stacks_of(context, job):
+        context.say(line)
     for host in job.get("unanswered", ()):
         context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
+    return code
+
+
+def stacks_of(context: Context, job: dict[str, Any]) -> list[str]:
+    """Where the Python stacks of ranks are that a fault of their own ended, such as SIGSEGV; of the first few."""
+    found = []
+    for rank in [rank for rank in job["ranks"] if fault_of(rank["code"])][:STACKS_MAX]:
+        ask, number = f"agentctl logs {job['id']} --rank {rank['rank']} --tail 60", rank["rank"]
+        try:
+            part = partial(context.agent.get, "jobs", job["id"], "logs", rank=number)
+            size = part(offset=0).data["size"]
+            text = base64.b64decode(part(offset=max(0, size - STACK_BYTES)).data["data"])
+        except AgentctlError:
+            continue  # it is another user's, or gone
+        wrote = f"its Python stack is in {ask}" if STACK_BEGINS in text else f"it wrote no Python stack; see {ask}"
+        found.append(f"rank {number} ended by {fault_of(rank['code'])}: {wrote}")
+    return found
+
+
+def fault_of(code: int | None) -> str:
+    """The name of the signal by which a fault in the process's own code ended it, as Python or a shell says it; empty:
+    it was none."""
+    number = -(code or 0) if (code or 0) < 0 else (code or 0) - SHELL_SIGNALS
+    return signal.Signals(number).name if number in FAULTS else ""
+
+
+def plot(context: Context) -> int:
+    """Show the curves of a job, `loss` first; with --json the points."""
+    from cli.plot import chart  # only where it is needed: agentctl's imports are a budget
+
+    try:
+        answer = context.agent.gather("jobs", context.args.job, "curve")
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+    curve = answer.data
+    code = NOT_WHOLE if curve["unanswered"] else 0
+    if context.json:
+        context.say_json(answer.whole)
+        return code
+    id, points = curve["id"], curve["points"]
+    names = sorted({name for point in points for name in point["metrics"]}, key=lambda name: (name != "loss", name))
+    series = [(name, [(p["step"], p["metrics"][name]) for p in points if name in p["metrics"]]) for name in names]
+    times = [(point["step"], point["step_s"]) for point in points if point["step_s"] is not None]
+    for name, values in [*series, ("step time, s", times)]:
+        if values:
+            title = f"{name}  {values[-1][1]:.6g}"
+            context.say(chart(context.paint(printable(title), BOLD), values, context.paint.width or PLOT_WIDTH) + "\n")
+    if not points:
+        context.say(f"no step of {id} is known: none was reported, or its output and curves are no longer kept")
+    for host in curve["unanswered"]:
+        context.say(f"{host} did not answer, so steps may be missing; next: agentctl why host/{host}")
+    context.as_of(answer, f"agentctl job {id}")
     return code
 
 

@@ -107,11 +107,11 @@ def run(context: Context) -> int:
     if over_rack := (job.get("elastic") or {}).get("over_rack"):
         print(f"note: {over_rack}", file=sys.stderr)
     if args.follow:
-        from cli.jobs.logs import follow, ranks_in
+        from cli.jobs.logs import Wanted, follow, ranks_in
 
         context.say(f"{job['id']} {job['state']}: {job['reason']}")
         count = ranks_in(job)
-        follow(context, job["id"], range(count), count > 1, until_ended=True)
+        follow(context, job["id"], range(count), count > 1, Wanted(follows=True))
     if args.follow or args.wait:
         from cli.jobs.wait import wait
 

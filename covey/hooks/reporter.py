@@ -1,5 +1,6 @@
 """The reporter between framework hooks and the agent: counts steps, and reports the newest a few times a second."""
 
+import atexit
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ class Untold:
 
     def __init__(self) -> None:
         self._sum = Step(0, 0.0, 0.0, "")
-        self._count = 0
+        self.count = 0
 
     def add(self, step: Step) -> None:
         known = self._sum
@@ -41,7 +42,7 @@ class Untold:
             known.device_s + step.device_s,
             step.ended_s,
         )
-        self._sum, self._count = Step(step.number, *times), self._count + 1
+        self._sum, self.count = Step(step.number, *times), self.count + 1
 
     @property
     def total_s(self) -> float:
@@ -49,7 +50,7 @@ class Untold:
 
     def mean(self) -> Step:
         """The mean of the steps, with the number of the newest; there must be one at least."""
-        known, count = self._sum, self._count
+        known, count = self._sum, self.count
         means = known.step_s / count, known.input_s / count, known.boundary, known.device_s / count
         return Step(known.number, *means, known.ended_s)
 
@@ -108,6 +109,8 @@ class Reporter:
         self._client: JobClient | None = None
         self._pid = 0
         self._tell_s, self._tellings = NEVER, 0
+        self._newest: Step | None = None
+        """The newest step, if it was not told."""
         self._news_s, self._quiet = NEVER, Quiet()
         """Time until which the next step is of no interest to the agent; and the quiet time of the shared device."""
         self._problem, self._sign_s = "", now_s()
@@ -189,8 +192,10 @@ class Reporter:
                 optimizer, waited_s, at_s = self._later.popleft()
                 if optimizer is None:
                     self._steps.batch_fetched(waited_s, False, at_s)
-                elif (step := self._steps.optimizer_stepped(optimizer, at_s)) is not None and self._share is not None:
-                    self._share.ended_before(step)
+                elif (step := self._steps.optimizer_stepped(optimizer, at_s)) is not None:
+                    self._newest = step
+                    if self._share is not None:
+                        self._share.ended_before(step)
 
     def newest(self) -> tuple[int | None, float]:
         """The newest step, told or not, and when something of the script was seen last (CLOCK_MONOTONIC)."""
@@ -214,6 +219,7 @@ class Reporter:
         if step.step_s <= 0:
             return
         now_s = self.now_s()
+        self._newest = step
         if not jitted and now_s < self._tell_s:
             return
         with self._lock:
@@ -221,9 +227,23 @@ class Reporter:
             if now_s < self._tell_s:
                 return
             told = self._untold.mean() if jitted else step
-            self._tellings, self._untold = self._tellings + 1, Untold()
+            self._tellings, self._untold, self._newest = self._tellings + 1, Untold(), None
             self._tell_s = now_s + (SEND_S if self._tellings < EARLY else SEND_LATER_S)
             self._news_s = self._tell_s if step.boundary == OPTIMIZER else NEVER
+        self._tell(told)
+
+    def finish(self) -> None:
+        """Tell the newest step if it was not told: nothing follows, and the agent would show the script some steps
+        before its end."""
+        self.catch_up()
+        with self._lock:
+            told, self._newest = self._newest, None
+            if told is not None and told.boundary == JITTED_CALL and self._untold.count:
+                told, self._untold = self._untold.mean(), Untold()
+        if told is not None and told.step_s > 0:
+            self._tell(told)
+
+    def _tell(self, told: Step) -> None:
         client = self._connected()
         if client is not None:
             memory, more = max(memory() for memory in self._memory), {}
@@ -237,6 +257,7 @@ class Reporter:
         """Reset in the child: a thread that held the lock does not exist there."""
         self._lock = threading.RLock()
         self._later.clear()
+        self._newest = None
 
     def _connected(self) -> JobClient | None:
         """The connection of this process; after a fork the child has its own, if it is the process that computes."""
@@ -265,6 +286,7 @@ def of_process() -> Reporter:
     global _process
     if _process is None:
         _process = Reporter()
+        atexit.register(_process.finish)  # before its client closes, which was registered earlier
     return _process
 
 

@@ -28,7 +28,7 @@ from covey.job.memory_offer import MemoryOffer
 from covey.job.page_link import PageLink, PageUser
 from covey.job.rank_identity import identity
 from covey.job.spare_modules import imported
-from covey.job.step_clock import StepClock, ToldStep
+from covey.job.step_clock import StepClock, ToldStep, of_state
 from covey.job.stop_asked import StopAsked
 from covey.job.table_owners import TableOwners
 from covey.kernel import at_exit
@@ -39,10 +39,8 @@ from covey.wire.frames import FrameError, pack, whole
 from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
-    SAVED_PATH_MAX,
     AggregatorAt,
     Carries,
-    CheckpointSaved,
     ExtendGrace,
     Frame,
     GoneRank,
@@ -66,8 +64,6 @@ from covey.wire.job import (
 from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from covey.healing.healing import Healing
     from covey.healing.neighbours import HealedRank
     from covey.job.blocks.data_blocks import DataBlocks
@@ -118,7 +114,6 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
-        self._checkpoint: CheckpointSaved | None = None
         self._by_hand = self._agent_heals = False
         self.given = False
         """Whether `join` gave this client to the script."""
@@ -166,11 +161,11 @@ class JobClient(OfOneProcess):
         `step_s` since the last call, `communicate_s` of that inside `tensors`, `input_s` of that waiting for input,
         `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
         by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
-        alone count steps, not what `covey.hooks` sees."""
+        alone count steps, not what `covey.hooks` sees; after `state`, they add to the step under way."""
         self._check_process(f"cannot report a step of job {self.id}")
         self._by_hand = True
         told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
-        self._stepped(told)
+        self._stepped(told, ends=not self._clock.by_state)
 
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
@@ -199,9 +194,10 @@ class JobClient(OfOneProcess):
         self._pages.user = user
         self._say(user.now())
 
-    def _stepped(self, told: ToldStep) -> None:
+    def _stepped(self, told: ToldStep, ends: bool = True) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or not ends:
+                self._clock.add(told)
                 return
             if not self._joined:
                 self._steps.clear()
@@ -331,21 +327,18 @@ class JobClient(OfOneProcess):
         me = self._me
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
-            script = ScriptState(self.memory.counts(get), load, own, self.step)
-            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self._saved)
+            script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
+            saved = lambda step, path: self._say(self._stop.wrote(step, path))  # noqa: E731
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=saved)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
                 state = self._begun(rank, script, enter, within_s, stop)
+        self._by_hand = self._clock.by_state = True
         self._heals = Heals(state.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
         return state
-
-    def _saved(self, step: int, path: "Path") -> None:
-        """Tell the agent of a checkpoint that is complete."""
-        self._checkpoint = CheckpointSaved(step, str(path)[:SAVED_PATH_MAX], time.time())
-        self._say(self._checkpoint)
 
     def _begun(
         self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float, stop: "StopsAndSaves"
@@ -438,6 +431,7 @@ class JobClient(OfOneProcess):
         nothing in a forked child."""
         if self.is_elsewhere:
             return
+        self._clock.tell_left(self._stepped)
         with self._lock:
             closed, self._closed = self._closed, True
             tensors = self._tensors
@@ -511,9 +505,9 @@ class JobClient(OfOneProcess):
     # ---- the thread ----
 
     def _run(self) -> None:
-        pause_s = BACKOFF_S[0]
-        while not self._closed:
-            began_s = time.monotonic()
+        pause_s, tried = BACKOFF_S[0], False
+        while not self._closed or (self._steps and not tried):
+            began_s, tried = time.monotonic(), True
             refused = False
             try:
                 with self._me.connected() as self._connection:
@@ -543,7 +537,7 @@ class JobClient(OfOneProcess):
                 outgoing += self._next_out()
             if self._closed:
                 goodbye_s = min(goodbye_s, time.monotonic() + GOODBYE_S)
-                if not outgoing or not self._joined or time.monotonic() > goodbye_s:
+                if not (outgoing if self._joined else self._steps) or time.monotonic() > goodbye_s:
                     return
             wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
             left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
@@ -563,8 +557,8 @@ class JobClient(OfOneProcess):
 
     def _hello(self) -> Join:
         """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
-        own = os.getpid(), self.id, self.rank, self.epoch, self._me.token
-        return Join(*own, kernel(), PROTOCOL, VERSION, self._memory.now)
+        me = self._me
+        return Join(os.getpid(), me.job, me.rank, me.epoch, me.token, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -613,7 +607,7 @@ class JobClient(OfOneProcess):
             heals = self._heals if joined.heals else None
             owns = self._tensors.owner.now() if self._tensors is not None else None
             sums = SumsNow(owns) if owns is not None and owns.jobs else None
-            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals, sums, self._checkpoint)
+            again = (*self._owners.again(), self._hooked, *memory, self._pages.hello(), heals, sums, self._stop.saved)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)

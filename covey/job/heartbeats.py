@@ -21,8 +21,10 @@ class CallTimes:
     """Calls of `job.tensors` that are under way: since when each waits for other ranks, and how long all calls took."""
 
     def __init__(self) -> None:
-        self.communicate_s = 0.0
-        """Seconds spent in calls, without those of threads in the background."""
+        self._waited_s, self._under_way, self._since_s = 0.0, 0, 0.0
+        """Seconds in which calls were under way, without those of threads in the background; how many are now, and
+        since when some are."""
+        self._lock = threading.Lock()
         self.last_s = time.monotonic()
         """Time at which a call last began or ended, monotonic seconds."""
         self.rounds = 0
@@ -30,6 +32,12 @@ class CallTimes:
         self._here = threading.local()
         self._began: dict[int, float] = {}
         """Time at which the waiting call of each thread began, by thread id."""
+
+    @property
+    def communicate_s(self) -> float:
+        """Seconds in which the script waited in calls so far: those of several threads at once count once."""
+        with self._lock:
+            return self._waited_s + (time.monotonic() - self._since_s if self._under_way else 0.0)
 
     def in_background(self) -> None:
         """The calls of this thread are not counted in `communicate_s`."""
@@ -42,13 +50,21 @@ class CallTimes:
         self.last_s = began_s
         if waits:
             self._began[thread] = began_s
+        counts = not getattr(self._here, "background", False)
+        if counts:
+            with self._lock:
+                self._since_s = self._since_s if self._under_way else began_s
+                self._under_way += 1
         try:
             yield
         finally:
             self._began.pop(thread, None)
             self.last_s = time.monotonic()
-            if not getattr(self._here, "background", False):
-                self.communicate_s += self.last_s - began_s
+            if counts:
+                with self._lock:
+                    self._under_way -= 1
+                    if not self._under_way:
+                        self._waited_s += self.last_s - self._since_s
 
     def waits_s(self, now_s: float) -> float:
         """Seconds that the call that has waited longest waits; 0 when none waits."""

@@ -1,7 +1,7 @@
 """The steps that a script reports to its agent: numbers and times, counted here unless the script gives them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -28,15 +28,31 @@ class StepClock:
     def __init__(self) -> None:
         self._step, self._stepped_at_s, self._communicated_s = 0, time.monotonic(), 0.0
         self._turns = NO_TURNS
+        self.by_state = False
+        """Whether `JobState` ends the steps, and what the script tells adds to the one under way."""
+        self._added: ToldStep | None = None
+        """What the script told of the step under way, which something else ends and counts."""
 
     def newest_step(self) -> int | None:
         """The number of the newest step; None when there was none."""
         return self._step - 1 if self._step else None
 
+    def add(self, told: ToldStep) -> None:
+        """Keep what the script tells of the step under way, until `stepped`."""
+        self._added = told if self._added is None else _together(self._added, told)
+
+    def tell_left(self, tell: Callable[[ToldStep], None]) -> None:
+        """Tell what was added after the newest step ended, as that step's, if anything was."""
+        step = self.newest_step()
+        if self._added is not None and step is not None:
+            tell(msgspec.structs.replace(of_state(step), step_s=0.0))
+
     def stepped(self, told: ToldStep, communicated_s: float, turns: TurnsSpent = NO_TURNS) -> Stepped:
         """The frame for a step that ends now. `communicated_s`: seconds inside `tensors` so far, all steps together;
         `turns`: seconds in turns so far. Hooks tell of some steps only: each since the last one counts as alike."""
         now_s = time.monotonic()
+        if self._added is not None:
+            told, self._added = msgspec.structs.replace(_together(self._added, told), step=told.step), None
         number = self._step if told.step is None else int(told.step)
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
         steps = 1 if told.boundary == "script" else max(1, number - self._step + 1)
@@ -44,7 +60,9 @@ class StepClock:
         if told.communicate_s is not None:
             talked_s = float(told.communicate_s)
         sent_s, turned_s, added_s = ((now - before) / steps for now, before in zip(turns, self._turns, strict=True))
-        left_s = max(0.0, took_s - talked_s - told.input_s - turned_s)
+        input_s = max(0.0, min(float(told.input_s), took_s))
+        talked_s = max(0.0, min(talked_s, took_s - input_s))  # more was between steps, as an evaluation is
+        left_s = max(0.0, took_s - talked_s - input_s - turned_s)
         computed_s = left_s if told.compute_s is None else float(told.compute_s)
         self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
         self._turns = turns
@@ -55,10 +73,28 @@ class StepClock:
             computed_s,
             talked_s,
             shown,
-            input_s=float(told.input_s),
+            input_s=input_s,
             sending_s=sent_s,
             turns_s=turned_s,
             added_s=added_s,
             memory_bytes=int(told.memory_bytes),
             boundary=told.boundary,
         )
+
+
+def of_state(step: int) -> ToldStep:
+    """The report of a step that a `JobState` ended."""
+    return ToldStep(step, None, None, None, 0.0, 0, {}, "script")
+
+
+def _together(one: ToldStep, other: ToldStep) -> ToldStep:
+    """Two reports of one step: of what both say the later one counts, and waits for input add up."""
+    return msgspec.structs.replace(
+        other,
+        step_s=one.step_s if other.step_s is None else other.step_s,
+        compute_s=one.compute_s if other.compute_s is None else other.compute_s,
+        communicate_s=one.communicate_s if other.communicate_s is None else other.communicate_s,
+        input_s=one.input_s + other.input_s,
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        metrics={**one.metrics, **other.metrics},
+    )

@@ -1,13 +1,15 @@
-"""The end that an agent asked of a rank: whether it was asked, how long is left, whether more was granted."""
+"""The end that an agent asked of a rank: whether it was asked, how long is left, whether more was granted, and what was
+saved for it."""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from covey.core.errors import CoveyError
-from covey.wire.job import GRACE_KEPT, Refusal, Stopping
+from covey.wire.job import GRACE_KEPT, SAVED_PATH_MAX, CheckpointSaved, Refusal, Stopping
 
 
 class StopAsked:
@@ -18,6 +20,8 @@ class StopAsked:
         self._file = preempt_file
         self._stopping: Stopping | None = None
         self._listens = False
+        self.saved: CheckpointSaved | None = None
+        """The newest checkpoint that this process wrote."""
         self._killed_at_s = float("inf")
         self._answered = threading.Event()
         self._kept: Refusal | None = None
@@ -38,6 +42,11 @@ class StopAsked:
             self._listens = True
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 self.defer()
+
+    def wrote(self, step: int, path: Path) -> CheckpointSaved:
+        """Remember a checkpoint that is complete. Returns what the agent is told of it."""
+        self.saved = CheckpointSaved(step, str(path)[:SAVED_PATH_MAX], time.time())
+        return self.saved
 
     def defer(self) -> None:
         """SIGTERM only makes `asked` true from now on. Call it in the main thread."""

@@ -238,7 +238,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --mem-per-cpu 8G -- python", "unknown option --mem-per-cpu", "--mem 64GiB"),
         ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
         ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
-        ("logs j1 --tail 5", "unknown option --tail", "| tail -n N"),
+        ("logs j1 --lines 5", "unknown option --lines", "--tail N"),
         ("submit --class best -- python", "invalid choice", "--help"),
         ("submit --nodes 2 --workers 4 -- python", "--nodes and --workers", "leave one of them out"),
         ("submit --nodes 2 --pack any -- python", "--nodes and --pack", "leave one of them out"),

@@ -1,14 +1,18 @@
 """What ranks wrote, as agentctl shows it: whole lines with their rank, followed to the end of the job."""
 
 import base64
+import io
 import json
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cli.client import Agent
-from cli.jobs.logs import collect
+from cli.jobs.log_lines import STILL_S, Appended, RankLines, Redrawn, cut
+from cli.jobs.logs import age_of, collect
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
@@ -26,15 +30,21 @@ class Output:
         self.state: Callable[[], dict[str, Any]] = dict
         self.dropped = range(0)
         """Offsets that the host has not kept."""
+        self.since: dict[int, tuple[int, bool]] = {}
+        """Age in seconds -> where output begins that is no older, and whether that is known."""
 
     def reply(self, method: str, target: str, body: Any) -> tuple[int, Any]:
         if "/logs" not in target:
             return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": self.state()}
         query = dict(pair.split("=") for pair in target.partition("?")[2].split("&"))
-        offset = int(query["offset"])
+        offset, timed = int(query["offset"]), None
+        if "since_s" in query:
+            offset, timed = self.since.get(int(query["since_s"]), (0, False))
         offset = self.dropped.stop if offset in self.dropped else offset
         data = self.texts[int(query["rank"])][offset : offset + self.part]
-        found = {"data": base64.b64encode(data).decode(), "offset": offset, "end": False, "host": "gpu1", "size": 0}
+        size = len(self.texts[int(query["rank"])])
+        found = {"data": base64.b64encode(data).decode(), "offset": offset, "end": False, "host": "gpu1", "size": size}
+        found["timed"] = timed
         return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": found}
 
 
@@ -156,3 +166,104 @@ def test_what_a_host_has_not_kept_is_said_in_its_place(
     assert main(["logs", "j1", "--rank", "1"]) == 0
     assert capfdbinary.readouterr().out == b"begin\nlo\n[covey: 92 bytes of output are no longer kept]\nng\nend\n"
     assert collect(Agent([agent.address]), "j1", 1) == "begin\nlong\nend\n"
+
+
+BAR = b"".join(b"\r%d %%" % percent for percent in range(1, 101))
+
+
+@pytest.mark.parametrize("part", [1, 7, 1000])
+def test_of_a_line_that_was_overwritten_the_last_state_is_shown(
+    agent: FakeAgent, job: Job, part: int, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, part)
+    output.state = job
+    output.texts = [b"begin\r\n" + BAR + b"\n" + BAR + b"\r    \rend", b""]
+    assert main(["logs", "j1", "--rank", "0"]) == 0
+    assert capfdbinary.readouterr().out == b"begin\n100 %\nend\n"
+    assert main(["logs", "j1", "--rank", "0", "--raw"]) == 0
+    assert capfdbinary.readouterr().out == output.texts[0]
+    assert main(["logs", "j1", "--raw"]) == 0
+    assert capfdbinary.readouterr().out.split(b"\n")[1] == b"[0] " + BAR
+
+
+def test_the_last_lines_and_those_since_a_time_are_shown(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, 1 << 16)
+    output.state = job
+    long = b"x" * 70_000
+    output.texts = [b"one\n" + long + b"\ntwo\nthree", b"alone\n"]
+    for lines, expected in (
+        (1, b"three\n"), (2, b"two\nthree\n"), (3, long + b"\ntwo\nthree\n"), (9, output.texts[0] + b"\n")
+    ):  # fmt: skip
+        assert main(["logs", "j1", "--rank", "0", "--tail", str(lines)]) == 0
+        assert capfdbinary.readouterr().out == expected
+    output.since = {600: (4 + 70_001, True)}
+    assert main(["logs", "j1", "--rank", "0", "--since", "10m"]) == 0
+    assert capfdbinary.readouterr() == (b"two\nthree\n", b"")
+    assert main(["logs", "j1", "--rank", "1", "--since", "1h"]) == 0
+    out = capfdbinary.readouterr()
+    assert out.out == b"alone\n" and b"when rank 1 wrote it is not known on gpu1" in out.err
+    for wrong in (["--tail", "0"], ["--tail", "-3"], ["--since", "soon"], ["--since", "2999-01-01"]):
+        assert main(["logs", "j1", *wrong]) == 2
+        assert capfdbinary.readouterr().out == b""
+
+
+def test_a_time_of_day_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.mktime((2026, 3, 4, 14, 0, 0, 0, 0, -1))
+    monkeypatch.setattr("cli.jobs.logs.time.time", lambda: now_s)
+    assert age_of("90") == 90 and age_of("2h") == 7200
+    assert age_of("2026-03-04 13:30") == age_of("2026-03-04T13:30:00") == 1800
+    assert 0 <= age_of("13:30") <= 86_400 and 0 <= age_of("14:30:30") <= 86_400
+
+
+def begun_at(now_s: float, text: bytes) -> RankLines:
+    rank = RankLines(0)
+    rank.take(text, now_s)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("prefix", "begun", "rest", "shown", "then"),
+    [
+        (b"", b"loading ..", b" done\n", b"loading ..", b" done\n"),
+        (b"[0] ", b"loading ..", b" done\n", b"[0] loading ..\n", b"[0] loading .. done\n"),
+        (b"[0] ", b"loading ..", b"\n", b"[0] loading ..\n", b""),
+        (b"", b"\r1 %\r2 %", b"\r3 %\n", b"2 %\n", b"3 %\n"),
+        (b"[0] ", b"\r1 %\r2 %", b"\n", b"[0] 2 %\n", b""),
+    ],
+)
+def test_where_lines_stay_a_begun_one_is_written_when_still_for_a_second(
+    prefix: bytes, begun: bytes, rest: bytes, shown: bytes, then: bytes
+) -> None:
+    out = io.BytesIO()
+    shows, rank = Appended(out, {0: prefix}), begun_at(10.0, begun)
+    shows.show([rank], 10.0 + STILL_S / 2)
+    assert out.getvalue() == b""
+    for now_s in (10.0 + STILL_S, 15.0):
+        shows.show([rank], now_s)
+        assert out.getvalue() == shown
+    rank.take(rest, 16.0)
+    shows.show([rank], 16.0)
+    assert out.getvalue() == shown + then
+
+
+def test_on_a_terminal_begun_lines_are_redrawn_below_the_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 10)))
+    out = io.BytesIO()
+    shows = Redrawn(out, {0: b"[0] ", 1: b"[1] "})
+    ranks = [begun_at(0.0, b"\r1 %"), RankLines(1)]
+    ranks[1].take(b"\x1b[1mloading" + b"." * 40, 0.0)
+    shows.show(ranks, 0.1)
+    assert out.getvalue() == b"[0] 1 %"
+    shows.show(ranks, STILL_S)
+    assert out.getvalue().endswith(b"\r\x1b[J[0] 1 %\r\n[1] loading........")
+    ranks[0].take(b"\r2 %\n", 2.0)
+    shows.show(ranks, 2.0)
+    assert out.getvalue().endswith(b"\r\x1b[1A\x1b[J[0] 2 %\n[1] loading........")
+    before = out.getvalue()
+    shows.show(ranks, 9.0)
+    assert out.getvalue() == before
+    shows.end()
+    assert out.getvalue() == before + b"\r\n"
+    assert cut("\x1b[31m日本\x07x", 4) == "日本"

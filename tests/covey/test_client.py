@@ -61,6 +61,22 @@ async def test_a_rank_joins_and_reports_its_steps(agent: Agent) -> None:
     await until(lambda: not agent.socket.peers(J1))
 
 
+async def test_a_step_of_a_state_counts_once_with_what_is_told_in_it(agent: Agent) -> None:
+    job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
+    state = await asyncio.to_thread(job.state, dict, lambda *_: None)
+    for step in state.steps(3):
+        job.step(loss=3.0 - step)
+        job.step(step, lr=0.5, input_s=0.0)
+    job.step(accuracy=0.9)
+    await asyncio.to_thread(job.close)
+    await until(lambda: len(agent.steps()) == 4)
+    told = [(each.step, each.metrics, each.step_s > 0) for each in agent.steps()]
+    assert told == [
+        *((step, {"loss": 3.0 - step, "lr": 0.5}, True) for step in range(3)),
+        (2, {"accuracy": 0.9}, False),
+    ]
+
+
 async def test_a_wrong_token_is_an_error_with_the_agents_words(agent: Agent) -> None:
     with pytest.raises(CoveyError, match="COVEY_TOKEN is wrong"):
         await agent.client(COVEY_TOKEN="guess")
@@ -279,8 +295,15 @@ def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     assert covey.Job is JobClient
 
 
-async def test_the_last_figures_leave_when_a_script_just_ends(agent: Agent, python: list[str]) -> None:
-    code = "import covey\njob = covey.join()\njob.step(accuracy=0.97)\n"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import covey\njob = covey.join()\njob.step(accuracy=0.97)\n",
+        "from covey.job.client import of_process\nof_process().step(accuracy=0.97)\n",
+    ],
+)
+async def test_the_last_figures_leave_when_a_script_just_ends(agent: Agent, python: list[str], code: str) -> None:
+    """The second one has not joined yet when it ends, as hooks have not in a script of three steps."""
     environ = {**os.environ, **agent.environ()}
     script = await asyncio.create_subprocess_exec(*python, code, env=environ)
     assert await script.wait() == 0

@@ -70,6 +70,25 @@ def test_calls_of_tensors_say_for_how_long_others_are_waited_for() -> None:
     assert calls.waits_s(1e9) == 0.0
 
 
+def test_waiting_of_several_threads_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("covey.job.heartbeats.time.monotonic", lambda: clock.s)
+    calls = CallTimes()
+    with calls.timed():
+        clock.s += 1.0
+        others = [calls.timed() for _ in range(4)]
+        for other in others:
+            other.__enter__()
+        clock.s += 2.0
+        assert calls.communicate_s == 3.0, "what is under way counts as far as it went"
+        for other in others[1:]:
+            other.__exit__(None, None, None)
+    clock.s += 4.0
+    others[0].__exit__(None, None, None)
+    clock.s += 8.0
+    assert calls.communicate_s == 7.0
+
+
 def test_threads_in_the_background_wait_and_are_not_counted() -> None:
     calls = CallTimes()
 

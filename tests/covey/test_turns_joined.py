@@ -139,6 +139,16 @@ def test_turns_of_mini_batches_that_were_not_told_are_no_part_of_the_next_one() 
     assert (told.communicate_s, told.sending_s, told.turns_s) == (0.5, 0.25, 0.25)
 
 
+def test_shares_of_a_step_are_no_more_than_the_step() -> None:
+    """What was between two steps, such as an evaluation, is no part of the next one."""
+    clock, seen = StepClock(), replace(STEP, communicate_s=None, boundary="jitted call")
+    clock.stepped(replace(seen, step=0), 0.0, TurnsSpent(0.0, 0.0))
+    told = clock.stepped(replace(seen, step=1), 60.0, TurnsSpent(0.0, 0.0))
+    assert (told.step_s, told.input_s, told.communicate_s, told.compute_s) == (2.0, 0.25, 1.75, 0.0)
+    told = clock.stepped(replace(seen, step=2, input_s=9.0), 61.0, TurnsSpent(0.0, 0.0))
+    assert (told.input_s, told.communicate_s) == (2.0, 0.0)
+
+
 def test_a_rank_that_waits_for_its_turn_does_not_hang() -> None:
     now_s, waits = [0.0], [True]
     beats = Heartbeats(lambda: now_s[0])

@@ -16,7 +16,8 @@ the versions), then a ring of twelve parts with the newest of the rest:
     rank0.log                   the head
     rank0.log.000000067108864   a part; the number is the offset of its first byte in all that was ever written
 
-So offsets never change their meaning, and what was dropped is the gap between head and first part.
+So offsets never change their meaning, and what was dropped is the gap between head and first part. When it was written
+stands beside it in `rank0.log.times` (`Times`).
 
 What is printed leaves the last room of the disk to others (`agent/ports/last_room.py`): the oldest part goes, or where
 there is none what is new is lost, and a line says so.
@@ -40,6 +41,7 @@ import marshal
 import os
 import select
 import sys
+import time
 import zlib
 
 # Neither `signal` nor `typing` at run time: what they import takes longer than all the rest of the start.
@@ -73,6 +75,10 @@ LINE_BYTES = 200
 """Bytes of room for the line at the end of the head."""
 FIRST_BYTES = 1 << 20
 """How a rank began is of use to everybody: its first bytes, this many, need only half the room left free."""
+TIMES_BYTES, TIME_BYTES = 1 << 16, 44
+"""The most bytes of the file of times, of which `PART_SHARE` bounds the share too; and of one time in it."""
+TIMES_EVERY_S, TIMES_APART = 1.0, 0.02
+"""Seconds between two times at least; and the least share of its age by which an old one is apart from the next."""
 WRITE_TRIES, RETRY_MS = 30, 1000
 """How often, and how many milliseconds apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
@@ -91,6 +97,77 @@ def sealed(text: str) -> bytes:
     return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
 
+class Times:
+    """When output was written: `OFFSET UNTIL SINCE`, a line for each second in which something was. All before `OFFSET`
+    was written at `UNTIL` or earlier, the rest at `SINCE` or later (wall clock, seconds). Old lines go, so that the
+    file is bounded: what is left is known to 2 % of its age. No such file: not known, as when it cannot be written."""
+
+    def __init__(self, path: str, mode: int, bytes_max: int) -> None:
+        self.path, self.mode, self.most = path, mode, bytes_max // TIME_BYTES
+        self.marks: list[tuple[int, float, float]] = []
+        self.written_s = 0.0
+        """When output was written last."""
+        try:
+            with open(path, encoding="ascii") as file:
+                self.marks = [time_of(line) for line in file]
+        except (OSError, ValueError):
+            self._gone()
+
+    def wrote(self, offset: int, now_s: float) -> None:
+        """Output from `offset` on is written now."""
+        until_s, self.written_s = self.written_s, now_s
+        if self.marks and 0 <= now_s - self.marks[-1][2] < TIMES_EVERY_S:
+            return
+        mark = offset, until_s, now_s
+        self.marks.append(mark)
+        try:
+            if len(self.marks) > self.most:
+                self.marks = thinned(self.marks, now_s)[-self.most :]
+                self._write("w", self.marks)
+            else:
+                self._write("a", [mark])
+        except OSError:
+            self._gone()
+
+    def _write(self, how: str, marks: list[tuple[int, float, float]]) -> None:
+        name = self.path if how == "a" else f"{self.path}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_APPEND if how == "a" else os.O_TRUNC)
+        file = os.open(name, flags, self.mode)
+        data = b"".join(b"%d %.2f %.2f\n" % mark for mark in marks)
+        try:
+            whole = os.write(file, data) == len(data)
+        finally:
+            os.close(file)
+        if not whole:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if name != self.path:
+            os.rename(name, self.path)
+
+    def _gone(self) -> None:
+        """A file that lacks times would say that output is older than it is."""
+        self.marks = []
+        for name in (self.path, f"{self.path}.new"):
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+
+
+def time_of(line: str) -> tuple[int, float, float]:
+    """A line of `Times`. ValueError when it is none."""
+    offset, until_s, since_s = line.split()
+    return int(offset), float(until_s), float(since_s)
+
+
+def thinned(marks: list[tuple[int, float, float]], now_s: float) -> list[tuple[int, float, float]]:
+    """The times of which each is apart from the next by `TIMES_APART` of its age; the first and the last stay."""
+    kept = [marks[-1]]
+    for mark in reversed(marks[1:-1]):
+        if kept[-1][2] - mark[2] >= TIMES_APART * (now_s - mark[2]):
+            kept.append(mark)
+    return [*marks[:1], *reversed(kept)]
+
+
 class Output:
     """A rank's output: the head and the ring. Nothing here raises: what cannot be written is dropped, and a line says
     how much."""
@@ -98,12 +175,15 @@ class Output:
     def __init__(self, path: str, limit_bytes: int, keep_free: int = 0, mode: int = 0o600) -> None:
         self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
         self.mode = mode
-        self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES
+        times_bytes = min(TIMES_BYTES, self.part_bytes)
+        self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES - times_bytes
         self.dropped, self.why = 0, ""
         self.file = -1
         self.parts = self._parts()
         self.start = self.end = self.parts[-1] if self.parts else 0
         self._open()
+        self.times = Times(f"{path}.times", mode, times_bytes)
+        self.times.written_s = os.fstat(self.file).st_mtime if self.end else 0.0
 
     def _name(self, start: int) -> str:
         return f"{self.path}.{start:0{PART_DIGITS}d}" if start else self.path
@@ -122,6 +202,7 @@ class Output:
         self.end = self.start + os.fstat(self.file).st_size
 
     def take(self, data: bytes) -> None:
+        self.times.wrote(self.end, time.time())
         short = self._is_short(len(data))
         if self.dropped and not (short or self._put(self._lost())):
             self.dropped = 0

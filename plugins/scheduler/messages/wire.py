@@ -23,6 +23,8 @@ from plugins.scheduler.messages.options import CPUS_MAX
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
 """The most grants in one question about leases."""
+CURVE_POINTS_MAX, CURVE_METRICS_MAX = 512, 16
+"""The most points of one job's curve, and metrics of one point."""
 APART_MAX = 64
 """The most jobs in one question that the asked-for job must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
@@ -130,6 +132,28 @@ class JobNowAnswer(Message, frozen=True):
     """What is wrong with the GPUs that it holds there, or that it does not use them, in words; empty: nothing."""
 
 
+class CurvePoint(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a job, as a rank reported it."""
+
+    step: Step
+    step_s: Age
+    """How long it took, seconds; 0: not known."""
+    epoch: Epoch
+    rank: Count
+    metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=CURVE_METRICS_MAX)] = {}
+
+
+class JobCurveWanted(Message, frozen=True):
+    """Question: which steps of this job did ranks on your host report?"""
+
+    job: Job
+
+
+class JobCurveAnswer(Message, frozen=True):
+    points: Annotated[tuple[CurvePoint, ...], Meta(max_length=CURVE_POINTS_MAX)] = ()
+    """In order of their steps."""
+
+
 class LogTail(Message, frozen=True):
     """Question: up to `limit` bytes of a rank's output from `offset` on; a negative one counts from the end."""
 
@@ -137,6 +161,8 @@ class LogTail(Message, frozen=True):
     rank: Count
     offset: int
     limit: Annotated[int, Meta(ge=0, le=65536)]
+    since_s: Age | None = None
+    """Instead of `offset`: from what was written so many seconds ago on; None: by `offset`."""
 
 
 class LogTailAnswer(Message, frozen=True):
@@ -148,6 +174,8 @@ class LogTailAnswer(Message, frozen=True):
     host: HostId
     kept: bool = True
     """Whether there is a file of the output, be it empty."""
+    timed: bool = False
+    """Whether `since_s` was asked for, and all before `offset` is known to be older."""
 
 
 class RenewLeases(Message, frozen=True):
@@ -290,6 +318,8 @@ Talk = (
     | Release
     | JobNow
     | JobNowAnswer
+    | JobCurveWanted
+    | JobCurveAnswer
     | LogTail
     | LogTailAnswer
     | RenewLeases

@@ -53,6 +53,7 @@ from plugins.scheduler.messages.wire import (
     EnvOf,
     GangNow,
     GangStands,
+    JobCurveWanted,
     JobNow,
     JobNowAnswer,
     KeepEnv,
@@ -80,6 +81,7 @@ from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
+from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
 from plugins.scheduler.service.ranks.hangs import StuckRanks
@@ -94,6 +96,8 @@ NEWS_S = 0.5
 """Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
 """The most bytes that one `logs` returns."""
+AGE_MAX_S = 1_000_000_000
+"""The oldest output that can be asked for by its age, seconds."""
 
 
 class SchedulerService(PluginService):
@@ -123,6 +127,7 @@ class SchedulerService(PluginService):
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
+        self.curves = Curves(self.name, host)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
@@ -187,6 +192,7 @@ class SchedulerService(PluginService):
         while True:
             await asyncio.sleep(self.settings.checkpoint_s)
             await self.ranks.checkpoint()
+            await self.curves.save()
 
     # ---- what is heard ----
 
@@ -195,6 +201,7 @@ class SchedulerService(PluginService):
             self._second.set()
         elif isinstance(fact, RanksEnded):
             self.ranks.ended(fact)
+            self.env.spawn(f"curve of {fact.job}", self.curves.save(fact.job))
             codes = ", ".join(f"{rank}: {code}" for rank, code in fact.codes.items())
             why = f" ({fact.reason})" if fact.reason else ""
             self.host.note(fact.job, "ranks ended here", f"exit status by rank, in order: {codes}{why}")
@@ -227,6 +234,7 @@ class SchedulerService(PluginService):
             self.ranks.told_by.heartbeat(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
+            self.curves.stepped(fact)
             self.early.on_fact(fact)
         elif isinstance(fact, RankEndedHere | RankWaitsInVain):
             self.early.on_fact(fact)
@@ -274,6 +282,8 @@ class SchedulerService(PluginService):
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, JobNow):
             return self.ranks.told_by.job_now(question.job)
+        if isinstance(question, JobCurveWanted):
+            return await self.curves.answer(question.job)
         if isinstance(question, GangNow):
             return self.stuck.gang_now(question.job, question.epoch)
         if isinstance(question, EnvOf):
@@ -288,12 +298,13 @@ class SchedulerService(PluginService):
         """The part of a rank's output that is on this host. Only a rank number reaches the file's name."""
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
         try:
-            read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
+            limit = min(ask.limit, LOG_PART_BYTES)
+            read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, limit, ask.since_s)
         except OSError as error:  # no reason to stop this plugin, and whatever else it does
             what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
             next = f"look at {self.host.id}'s disk, and try again"
             raise Refused(75, what, f"its disk fails: {error}", next) from error
-        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
+        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept, read.timed)
 
     # ---- what this host tells others ----
 
@@ -334,6 +345,7 @@ class SchedulerService(PluginService):
             "arrange": self._arrange,
             "tune": self._tune,
             "logs": self._logs,
+            "curve": self._curve,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
             "tenants": self._tenants,
@@ -559,14 +571,21 @@ class SchedulerService(PluginService):
         host = next((place.host for place in job.start.places if rank in place.ranks), None)
         if host is None:
             return views.LogPart(b"", offset, job.over, self.host.id, 0)
-        ask = LogTail(job.id, rank, offset, limit)
+        since_s = None if given.get("since_s") is None else float(min(asked.whole(given, "since_s", 0), AGE_MAX_S))
+        ask = LogTail(job.id, rank, offset, limit, since_s)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
         over = job.over or (part.ended and rank in job.ending.codes.get(host, {}))
         if over and not part.kept:
             raise views.output_gone(job, rank, host)
-        return views.LogPart(
-            part.data, part.offset, over and part.offset + len(part.data) >= part.size, host, part.size
-        )
+        end = over and part.offset + len(part.data) >= part.size
+        return views.LogPart(part.data, part.offset, end, host, part.size, None if since_s is None else part.timed)
+
+    async def _curve(self, given: Mapping[str, Any]) -> views.CurveView:
+        """The steps and metrics of a job over its whole life, from all hosts: it may have run on any of them."""
+        job = await self._seek(given)
+        hosts = [view.host for view in self.host.hosts() if view.state in ("alive", "suspect")]
+        points, silent = await self.curves.ask(job.id, hosts, asked.seconds(given, "timeout_s", ASK_S))
+        return views.curve_view(job.id, points, silent)
 
     async def _ask_log(self, host: HostId, ask: LogTail) -> LogTailAnswer:
         what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"

@@ -21,7 +21,7 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.log.replacing import why_not
 from plugins.scheduler.messages.options import AUTO
-from plugins.scheduler.messages.wire import JobNowAnswer
+from plugins.scheduler.messages.wire import CurvePoint, JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.carrying import is_equal, shares_of
 from plugins.scheduler.policy.classes import choose
@@ -58,6 +58,34 @@ class LogPart(msgspec.Struct, frozen=True):
     host: HostId
     size: int
     """Bytes of output that there are now."""
+    timed: bool | None = None
+    """Whether all before `offset` is known to be older than `since_s`; None: that was not given."""
+
+
+class CurvePointView(msgspec.Struct, frozen=True):
+    """A step of a job, as the lowest rank reported it that one host has."""
+
+    step: int
+    step_s: float | None
+    """Seconds; None: not known."""
+    rank: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+class CurveView(msgspec.Struct, frozen=True):
+    """Answer of `curve`."""
+
+    id: JobId
+    points: tuple[CurvePointView, ...]
+    """In order of their steps: at most 512, evenly apart."""
+    unanswered: tuple[HostId, ...]
+    """Hosts that did not say what they know."""
+
+
+def curve_view(id: JobId, points: Sequence[CurvePoint], silent: Sequence[HostId]) -> CurveView:
+    each = (CurvePointView(it.step, it.step_s or None, it.rank, it.epoch, it.metrics) for it in points)
+    return CurveView(id, tuple(each), tuple(silent))
 
 
 def unknown(id: JobId, was: bool, host: HostId, caught_up: bool, age_s: float, current_s: float) -> Refused:

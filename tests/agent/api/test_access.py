@@ -29,7 +29,7 @@ LOOKS = """agent.keys agent.local_keys
     agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
-OWN_READS = ["scheduler.logs", "tuner.show"]
+OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     memory.give_up""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]

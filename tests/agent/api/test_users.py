@@ -37,7 +37,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys", "GET /v1/links"),
     ),
     "own": (
-        *("GET /v1/jobs/{id}/tuner", "GET /v1/jobs/{id}/logs", "POST /v1/jobs/{id}/cancel", "POST /v1/jobs/{id}/move"),
+        *(
+            "GET /v1/jobs/{id}/tuner",
+            "GET /v1/jobs/{id}/logs",
+            "GET /v1/jobs/{id}/curve",
+            "POST /v1/jobs/{id}/cancel",
+            "POST /v1/jobs/{id}/move",
+        ),
         *("POST /v1/jobs/{id}/scale", "POST /v1/jobs/{id}/arrange", "POST /v1/jobs/{id}/tune"),
         *("POST /v1/volumes/{id}/give-up", "DELETE /v1/volumes/{id}"),
     ),

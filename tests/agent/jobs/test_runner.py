@@ -69,6 +69,7 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
     assert (seen["NNODES"], seen["NODE_RANK"], seen["GROUP_WORLD_SIZE"], seen["GROUP_RANK"]) == ("2", "1", "1", "0")
     assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("127.0.0.1", "29500")
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"], seen["PYTHONUNBUFFERED"]) == ("", "7", "1")
+    assert seen["PYTHONFAULTHANDLER"] == "1"
     assert seen["COVEY_TOKEN"] == runner.token(J1, 1) or runner.token(J1, 1) is None
     assert seen["COVEY_JOB_ID"] == "j1"
     assert "HOME" not in seen

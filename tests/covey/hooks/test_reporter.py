@@ -2,6 +2,8 @@
 
 import itertools
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 from covey.hooks.limits.sharing import ShareControl
 from covey.hooks.quiet import Quiet
@@ -67,6 +69,26 @@ def test_every_mini_batch_of_a_lone_rank_reaches_its_agent() -> None:
         seen += [] if report is None else [(batch.number, batch.step_ns) for batch in report.batches]
     assert [number for number, _ in seen] == list(range(1, 480)), "the first has no time"
     assert {round(step_ns / 1e6) for _, step_ns in seen} == {4}
+
+
+def test_the_newest_step_is_told_at_the_end() -> None:
+    """Whether it was counted at once or later; and one that was told is not told again."""
+    clock, told = Clock(), list[int]()
+    reporter = Reporter(now_s=clock)
+    client: Any = SimpleNamespace(observed=lambda number, *_, **__: told.append(number))
+    reporter._connected = lambda: client  # type: ignore[method-assign]
+    for at in range(33):
+        clock.s += SEND_S / 7
+        reporter.optimizer_stepped(ONE)
+        if at == 20:
+            reporter.finish()
+            assert told[-1] == 20
+            before = list(told)
+            reporter.finish()
+            assert told == before
+    assert told[-1] < 32
+    reporter.finish()
+    assert told[-1] == 32 and told == sorted(set(told))
 
 
 def test_what_ended_before_there_were_pages_is_not_reported() -> None:

@@ -124,6 +124,9 @@ class Machine:
         """Every real start of ranks, ever."""
         self.leases: dict[tuple[JobId, int], RankLease] = {}
         self.outputs: dict[tuple[JobId, int], bytes] = {}
+        self.curves: dict[JobId, bytes] = {}
+        self.written: dict[float | None, int] = {}
+        """Age in seconds -> where output begins that is no older; no such age: not known."""
         self.saves_and_exits = False
         """Whether its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
         self.without_state: set[int] = set()
@@ -254,7 +257,15 @@ class FakeRunner:
         if self.machine.ends.pop((job, epoch), None) is not None:
             self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+    async def keep_curve(self, job: JobId, data: bytes) -> None:
+        self.machine.curves[job] = data
+
+    async def curve(self, job: JobId) -> bytes | None:
+        return self.machine.curves.get(job)
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int, since_s: float | None = None) -> LogRead:
         data = self.machine.outputs.get((job, rank), b"")
+        offset = offset if since_s is None else self.machine.written.get(since_s, 0)
         start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
-        return LogRead(data[start : start + limit], start, len(data), kept=(job, rank) in self.machine.outputs)
+        kept, timed = (job, rank) in self.machine.outputs, since_s in self.machine.written
+        return LogRead(data[start : start + limit], start, len(data), kept, timed)

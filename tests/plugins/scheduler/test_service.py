@@ -210,6 +210,12 @@ async def test_steps_and_accuracy_are_seen_on_any_host_while_the_job_runs_and_af
     await until(lambda: rack.job("j1").state == "done")
     view = await rack["gpu4"].call("job", id="j1")
     assert (view.step, view.metrics["accuracy"]) == (41, 0.9)
+    curve = await rack["gpu3"].call("curve", id="j1")
+    assert [(point.step, point.metrics) for point in curve.points] == [
+        (40, {"accuracy": 0.9, "loss": 0.4}),
+        (41, {"loss": 0.3}),
+    ]
+    assert curve.unanswered == ()
 
 
 @on_a_rack()
@@ -222,7 +228,12 @@ async def test_the_output_of_a_rank_is_read_through_any_host(rack: Rack) -> None
     part = await rack[other].call("logs", id="j1", rank=2, offset=0)
     assert (len(part.data), part.offset, part.size, part.host, part.end) == (65536, 0, 100_004, place.host, False)
     part = await rack[other].call("logs", id="j1", rank=2, offset=-4)
-    assert (part.data, part.offset, part.end) == (b"end\n", 100_000, False)
+    assert (part.data, part.offset, part.end, part.timed) == (b"end\n", 100_000, False, None)
+    rack[place.host].machine.written[600.0] = 100_001
+    part = await rack[other].call("logs", id="j1", rank=2, offset=0, since_s=600)
+    assert (part.data, part.offset, part.timed) == (b"nd\n", 100_001, True)
+    part = await rack[other].call("logs", id="j1", rank=2, offset=0, since_s=601)
+    assert (part.offset, part.timed) == (0, False)
     rack.finish("j1")
     await until(lambda: rack.job("j1").state == "done")
     assert (await rack[other].call("logs", id="j1", rank=2, offset=-4)).end
