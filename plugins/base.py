@@ -19,7 +19,7 @@ from covey.ports.pages import SharedPage
 from covey.ports.streams import ByteStream
 from covey.wire.job import AskPages, Frame
 from plugins.askers import OwnerUser
-from plugins.facts import HostView
+from plugins.facts import HostView, SavedAt
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -189,6 +189,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The image in whose container each rank runs; empty: in none."""
     time_left_s: float | None = None
     """Seconds that the job may still run when these ranks start; None: no limit."""
+    saved: SavedAt | None = None
+    """The newest checkpoint that ranks of the job wrote; None: none is known."""
     submitted_wall_s: float = 0.0
     """When the job was submitted, in seconds since 1970."""
     user: str = ""

@@ -48,7 +48,10 @@ UNLESS_SET = {
 }
 """Variables whose values here hold unless the submitter chooses others."""
 NEVER_CHOSEN = frozenset(
-    {"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION", "COVEY_ELASTIC", "COVEY_HOST_MEMORY"}
+    {
+        *("COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION", "COVEY_ELASTIC", "COVEY_HOST_MEMORY"),
+        *("COVEY_SAVED_STEP", "COVEY_SAVED_AT"),
+    }
 )
 """Variables that only a host's agent gives to a process of a job, and not to each: a job that is submitted with the
 environment of another one's rank may carry them."""
@@ -194,18 +197,24 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_TOKEN": door.token,
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
-        "COVEY_CHECKPOINT_DIR": spec.env.get("COVEY_CHECKPOINT_DIR") or checkpoints_of(spec),
+        **_saved(spec),
+        "COVEY_CHECKPOINT_DIR": checkpoints_of(spec),
         **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
         **({"COVEY_ELASTIC": 1} if spec.carried else {}),
         **({"COVEY_HOST_MEMORY": spec.host_memory} if spec.host_memory else {}),
     }
 
 
+def _saved(spec: RanksSpec) -> dict[str, object]:
+    """The newest checkpoint of the job."""
+    return {} if spec.saved is None else {"COVEY_SAVED_STEP": spec.saved.step, "COVEY_SAVED_AT": spec.saved.path}
+
+
 def checkpoints_of(spec: RanksSpec) -> str:
-    """The folder for checkpoints of this job, below its working directory, and of no other: a rack that was made anew
-    counts its jobs from 1 again."""
+    """The folder for checkpoints of this job and of no other, below the one that the submitter chose or the working
+    directory: a rack that was made anew counts its jobs from 1 again."""
     when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(spec.submitted_wall_s))
-    return os.path.join(spec.cwd, "checkpoints", f"{spec.job}-{when}")
+    return os.path.join(spec.cwd, spec.env.get("COVEY_CHECKPOINTS") or "checkpoints", f"{spec.job}-{when}")
 
 
 def _hooked(spec: RanksSpec) -> dict[str, str]:

@@ -76,7 +76,7 @@ def place_of(path: "str | os.PathLike[str] | bool", environ: Mapping[str, str]) 
         return Path(path)
     if not (folder := environ.get(FOLDER)):
         what, why = "the place of the checkpoint is not known", f"{FOLDER} is not set, and no path was given"
-        raise CoveyError(what, why, "give the path of a file, or set it in `agentctl submit --env`")
+        raise CoveyError(what, why, "give the path of a file")
     return Path(folder) / NAME
 
 
@@ -88,6 +88,8 @@ def save(path: Path, about: Checkpoint, arrays: Mapping[str, Array], types: Mapp
     at = 0
     for name, array in whole.items():
         type = (types or {}).get(name) or _NAMES.get(array.dtype.str)
+        if name == META:
+            raise CoveyError(f"{path} was not written", f"an array is named {META}", "give it another name")
         if type is None:
             why = f"array {name!r} has elements of type {array.dtype}, which the format does not have"
             raise CoveyError(f"{path} was not written", why, f"keep the state in {', '.join(_NAMES)}")
@@ -148,6 +150,15 @@ def _umask() -> int:
     with suppress(OSError, ValueError, StopIteration), open("/proc/self/status", encoding="ascii") as status:
         return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
     return 0o077
+
+
+def missed(path: Path, environ: Mapping[str, str]) -> CoveyError | None:
+    """Why a job that has saved there cannot begin without that checkpoint, by the agent's word; None: it has not."""
+    if environ.get("COVEY_SAVED_AT") != os.path.abspath(path):
+        return None
+    why = f"this job saved step {environ.get('COVEY_SAVED_STEP')} there, and the file is not on this host"
+    next = "keep it in a folder that all hosts share (COVEY_CHECKPOINTS); to begin anew, submit another job"
+    return refused(path, why, next)
 
 
 class SavedState:

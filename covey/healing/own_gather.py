@@ -187,7 +187,7 @@ class OwnGather:
         other = next(rank for rank, each in enumerate(began) if each != self._began)
         mine, theirs = (f"checkpoint {each:08x}" if each else "no checkpoint" for each in (self._began, began[other]))
         why = f"this rank found {mine}, and rank {other} {theirs}"
-        next_ = "save in a folder that all hosts of the job share (COVEY_CHECKPOINT_DIR), and give each rank the same"
+        next_ = "save in a folder that all hosts of the job share (COVEY_CHECKPOINTS), and give each rank the same"
         raise CoveyError("the ranks of this job do not go on together", why, next_)
 
     def push_again(self) -> None:

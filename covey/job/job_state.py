@@ -277,6 +277,9 @@ def begun(
     neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries. `extra`:
     nothing is left to do for this process once others have ended: they had every part of every step."""
     saved = None if stop.place is None else checkpoint.opened(stop.place)
+    missed = None if stop.place is None or saved is not None else checkpoint.missed(stop.place, os.environ)
+    if missed is not None and not me.incarnation:
+        raise missed
     if saved is not None and not me.incarnation:
         _check_saved(saved, me.world_size, stop.made)
         me = me._replace(step=saved.about.step)

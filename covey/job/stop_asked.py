@@ -45,7 +45,7 @@ class StopAsked:
 
     def wrote(self, step: int, path: Path) -> CheckpointSaved:
         """Remember a checkpoint that is complete. Returns what the agent is told of it."""
-        self.saved = CheckpointSaved(step, str(path)[:SAVED_PATH_MAX], time.time())
+        self.saved = CheckpointSaved(step, os.path.abspath(path)[:SAVED_PATH_MAX], time.time())
         return self.saved
 
     def defer(self) -> None:

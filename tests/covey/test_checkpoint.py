@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from covey.core.errors import CoveyError
-from covey.healing.checkpoint import Checkpoint, opened, place_of, save
+from covey.healing.checkpoint import Checkpoint, missed, opened, place_of, save
 from covey.tensors.numbers.arrays import Array
 
 ABOUT = Checkpoint(7, ('{"at": 3}', None, '"\\u00e9"'), "numpy")
@@ -142,6 +142,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(path: Path, m
     with pytest.raises(CoveyError, match="No space left on device; the state has"):
         save(path, ABOUT._replace(step=8), ARRAYS)
     assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == [path.name]
+    with pytest.raises(CoveyError, match="an array is named __metadata__"):
+        save(path, ABOUT, {"__metadata__": np.zeros(2)})
     with pytest.raises(CoveyError, match="array 'c' has elements of type complex128"):
         save(path, ABOUT, {"c": np.zeros(2, complex)})
 
@@ -151,3 +153,10 @@ def test_the_place_is_a_path_or_in_the_jobs_own_folder(tmp_path: Path) -> None:
     assert place_of(True, {"COVEY_CHECKPOINT_DIR": "/x"}) == Path("/x/state.safetensors")
     with pytest.raises(CoveyError, match="COVEY_CHECKPOINT_DIR is not set"):
         place_of(True, {})
+
+
+def test_a_job_that_has_saved_does_not_begin_anew_where_its_checkpoint_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    assert missed(path, {}) is None and missed(path, {"COVEY_SAVED_AT": "/elsewhere"}) is None
+    error = missed(path, {"COVEY_SAVED_AT": str(path), "COVEY_SAVED_STEP": "381"})
+    assert error is not None and "this job saved step 381 there, and the file is not on this host" in error.why

@@ -138,8 +138,9 @@ def _writes(command: Command) -> tuple[str, ...]:
 
 
 def _saves(command: Command) -> str:
-    """The folder for the job's checkpoints, where it is not below the working directory; empty: it is."""
-    folder = posixpath.normpath(command.env.get("COVEY_CHECKPOINT_DIR", command.cwd))
+    """The folder in which the job's own one for checkpoints is made, where it is not below the working directory;
+    empty: it is."""
+    folder = posixpath.dirname(posixpath.normpath(command.env.get("COVEY_CHECKPOINT_DIR", f"{command.cwd}/own")))
     return "" if folder == command.cwd or folder.startswith(f"{command.cwd}/") else folder
 
 
@@ -181,7 +182,7 @@ def refusal(command: Command, container: Container, host: ContainerHost) -> Cont
         return no(f"{tool} is not installed there", f"install {tool} on {host.name}")
     saves = _saves(command)
     if saves and saves not in host.folders:
-        return no(f"COVEY_CHECKPOINT_DIR, {for_people(saves)}, is no folder there", f"mkdir -p {for_people(saves)}")
+        return no(f"COVEY_CHECKPOINTS, {for_people(saves)}, is no folder there", f"mkdir -p {for_people(saves)}")
     if odd := [folder for folder, _ in mounts(command, host) if ":" in folder or "," in folder]:
         return no(f"{tool} cannot mount {for_people(odd[0])}: it takes ':' and ',' for marks", "rename the folder")
     if tool == "apptainer":

@@ -17,7 +17,7 @@ from agent.ports.devices.settings import CpuDevice
 from covey.core.ids import HostId, JobId
 from covey.hooks import SITE
 from plugins.base import RankSpec, RanksSpec
-from plugins.facts import Place
+from plugins.facts import Place, SavedAt
 from plugins.scheduler.machine.log.jobs import Job, JobTimes
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.service.ranks.rankspec import ranks_spec
@@ -279,6 +279,23 @@ def test_a_rank_knows_what_its_job_may_take_of_the_hosts_memory() -> None:
         return environment(known, known.ranks[0], door(HostId("h1")), True)
 
     assert found(host_memory=8 << 30)["COVEY_HOST_MEMORY"] == str(8 << 30) and "COVEY_HOST_MEMORY" not in found()
+
+
+def test_checkpoints_of_a_job_are_in_a_folder_of_its_own_and_its_newest_is_known() -> None:
+    place, job = Place(HostId("h1"), (0,), ()), job_at((Place(HostId("h1"), (0,), ()),), JobSpec.parse({"argv": ["x"]}))
+    job.times.submitted_wall_s = 1795981381.0
+
+    def found(**env: str) -> Env:
+        known = ranks_spec(job, place, env)
+        return environment(known, known.ranks[0], door(HostId("h1")), True)
+
+    own = f"{job.id}-20261129T194301"
+    of_another = {"COVEY_CHECKPOINT_DIR": "/w/checkpoints/j3-x", "COVEY_SAVED_AT": "/w/x", "COVEY_SAVED_STEP": "3"}
+    assert found(**of_another)["COVEY_CHECKPOINT_DIR"] == str(Path(job.spec.cwd, "checkpoints", own))
+    assert not {"COVEY_SAVED_AT", "COVEY_SAVED_STEP"} & found(**of_another).keys(), "it was submitted by a rank of j3"
+    assert found(COVEY_CHECKPOINTS="/scratch")["COVEY_CHECKPOINT_DIR"] == f"/scratch/{own}"
+    job.measured.saved = SavedAt(381, 5.0, "/scratch/x")
+    assert (found()["COVEY_SAVED_STEP"], found()["COVEY_SAVED_AT"]) == ("381", "/scratch/x")
 
 
 def test_a_rank_in_an_image_sees_its_jobs_gpus_here_and_what_covey_sets_holds_there() -> None:

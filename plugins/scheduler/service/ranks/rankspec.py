@@ -56,6 +56,7 @@ def ranks_spec(
         private_tmp=job.spec.private_tmp,
         image=job.spec.image,
         time_left_s=None if limit_s is None or rack_s is None else max(0.0, limit_s - job.ran_s(rack_s)),
+        saved=job.measured.saved,
         submitted_wall_s=job.times.submitted_wall_s,
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
