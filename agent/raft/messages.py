@@ -85,8 +85,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
     leaving: Name = HostId("")
     """The voter that stops voting when there is no learner any more; a leader hands over first."""
     by_people: bool = False
-    """Whether a person has decided who votes: from then on no leader adds a voter by itself. Replacing or removing a
-    voter that does not answer is no such decision."""
+    """Whether a person has decided how many vote: from then on no leader adds a voter by itself. Replacing a voter, and
+    removing one that does not answer, are no such decisions."""
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:
