@@ -93,7 +93,7 @@ swapped: $(READY) ## redis, sqlite and a graph in memory that does not fit, swap
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack
 
-operator-test: $(READY) ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it; what each step took (some minutes; ARGS=PACKAGE.deb)
+operator-test: $(READY) ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it; what each step took (some ten minutes; ARGS=PACKAGE.deb)
 	@$(BIN)/python -m tests.rack.operated $(ARGS)
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800

@@ -3,6 +3,7 @@ in gossip, and slabs that volumes still hope to get back from it.
 
     refused while it lives -> it votes no more -> its jobs are taken back -> the log says so -> every host drops its row
 
+Its seat is not empty for long where another host can vote: the leader adds one (`agent.raft.service.voters.grown`).
 Each step is harmless when it is taken twice, so a command that stopped half way is typed again. A host that comes back
 all the same joins like a new one: whoever has the key may. `agentctl keys rotate` shuts it out.
 """

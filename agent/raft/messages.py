@@ -85,7 +85,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
     leaving: Name = HostId("")
     """The voter that stops voting when there is no learner any more; a leader hands over first."""
     by_people: bool = False
-    """Whether a person has changed the voters: from then on no leader adds one by itself."""
+    """Whether a person has decided how many vote: from then on no leader adds a voter by itself. Replacing a voter, and
+    removing one that does not answer, are no such decisions."""
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:

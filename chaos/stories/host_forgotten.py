@@ -1,7 +1,7 @@
 """A host loses its power for good, now and then a voter, the leader, one that was drained, or one on which a gang has
 ranks, and a person has it forgotten, while agents restart and the network fails: no host lists it, it has no vote and
-no drain, its job runs elsewhere, and a majority of the others decides. It is not forgotten while anybody hears it. When
-it comes back all the same it is one more host without a vote; installed anew, too."""
+no drain, its job runs elsewhere, and another host votes in its place, by itself. It is not forgotten while anybody
+hears it. When it comes back all the same it is one more host without a vote; installed anew, too."""
 
 import signal
 from collections.abc import Callable
@@ -19,6 +19,8 @@ REMEMBERED_S = 12.0
 """Seconds after which each host has written down which others it knows (`gossip.service.PEERS_INTERVAL_S`)."""
 ASKED_S = 90.0
 """Seconds within which the request is fulfilled: gossip has to find the host gone, and a leader to be there."""
+REFILLED_S = 90.0
+"""Seconds within which another host votes: 30 s alive after its own restart, and a learner that has to catch up."""
 
 
 def play(rack: SimRack) -> None:
@@ -48,6 +50,8 @@ def play(rack: SimRack) -> None:
     faults.strike(rack.world, faults.Restart(restarted, rack.rng.uniform(0.5, 2.0)))
     rack.run(15.0)
     assert forgotten(rack, lost), f"{lost} is known again after {restarted} restarted"
+    seats = min(3, len(others))
+    rack.until(lambda: refilled(rack, seats), REFILLED_S, f"{seats} hosts vote again, without {lost}")
     if rack.rng.random() < 0.5:
         rack.hosts[lost].disk.files.clear()
         rack.world.mark("fault", lost, "it is installed anew")
@@ -59,6 +63,12 @@ def play(rack: SimRack) -> None:
         assert HostId(lost) not in voters and not under_way, f"{lost} votes again: {voters}, {under_way}"
         assert any(view.host == lost and view.state == "alive" for view in rack.agents[host].hosts())
     ended(rack, {job: ("done", "failed")})
+
+
+def refilled(rack: SimRack, seats: int) -> bool:
+    """Whether that many hosts vote, as all hosts know, and no change is under way."""
+    found = {now(rack, name) for name in rack.alive() if rack.began(name)}
+    return len(found) == 1 and all(len(voters) == seats and not change for voters, change in found)
 
 
 def misses_it(rack: SimRack, lost: str, others: list[str]) -> str | None:

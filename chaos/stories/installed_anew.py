@@ -1,6 +1,6 @@
 """A host is installed while its clock is ahead by minutes to a day, works for a while, and is installed anew under its
 name with an empty disk and the right time: its boots are lower from then on. That is before or after the others have
-called it gone; now and then under another address. It gets work again, like any other host."""
+called it gone. It gets work again, like any other host."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

@@ -174,3 +174,21 @@ def test_a_host_with_another_name_does_not_start_with_what_is_its_former_names()
         rewrite(rack, "h2", ["h1", "h2", "h3"])
         rack.settle()
         vote(rack, "h1", "h2", "h3")
+
+
+def test_a_voter_votes_on_at_another_address() -> None:
+    with SimRack(21) as rack:
+        rack.start()
+        rack.settle()
+        host, network = rack.hosts["h3"], rack.world.network
+        host.power_off()
+        del network.hosts_by_ip[host.ip]
+        host.ip = "10.0.7.3"
+        network.hosts_by_ip[host.ip], network.names["h3"] = host, (host.ip,)
+        host.power_on()
+        rewrite(rack, "h3", ["h1", "h2", "h3"])
+        rack.settle()
+        strike(rack.world, Kill("host", "h1", 600.0))
+        rack.until(lambda: rack.leader() in ("h2", "h3"), 30.0, "two of three lead, one at its new address")
+        assert "h4 will replace h1" in change(rack, "h4", "h4", "h1")
+        vote(rack, "h2", "h3", "h4")

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ READY_S = 15.0
 7 s."""
 NO_INDEX = ("error sending request", "No matching distribution", "Temporary failure", "dns error", "Network is")
 """What installers say where there is no package index to get the libraries from."""
-KEPT = "-not -path '/proc/*' -not -path '/tmp/*' -not -path '/run/*'"
 
 
 class DebHost(InstalledHost):
@@ -79,9 +79,18 @@ def up(host: BootedHost) -> None:
 
 
 def names(host: BootedHost) -> set[str]:
-    """Everything on the host whose name has Covey's in it, but in this machine's home directories and caches."""
-    found = typed(host, f"find / -xdev -name '*covey*' {KEPT} -not -path '/root*' -not -path '/home/*'")
-    return set(found.splitlines())
+    """Everything that this host alone has, and whose name has Covey's in it: on its own disk, whatever happens on that
+    of this machine meanwhile, and in what it has in memory."""
+    disk = host.lab.state(host)
+    found = {path for part in ("upper", "units") for path in (disk / part).rglob("*covey*")}
+    kept = {f"/{path.relative_to(disk)}" for path in found if not _is_gone(path)}
+    return kept | set(typed(host, "find /tmp /run /dev/shm -xdev -name '*covey*'").splitlines())
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether it says that a file of the machine is not there for the host (a whiteout of overlayfs)."""
+    found = path.lstat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
 def test_it_is_one_file_with_the_byte_path_units_manuals_and_completions(package: Path) -> None:
@@ -150,6 +159,7 @@ def a_host_that_was_installed(host: BootedHost) -> None:
     typed(host, f"printf '%s' '{DEVICES}' > /etc/covey/agent.toml; systemctl restart covey")
     up(host)
     assert "hello" in typed(host, "cd /; agentctl submit --follow -- echo hello")
+    typed(host, "systemctl enable --now covey-starter")
 
 
 def a_job_runs_on_while_it_is_upgraded(package: Path, host: BootedHost) -> None:

@@ -2,14 +2,12 @@
 its host, and of another host. None changes anything, whether the agent looks while they are there or afterwards.
 """
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -126,49 +124,6 @@ def test_over_the_network_counters_are_read_by_any_name_and_nothing_else(rack: A
     assert reading.returncode == 4 and "agentctl login" in reading.stderr
     changing = gpu2.shell(f"agentctl --agent http://{gpu1.address}:{PORT} submit -- true")
     assert changing.returncode == 4 and "nothing can be changed over http" in changing.stderr
-
-
-PROMETHEUS = shutil.which("prometheus")
-SCRAPES = """\
-global: {scrape_interval: 1s}
-rule_files: [RULES]
-scrape_configs:
-  - job_name: covey
-    static_configs: [{targets: ["gpu1:8470"]}]
-"""
-
-
-@pytest.mark.skipif(PROMETHEUS is None, reason="NO PROMETHEUS READ /metrics: it is not here (Debian: prometheus)")
-def test_a_prometheus_of_another_host_scrapes_an_agent_by_its_name(rack: AgentRack, tmp_path: Path) -> None:
-    gpu2 = rack.lab.hosts["gpu2"]
-    rules = Path(__file__).parents[2] / "deploy/prometheus/rules.yml"
-    (tmp_path / "prometheus.yml").write_text(SCRAPES.replace("RULES", str(rules)))
-    options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    process = gpu2.popen([str(PROMETHEUS), *options, "--web.listen-address=127.0.0.1:9090"], tmp_path / "log")
-
-    def asked(query: str) -> list[dict[str, Any]]:
-        reads = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/{query}').read().decode())"
-        done = gpu2.run(["python", "-c", reads])
-        found = json.loads(done.stdout)["data"] if done.returncode == 0 else {}
-        return list(found.get("result", ()) or found.get("groups", ()))
-
-    try:
-        wait(lambda: asked("query?query=covey_leads"), lambda: (tmp_path / "log").read_text()[-2000:], 60.0)
-        (up,) = asked("query?query=up")
-        assert (up["metric"]["instance"], up["value"][1]) == ("gpu1:8470", "1")
-        (count,) = asked("query?query=count(count+by(__name__)({__name__=~%22covey_.%2B%22}))")
-        assert int(count["value"][1]) > 100
-        for name in ("http_request", "event_loop_lag"):
-            assert float(asked(f"query?query=sum(covey_{name}_seconds_count)")[0]["value"][1]) > 0
-        wait(
-            lambda: all(rule["health"] == "ok" for group in asked("rules") for rule in group["rules"]),
-            lambda: f"a rule cannot be evaluated: {asked('rules')}",
-            60.0,
-            1.0,
-        )
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

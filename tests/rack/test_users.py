@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos.rack.agents import AgentRack, wait
-from chaos.rack.hosts import Host, Laboratory, why_not
+from chaos.rack.hosts import Host, Laboratory, signal_all, why_not
 
 pytestmark = [
     pytest.mark.rack,
@@ -17,6 +22,9 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
 ]
+ROOT = Path(__file__).parents[2]
+INSTALL = (ROOT / "docs/guides/install.md").read_text()
+DOMAIN = "example.org"
 PORT = 8470
 TOML = f'[http]\nbind = "0.0.0.0:{PORT}"\n[access]\noperators = ["carol", "@wheels"]\n'
 COVEY, WHEELS = 64_010, 64_011
@@ -53,12 +61,24 @@ def with_people(host: Host) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def with_dns_name(host: Host) -> None:
+    """Let all hosts know its DNS name, and `[http] names` have it, by the line of the page."""
+    line = 'names = ["gpu1.example.org"]'
+    assert f"`{line}`" in INSTALL
+    toml = host.folder / "etc/agent.toml"
+    toml.write_text(toml.read_text().replace("[http]", f"[http]\n{line.replace('gpu1', host.name)}"))
+    for each in host.lab.hosts.values():
+        with (each.folder / "hosts").open("a") as hosts:
+            hosts.write(f"{host.address} {host.name}.{DOMAIN}\n")
+
+
 @pytest.fixture(scope="module")
 def rack() -> Iterator[AgentRack]:
     with Laboratory(2) as lab:
         rack = AgentRack(lab, voters=1, more_toml=TOML)
         for host in rack.hosts:
             with_people(host)
+            with_dns_name(host)
             for folder in (host.folder, *list(host.folder.parents)[:2]):
                 folder.chmod(folder.stat().st_mode | 0o011)
         for uid in (0, NAMELESS, *PEOPLE.values()):
@@ -176,3 +196,69 @@ def test_with_a_certificate_a_user_is_that_user_on_every_host_until_keys_are_rot
     assert typed(gpu1, "ann", f"{there} jobs").returncode == 0
     told = "".join(typed(gpu1, "eve", "why host/gpu1").stdout.split())
     assert f"forann(uid{PEOPLE['ann']}),goodfor1days" in told, told
+
+
+PROMETHEUS = shutil.which("prometheus")
+TARGETS = [f"gpu{n}.{DOMAIN}:{PORT}" for n in (1, 2)]
+
+
+def scrapes(folder: Path) -> list[str]:
+    """Options of a Prometheus that reads what the page says, and the rules that are delivered."""
+    (block,) = re.findall(r"(?ms)^```yaml\n(scrape_configs:\n.*?)^```", INSTALL)
+    rules = ROOT / "deploy/prometheus/rules.yml"
+    (folder / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\nrule_files: [{rules}]\n{block}")
+    return [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="NO PROMETHEUS READ /metrics: it is not here (Debian: prometheus)")
+def test_a_prometheus_scrapes_agents_by_their_names_with_tls_and_without(rack: AgentRack, tmp_path: Path) -> None:
+    gpu1, gpu2 = rack.hosts
+
+    def authority() -> None:
+        assert typed(gpu1, "bob", "login").returncode == 0
+        shutil.copy(folder_of(rack, PEOPLE["bob"]) / "covey/authority.pem", tmp_path)
+
+    @contextmanager
+    def runs() -> Iterator[None]:
+        address = "--web.listen-address=127.0.0.1:9090"
+        process = gpu2.popen([str(PROMETHEUS), *scrapes(tmp_path), address], tmp_path / "log")
+        try:
+            yield
+        finally:
+            signal_all(gpu2.find(address), signal.SIGKILL)
+            process.wait()
+
+    def asked(query: str) -> Any:
+        reads = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/{query}').read().decode())"
+        done = gpu2.run(["python", "-c", reads])
+        return json.loads(done.stdout)["data"] if done.returncode == 0 else {}
+
+    def answered(query: str) -> list[dict[str, Any]]:
+        return list(asked(f"query?query={query}").get("result", ()))
+
+    def up() -> dict[tuple[str, str], bool]:
+        return {(one["metric"]["job"], one["metric"]["instance"]): one["value"][1] == "1" for one in answered("up")}
+
+    def waited(job: str, is_up: bool) -> None:
+        wait(lambda: [up().get((job, one)) for one in TARGETS] == [is_up] * 2, lambda: f"{asked('targets')}", 60.0, 0.5)
+
+    authority()
+    with runs():
+        for job in ("covey", "covey-tls"):
+            waited(job, True)
+            count = f"count(count+by(__name__)({{__name__=~%22covey_.%2B%22,job=%22{job}%22}}))"
+            assert int(answered(count)[0]["value"][1]) > 100
+        for name in ("http_request", "event_loop_lag"):
+            assert float(answered(f"sum(covey_{name}_seconds_count)")[0]["value"][1]) > 0
+        wait(
+            lambda: all(rule["health"] == "ok" for group in asked("rules")["groups"] for rule in group["rules"]),
+            lambda: f"a rule cannot be evaluated: {asked('rules')}",
+            60.0,
+            1.0,
+        )
+    assert typed(gpu1, "root", "keys rotate").returncode == 0
+    with runs():
+        waited("covey-tls", False)
+        assert "certificate signed by unknown authority" in json.dumps(asked("targets"))
+        authority()
+        waited("covey-tls", True)

@@ -52,7 +52,10 @@ def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configu
         _check_new(asked, now, rack)
     if remove:
         _check_old(asked, now, rack)
-    return _by_people(now, add if add not in now.hosts else NOBODY, remove)
+    learner = add if add not in now.hosts else NOBODY
+    if remove and (add or remove not in rack.heard):  # how many should vote is still for the leader to see to
+        return msgspec.structs.replace(now, learner=learner, leaving=remove)
+    return _by_people(now, learner, remove)
 
 
 def _by_people(now: Configuration, learner: HostId, leaving: HostId) -> Configuration:

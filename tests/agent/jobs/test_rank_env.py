@@ -5,6 +5,7 @@ The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 from hypothesis import given

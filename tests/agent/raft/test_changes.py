@@ -47,7 +47,15 @@ def refused(asked: ChangeVoters, configuration: Configuration, known: voters.Vot
 def test_a_wish_becomes_the_first_step_of_a_change() -> None:
     assert voters.decide(wish(D), now(A, B, C), rack()) == changed(A, B, C, learner=D)
     assert voters.decide(wish(remove=C), now(A, B, C), rack()) == changed(A, B, C, leaving=C)
-    assert voters.decide(wish(D, C), now(A, B, C), rack()) == changed(A, B, C, learner=D, leaving=C)
+    assert voters.decide(wish(D, C), now(A, B, C), rack()) == now(A, B, C, learner=D, leaving=C)
+
+
+def test_who_mends_a_loss_or_replaces_leaves_the_number_of_voters_to_the_leader() -> None:
+    for asked in (wish(remove=C), wish(D, C)):
+        assert not voters.decide(asked, now(A, B, C), rack(heard=(A, B, D))).by_people
+        assert voters.decide(asked, changed(A, B, C), rack(heard=(A, B, D))).by_people, "what people decided stays"
+    assert voters.decide(wish(remove=C), now(A, B, C), rack()).by_people
+    assert not voters.decide(wish(D, C), now(A, B, C), rack()).by_people
 
 
 def test_asking_twice_is_harmless() -> None:
@@ -81,8 +89,8 @@ def test_a_host_that_is_away_may_be_wanted_by_force() -> None:
 def test_nobody_is_removed_when_the_others_could_not_commit() -> None:
     alone = rack(heard=[A, B])
     assert "a majority of a, c must answer, and c does not" in refused(wish(remove=B), now(A, B, C), alone)
-    assert voters.decide(wish(remove=C), now(A, B, C), alone) == changed(A, B, C, leaving=C), "the dead one may go"
-    assert voters.decide(wish(D, C), now(A, B, C), alone) == changed(A, B, C, learner=D, leaving=C)
+    assert voters.decide(wish(remove=C), now(A, B, C), alone) == now(A, B, C, leaving=C), "the dead one may go"
+    assert voters.decide(wish(D, C), now(A, B, C), alone) == now(A, B, C, learner=D, leaving=C)
     assert "must answer" in refused(wish(D, A), now(A, B, C), rack(heard=[A]))
 
 
