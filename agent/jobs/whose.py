@@ -64,6 +64,11 @@ class JobPaths:
         return -1 if other_user(self._env, spec) is None else self._env.starter.uid
 
 
+def _is_podmans(image: str) -> bool:
+    """Whether podman runs this image: it has a /tmp of its own then, and podman's sockets are in the host's."""
+    return bool(image) and not image.startswith("/") and not image.endswith(".sif")
+
+
 async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, config: msgspec.Struct) -> ProcessId:
     """Start a program of the job. OSError says why it cannot be started."""
     user = other_user(env, spec)
@@ -81,8 +86,7 @@ async def start_program(env: Env, spec: RanksSpec, program: str, instance: str, 
         instance=instance,
         limits=limits,
         seconds=seconds_of(spec),
-        private_tmp=spec.private_tmp
-        and not spec.image,  # a container has its own /tmp; podman's sockets are in this one
+        private_tmp=spec.private_tmp and not _is_podmans(spec.image),
     )
     return await env.starter.start_program(which, config)
 

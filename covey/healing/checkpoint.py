@@ -15,12 +15,14 @@ Beside them, as text, are the step with which ranks continue, their number, and 
               NAME: {"dtype": "F32", "shape": [..], "data_offsets": [first, end]}, ..}
 
 It is written beside its place and then moved there, so that a file is complete or not there. Arrays are written from
-their own memory and read into it: nothing of the state is in memory twice.
+their own memory, and read into those of the script that have the same names, types and shapes.
 """
 
+import glob
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +43,8 @@ FOLDER = "COVEY_CHECKPOINT_DIR"
 META = "__metadata__"
 HEADER_BYTES_MAX = 100_000_000
 """Most bytes of a header, as for other readers of the format."""
+LEFT_S = 600.0
+"""Seconds after which a file that nobody has written to is what a killed process left."""
 CUT_BYTES = 16 << 20
 """Bytes that are written or read at a time."""
 TYPES = {
@@ -91,8 +95,7 @@ def save(path: Path, about: Checkpoint, arrays: Mapping[str, Array], types: Mapp
         if name == META:
             raise CoveyError(f"{path} was not written", f"an array is named {META}", "give it another name")
         if type is None:
-            why = f"array {name!r} has elements of type {array.dtype}, which the format does not have"
-            raise CoveyError(f"{path} was not written", why, f"keep the state in {', '.join(_NAMES)}")
+            raise _unknown(path, name, array)
         found[name] = {"dtype": type, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
     places = [bytes_of_state(array) for array in whole.values()]
@@ -121,6 +124,10 @@ def _number(places: Sequence[memoryview], about: Checkpoint) -> int:
 def _put(path: Path, parts: Sequence[memoryview]) -> None:
     """Write a file that is complete or not there, also after a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of a process that was killed while it wrote
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > LEFT_S:
+                old.unlink()
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     is_there = False
     try:
@@ -152,13 +159,28 @@ def _umask() -> int:
     return 0o077
 
 
-def missed(path: Path, environ: Mapping[str, str]) -> CoveyError | None:
-    """Why a job that has saved there cannot begin without that checkpoint, by the agent's word; None: it has not."""
-    if environ.get("COVEY_SAVED_AT") != os.path.abspath(path):
-        return None
-    why = f"this job saved step {environ.get('COVEY_SAVED_STEP')} there, and the file is not on this host"
-    next = "keep it in a folder that all hosts share (COVEY_CHECKPOINTS); to begin anew, submit another job"
-    return refused(path, why, next)
+def check(path: Path, saved: "SavedState | None", arrays: Mapping[str, Array], environ: Mapping[str, str]) -> None:
+    """CoveyError where a job cannot begin with what is there (`saved`; None: nothing), by the agent's word, or could
+    not save there: that must not be found when it has to stop. `arrays`: its state."""
+    if environ.get("COVEY_SAVED_AT") == os.path.abspath(path):
+        step = int(environ.get("COVEY_SAVED_STEP", "0"))
+        there = (
+            "the file is not on this host" if saved is None else f"the one on this host is of step {saved.about.step}"
+        )
+        if saved is None or saved.about.step < step:
+            shared = "keep it in a folder that all hosts share (COVEY_CHECKPOINTS); to begin anew, submit another job"
+            raise refused(path, f"this job saved step {step} there, and {there}", shared)
+    for name, array in arrays.items():
+        if array.dtype.str not in _NAMES:
+            raise _unknown(path, name, array)
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CoveyError(f"{path} could not be written", f"{folder} cannot be written to", "set COVEY_CHECKPOINTS")
+
+
+def _unknown(path: Path, name: str, array: Array) -> CoveyError:
+    why = f"array {name!r} has elements of type {array.dtype}, which the format does not have"
+    return CoveyError(f"{path} was not written", why, f"keep the state in {', '.join(_NAMES)}")
 
 
 class SavedState:

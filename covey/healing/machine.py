@@ -54,6 +54,7 @@ OWNS = "covey/owns"
 KEPT = 3
 """How many own states are kept of a neighbour: at the beginning of this rank's step, of the next, and of the one after.
 The neighbour may be a step ahead, and has sent its own state at the end of that step."""
+NOT_SAVED = "nothing was saved"
 Says = tuple[Tell, ...]
 Own = Callable[[], Any] | None
 
@@ -65,6 +66,8 @@ class Boundary(NamedTuple):
     """The step that comes next."""
     owns: Sequence[bytes] | None
     """By rank: what is its own, as JSON, empty where it has none; None: neighbours keep that."""
+    own: bytes | None = None
+    """What neighbours keep of this rank's own, as JSON; None: nothing."""
 
 
 class HealingMachine:
@@ -209,15 +212,25 @@ class HealingMachine:
 
     def boundary(self, rounds: bytes | None) -> Boundary:
         """Where this rank is between two steps: at the end of this step once something was pushed in it, else at its
-        beginning. CoveyError while a round of a tensor is under way (`rounds` is None)."""
+        beginning. CoveyError while a round of a tensor is under way (`rounds` is None), and where it is not known
+        what is each rank's own, or whether the step is over."""
         gather = self.gather
         if rounds is None or (gather is not None and gather.awaited is not None):
             why = "a round of a tensor is under way, so this rank is within a step"
-            raise CoveyError("nothing was saved", why, "wait for the handles of all tensors first")
+            raise CoveyError(NOT_SAVED, why, "wait for the handles of all tensors first")
         step = self.step + self.has_said_own
+        if not self.has_said_own and self.step == self._first and not self._incarnation:
+            raise CoveyError(NOT_SAVED, "other ranks may not have begun", "save at the end of a step")
         if gather is None or not gather.has_owns:
-            return Boundary(step, None)
-        return Boundary(step, gather.newest if self.has_said_own else gather.owns.each)
+            own = self._own[-1] if self._own else None
+            return Boundary(step, None, own[1] if own is not None and own[0] == step else None)
+        if self.has_said_own:
+            return Boundary(step, gather.newest)
+        owns = gather.owns
+        if owns.plan.is_asked and owns.step != self.step:
+            why = f"nothing was pushed in step {self.step - 1}, so it is not known what is each rank's own"
+            raise CoveyError(NOT_SAVED, why, "save at the end of a step in which something is pushed")
+        return Boundary(step, owns.each)
 
     def recover(
         self,

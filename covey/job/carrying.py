@@ -167,6 +167,8 @@ class CarriedRanks:
         self._looping = False
         """Whether the script is in the loop over `job.carried`."""
         self._state: Mapping[str, Array] = {}
+        self.own_saved: bytes | None = None
+        """The own state of the first rank in a checkpoint, where no other rank has it; None: there is none."""
         self.blocks: Exchange | None = None
         """The data Blocks of the ranks; None: the script has none."""
         self.leaving: list[Callable[[int], object]] = []
@@ -216,6 +218,8 @@ class CarriedRanks:
         self._state = state
         if self._me.world_size > 1:
             self._machine.own_is(self._first, self._gather.owns.each[self._first])
+        elif self.own_saved is not None:
+            self._machine.own_is(self._first, self.own_saved)
         with self._joining:
             self._joins = False
         self._carry_newest()

@@ -30,6 +30,7 @@ again (`covey.healing.checkpoint`). All ranks end after the same step, with exit
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +41,7 @@ from covey.core.errors import EXIT_AGAIN, EXIT_STATE_LOST, CoveyError, OthersDon
 from covey.healing import checkpoint
 from covey.healing.healing import Healing
 from covey.healing.likeness import likeness
-from covey.healing.machine import Boundary, json_of
+from covey.healing.machine import NOT_SAVED, Boundary, json_of
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import OwnGather
 from covey.healing.owns import RANKS_MAX, Owns
@@ -89,6 +90,8 @@ class StopsAndSaves(NamedTuple):
     """Gathers what is each rank's own, which this rank's is given to, where neighbours keep it."""
     writes: Callable[[], bool] = lambda: True
     """Whether this process writes the checkpoint: it carries rank 0."""
+    own: Callable[[], object] | None = None
+    """Returns what is the own of this process's first rank, where the script's `own` is that of the entered one."""
     own_said: Callable[[], bytes | None] = lambda: None
     """What this rank said in this step that its own will be at the end, as JSON; None: nothing."""
     draws_ahead: bool = False
@@ -115,6 +118,9 @@ class AskedToEnd(Protocol):
 def stops_of(asked: AskedToEnd, place: Place | bool, more: StopsAndSaves | None, **of_client: Any) -> StopsAndSaves:
     """How ranks of a script stop and save; `more`: what a framework adds. CoveyError when the place is not known."""
     if place is not False:
+        if threading.current_thread() is not threading.main_thread():
+            why = "it is registered outside of the main thread, which alone can end the process"
+            raise CoveyError("the state has no checkpoint", why, "call it in the main thread, or leave checkpoint= out")
         asked.listens()
     at = None if place is False else checkpoint.place_of(place, os.environ)
     return (more or StopsAndSaves())._replace(place=at, wants=lambda: asked.asked, listens=asked.listens, **of_client)
@@ -198,14 +204,18 @@ class JobState(OfOneProcess):
         if (each := boundary.owns) is None:
             if boundary.step == self.step and not is_last:
                 why = "what is each rank's own is gathered for that, and may change before this step's first push"
-                raise CoveyError("nothing was saved", why, "save at the end of a step")
-            each = self._stop.gathered(b"" if own is None else json_of(own))
+                raise CoveyError(NOT_SAVED, why, "save at the end of a step in which something is pushed")
+            mine = boundary.own
+            if mine is None:
+                mine = b"" if own is None else json_of(self._stop.own or own)
+            each = self._stop.gathered(mine)
         if self._stop.writes():
             owns = tuple(one.decode() or None for one in each)
             about = checkpoint.Checkpoint(boundary.step, owns, self._stop.made)
             arrays = dict(self._script.get())
             checkpoint.save(place, about, arrays, types or self._stop.types())
-            self._stop.saved(boundary.step, place)
+            if place == self._stop.place:
+                self._stop.saved(boundary.step, place)
         return place
 
     def end_if_all_stop(self) -> None:
@@ -224,7 +234,10 @@ class JobState(OfOneProcess):
             return
         self._unchecked -= 1
         if (now := json_of(own)) != said:
-            where = _difference(json.loads(said), json.loads(now))
+            before, after = json.loads(said), json.loads(now)
+            if before == after:
+                return
+            where = _difference(before, after)
             why = f"own{where} at the end of step {self.step} is not what it was at this step's first push"
             next_ = "draw random numbers, and count, before the first push of a step"
             raise CoveyError("a rank that replaces this one would go on with another own state", why, next_)
@@ -251,10 +264,9 @@ class JobState(OfOneProcess):
 def _difference(one: Any, other: Any) -> str:
     """Where two values of JSON differ first, as Python writes it: `['state']['inc']`; empty: as a whole."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return next(f"[{key!r}]{_difference(one[key], other[key])}" for key in one if one[key] != other[key])
+        return next((f"[{key!r}]{_difference(one[key], other[key])}" for key in one if one[key] != other[key]), "")
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        at = next(at for at, each in enumerate(one) if each != other[at])
-        return f"[{at}]{_difference(one[at], other[at])}"
+        return next((f"[{at}]{_difference(each, other[at])}" for at, each in enumerate(one) if each != other[at]), "")
     return ""
 
 
@@ -277,9 +289,8 @@ def begun(
     neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries. `extra`:
     nothing is left to do for this process once others have ended: they had every part of every step."""
     saved = None if stop.place is None else checkpoint.opened(stop.place)
-    missed = None if stop.place is None or saved is not None else checkpoint.missed(stop.place, os.environ)
-    if missed is not None and not me.incarnation:
-        raise missed
+    if stop.place is not None and not me.incarnation:
+        checkpoint.check(stop.place, saved, script.get(), os.environ)
     if saved is not None and not me.incarnation:
         _check_saved(saved, me.world_size, stop.made)
         me = me._replace(step=saved.about.step)
@@ -330,10 +341,13 @@ def begun(
         except (CoveyError, KeyError, ValueError) as error:
             why = error.why if isinstance(error, CoveyError) else f"it does not fit this script: {error!r}"
             raise checkpoint.refused(saved.path, why) from error
+        if carried:
+            carried[0].own_saved = saved.owns(me.world_size)[me.rank] or None
     gather = healing.machine.gather
     stop = stop._replace(
         stops=stop.wants if gather is None else lambda: gather.stops,
         boundary=healing.boundary,
+        own=own if carried else None,
         own_said=lambda: healing.machine.own_said,
         gathered=lambda mine: _gathered(tensors, mine),
         writes=lambda: 0 in carried[0].members if carried else me.rank == 0,

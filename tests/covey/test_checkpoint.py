@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from covey.core.errors import CoveyError
-from covey.healing.checkpoint import Checkpoint, missed, opened, place_of, save
+from covey.healing.checkpoint import Checkpoint, check, opened, place_of, save
 from covey.tensors.numbers.arrays import Array
 
 ABOUT = Checkpoint(7, ('{"at": 3}', None, '"\\u00e9"'), "numpy")
@@ -155,8 +155,18 @@ def test_the_place_is_a_path_or_in_the_jobs_own_folder(tmp_path: Path) -> None:
         place_of(True, {})
 
 
-def test_a_job_that_has_saved_does_not_begin_anew_where_its_checkpoint_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "state.safetensors"
-    assert missed(path, {}) is None and missed(path, {"COVEY_SAVED_AT": "/elsewhere"}) is None
-    error = missed(path, {"COVEY_SAVED_AT": str(path), "COVEY_SAVED_STEP": "381"})
-    assert error is not None and "this job saved step 381 there, and the file is not on this host" in error.why
+def test_a_job_does_not_begin_where_its_newest_checkpoint_is_not_or_none_could_be(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, env = opened(path), {"COVEY_SAVED_AT": str(path), "COVEY_SAVED_STEP": "7"}
+    check(path, saved, ARRAYS, env)
+    check(path.with_name("new"), None, ARRAYS, {"COVEY_SAVED_AT": str(path)})
+    with pytest.raises(CoveyError, match="saved step 7 there, and the file is not on this host"):
+        check(path, None, ARRAYS, env)
+    with pytest.raises(CoveyError, match="saved step 8 there, and the one on this host is of step 7"):
+        check(path, saved, ARRAYS, env | {"COVEY_SAVED_STEP": "8"})
+    with pytest.raises(CoveyError, match="array 'c' has elements of type complex128"):
+        check(path, None, {"c": np.zeros(2, complex)}, {})
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(CoveyError, match=f"{path.parent} cannot be written to"):
+        check(path.parent / "none" / "here", None, ARRAYS, {})

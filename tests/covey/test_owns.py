@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from covey.core.errors import CoveyError, StateLost
 from covey.healing import owns
 from covey.healing.healing import Healing
-from covey.healing.machine import OWNS
+from covey.healing.machine import OWNS, HealingMachine
 from covey.healing.neighbours import HealedRank
 from covey.healing.own_gather import UNREAD_MAX, OwnGather
 from covey.healing.owns import CALM, QUIET_MAX, ROOM, Owns, RowPlan
@@ -361,3 +361,37 @@ def test_ranks_that_begin_elsewhere_do_not_go_on_together(mine: int) -> None:
     found = "checkpoint 00000005" if mine else "no checkpoint"
     with pytest.raises(CoveyError, match=f"this rank found {found}, and rank 1 checkpoint 0000001f"):
         each[0].came(rows)
+
+
+def test_nothing_is_saved_where_it_is_not_known_what_is_each_ranks_own() -> None:
+    machines, each = [], []
+    for rank in range(2):
+        gather = OwnGather(rank, 2, 0, KeptRows())
+        machines.append(HealingMachine(HealedRank(rank, 2), lambda: 0.0, lambda: None, gather=gather))
+        each.append(gather)
+
+    def step(pushes: bool) -> None:
+        rows = []
+        for machine, gather in zip(machines, each, strict=True) if pushes else ():
+            gather.begin(machine.step, b"%d" % machine.step)
+            machine.has_said_own = True
+            sums: Any = gather._sums
+            rows.append(sums.pushed.pop())
+            with pytest.raises(CoveyError, match="a round of a tensor is under way"):
+                machine.boundary(b"")
+        for gather in each if pushes else ():
+            assert not gather.came(total(rows))
+
+    for machine in machines:
+        machine.begin({}, b"")
+    with pytest.raises(CoveyError, match="other ranks may not have begun"):
+        machines[0].boundary(b"")
+    step(True)
+    assert machines[0].boundary(b"") == (1, (b"0", b"0"), None)
+    for machine in machines:
+        machine.end({}, b"")
+    assert machines[0].boundary(b"") == (1, (b"0", b"0"), None), "the same, once it has ended"
+    for machine in machines:
+        machine.end({}, b"")
+    with pytest.raises(CoveyError, match="nothing was pushed in step 1"):
+        machines[1].boundary(b"")

@@ -181,6 +181,8 @@ def refusal(command: Command, container: Container, host: ContainerHost) -> Cont
     if not host.tool:
         return no(f"{tool} is not installed there", f"install {tool} on {host.name}")
     saves = _saves(command)
+    if saves in NOT_MOUNTED:
+        return no(f"COVEY_CHECKPOINTS, {saves}, would hide what the image has there", "give a folder below it")
     if saves and saves not in host.folders:
         return no(f"COVEY_CHECKPOINTS, {for_people(saves)}, is no folder there", f"mkdir -p {for_people(saves)}")
     if odd := [folder for folder, _ in mounts(command, host) if ":" in folder or "," in folder]:

@@ -53,7 +53,7 @@ def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configu
     if remove:
         _check_old(asked, now, rack)
     learner = add if add not in now.hosts else NOBODY
-    if remove and (add or remove not in rack.heard):  # how many should vote is still for the leader to see to
+    if remove and (learner or remove not in rack.heard):  # how many should vote is still for the leader to see to
         return msgspec.structs.replace(now, learner=learner, leaving=remove)
     return _by_people(now, learner, remove)
 

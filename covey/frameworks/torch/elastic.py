@@ -207,6 +207,9 @@ class ElasticTraining:
     def save(self, path: "Place | None" = None) -> Path:
         """Save all that is needed to continue with the same bits, and return where, once everything of a step was
         done. As of `covey.job.job_state.JobState.save`."""
+        if self._is_whole:
+            why = "this step has gradients, and the optimizer has not made its step"
+            raise CoveyError("nothing was saved", why, "save after training.step(), at the end of the step")
         return self._state.save(path)
 
     # ---- for the sampler ----

@@ -139,6 +139,9 @@ class HealedTraining:
         """Save all that is needed to continue with the same bits, and return where: once everything of a step was done
         (`scheduler.step()` too), or before its forward pass. As of `covey.job.job_state.JobState.save`; parameters
         have the names `parameter/..` there, and the types that they have here."""
+        if self._at is Phase.IN_STEP and self._drawn is not None:
+            why = "this step has gradients, and the optimizer has not made its step"
+            raise CoveyError("nothing was saved", why, "save after optimizer.step(), at the end of the step")
         self._finish_buffers()
         return self._state.save(path)
 

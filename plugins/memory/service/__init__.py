@@ -103,6 +103,7 @@ class MemoryService(PluginService):
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostSeen():
                 self.lending.dispatch(BorrowerAway(fact.host, 0.0))
+                self.borrowing.unsure.never_back.pop(fact.host, None)
             case HostGone():
                 self.borrowing.dispatch(LenderLost(fact.host))
             case HostNeverBack():

@@ -16,6 +16,8 @@ from plugins.memory.service.earlier import EarlierElsewhere
 from plugins.memory.service.open_volume import OpenVolume
 
 ASK_S = 5.0
+HEARD_S = 60.0
+"""Seconds after this agent's start from which a host that no other speaks of is not there."""
 
 
 class UnsureLenders:
@@ -33,7 +35,9 @@ class UnsureLenders:
         self._asked: set[HostId] = set()
         """Lenders that are being asked what they hold."""
         self.never_back: dict[HostId, int] = {}
-        """Lenders that will never come back, by the word of a person, and the latest boot that is meant."""
+        """Lenders that will never come back, by the word of a person, and the latest boot that is meant. One that was
+        seen after that word is here no more: it was only cut off, and has what it held."""
+        self._began_s = host.env.clock.now_s()
 
     def slabs(self) -> dict[HostId, list[SlabRef]]:
         """Lender -> places whose content a volume's process does not know, since it began anew."""
@@ -64,7 +68,9 @@ class UnsureLenders:
         boot = self.never_back.get(lender)
         if boot is None:
             return False
-        return view is None or (view.state in ("gone", "left") and view.boot <= boot)
+        if view is None:  # soon after a start nobody may have spoken of a living host
+            return self._env.clock.now_s() - self._began_s >= HEARD_S
+        return view.state in ("gone", "left") and view.boot <= boot
 
     async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
         try:

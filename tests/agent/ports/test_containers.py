@@ -167,6 +167,7 @@ def test_the_argument_list_of_apptainer_by_its_manual() -> None:
 def test_what_is_refused_says_why_and_what_next() -> None:
     gpu, sif = msgspec.structs.replace(IMAGE, gpus=(TWO,)), msgspec.structs.replace(IMAGE, image="/i/torch.sif")
     odd = msgspec.structs.replace(COMMAND, cwd="/data/a:b")
+    hides = msgspec.structs.replace(COMMAND, env={**COMMAND.env, "COVEY_CHECKPOINT_DIR": "/tmp/j7-x"})
     saves = msgspec.structs.replace(COMMAND, env={**COMMAND.env, "COVEY_CHECKPOINT_DIR": "/ckpt/j7-x"})
     for command, container, host, why, next in (
         (COMMAND, IMAGE, HOST._replace(uid=0), "rootless", "submit as a user"),
@@ -180,6 +181,7 @@ def test_what_is_refused_says_why_and_what_next() -> None:
         (COMMAND, IMAGE, HOST._replace(trouble="no space", runtime_dir=""), "no space", "enable-linger ann"),
         (COMMAND, IMAGE, HOST._replace(trouble="no space"), "no space", "podman image exists torch:2"),
         (saves, IMAGE, HOST, "COVEY_CHECKPOINTS, /ckpt, is no folder there", "mkdir -p /ckpt"),
+        (hides, IMAGE, HOST, "COVEY_CHECKPOINTS, /tmp, would hide", "a folder below it"),
         (odd, IMAGE, HOST._replace(folders=HOST.folders | {"/data/a:b"}), "':'", "rename"),
     ):
         refused = refusal(command, container, host)

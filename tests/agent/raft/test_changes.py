@@ -56,6 +56,7 @@ def test_who_mends_a_loss_or_replaces_leaves_the_number_of_voters_to_the_leader(
         assert voters.decide(asked, changed(A, B, C), rack(heard=(A, B, D))).by_people, "what people decided stays"
     assert voters.decide(wish(remove=C), now(A, B, C), rack()).by_people
     assert not voters.decide(wish(D, C), now(A, B, C), rack()).by_people
+    assert voters.decide(wish(A, C), now(A, B, C), rack()).by_people, "nobody comes in its place"
 
 
 def test_asking_twice_is_harmless() -> None:

@@ -9,7 +9,7 @@ import pytest
 from covey.core.ids import HostId
 from plugins.facts import HostState, HostView
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
-from plugins.memory.service.unsure_lenders import UnsureLenders
+from plugins.memory.service.unsure_lenders import HEARD_S, UnsureLenders
 
 LENDER, EPOCH = HostId("gpu2"), 7
 
@@ -22,7 +22,9 @@ class Borrower:
         self.told: list[str] = []
         self.views: list[HostView] = []
         self.holds = True
-        env = SimpleNamespace(spawn=lambda _name, work: asyncio.get_running_loop().create_task(work))
+        self.now_s = 0.0
+        clock = SimpleNamespace(now_s=lambda: self.now_s)
+        env = SimpleNamespace(clock=clock, spawn=lambda _name, work: asyncio.get_running_loop().create_task(work))
         host = SimpleNamespace(env=env, hosts=lambda: self.views, ask=self._ask)
         process = SimpleNamespace(ask=self._process)
         volume = SimpleNamespace(recovering=lambda: [SimpleNamespace(epoch=EPOCH)], process=process)
@@ -58,6 +60,10 @@ async def test_a_lender_that_never_comes_back_is_waited_for_no_longer(views: lis
     await borrower.second()
     assert (borrower.asked, borrower.told) == ([LENDER], []), "nobody said so yet"
     borrower.unsure.never_back[LENDER] = 5
+    if not views:
+        await borrower.second()
+        assert borrower.asked.pop() == LENDER and borrower.told == [], "nobody may have spoken of it yet"
+    borrower.now_s = HEARD_S
     await borrower.second()
     await borrower.second()
     assert borrower.asked == [LENDER] and borrower.told == ["gpu2 was forgotten: it will never come back"] * 2

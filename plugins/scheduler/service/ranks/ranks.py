@@ -544,6 +544,7 @@ class LocalRanks:
             if joined is not None:
                 fact = self.ends[key] = joined
                 await self.log.insist(self._report_of(fact, silent))
+        await self.checkpoint(fact.job)  # what it could not tell before, without a leader
         await self.dispatch(RanksGone(*key))
         await self._saved()
         self.ends.pop(key, None)
