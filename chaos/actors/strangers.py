@@ -218,7 +218,9 @@ class Strangers:
             data = sealer.seal((Tomorrow("later"),))
         else:
             head = bytearray(sealer.seal(()))[:HEADER_BYTES]
-            data = bytes(head) + sealer._aead.encrypt(bytes(head[-12:]), body, bytes(head) + sealer._label)
+            data = bytes(head) + sealer._cipher(sealer.primary).encrypt(
+                bytes(head[-12:]), body, bytes(head) + sealer._ring.label
+            )
         if gossip._socket is not None:  # else its agent has not got so far
             gossip._socket.send(data, to)
 

@@ -61,7 +61,10 @@ async def test_a_rank_joins_and_reports_its_steps(agent: Agent) -> None:
     await until(lambda: not agent.socket.peers(J1))
 
 
-async def test_a_step_of_a_state_counts_once_with_what_is_told_in_it(agent: Agent) -> None:
+async def test_a_step_of_a_state_counts_once_with_what_is_told_in_it(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.job.client.GOODBYE_S", 10.0)  # here others need the processors, too
     job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
     state = await asyncio.to_thread(job.state, dict, lambda *_: None)
     for step in state.steps(3):

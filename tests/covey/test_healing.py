@@ -338,6 +338,7 @@ def test_own_state_that_changes_after_it_was_said_is_named_at_once(gang: Healing
     gang.begin()
     for rank in gang.now.values():
         rank.thread.join(WITHIN_S)
+    gang.close()
     assert len(gang.failed) == 3
     for _, error in gang.failed:
         assert "own['state']['state'] at the end of step 0 is not what it was" in str(error), error
