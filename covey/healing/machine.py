@@ -219,7 +219,7 @@ class HealingMachine:
             why = "a round of a tensor is under way, so this rank is within a step"
             raise CoveyError(NOT_SAVED, why, "wait for the handles of all tensors first")
         step = self.step + self.has_said_own
-        if not self.has_said_own and self.step == self._first and not self._incarnation:
+        if gather is not None and not self.has_said_own and self.step == self._first and not self._incarnation:
             raise CoveyError(NOT_SAVED, "other ranks may not have begun", "save at the end of a step")
         if gather is None or not gather.has_owns:
             own = self._own[-1] if self._own else None

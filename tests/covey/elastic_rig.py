@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from agent.jobs.socket.memory_reports import on_host
+from covey.core.errors import EXIT_AGAIN
 from covey.core.ids import HostId, JobId
 from covey.wire.frames import pack, whole
 from covey.wire.job import AggregatorAt, Carries, Frame, Join, Joined, MemoryHeld, decoder
@@ -110,9 +111,14 @@ class ElasticProcesses:
         script: Path,
         *words: str,
         host_memory: int = 0,
+        saved: Path | None = None,
     ) -> None:
-        """`host_memory`: what its processes may take together of the memory of their host, bytes; 0: any."""
-        folder.mkdir(parents=True)
+        """`host_memory`: what its processes may take together of the memory of their host, bytes; 0: any. `saved`: the
+        folder of its checkpoints; None: one of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._saved = saved or folder / "checkpoints"
+        self.preempt_file = folder / "preempt"
+        """Once this file is there, the job is asked to end."""
         self._forks, self._ranks, self._script, self._words = forks, ranks, script, words
         self._aggd = AggdThread(folder)
         self.carried: Mapping[int, tuple[int, ...]] = first_carried(ranks, processes)
@@ -138,7 +144,8 @@ class ElasticProcesses:
             "COVEY_HOST": "h1",
             "COVEY_INCARNATION": str(incarnation),
             "COVEY_ELASTIC": "1",
-            "COVEY_CHECKPOINT_DIR": str(self._socket.path.parent / "checkpoints"),
+            "COVEY_CHECKPOINT_DIR": str(self._saved),
+            "COVEY_PREEMPT_FILE": str(self.preempt_file),
         }
         if self._host_memory:
             here = ",".join(map(str, sorted({first, *self.carried})))
@@ -175,11 +182,18 @@ class ElasticProcesses:
         """Whether each process has written this."""
         return all(word in each.text() for each in self.now.values())
 
+    def stopped(self) -> None:
+        """Ask the job to end, and wait until all of its processes have saved and ended."""
+        self.preempt_file.touch()
+        ended = {first: each.wait(WITHIN_S) for first, each in self.now.items()}
+        assert set(ended.values()) == {EXIT_AGAIN}, (ended, self.text())
+
     def digest(self) -> str:
-        """The digest with which all processes end."""
+        """The digest with which all processes end that say one."""
         ended = {first: each.wait(WITHIN_S) for first, each in self.now.items()}
         assert set(ended.values()) == {0}, (ended, self.text())
-        found = {each.text().partition("sha256=")[2].split()[0] for each in self.now.values()}
+        said = [each.text().partition("sha256=")[2].split() for each in self.now.values()]
+        found = {words[0] for words in said if words}
         assert len(found) == 1, self.text()
         return found.pop()
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core.errors import CoveyError
+from covey.core.errors import EXIT_AGAIN, CoveyError
 from covey.core.ids import JobId
 from covey.healing.neighbours import HealedRank
-from covey.job.job_state import JobState, ScriptState, begun, stops_of
+from covey.job.job_state import JobState, ScriptState, begun
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 from tests.plugins.aggregator.loopback import AggdThread
@@ -36,14 +36,11 @@ class JobOfTest:
 
     def state(self, get: Any, load: Any, *, own: Any, step: int, checkpoint: Any, stop: Any) -> JobState:
         me = HealedRank(self.rank, self.tensors.world_size, self._incarnation, step=step)
-        stop = stops_of(self, checkpoint, stop, leave=self.tensors.leave)
+        stop = stop._replace(place=checkpoint or None, wants=lambda: self.asked, leave=self.tensors.leave)
         return begun(self.tensors, me, ScriptState(get, load, own), stop=stop)
 
     asked = False
     """Whether this rank has heard that the job is to stop."""
-
-    def listens(self) -> None:
-        """It always does."""
 
 
 def tree() -> dict[str, Any]:
@@ -129,8 +126,10 @@ def test_a_tree_that_changes_its_shape_is_refused_in_the_step() -> None:
 class JaxGang:
     """A gang whose ranks are threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, checkpoint: Path | None = None, stops_at: int = STEPS) -> None:
+        """`stops_at`: the step from which rank 1 has heard that the job is to stop."""
         folder.mkdir()
+        self.checkpoint, self.stops_at = checkpoint, stops_at
         self.aggd = AggdThread(folder)
         self.at = self.aggd.serve("j1", EPOCH, RANKS)
         self.found: dict[int, bytes] = {}
@@ -148,9 +147,11 @@ class JaxGang:
         job: Any = JobOfTest(self.at, rank, incarnation)
         try:
             start = {"w": jax.numpy.ones(300), "count": 0}
-            state = covey.jax.state(start, own=jax.random.key(rank), job=job)
+            own, checkpoint = jax.random.key(rank), self.checkpoint or False
+            state = covey.jax.state(start, own=own, job=job, checkpoint=checkpoint)
             self.began.append((rank, state.step))
             for step in state.steps(STEPS):
+                job.asked = rank == 1 and step >= self.stops_at
                 key, state.own = jax.random.split(state.own)
                 mean = covey.jax.pmean(jax.random.normal(key, (300,)) * state.tree["w"], job=job)
                 if step == lost_at:
@@ -161,9 +162,24 @@ class JaxGang:
             job.tensors.leave()
         except Lost:
             pass
+        except SystemExit as ended:
+            assert ended.code == EXIT_AGAIN
         except BaseException as error:
             self.failed.append(error)
         job.tensors.close()
+
+
+def test_a_job_that_stops_and_continues_leaves_the_same_bits(tmp_path: Path) -> None:
+    calm, _ = trained(tmp_path / "calm", -1)
+    saved = tmp_path / "state.safetensors"
+    for name, stops_at in (("first", 2), ("second", STEPS)):
+        gang = JaxGang(tmp_path / name, saved, stops_at)
+        threads = [gang.run(rank, 0, -1) for rank in range(RANKS)]
+        for thread in threads:
+            thread.join(WITHIN_S)
+        gang.aggd.finish()
+        assert not gang.failed and bool(gang.found) == (name == "second"), gang.failed
+    assert {step for _, step in gang.began} == {4} and set(gang.found.values()) == calm
 
 
 def trained(folder: Path, lost_at: int) -> tuple[set[bytes], JaxGang]:

@@ -1,9 +1,12 @@
 """examples/elastic: four applications find what one process finds, and the same bits whatever happens to the job."""
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from tests.covey.elastic_rig import ElasticProcesses
 from tests.covey.plain_processes import ROOT, PlainProcesses
@@ -17,6 +20,7 @@ SMALL = {
     "lda": ("--documents", "3", "--words", "30"),
 }
 """What makes an application small, by its name."""
+ELASTIC = ROOT / "examples" / "elastic.py"
 Jobs = Callable[..., ElasticProcesses]
 
 
@@ -58,3 +62,26 @@ def test_blocks_on_a_disk_change_no_bit(jobs: Jobs, tmp_path: Path, monkeypatch:
     job = jobs("mlr", 1, "--spill", "disk", "--resident", "2 KiB")
     assert job.digest() == jobs("mlr", 2).digest()
     assert f"of {BLOCKS} Blocks of 'data' in memory" in job.text() and str(tmp_path) in job.text()
+
+
+@pytest.mark.parametrize(("ranks", "processes"), [(1, 1), (4, 2)])
+def test_a_job_that_is_asked_to_end_continues_with_the_same_bits(tmp_path: Path, ranks: int, processes: int) -> None:
+    """Each rank draws random numbers of its own; one rank has nobody else who could tell them."""
+    words = "--steps", "80", "--step-seconds", "0.01", "--width", "64"
+    jobs = [
+        ElasticProcesses(PlainProcesses(), tmp_path / str(at), ranks, processes, ELASTIC, *words, saved=tmp_path / of)
+        for at, of in enumerate(("calm", "stopped"))
+    ]
+    try:
+        jobs[1].until(lambda: jobs[1].have_said("uses no memory") or jobs[1].have_said("has nobody"))
+        time.sleep(0.2)
+        jobs[1].stopped()
+        step = json.loads(safe_open(tmp_path / "stopped" / "state.safetensors", "np").metadata()["step"])
+        assert 0 < step < 80, "neither before it had begun, nor after its end"
+        again = tmp_path / "again", ranks, ranks, ELASTIC
+        jobs.append(ElasticProcesses(PlainProcesses(), *again, *words, saved=tmp_path / "stopped"))
+        assert jobs[2].digest() == jobs[0].digest()
+        assert f"goes on with step {step}, from " in jobs[2].text()
+    finally:
+        for each in jobs:
+            each.close()

@@ -86,7 +86,7 @@ class ContainerHost(NamedTuple):
     cdi: frozenset[str] = frozenset()
     """Names of the NVIDIA devices that podman can give to a container."""
     folders: frozenset[str] = frozenset()
-    """Those of the folders the rank is to see that are there."""
+    """Folders of the host that the rank is to see, and that are there."""
     image_env: Mapping[str, str] | None = None
     """The variables that the image sets; None: there is no such image."""
     trouble: str = ""
