@@ -100,12 +100,12 @@ class Healing:
         with self._pushing:
             self._run(self.machine.drawn(own), self._people)
 
-    def before_push(self, own: Own) -> None:
-        """Called before a push, when this rank's own state is as it will be at the step's end. CoveyError when that is
-        too large."""
+    def before_push(self, own: Own, later: bool = False) -> None:
+        """Called before a push, when this rank's own state is as it will be at the step's end, or with `later`, if
+        another push of this step will say that. CoveyError when the own state is too large."""
         if not self.machine.has_said_own:
             with self._pushing:
-                self._run(self.machine.before_push(own), self._people)
+                self._run(self.machine.before_push(own, later), self._people)
 
     def gathered(self, wait: Callable[[str], Array]) -> None:
         """Wait until every rank's own state is here; called before a result of this step is used. `wait` returns the

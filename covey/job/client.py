@@ -114,9 +114,8 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
-        self._by_hand = self._agent_heals = False
-        self.given = False
-        """Whether `join` gave this client to the script."""
+        self._by_hand = self._agent_heals = self.given = False
+        """`given`: whether `join` gave this client to the script."""
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._tensors: TensorClient | None = None
@@ -322,8 +321,7 @@ class JobClient(OfOneProcess):
             what = f"the state of job {self.id} was not registered"
             why = "one process may carry several of its ranks (submit --workers A..B)"
             raise CoveyError(what, why, "give job.state(.., enter=), and loop over job.carried(step); or --workers N")
-        why = self._memory.decline("its ranks may be lost and started again (job.state)")
-        self._cannot_share(why if self._follows else "")
+        self.shares_no_memory()
         me = self._me
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
@@ -335,10 +333,19 @@ class JobClient(OfOneProcess):
             else:
                 state = self._begun(rank, script, enter, within_s, stop)
         self._by_hand = self._clock.by_state = True
-        self._heals = Heals(state.step, modules=imported())
-        if self._agent_heals:
-            self._say(self._heals)
+        self.heals(self._heals or Heals(state.step, modules=imported()))
         return state
+
+    def shares_no_memory(self) -> None:
+        """From now on tensors go through aggregators: ranks may be lost."""
+        why = self._memory.decline("its ranks may be lost and started again (job.state)")
+        self._cannot_share(why if self._follows else "")
+
+    def heals(self, said: Heals = Heals(0, over=True)) -> None:
+        """Tell the agent whether a lost rank is replaced; without arguments: no more, the job begins again then."""
+        self._heals = said
+        if self._agent_heals:
+            self._say(said)
 
     def _begun(
         self, me: "HealedRank", script: "ScriptState", enter: "Enter", within_s: float, stop: "StopsAndSaves"
@@ -433,8 +440,7 @@ class JobClient(OfOneProcess):
             return
         self._clock.tell_left(self._stepped)
         with self._lock:
-            closed, self._closed = self._closed, True
-            tensors = self._tensors
+            closed, self._closed, tensors = self._closed, True, self._tensors
             if self._heals is not None and self._agent_heals and tensors is not None and tensors.left:
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:

@@ -104,6 +104,8 @@ class StopsAndSaves(NamedTuple):
     """Called with the step and place of each checkpoint that this process has written."""
     made: str = "numpy"
     """Which kind of script it is."""
+    number: Callable[[int], int | None] = lambda step: step
+    """The number by which people know a step; None: it is no step of theirs, but a part of one."""
 
 
 class AskedToEnd(Protocol):
@@ -215,7 +217,8 @@ class JobState(OfOneProcess):
             arrays = dict(self._script.get())
             checkpoint.save(place, about, arrays, types or self._stop.types())
             if place == self._stop.place:
-                self._stop.saved(boundary.step, place)
+                number = self._stop.number(boundary.step)
+                self._stop.saved(boundary.step if number is None else number, place)
         return place
 
     def end_if_all_stop(self) -> None:
@@ -249,16 +252,18 @@ class JobState(OfOneProcess):
         self._check_process("nothing was handed over")
         self._healing.drawn(self._script.own)
 
-    def done(self) -> None:
+    def done(self, *, may_end: bool = True) -> None:
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way. SystemExit when the job was to
-        end, and has a checkpoint now."""
+        end, and has a checkpoint now; not where the script has more to do before the next step (`may_end`)."""
         self._check_process(f"step {self.step} was not ended")
         if self._unchecked and self._carried is None:
             self._check_own()
         (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
-        self._script.stepped(self.step - 1)
-        self.end_if_all_stop()
+        if (number := self._stop.number(self.step - 1)) is not None:
+            self._script.stepped(number)
+        if may_end:
+            self.end_if_all_stop()
 
 
 def _difference(one: Any, other: Any) -> str:

@@ -125,6 +125,12 @@ class TensorClient(OfOneProcess):
         self._healing: Healing | None = None
         self.about_blocks: Callable[[ToldByRank], bool] = lambda told: False
         """Called with messages of other ranks once there is a state; returns whether one is about data Blocks."""
+        self.early: set[str] = set()
+        """Names that may be pushed before there is a state: their results are kept (`covey.healing.kept_rounds`)."""
+        self._listens: Callable[[ToldByRank], bool] = lambda told: False
+        self.own_later = False
+        """Whether what is pushed now leaves before this rank's own state, which may still change in this step. Set by
+        the thread that computes."""
         self._own: Callable[[], object] | None = None
         self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
         self._largest_bytes = self._shared_bytes = 0
@@ -271,7 +277,7 @@ class TensorClient(OfOneProcess):
         """Set up `job.state`: this rank may be lost, or took over. ValueError when there are tensors already."""
         self._check_process("job.state was not begun")
         with self._changed:
-            if self._ways:
+            if self._ways.keys() - self.early:
                 raise ValueError("there are tensors already; call job.state before the first one")
             self._healing, self._own = healing, _ = make(self._far), own
             if self._closed:
@@ -279,11 +285,23 @@ class TensorClient(OfOneProcess):
         healing.gone(self._gone.words(self._job))
 
         def told(told: ToldByRank) -> None:
-            if not self.about_blocks(told):
+            if not self.about_blocks(told) and not self._listens(told):
                 healing.told(told)
 
         self._far.heal(told, healing.close)
         return healing, self._far
+
+    def listen(self, told: Callable[[ToldByRank], bool]) -> None:
+        """From now on `told` is called, by link threads, with messages of other ranks, also before there is a state. It
+        returns whether one was for it."""
+        self._listens = told
+        if self._healing is None:
+            self._far.heal(lambda said: bool(told(said)))
+
+    @property
+    def incarnation(self) -> int:
+        """The number of this process among those of its rank; 0: the first."""
+        return self._far.incarnation
 
     def has_result(self, name: str) -> bool:
         """Whether this tensor has no round under way, and nothing of it is being sent."""
@@ -514,7 +532,7 @@ class TensorClient(OfOneProcess):
             rate = given.rate_in(declared)
             self.raise_if_over()
             if self._healing is not None:
-                self._healing.before_push(self._own)
+                self._healing.before_push(self._own, self.own_later)
             if way is not None and self._shared is not None:
                 try:
                     self._shared.begin(way, data, blocks, rate, moments)

@@ -29,11 +29,18 @@ class TrainedGang:
     """All ranks of one training, and their successors."""
 
     def __init__(
-        self, forks: Forks, folder: Path, ranks: int, kind: str, steps: int, saved: Path | None = None
+        self,
+        forks: Forks,
+        folder: Path,
+        ranks: int,
+        kind: str,
+        steps: int,
+        saved: Path | None = None,
+        script: Path = SCRIPT,
     ) -> None:
         """`saved`: where its checkpoint is."""
         folder.mkdir()
-        self.saved = saved
+        self.saved, self._script = saved, script
         self._forks, self._ranks, self._kind, self._steps = forks, ranks, kind, steps
         self._aggd = AggdThread(folder)
         self._at = self._aggd.serve("j1", EPOCH + 1, ranks)
@@ -47,7 +54,7 @@ class TrainedGang:
     def _start(self, rank: int) -> None:
         of = rank, self._ranks, self.incarnations[rank], self._kind, self._steps
         folder = () if self.saved is None else (self.saved,)
-        self._processes[rank].append(self._forks.run(SCRIPT, *of, self._at.epoch, self._at.address, *folder))
+        self._processes[rank].append(self._forks.run(self._script, *of, self._at.epoch, self._at.address, *folder))
 
     @property
     def pids(self) -> dict[int, int]:

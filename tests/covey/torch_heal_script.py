@@ -57,8 +57,16 @@ class PlayedJob:
 
     def __init__(self, of: RankOfTest, at: AggregatorAt) -> None:
         self.rank, self.world_size, self._of = of.rank, of.ranks, of
-        self.tensors = TensorClient(JobId("j1"), of.rank, of.ranks, lambda epoch, why, table: None)
+        self.tensors = TensorClient(
+            JobId("j1"), of.rank, of.ranks, lambda epoch, why, table: None, incarnation=of.incarnation
+        )
         self.tensors.moved(at)
+
+    def shares_no_memory(self) -> None:
+        """It never did."""
+
+    def heals(self) -> None:
+        told("heals no more")
 
     def state(self, get: Any, load: Any, *, own: Any, step: int, checkpoint: Any, stop: Any) -> Any:
         me = HealedRank(self.rank, self.tensors.world_size, self._of.incarnation, step=step)

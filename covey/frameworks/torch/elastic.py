@@ -214,9 +214,13 @@ class ElasticTraining:
 
     # ---- for the sampler ----
 
+    between: int | None = None
+
     def asks_for_batches(self, begins_epoch: bool) -> None: ...
 
     def takes_batch(self) -> None: ...
+
+    def batches_over(self, epoch: int) -> None: ...
 
     def ends_step(self) -> None:
         """End the step, if its averages were used."""

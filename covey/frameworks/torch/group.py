@@ -5,9 +5,12 @@
 A gloo group connects all processes of a job, and cannot be used once one of them is lost; a process that takes its
 place would wait for ever in the rendezvous. This group has no connections of its own.
 
-A collective that the script calls is a tensor whose name has its kind, type, size and number in the step, so a rank
-that repeats a step finds the rounds of that step. It must be called in a step: between a forward pass and the
-optimizer's step. Elsewhere it is refused, since a process that takes over does not pass there again.
+A collective that the script calls is a tensor whose name has its kind, type and size, and its number among those that a
+process that takes over repeats (`covey.frameworks.torch.calls.script_calls`). Whatever the kind, all ranks push the
+same number of elements: their own row, and zeros in those of others, or what is to be added.
+
+What rounds of all ranks cannot do (a group of some ranks, messages between two) gloo does; the job does not heal then
+(`covey.frameworks.torch.calls.connections`).
 
 DistributedDataParallel has collectives of its own: its constructor compares and copies parameters, and after the first
 pass it sends the order of its buckets. A process that takes over is alone in these, so they do nothing at all: `attach`
@@ -15,8 +18,8 @@ compares the parameters, and gradients are known by their names, in whatever buc
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +29,18 @@ import torch.distributed as dist
 from torch.nn.parallel import distributed as of_ddp
 
 from covey.core.errors import CoveyError
+from covey.frameworks.torch.calls.script_calls import CallsOfTraining, ScriptCalls
 from covey.frameworks.torch.devices import accelerator_type
-from covey.frameworks.torch.types import TYPES, array_of_tensor, fill, halves_count, halves_of, on_host
+from covey.frameworks.torch.types import (
+    TYPES,
+    array_of_tensor,
+    fill,
+    halves_count,
+    halves_of,
+    in_host_memory,
+    on_host,
+)
 from covey.job.client import JOIN_S, of_process
-from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Type
 
@@ -42,7 +53,10 @@ LOW = 0xFFFF_FFFF
 MERGES: dict[str, Callable[[Any], Any]] = {
     "MIN": lambda all: all.amin(0),
     "MAX": lambda all: all.amax(0),
-    "PRODUCT": lambda all: all.prod(0),
+    "PRODUCT": lambda all: all.prod(0, dtype=all.dtype),
+    "BAND": lambda all: reduce(torch.bitwise_and, all),
+    "BOR": lambda all: reduce(torch.bitwise_or, all),
+    "BXOR": lambda all: reduce(torch.bitwise_xor, all),
 }
 """Reductions of all ranks' tensors, stacked; sums need no stack."""
 Finish = Callable[[], None]
@@ -80,21 +94,23 @@ class TensorsWork(dist._Work):  # type: ignore[misc]
 
 
 class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """The process group of all ranks of the job."""
+    """A process group of all ranks of the job."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, calls: ScriptCalls | None = None, ranks: Sequence[int] = ()) -> None:
+        """`calls`, `ranks`: of a group beside the first one: the collectives of this process, and the job's ranks in
+        the order of this group."""
         super().__init__(rank, size)
         self._own_rank, self._ranks = rank, size
-        self._tensors: TensorClient | None = None
-        self._permit: Callable[[str], None] = _not_attached
-        self._counts: Counter[str] = Counter()
+        self.calls = ScriptCalls(rank, size) if calls is None else calls
+        self._of_job = list(ranks or range(size))
+        self._prefix = "" if calls is None else f"group {calls.groups} "
 
-    def attached(self, tensors: TensorClient, permit: Callable[[str], None]) -> None:
-        """Connect the group to the job's tensors. `permit` raises CoveyError where a collective is not allowed."""
-        self._tensors, self._permit = tensors, permit
+    def attached(self, training: CallsOfTraining) -> None:
+        """Let this training say from now on who repeats a collective."""
+        self.calls.attached(training)
 
     def step_begins(self) -> None:
-        self._counts.clear()
+        self.calls.step_begins()
 
     # ---- as PyTorch calls them ----
 
@@ -106,6 +122,8 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
             return _done(tensors)
         return self._all_reduced("all_reduce", tensors, opts, True)
 
+    allreduce_coalesced = allreduce
+
     def reduce(self, tensors: list[Any], opts: Any) -> TensorsWork:
         """Reduce the tensors; only the root gets the result."""
         return self._all_reduced("reduce", tensors, opts, opts.rootRank == self._own_rank)
@@ -113,9 +131,8 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: list[Any], opts: Any) -> TensorsWork:
         if _is_of_ddp():
             return _done(tensors)
-        mine = halves_of(tensors)
-        pulled = self._begun("broadcast", tensors[0], mine if opts.rootRank == self._own_rank else np.zeros_like(mine))
-        return TensorsWork(lambda: fill(tensors, pulled()), tensors)
+        pulled = self._given("broadcast", tensors[0], [tensors[0]] if opts.rootRank == self._own_rank else None, 1)
+        return TensorsWork(lambda: fill(tensors, pulled()[0]), tensors)
 
     def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> TensorsWork:
         if _is_of_ddp():
@@ -123,56 +140,170 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
                 out.copy_(inputs[0])
             return _done(outputs[0])
         gathered = self._gathered("all_gather", inputs[0])
+        return TensorsWork(lambda: _fill_each(outputs[0], gathered()), outputs[0])
 
-        def finish() -> None:
-            for out, halves in zip(outputs[0], gathered(), strict=True):
-                fill([out], halves)
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> TensorsWork:
+        """Gather all ranks' inputs into one tensor, one after the other."""
+        gathered = self._gathered("all_gather_into_tensor", input)
+        return TensorsWork(lambda: _fill_parts(output, gathered(), self._ranks), [output])
 
-        return TensorsWork(finish, outputs[0])
+    def all_gather_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> TensorsWork:
+        return _together([self.all_gather_single(*each) for each in zip(outputs, inputs, strict=True)])
+
+    def gather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any) -> TensorsWork:
+        gathered = self._gathered("gather", inputs[0])
+        mine = outputs[0] if opts.rootRank == self._own_rank else []
+        return TensorsWork(lambda: _fill_each(mine, gathered()[: len(mine)]), mine)
+
+    def scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> TensorsWork:
+        given = inputs[0] if opts.rootRank == self._own_rank else None
+        pulled = self._given("scatter", outputs[0], given, self._ranks)
+        return TensorsWork(lambda: fill(outputs, pulled()[self._own_rank]), outputs)
+
+    def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> TensorsWork:
+        whole = torch.stack([each.detach().reshape(-1) for each in inputs[0]])
+        return self._reduced_part("reduce_scatter", outputs[0], whole, opts)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> TensorsWork:
+        """Reduce all ranks' inputs, and give each rank its part of the result."""
+        return self._reduced_part("reduce_scatter_tensor", output, input, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any) -> TensorsWork:
+        return _together([self.reduce_scatter_single(*each, opts) for each in zip(outputs, inputs, strict=True)])
+
+    def alltoall(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> TensorsWork:
+        return self._exchanged("all_to_all", outputs, inputs)
+
+    def all_to_all_single(
+        self, output: Any, input: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> TensorsWork:
+        """Exchange parts along the first dimension; without sizes they are equal."""
+        parts = [
+            list(torch.split(each, list(sizes) or each.shape[0] // self._ranks))
+            for each, sizes in ((output, output_sizes), (input, input_sizes))
+        ]
+        return self._exchanged("all_to_all_single", parts[0], parts[1])
 
     def barrier(self, opts: Any = None) -> TensorsWork:
         none = torch.zeros(1)
         return self._all_reduced("barrier", [none], None, True)
 
+    # PyTorch before 2.11 calls these by other names
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # ---- what gloo does ----
+
+    def new_group(self, ranks: Sequence[int], **more: Any) -> Any:
+        """A group of these ranks, in this order; None where this rank does not belong to it."""
+        calls, of_job = self.calls, [self._of_job[each] for each in ranks]
+        calls.groups += 1
+        name = str(more.get("group_name") or calls.groups)
+        if len(ranks) == self._ranks:
+            return TensorsGroup(of_job.index(calls.rank), len(ranks), calls, of_job)
+        calls.check_heals()
+        made = calls.connections.of(of_job, f"{calls.groups} {name}", f"new_group over ranks {of_job}"[:100])
+        if made is None:
+            return None
+        group = dist.ProcessGroup(dist.HashStore(), of_job.index(calls.rank), len(of_job))
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for device in _devices():
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, made)
+        group._set_group_name(name)
+        return group
+
+    def send(self, tensors: list[Any], to: int, tag: int) -> Any:
+        given = [on_host(each).contiguous() for each in tensors]
+        return self._everyone("send").send(given, self._of_job[to], tag)
+
+    def recv(self, tensors: list[Any], of: int, tag: int) -> Any:
+        return self._received(tensors, lambda into: self._everyone("recv").recv(into, self._of_job[of], tag))
+
+    def recv_anysource(self, tensors: list[Any], tag: int) -> Any:
+        return self._received(tensors, lambda into: self._everyone("recv").recv_anysource(into, tag))
+
+    def _everyone(self, kind: str) -> Any:
+        self.calls.check_heals()
+        return self.calls.connections.everyone(f"{kind} by rank {self.calls.rank}")
+
+    def _received(self, tensors: list[Any], begin: Callable[[list[Any]], Any]) -> Any:
+        if all(in_host_memory(each) and each.is_contiguous() for each in tensors):
+            return begin(tensors)
+        into = [torch.empty(each.shape, dtype=each.dtype) for each in tensors]
+        begun = begin(into)
+
+        def finish() -> None:
+            begun.wait()
+            for each, came in zip(tensors, into, strict=True):
+                each.copy_(came)
+
+        return TensorsWork(finish, tensors)
+
     # ---- rounds ----
 
     def _all_reduced(self, kind: str, tensors: list[Any], opts: Any, writes: bool) -> TensorsWork:
-        finish = [self._reduced(kind, each, _operation(opts), writes) for each in tensors]
+        found = [self._reduced(kind, each, _operation(opts)) for each in tensors]
 
-        def finish_all() -> None:
-            for each in finish:
-                each()
+        def finish() -> None:
+            with torch.no_grad():
+                for tensor, result in zip(tensors, [each() for each in found], strict=True):
+                    if writes:
+                        tensor.copy_(result.reshape(tensor.shape))
 
-        return TensorsWork(finish_all, tensors)
+        return TensorsWork(finish, tensors)
+
+    def _reduced_part(self, kind: str, output: Any, whole: Any, opts: Any) -> TensorsWork:
+        found = self._reduced(kind, whole, _operation(opts))
+
+        def finish() -> None:
+            with torch.no_grad():
+                output.copy_(found().reshape(self._ranks, -1)[self._own_rank].reshape(output.shape))
+
+        return TensorsWork(finish, [output])
+
+    def _exchanged(self, kind: str, outputs: list[Any], inputs: list[Any]) -> TensorsWork:
+        """Give each rank its input, and take what each gives this rank; sizes may differ, and are gathered first."""
+        sizes = torch.tensor([halves_count([each]) for each in inputs], dtype=torch.int64)
+        counts = torch.empty((self._ranks, self._ranks), dtype=torch.int64)
+        for row, halves in zip(counts, self._gathered(kind, sizes)(), strict=True):
+            fill([row], halves)
+        most = int(counts.max())
+        if not most:
+            return _done(outputs)
+        mine = np.zeros((self._ranks, self._ranks, most), np.float32)
+        for place, each, size in zip(mine[self._own_rank], inputs, sizes, strict=True):
+            place[: int(size)] = halves_of([each])
+        pulled = self._begun(f"{kind} parts", inputs[0], mine)
+
+        def finish() -> None:
+            _fill_each(outputs, pulled()[:, self._own_rank])
+
+        return TensorsWork(finish, outputs)
 
     def _begun(self, kind: str, like: Any, mine: Array, mean: bool = False) -> Callable[[], Array]:
         """Push `mine`. Returns a function that waits for the sum."""
-        self._permit(kind)
-        assert self._tensors is not None, "permitted, so attached"
-        of = f"{kind} {str(like.dtype).removeprefix('torch.')} {mine.size}"
-        self._counts[of] += 1
+        shape, way = "x".join(map(str, mine.shape)), f"{mine.dtype}{' mean' if mean else ''}"
+        of = f"{self._prefix}{kind} {str(like.dtype).removeprefix('torch.')} {shape} {way}"
         bits: Type | None = "bfloat16" if like.dtype == torch.bfloat16 and mine.dtype == np.int16 else None
-        return self._tensors.push(f"ddp/{of} {self._counts[of]}", mine, mean=mean, type=bits).wait
+        return self.calls.begun(kind, of, mine, mean, bits)
 
-    def _reduced(self, kind: str, tensor: Any, operation: str, writes: bool) -> Finish:
-        """Begin to reduce one tensor; the result replaces its content where it `writes`."""
+    def _reduced(self, kind: str, tensor: Any, operation: str) -> Callable[[], Any]:
+        """Begin to reduce one tensor. Returns a function that waits for the result, flat."""
+        if tensor.dtype.is_complex and operation == "SUM":
+            parts = torch.view_as_real(tensor.detach().resolve_conj())
+            found = self._reduced(kind, parts, operation)
+            return lambda: torch.view_as_complex(found().reshape(parts.shape))
         if operation in MERGES:
-            found = self._merged(kind, tensor, MERGES[operation])
-        elif operation in ("SUM", "AVG") and tensor.dtype in TYPES:
-            found = self._added(kind, tensor, operation == "AVG")
-        elif operation == "SUM" and not tensor.dtype.is_complex:
-            found = self._counted(kind, tensor)
-        else:
-            why = f"{operation} of {tensor.dtype} is not among SUM, MIN, MAX, PRODUCT, and AVG of floats"
-            raise CoveyError(f"{kind} was refused", why, "gather the tensors, and reduce them in the script")
-
-        def finish() -> None:
-            result = found()
-            if writes:
-                with torch.no_grad():
-                    tensor.copy_(result.reshape(tensor.shape))
-
-        return finish
+            return self._merged(kind, tensor, MERGES[operation])
+        if operation in ("SUM", "AVG") and tensor.dtype in TYPES:
+            return self._added(kind, tensor, operation == "AVG")
+        if operation == "SUM" and not tensor.dtype.is_complex:
+            return self._counted(kind, tensor)
+        why = f"{operation} of {tensor.dtype} is not among SUM, {', '.join(MERGES)}, and AVG of floats"
+        raise CoveyError(f"{kind} was refused", why, "gather the tensors, and reduce them in the script")
 
     def _added(self, kind: str, tensor: Any, mean: bool) -> Callable[[], Any]:
         """Sum floats, in the order of `covey.tensors.numbers.sum_order`."""
@@ -196,18 +327,25 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         def found() -> Any:
             each = torch.empty((self._ranks, tensor.numel()), dtype=tensor.dtype)
-            for row, halves in zip(each, gathered(), strict=True):
-                fill([row], halves)
+            _fill_each(list(each), gathered())
             return merge(each)
 
         return found
 
     def _gathered(self, kind: str, tensor: Any) -> Callable[[], Array]:
         """Gather the halves of every rank's tensor."""
-        size = halves_count([tensor])
-        mine = np.zeros((self._ranks, size), np.float32)
-        mine[self._own_rank] = halves_of([tensor])
-        return self._begun(kind, tensor, mine)
+        rows: list[Any] = [None] * self._ranks
+        rows[self._own_rank] = tensor
+        return self._given(kind, tensor, rows, self._ranks)
+
+    def _given(self, kind: str, like: Any, given: Sequence[Any] | None, rows: int) -> Callable[[], Array]:
+        """Give so many rows of halves, each of a tensor that is as large as `like`; what is None another rank gives."""
+        size = halves_count([like])
+        mine = np.zeros((rows, _room(size) if like.dtype == torch.uint8 else size), np.float32)
+        for row, each in zip(mine, given or (), strict=bool(given)):
+            if each is not None:
+                row[:size] = halves_of([each])
+        return self._begun(kind, like, mine)
 
 
 def init_process_group(job: "JobClient | None" = None) -> None:
@@ -218,24 +356,23 @@ def init_process_group(job: "JobClient | None" = None) -> None:
     if job is None:
         found.wait_joined(JOIN_S)
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=found.rank, world_size=found.world_size)
+    group = dist.group.WORLD
+    assert isinstance(group, TensorsGroup), "made by `_made`"
+    group.calls.job = found
 
 
 def _made(store: Any, rank: int, size: int, timeout: Any) -> TensorsGroup:
     if dist.is_initialized() and size != dist.get_world_size():
-        why = f"it would have {size} of {dist.get_world_size()} ranks, and each tensor is added by all of them"
-        raise CoveyError("this group cannot be created", why, "use the group of all ranks")
+        why = f"it would have {size} of {dist.get_world_size()} ranks, and this PyTorch does not ask Covey for it"
+        raise CoveyError("this group cannot be created", why, "use the group of all ranks, or PyTorch 2.13")
     return TensorsGroup(rank, size)
 
 
-dist.Backend.register_backend(BACKEND, _made, devices=sorted({"cpu", "cuda", accelerator_type() or "cpu"}))
+def _devices() -> list[str]:
+    return sorted({"cpu", "cuda", accelerator_type() or "cpu"})
 
 
-def _not_attached(kind: str) -> None:
-    raise CoveyError(
-        f"{kind} was refused",
-        "this process does not know yet whether it starts from the beginning or replaces a lost rank",
-        "call it after covey.torch.attach(ddp, optimizer), in a step",
-    )
+dist.Backend.register_backend(BACKEND, _made, devices=_devices())
 
 
 def _is_of_ddp() -> bool:
@@ -261,3 +398,34 @@ def _operation(opts: Any) -> str:
 
 def _done(tensors: Sequence[Any]) -> TensorsWork:
     return TensorsWork(lambda: None, list(tensors))
+
+
+def _together(works: Sequence[TensorsWork]) -> TensorsWork:
+    def finish() -> None:
+        for each in works:
+            each.wait()
+
+    return TensorsWork(finish, [tensor for each in works for tensor in each.result()])
+
+
+def _fill_each(tensors: Sequence[Any], rows: Array) -> None:
+    """Fill each tensor with its row of halves."""
+    for tensor, row in zip(tensors, rows, strict=True):
+        fill([tensor], row)
+
+
+def _fill_parts(tensor: Any, rows: Array, parts: int) -> None:
+    """Fill a tensor with rows of halves, one after the other along its first dimension."""
+    if tensor.is_contiguous():
+        _fill_each(list(tensor.view(parts, -1)), rows)
+        return
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    _fill_each(list(whole.view(parts, -1)), rows)
+    with torch.no_grad():
+        tensor.copy_(whole)
+
+
+def _room(size: int) -> int:
+    """The room for so many halves of an object: few sizes of it, since each is a tensor of its own for good."""
+    step = 1 << max(5, size.bit_length() - 3)
+    return -(-size // step) * step

@@ -9,11 +9,18 @@ sums, when nothing of it has changed since the step began:
     before     attached, the loop has not begun
     in step    forward, backward: gradients are pushed (`covey.frameworks.torch.gradients`), and awaited
     stepped    optimizer.step() was made: scheduler, figures, evaluation of this rank alone
+    between    the script calls a collective then (validation, a barrier): `job.state` is told that the step is done
     in step    the next forward pass, or the next turn of `steps`, `epochs`: `job.state` is told that the step is done
 
 Once a step is done, all ranks have rank 0's buffers (running means), as a forward pass has with DDP's
 `broadcast_buffers`. DDP's own broadcast is turned off, since it would be a push before this step's random numbers are
 drawn.
+
+The time between two steps, if the script calls collectives in it, is a step of `job.state` of its own: it ends with a
+round that has every rank's own state as it is then. After the last step of an epoch, what is given to successors is the
+state when the script left its loop over batches, and a successor's first epoch has no batches: so it does again what
+the script does at an epoch's end, and its collectives are rounds that others wait in. Large tensors must be as they
+were, which a sum of their bits tells. After any other step a successor does not pass there, and says so.
 
 The very first step of `job.state` is not a step of the training: in it ranks compare their parameters, and take rank
 0's where they differ, as DDP's constructor does elsewhere. A rank that is lost in it begins anew, so its parameters
@@ -23,7 +30,7 @@ must follow from a seed.
 import atexit
 import enum
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,9 +42,10 @@ from covey.frameworks.torch.devices import DeviceBuckets, DeviceReads, devices_o
 from covey.frameworks.torch.gradients import CANNOT_HEAL, Gradients
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
-from covey.frameworks.torch.state import TrainingState
+from covey.frameworks.torch.state import TrainingState, changed_in
 from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
+from covey.healing.machine import NOT_SAVED
 from covey.healing.owns import JsonText
 from covey.job.job_state import StopsAndSaves
 from covey.job.tensors import TensorHandle
@@ -80,6 +88,11 @@ class Phase(enum.Enum):
     BEFORE = "before"
     IN_STEP = "in step"
     STEPPED = "stepped"
+    BETWEEN = "between"
+
+
+UNKNOWN = -1
+"""In place of an epoch: between two steps, where a successor does not pass."""
 
 
 class HealedTraining:
@@ -90,6 +103,19 @@ class HealedTraining:
     ) -> None:
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._at = Phase.BEFORE
+        self._step = 0
+        self._told: int | None = None
+        """The number of the step that ends or is saved, for people; None: a part of one ends."""
+        self._left: tuple[int, Mapping[str, Array]] | None = None
+        """The epoch whose batches the script had all, and the state when it left the loop over them."""
+        self._held: Mapping[str, Array] | None = None
+        """The state at the beginning of the time between two steps, in such a time."""
+        self._between_own: JsonText | None = None
+        """This rank's own state at the newest collective between two steps."""
+        self._is_said = False
+        """Whether people were told of a time between two steps in which no rank can be replaced."""
+        self._before: int | None = None
+        """The step of `job.state` in which collectives before the loop are rounds."""
         self._own: Any = None
         """Own state of the lost rank, until the loop begins."""
         self._drawn: Generators | None = None
@@ -102,6 +128,10 @@ class HealedTraining:
         self._devices = devices_of(ddp.module)
         self._names = {id(each): name for name, each in named}
         self._buckets = DeviceBuckets(job.tensors.tell)
+        self._drawn_before: Generators | None = None
+        """The generators at the first push of the step before."""
+        self._rejoins = False
+        """Whether this process began between two steps, and still is there."""
         self._own_of_step: JsonText | None = None
         """This rank's own state, taken in the backward pass by the thread that computes; another thread pushes it."""
 
@@ -110,7 +140,7 @@ class HealedTraining:
     @property
     def step(self) -> int:
         """Number of the step that this rank is in, counted in steps of the optimizer."""
-        return self._state.step - 1
+        return self._step
 
     def steps(self, stop: int) -> Iterator[int]:
         """Each step from the present one on, up to `stop`, which is left out: one turn is one step, also when a scaler
@@ -124,11 +154,32 @@ class HealedTraining:
 
     def done(self) -> None:
         """End the step, where no loop or forward pass does. Errors as of `steps`."""
+        if self._at is Phase.BETWEEN:
+            self._next_begins()
+        else:
+            self._ends(self._place(self._step + 1), self._step + 1)
+            self._be(Phase.IN_STEP)
+
+    def _ends(self, place: dict[str, Any], told: int | None, may_end: bool = True) -> None:
+        """End a step of `job.state`; `place`: where in the script the next one begins, `told`: its number for
+        people."""
         self._finish_buffers()
-        self._state.done()
-        self._drawn, self._own_of_step, self._at = None, None, Phase.IN_STEP
+        self._step, self._told, self._contents.place = place["step"], told, place
+        self._state.done(may_end=may_end)
+        self._drawn, self._own_of_step, self._left = None, None, None
         self._gradients.step_begins()
         self._group.step_begins()
+
+    def _place(self, step: int, between: int | None = None, call: str = "") -> dict[str, Any]:
+        """Where in the script step `step` of the training begins; `between`: the epoch after whose batches."""
+        found: dict[str, Any] = {"step": step, "before": self._before}
+        return found if between is None else {**found, "between": between, "call": call}
+
+    def _be(self, phase: Phase) -> None:
+        if self._at is Phase.BEFORE and phase is not Phase.BEFORE:
+            self._group.calls.kept.over()
+        self._at = phase
+        self._tensors.own_later = phase in (Phase.BEFORE, Phase.BETWEEN)
 
     @property
     def stopping(self) -> bool:
@@ -142,8 +193,20 @@ class HealedTraining:
         if self._at is Phase.IN_STEP and self._drawn is not None:
             why = "this step has gradients, and the optimizer has not made its step"
             raise CoveyError("nothing was saved", why, "save after optimizer.step(), at the end of the step")
+        if self._at is Phase.BETWEEN:
+            self._check_between()
         self._finish_buffers()
+        self._told = self.next_step + 1
         return self._state.save(path)
+
+    def _check_between(self) -> None:
+        """CoveyError where what would be saved now belongs to no beginning of the script's loops."""
+        if self._held is not None and (names := changed_in(self._held)):
+            why = f"{names[0]} was changed after an epoch's steps, and a job that goes on from here does that again"
+            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
+        if self._held is None and self._drawn_before not in (None, generators(self._devices)):
+            why = "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
+            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
 
     # ---- for the sampler ----
 
@@ -158,36 +221,73 @@ class HealedTraining:
             self._loop_begins()
 
     def takes_batch(self) -> None:
+        if self._at is Phase.BETWEEN:
+            self._next_begins()
         self._loop_begins()
 
+    @property
+    def between(self) -> int | None:
+        epoch: int | None = self._contents.place.get("between")
+        return epoch if self._at is Phase.BEFORE or self._rejoins else None
+
+    def batches_over(self, epoch: int) -> None:
+        if self._at is Phase.STEPPED and self._left is None:
+            self._finish_buffers()
+            place, self._contents.place = self._contents.place, self._place(self._step + 1, epoch)
+            self._left = epoch, self._contents.guarded()
+            self._contents.place = place
+
     def ends_step(self) -> None:
-        if self._at is Phase.STEPPED:
+        if self._at in (Phase.STEPPED, Phase.BETWEEN):
             self.done()
 
     def ends(self) -> None:
         """The last step is done, and no step follows. At the end of the script this rank waits for the others."""
-        self._at, self._is_over = Phase.IN_STEP, True
+        self._be(Phase.IN_STEP)
+        self._is_over = True
 
     # ---- how it begins ----
 
     def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
         """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
-        stop = StopsAndSaves(load=self._resume, types=lambda: self._contents.bfloats, draws_ahead=True, made="torch")
-        self._state = job.state(
-            self._contents.arrays, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop
+        stop = StopsAndSaves(
+            load=self._resume,
+            types=lambda: self._contents.bfloats,
+            draws_ahead=True,
+            made="torch",
+            number=lambda _: self._told,
         )
-        self._group.attached(self._tensors, self._permit)
+        calls = self._group.calls
+        calls.job = calls.job or job
+        kept = calls.kept
+        self._contents.restarts, self._contents.place = (lambda: calls.restarts), {"step": step}
+        self._state = job.state(
+            self._arrays, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop
+        )
+        self._step = self._contents.place.get("step", self._state.step - 1)
         if self._contents.first is None:
             self._agree_on_parameters()
             self._contents.first = self._state.step + 1
-            self.done()
-            self._at = Phase.BEFORE
-        if self.step + 1 == self._contents.first:
+            self._before = self._contents.first
+            self._ends(self._place(self._step), self._step)
+        self._before = self._contents.place.get("before") or self._state.step
+        kept.replays = kept.replays and self._before != self._state.step
+        if self._state.step == self._contents.first:
             self._own = None  # the script has yet to draw what it draws before its loop
+        self._be(Phase.BEFORE)
+        self._group.attached(self)
         atexit.register(self._leave)
+
+    def _arrays(self) -> Mapping[str, Array]:
+        """The state at the beginning of this step of `job.state`."""
+        if self._held is None and self._contents.place.get("between", UNKNOWN) >= 0:
+            self._held = self._contents.guarded()
+        return self._contents.arrays() if self._held is None else self._held
 
     def _resume(self, arrays: dict[str, Array], own: Any) -> None:
         self._load(arrays, own, True)
+        kept = ("step", "between") if self._contents.place.get("between", UNKNOWN) >= 0 else ("step",)
+        self._contents.place = {name: at for name, at in self._contents.place.items() if name in kept}
 
     def _load(self, arrays: dict[str, Array], own: Any, elsewhere: bool = False) -> None:
         self._contents.load(arrays, elsewhere)
@@ -200,7 +300,8 @@ class HealedTraining:
     def _loop_begins(self) -> None:
         """The script's loop begins; random numbers that it drew before do not count."""
         if self._at is Phase.BEFORE:
-            self._at = Phase.IN_STEP
+            self._rejoins = self._contents.place.get("between") is not None
+            self._be(Phase.BETWEEN if self._rejoins else Phase.IN_STEP)
             if self._own is not None:
                 set_generators(self._own["generators"], self._devices)
                 self._own = None
@@ -223,6 +324,7 @@ class HealedTraining:
 
     def average(self, bucket: Any) -> Any:
         """A communication hook: the future of the averages of the gradients in this bucket."""
+        self._loop_begins()
         parameters, gradients = bucket.parameters(), bucket.buffer()
         if in_host_memory(gradients):
             future = torch.futures.Future()
@@ -256,8 +358,11 @@ class HealedTraining:
 
     def before_forward(self, module: Any, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
+            if self._at is Phase.BETWEEN:
+                self._next_begins(self._between_own)
             self.ends_step()
-            self._own, self._at = None, Phase.IN_STEP
+            self._own = None
+            self._be(Phase.IN_STEP)
 
     def after_forward(self, module: Any, *_: Any) -> None:
         """Nothing is drawn after the last forward pass: this rank's own state is sent during the backward pass."""
@@ -272,7 +377,8 @@ class HealedTraining:
             raise CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
 
     def after_optimizer(self, *_: Any) -> None:
-        self._at = Phase.STEPPED
+        if self._at is not Phase.BETWEEN:
+            self._be(Phase.STEPPED)
 
     def scales(self, scaler: Any) -> None:
         """Count a step that this scaler skips, too."""
@@ -301,12 +407,44 @@ class HealedTraining:
         if handle is not None:
             fill(self._contents.buffers, handle.wait())
 
-    def _permit(self, kind: str) -> None:
-        """CoveyError at a point that a successor would not pass."""
-        if self._at is not Phase.IN_STEP:
-            when = "before the first step" if self._at is Phase.BEFORE else "after optimizer.step()"
-            why = f"it is called {when}, where a rank that replaces a lost one does not call it"
-            raise CoveyError(f"{kind} was refused", why, "call it after backward() and before optimizer.step()")
+    # ---- collectives of the script ----
+
+    def enters(self, kind: str) -> bool:
+        """The script calls this collective. Returns whether successors get its result without passing there with
+        others: before the loop."""
+        if self._at is Phase.STEPPED:
+            self._between_begins(kind)
+        if self._at is Phase.BETWEEN:
+            self._between_own = self._own_now()
+        return self._at is Phase.BEFORE
+
+    def _between_begins(self, kind: str) -> None:
+        """The step ends, and a time of its own begins, before the next one."""
+        epoch, self._held = (UNKNOWN, None) if self._left is None else self._left
+        if epoch == UNKNOWN and not self._is_said:
+            self._is_said = True
+            self._say(
+                f"restarts instead of heals when a rank is lost between optimizer.step() and the next step: {kind} is "
+                "called there, where a process that takes over does not pass; next: call it before optimizer.step(), or "
+                "after an epoch's steps (docs/guides/healing.md)"
+            )
+        self._drawn_before = self._drawn
+        self._ends(self._place(self._step + 1, epoch, kind), self._step + 1, False)
+        self._be(Phase.BETWEEN)
+
+    def _say(self, text: str) -> None:
+        """Tell people what holds for all ranks, once."""
+        if self._tensors.rank == 0:
+            self._tensors.tell(text)
+
+    def _next_begins(self, own: JsonText | None = None) -> None:
+        """The next step begins, for all ranks, with the own state that each has now, or had then (`own`)."""
+        self._tensors.own_later = False
+        self._own_of_step = own
+        self._tensors.push_pull("ddp/between", np.zeros(1, np.float32))
+        self._held, self._between_own, self._rejoins = None, None, False
+        self._ends(self._place(self._step), None)
+        self._be(Phase.IN_STEP)
 
     def _leave(self) -> None:
         """At the end of a script that trained to the end, wait for ranks that may still need this one's results. Does

@@ -11,6 +11,7 @@ Both loops begin where this process must continue. An epoch shuffles all samples
 samples that do not fill a step of all ranks are left out, different ones in each epoch.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -31,6 +32,14 @@ class StepCount(Protocol):
         """The script begins a loop over batches; `begins_epoch`: with the first batch of an epoch."""
 
     def takes_batch(self) -> None: ...
+
+    @property
+    def between(self) -> int | None:
+        """The epoch whose steps are all done, and after which this process begins, with what the script does then;
+        None: it begins with a step."""
+
+    def batches_over(self, epoch: int) -> None:
+        """The script has left its loop over the batches of this epoch, and all of its steps were made."""
 
     def ends_step(self) -> None:
         """The script has ended the step, if one is under way."""
@@ -72,6 +81,9 @@ class StepSampler:
         """Number of batches given, where no training counts steps."""
         self._known: dict[int, tuple[int, list[int]]] = {}
         """For each rank, the newest epoch that was asked for, and the rank's samples in their order."""
+        self._loop: weakref.ref[Iterator[list[int]]] | None = None
+        """The newest loop over batches: a DataLoader with workers asks for the last one before the script has it, and
+        drops its iterator as soon as the script has left the loop."""
         self._by_step = False
         """Whether a loop over batches has those of one step (`carries`)."""
         self._asked: Any = None
@@ -121,13 +133,24 @@ class StepSampler:
             if self._asked is None or not torch.equal(now, _after_one_draw(self._asked)):
                 self._asked = now  # else a DataLoader that starts its workers asks twice, and draws in between
             return self._of_step([self._batch_at(first + part) for part in range(self._per_step)], self._asked)
+        if self._counts is not None and self._counts.between is not None:
+            return self._batches(first, first)
         begins_epoch = first % self._per_epoch == 0
         if self._counts is not None:
             self._counts.asks_for_batches(begins_epoch)
-        return self._batches(first, first - first % self._per_epoch + self._per_epoch)
+        stop = first - first % self._per_epoch + self._per_epoch
+        batches = self._batches(first, stop)
+        self._loop = weakref.ref(batches, lambda _: self._over(stop))
+        return batches
 
     def epochs(self, stop: int) -> Iterator[int]:
-        """Each epoch from this one on, up to `stop`, which is left out. It ends when all of its steps are done."""
+        """Each epoch from this one on, up to `stop`, which is left out. It ends when all of its steps are done. In a
+        process that takes over where the script was after an epoch's steps, that epoch comes once more, without
+        batches."""
+        if self._counts is not None and (between := self._counts.between) is not None:
+            if between < stop:
+                yield between
+            self._counts.ends_step()
         while (epoch := self._next_batch() // self._per_epoch) < stop:
             yield epoch
             if self._counts is not None:
@@ -156,6 +179,14 @@ class StepSampler:
                 self._counts.takes_batch()
             self._given = at + 1
             yield self._batch_at(at)
+        if self._counts is not None and first == stop:
+            self._counts.takes_batch()
+        self._over(stop)
+
+    def _over(self, stop: int) -> None:
+        """Tell that the loop up to this batch was left, if all of its steps were made."""
+        if self._counts is not None and self._next_batch() == stop:
+            self._counts.batches_over(stop // self._per_epoch - 1)
 
     def _batch_at(self, number: int) -> list[int]:
         epoch, at = divmod(number, self._per_epoch)

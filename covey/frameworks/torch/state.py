@@ -23,10 +23,14 @@ import torch
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceReads, Say, devices_of, why_not
 from covey.frameworks.torch.types import array_of_tensor, bytes_of_tensor, tensor_of_array
-from covey.healing.state_pieces import CANNOT, SAME
+from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT, SAME
 from covey.tensors.numbers.arrays import Array
 
 REST, MADE = "covey/rest", "covey/made"
+COPIED_BYTES_MAX = 64 << 20
+"""Most bytes of tensors of other objects that are copied where the script may change them between two steps."""
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
 
 
 class TrainingState:
@@ -37,6 +41,10 @@ class TrainingState:
         self.module, self._optimizer, self._also, self.say = module, optimizer, also, say
         self.first: int | None = None
         """First step of the training; None until all ranks hold the same parameters."""
+        self.place: dict[str, Any] = {}
+        """Where in its script the training is, as JSON (`covey.frameworks.torch.heal`)."""
+        self.restarts: Callable[[], str] = lambda: ""
+        """Returns why nobody takes this state over any more; empty: somebody may."""
         self.devices = devices_of(module)
         self._made = self._as_made()
         self._made_array = _bytes(json.dumps(self._made))
@@ -80,16 +88,21 @@ class TrainingState:
         """The state now. Memory that does not change before the step's sums are here is read only when these arrays
         are. Before the first step, nothing of the model is included."""
         if self.first is None:
-            return {REST: _bytes(json.dumps({"first": None})), MADE: self._made_array}
+            rest = {"first": None, "place": self.place, "restarts": self.restarts()}
+            return {REST: _bytes(json.dumps(rest)), MADE: self._made_array}
         return self._now()
 
-    def _now(self) -> "_LaterArrays":
+    def guarded(self) -> "_LaterArrays":
+        """As `arrays`, for a time in which the script may change large tensors: each reading tells whether it did."""
+        return self._now(True)
+
+    def _now(self, guards: bool = False) -> "_LaterArrays":
         """The state of the model and its optimizer. CoveyError when a part of it cannot be given to another process."""
         also_tensors: dict[str, Any] = {}
         also = [_plain(each.state_dict(), f"also/{at}", also_tensors) for at, each in enumerate(self._also)]
         groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
         buffers = {f"buffer/{name}": at.detach().clone() for name, at in self._named_buffers().items()}
-        first, moments = self.first, sum(map(len, self._optimizer.state.values()))
+        about, moments = (self.first, dict(self.place)), sum(map(len, self._optimizer.state.values()))
         reads = DeviceReads(self.devices, self.say)
         if moments != self._moments:
             optimizer_tensors: dict[str, Any] = {}
@@ -97,24 +110,39 @@ class TrainingState:
             for path, tensor in {**also_tensors, **optimizer_tensors}.items():
                 reads.check(path, tensor)
             self._moments = moments
-        return _LaterArrays(lambda: self._all_arrays(first, groups, also, {**buffers, **also_tensors}, reads))
+        if guards and sum(each.nbytes for each in also_tensors.values()) <= COPIED_BYTES_MAX:
+            also_tensors = {name: each.detach().clone() for name, each in also_tensors.items()}
+        others = {**buffers, **also_tensors}
+        were = {name: bits_sum(each) for name, each in self._tensors_with(others).items()} if guards else {}
+        return _LaterArrays(lambda: self._all_arrays(about, groups, also, others, reads, were), guards)
+
+    def _tensors_with(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters and moments as they are now, and `others`."""
+        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.module.named_parameters()}
+        tensors |= others
+        _plain(self._optimizer.state_dict(), "optimizer", tensors)
+        return tensors
 
     def _all_arrays(
         self,
-        first: int | None,
+        about: tuple[int | None, dict[str, Any]],
         groups: Sequence[Mapping[str, Any]],
         also: Sequence[Any],
         others: Mapping[str, Any],
         reads: DeviceReads,
+        were: Mapping[str, int],
     ) -> dict[str, Array]:
-        """All arrays of the state. `groups`: the optimizer's parameter groups, as they were; `others`: buffers as they
-        were, and tensors of other objects; `reads` says when tensors on devices can be read."""
+        """All arrays of the state. `about`: the first step, and the place, then; `groups`: the optimizer's parameter
+        groups, as they were; `others`: buffers as they were, and tensors of other objects; `reads` says when tensors on
+        devices can be read; `were`: sums of tensors that are to be unchanged."""
         tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.module.named_parameters()}
         tensors |= others
         state = self._optimizer.state_dict()
         for group, then in zip(state["param_groups"], groups, strict=True):
             group.update({key: then[key] for key in group if key in then and key != "params"})
-        rest = {"first": first, "optimizer": _plain(state, "optimizer", tensors), "also": also}
+        rest = {"first": about[0], "optimizer": _plain(state, "optimizer", tensors), "also": also, "place": about[1]}
+        rest["restarts"] = self.restarts()
+        rest["changed"] = [each for each, was in were.items() if each not in tensors or bits_sum(tensors[each]) != was]
         self.bfloats = {name: "BF16" for name, each in tensors.items() if each.dtype == torch.bfloat16}
         found = {name: array_of_tensor(reads.read(f"the state ({name})", each)) for name, each in tensors.items()}
         return {**found, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
@@ -125,7 +153,9 @@ class TrainingState:
         another training."""
         self._compare(json.loads(arrays[MADE].tobytes()), ("PyTorch", "devices") if elsewhere else ())
         rest = json.loads(arrays[REST].tobytes())
-        self.first = rest["first"]
+        if not elsewhere:
+            _check_heals(rest)
+        self.first, self.place = rest["first"], rest.get("place", {})
         if self.first is None:
             return
         with torch.no_grad():
@@ -170,8 +200,9 @@ class TrainingState:
 class _LaterArrays(Mapping[str, Array]):
     """Arrays that are made once something reads them; by any thread."""
 
-    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], dict[str, Array]], again: bool = False) -> None:
+        """`again`: they are made anew whenever somebody reads them all."""
+        self._make, self._again = make, again
         self._making = threading.Lock()
         self._made: dict[str, Array] | None = None
 
@@ -186,14 +217,44 @@ class _LaterArrays(Mapping[str, Array]):
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
+        if self._again:
+            with self._making:
+                self._made = None
         return iter(self._arrays)
 
     def __len__(self) -> int:
         return len(self._arrays)
 
 
+def changed_in(arrays: Mapping[str, Array]) -> list[str]:
+    """Names of tensors that a script has changed since `TrainingState.guarded` gave these."""
+    found: list[str] = json.loads(dict(arrays)[REST].tobytes())["changed"]
+    return found
+
+
+def bits_sum(tensor: Any) -> int:
+    """The sum of a tensor's elements, taken as integers: another one where it was changed."""
+    flat = (torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()).contiguous().reshape(-1)
+    return int(flat.view(INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def _check_heals(rest: Mapping[str, Any]) -> None:
+    """CoveyError where this state is not one with which a successor can begin."""
+    place = rest.get("place", {})
+    if why := rest.get("restarts"):
+        raise CoveyError(CANNOT, f"lost ranks of this job are not replaced any more: {why}", FROM_CHECKPOINT)
+    if place.get("between", 0) < 0:
+        why = f"the others are after optimizer.step(), in {place.get('call')}, where this process does not pass"
+        raise CoveyError(CANNOT, why, f"call it before optimizer.step(), or after an epoch's steps; {FROM_CHECKPOINT}")
+    if names := rest.get("changed"):
+        why = f"{names[0]} was changed after an epoch's steps, where this process is to begin"
+        raise CoveyError(CANNOT, why, f"change it before the first collective that follows a step; {FROM_CHECKPOINT}")
+
+
 def _frozen(value: Any) -> Any:
-    """A copy of a list, which the script may change; any other value itself."""
+    """A copy of a list or tensor, which the script may change; any other value itself."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
     return list(value) if isinstance(value, list) else value
 
 

@@ -75,7 +75,7 @@ class BlockRounds:
         `local` connects to an owner in this process; `rdma` is used for those on other hosts, where the agent lets it.
         `turns`: those of this process."""
         self._local, self._rdma, self._turns = local, rdma, turns
-        self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
+        self.tables, self.part_bytes, self.incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
         """Declared tensors by name."""
@@ -282,7 +282,7 @@ class BlockRounds:
             if rounds is not None:
                 return rounds
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
-            of.incarnation = self._incarnation
+            of.incarnation = self.incarnation
             lost = partial(self._table_lost, table)
             ways = self._poster, self._heard, self._local, self._rdma, self._turns
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, *ways)
