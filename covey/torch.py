@@ -24,6 +24,7 @@ With the optimizer, ranks may be lost and replaced (`covey.frameworks.torch.heal
     covey.torch.init_process_group()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler)
+    state = covey.torch.attach([generator, critic], [optimizer_g, optimizer_c], also=[ema], data=sampler)
 
 In an elastic job processes come and go (`covey.frameworks.torch.elastic`; examples/elastic_ddp.py):
 
@@ -49,6 +50,7 @@ from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
+from covey.frameworks.torch.state import several
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory
 from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
@@ -85,7 +87,7 @@ def attach(ddp: Any, *, job: "JobClient") -> None: ...
 @overload
 def attach(
     ddp: Any,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     job: "JobClient | None" = None,
     *,
     also: Sequence[Any] = (),
@@ -126,11 +128,12 @@ def attach(
     same order.
 
     With its `optimizer`, this rank may be lost from now on: another process takes its place, gets here what the others
-    hold, and continues in their step with the same bits. There is one such model, attached before any other tensor.
-    `also`: other objects with state that is the same on all ranks (schedulers, a GradScaler), saved by state_dict and
-    load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
-    the first step. `checkpoint`: True, or a file: the training continues from there, and is saved there when the job is
-    asked to end, as of `JobClient.state`.
+    hold, and continues in their step with the same bits. Several models, or optimizers, are given as lists in one call,
+    before any other tensor; with several optimizers, steps end where `steps()` or `done()` of the result says so.
+    `also`: other objects with state that is the same on all ranks (schedulers, a GradScaler, an EMA copy), saved by
+    state_dict and load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small
+    state_dict; `step`: the first step. `checkpoint`: True, or a file: the training continues from there, and is saved
+    there when the job is asked to end, as of `JobClient.state`.
 
     `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
     itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
@@ -139,31 +142,40 @@ def attach(
     elsewhere, sparse, or of a type that is not in TYPES; RuntimeError where the model has a communication hook, or
     other ranks than the job (torchrun's); CoveyError where ranks cannot be replaced. Errors of `push_pull` are raised
     by the backward pass."""
-    global _models
     if elastic:
         return _elastic(ddp, optimizer, job, also, data, step, checkpoint)
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, (torch.optim.Optimizer, list, tuple)):
         optimizer, job = None, optimizer
-    names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-    check_model(ddp.module)
+    models = several(ddp)
+    for each in models:
+        check_model(each.module)
     found = _joined(job)
-    if (ranks := ddp.process_group.size()) != found.world_size:
-        what = (
-            f"DDP has {ranks} ranks, and this job has {found.world_size}: Covey "
-            "averages over the ranks that the agent started"
-        )
-        raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
+    for each in models:
+        if (ranks := each.process_group.size()) != found.world_size:
+            what = (
+                f"DDP has {ranks} ranks, and this job has {found.world_size}: Covey "
+                "averages over the ranks that the agent started"
+            )
+            raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
-        if devices_of(ddp.module):
-            _ways[ddp] = "copied from each GPU: ranks may be lost"
-        return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors), checkpoint)
+        _ways.update((each, "copied from each GPU: ranks may be lost") for each in models if devices_of(each.module))
+        optimizers, ends = several(optimizer), RoundEnds(found.tensors)
+        return healed(models, optimizers, also, data, found, step, ends, checkpoint)
+    for each in models:
+        _average(each, found)
+    return None
+
+
+def _average(ddp: Any, found: "JobClient") -> None:
+    """Have Covey average the gradients of this model."""
+    global _models
+    names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
     if way_there := buckets.add_on_gpus(ddp):
         _ways[ddp] = way_there
         found.tensors.tell(f"has its gradients {way_there}")
-    return None
 
 
 def way(ddp: Any) -> str:

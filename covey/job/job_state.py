@@ -102,6 +102,8 @@ class StopsAndSaves(NamedTuple):
     """Takes over what a checkpoint has; None: as from another rank."""
     saved: Callable[[int, Path], object] = lambda step, path: None
     """Called with the step and place of each checkpoint that this process has written."""
+    may_end: Callable[[], bool] = lambda: True
+    """Whether what is between two steps here is between two steps of the script."""
     made: str = "numpy"
     """Which kind of script it is."""
     number: Callable[[int], int | None] = lambda step: step
@@ -223,7 +225,7 @@ class JobState(OfOneProcess):
 
     def end_if_all_stop(self) -> None:
         """Between two steps: save and end this process, if there is a checkpoint and all ranks stop now."""
-        if self._stop.place is None or not self._stop.stops():
+        if self._stop.place is None or not self._stop.may_end() or not self._stop.stops():
             return
         self._save(self._stop.place, None, True)
         self._stop.leave()

@@ -106,3 +106,19 @@ def test_a_second_backward_pass_in_a_step_is_refused() -> None:
     found.pushed.clear()
     gradients.came([parameter], torch.ones(4), 2)
     assert found.ended == [0, 2]
+
+
+def test_parameters_frozen_between_ddp_and_attach_are_named_not_waited_for() -> None:
+    """DDP averages those that need a gradient when it is made; others would be waited for, or never averaged."""
+    import torch
+
+    from covey.frameworks.torch.gradients import Gradients
+
+    a, b = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    found = Averages()
+    both: Any = Gradients(found, [("a", a), ("b", b)], found.end)  # type: ignore[arg-type]
+    with pytest.raises(CoveyError, match="parameter 'b' was frozen when DistributedDataParallel was made"):
+        both.came([a], torch.zeros(3), 0, True)
+    one: Any = Gradients(found, [("a", a)], found.end)  # type: ignore[arg-type]
+    with pytest.raises(CoveyError, match="a parameter was frozen between"):
+        one.came([b, a], torch.zeros(6), 0)

@@ -86,6 +86,13 @@ class TrainedGang:
             found.setdefault(step, set()).add(tuple(samples))
         return found
 
+    def has_come(self, rank: int, step: int, part: int) -> bool:
+        """Whether the rank has come to this part of the step."""
+        return max((tuple(map(int, line.split())) for line in self.lines(rank, "part")), default=(-1, 0)) >= (
+            step,
+            part,
+        )
+
     def until(self, rank: int, step: int) -> None:
         until(lambda: max(self.taken(rank), default=-1) >= step, self)
 
@@ -138,6 +145,13 @@ def until(is_so: Callable[[], bool], gang: TrainedGang) -> None:
         time.sleep(0.005)
 
 
+HELD = {
+    "models-gan": "holds for successors: 8 parameters of 2 models, 3 buffers, moments of Adam and SGD, "
+    "AveragedModel and MultiStepLR, random generators; each rank keeps a copy of it, as of the step's beginning",
+    "models-actor": "holds for successors: 4 parameters of 2 models, moments of 2 SGD, Linear, random generators; each",
+    "models-one": "holds for successors: 6 parameters, moments of SGD and AdamW, random generators; not held: ",
+}
+"""What rank 0 says when it is attached, by kind of training."""
 Gangs = Callable[..., TrainedGang]
 
 
@@ -225,6 +239,39 @@ def test_a_training_that_is_asked_to_end_three_times_goes_on_with_the_same_bits(
     assert last.learnt() == calm(gangs, 2, kind, steps)
     with safe_open(saved / "state.safetensors", "np") as others_read:
         assert "parameter/0.weight" in list(others_read.keys())
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("models-gan", 3), ("models-actor", 2), ("models-one", 2)])
+def test_ranks_killed_between_steps_of_several_optimizers_change_nothing(
+    gangs: Gangs, tmp_path: Path, kind: str, parts: int
+) -> None:
+    """After each part of a step, that is between an optimizer's step and the next one's; the training is stopped and
+    continued, too."""
+    (saved := tmp_path / "saved").mkdir()
+    steps, draws = 48, random.Random(4)
+    gang = gangs(3, kind, steps, saved)
+    for at, step in enumerate((0, 1, 8, 11, 15, 19, 23, 25, 28)):
+        lost = at % 3
+        until(partial(gang.have_begun, set(range(3))), gang)
+        until(partial(gang.has_come, (lost + 1) % 3, step, at % parts), gang)
+        time.sleep(draws.uniform(0.0, 0.01))
+        gang.kill(lost)
+        gang.replace(lost)
+    gang.until(0, 32)
+    gang.stopped()
+    last = gangs(3, kind, steps, saved)
+    last.until(0, 40)
+    last.kill(1, 2)
+    last.replace(1, 2)
+    assert last.learnt() == calm(gangs, 3, kind, steps)
+    assert HELD[kind] in gang.text(0)
+
+
+def test_optimizers_that_do_not_say_where_steps_end_are_refused(gangs: Gangs) -> None:
+    gang = gangs(2, "models-unended", 48)
+    until(lambda: "next:" in gang.text(0), gang)
+    assert "it is not known with which of them a step of the training ends" in gang.text(0)
+    assert "next: loop over state.steps(n), or call state.done() at the end of each step" in gang.text(0)
 
 
 def test_a_rank_that_is_killed_before_the_first_step_begins_anew(gangs: Gangs) -> None:

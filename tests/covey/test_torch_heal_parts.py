@@ -141,9 +141,14 @@ def test_what_cannot_be_given_to_another_process_is_named() -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"how": {"kind": object()}}
 
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
     with pytest.raises(CoveyError) as raised:
         TrainingState(*trained(0)[:2], [Odd()])
     assert raised.value.why == "also/0/how/kind is a object"
+    with pytest.raises(CoveyError) as raised:
+        TrainingState(*trained(0)[:2], [trained(0)[0], object()])
+    assert raised.value.why == "also[1] is a object, which has no state_dict and no load_state_dict"
 
 
 def test_random_generators_go_on_where_they_were_kept() -> None:
@@ -298,3 +303,171 @@ def test_collectives_before_attach_are_refused() -> None:
     group: Any = TensorsGroup(0, 2)
     with pytest.raises(CoveyError, match=r"all_reduce was refused\n.*\n.*after covey.torch.attach"):
         group.allreduce([torch.zeros(1)])
+
+
+def test_a_list_of_models_without_the_jobs_group_is_refused() -> None:
+    import covey.torch
+
+    model, optimizer, _ = trained(0)
+    gloo = SimpleNamespace(size=lambda: 2, name=lambda: "gloo")
+    job: Any = SimpleNamespace(rank=0, world_size=2, tensors=SimpleNamespace(in_background=lambda: None))
+    with pytest.raises(CoveyError, match=r"its process group \(gloo\) spans"):
+        covey.torch.attach([SimpleNamespace(module=model, process_group=gloo)] * 2, [optimizer, optimizer], job)
+
+
+def test_parameters_that_come_and_thaw_later_come_to_successors_too() -> None:
+    """Its script adds them a second time, at the beginning of the epoch into which it comes."""
+    import torch
+
+    from covey.frameworks.torch.state import TrainingState
+
+    def short(seed: int) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        model[1].requires_grad_(False)
+        return model, torch.optim.SGD(model[0].parameters(), 0.1, momentum=0.9)
+
+    (model, optimizer), said = short(1), list[str]()
+    theirs, fresh = TrainingState(model, optimizer, []), short(0)
+    ours = TrainingState(*fresh, [], said.append)
+    for each in theirs, ours:
+        each.first = 1
+        each.groups.follow()
+    before = theirs.arrays()
+    model[1].requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(CoveyError, match="comes to an optimizer has gradients of earlier steps"):
+        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+    model[1].zero_grad()
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+    optimizer.step()
+    ours.load({name: array.copy() for name, array in theirs.arrays().items()})
+    assert fresh[1].param_groups[1]["lr"] == 0.5 and fresh[0][1].weight.requires_grad
+    fresh[1].add_param_group({"params": list(fresh[0][1].parameters())})
+    assert len(fresh[1].param_groups) == 2 and "has the group of 2 parameters already" in said[0]
+    assert list(ours.arrays()) == list(theirs.arrays())
+    TrainingState(*short(0), []).load({name: array.copy() for name, array in before.items()})  # as it was without
+    other = short(0)
+    other[1].add_param_group({"params": [other[0][1].bias]})
+    with pytest.raises(CoveyError, match="parameter groups of SGD"):
+        TrainingState(*other, []).load(theirs.arrays())
+    other[1].add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    with pytest.raises(CoveyError, match="of shape \\(3,\\) that is in none of the models"):
+        TrainingState(*other, [])
+
+
+def test_what_is_held_and_what_is_missing_is_said_in_one_line() -> None:
+    from covey.frameworks.torch.state import TrainingState
+    from covey.frameworks.torch.steps.held_words import held_words
+
+    model, optimizer, scheduler = trained(0)
+    model[0].bias.requires_grad_(False)
+    said = held_words(TrainingState(model, optimizer, []), [optimizer], [], False)
+    assert said == (
+        "holds for successors: 4 parameters (1 of them frozen), 3 buffers, moments of Adam, random generators; "
+        "not held: the scheduler of Adam (not in also=), other objects of the script that are not in also="
+    )
+    assert "MultiStepLR" in held_words(TrainingState(model, optimizer, [scheduler]), [optimizer], [scheduler], False)
+    assert "scheduler of" not in held_words(TrainingState(model, optimizer, []), [optimizer], [scheduler], False)
+
+
+class AddedAlone:
+    """The tensors of a job of one rank."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.pushed: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.said.append(text)
+
+    def push(self, name: str, array: Any, *, out: Any = None, **_: Any) -> Any:
+        self.pushed.append(name)
+        return SimpleNamespace(wait=lambda: array)
+
+
+def parts_of(model: Any, optimizer: Any, copies: bool = True) -> tuple[Any, AddedAlone]:
+    from covey.frameworks.torch.state import TrainingState
+    from covey.frameworks.torch.steps.step_parts import StepParts
+
+    state, tensors = TrainingState(model, optimizer, []), AddedAlone()
+    state.first = 1
+    parts = StepParts(tensors, state, copies)  # type: ignore[arg-type]
+    parts.by_script, parts.step = True, 7
+    return parts, tensors
+
+
+def pushes(parts: Any, optimizer: int, value: float) -> list[float]:
+    """What a part of a step does."""
+    found: list[float] = parts.push("g", np.full(2, value), out=np.zeros(2)).wait().tolist()
+    parts.steps(optimizer)
+    return found
+
+
+def taken_over(parts: Any) -> tuple[Any, AddedAlone]:
+    ours = parts_of(*trained(0)[:2])
+    ours[0].load({name: array.copy() for name, array in parts.arrays().items()}, False)
+    return ours
+
+
+def test_a_part_behind_the_others_is_done_again_with_its_results_alone() -> None:
+    model, optimizer, _ = trained(1)
+    parts, _ = parts_of(model, optimizer)
+    before = model[0].weight.clone()
+    parts.arrays()
+    pushes(parts, 0, 3.0)
+    model[0].weight.data.fill_(9.0)
+    assert parts.ends_part() and (parts.arrays()["parameter/0.weight"] == before.numpy(force=True)).all()
+    ours, tensors = taken_over(parts)
+    ours.arrays()
+    assert ours.step == 7 and ours.is_again and not ours.begins_step
+    assert pushes(ours, 0, 4.0) == [3.0, 3.0] and not tensors.pushed, "what came from others"
+    assert not ours.ends_part() and not ours.is_again
+    assert list(ours.arrays()) == list(parts.arrays()), "others may take over from it in turn"
+    assert pushes(ours, 1, 5.0) == [5.0, 5.0] and tensors.pushed == ["g"]
+    ours.ends_step()
+    assert ours.step == 8 and ours.begins_step
+
+
+def test_a_script_that_does_not_repeat_itself_is_found() -> None:
+    parts, _ = parts_of(*trained(1)[:2])
+    parts.arrays()
+    pushes(parts, 0, 3.0)
+    parts.ends_part()
+    with pytest.raises(CoveyError, match=r"part 0 of step 7 cannot be done again: tensor 'h' was not pushed"):
+        taken_over(parts)[0].push("h", np.zeros(2))
+    with pytest.raises(CoveyError, match="the script ended the step without it"):
+        taken_over(parts)[0].ends_step()
+    ours, _ = taken_over(parts)
+    ours.drew(lambda: "one", "other")
+    with pytest.raises(CoveyError, match="random generators are not where they were"):
+        ours.push("g", np.zeros(2))
+
+
+def test_the_first_unexpected_part_loses_its_step_and_later_ones_do_not() -> None:
+    parts, tensors = parts_of(*trained(1)[:2], copies=False)
+    parts.arrays()
+    pushes(parts, 0, 3.0)
+    parts.ends_part()
+    assert "has no copy of the state at the beginning of step 7" in tensors.said[0]
+    with pytest.raises(CoveyError, match="gradients came after an optimizer's step in step 7") as raised:
+        taken_over(parts)
+    assert "checkpoint" in raised.value.next
+    parts.ends_step()
+    parts.arrays()
+    pushes(parts, 0, 3.0)
+    parts.ends_part()
+    assert taken_over(parts)[0].copies
+
+
+def test_a_part_that_is_done_again_has_its_answers_and_a_saved_step_is_over() -> None:
+    parts, _ = parts_of(*trained(1)[:2])
+    parts.arrays()
+    assert parts.stopping(lambda: True) and not parts.stopping(lambda: False)
+    pushes(parts, 0, 3.0)
+    parts.ends_part()
+    ours, _ = taken_over(parts)
+    assert not ours.stopping(lambda: True)
+    parts.saved()
+    with pytest.raises(CoveyError, match="step 7 was saved, and went on"):
+        parts.ends_part()

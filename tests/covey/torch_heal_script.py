@@ -186,11 +186,20 @@ def by_steps(of: RankOfTest, job: Any) -> Any:
 def train(of: RankOfTest, at: AggregatorAt) -> None:
     job: Any = PlayedJob(of, at)
     covey.torch.init_process_group(job)
-    model = (by_steps if of.kind.endswith("steps") else by_epochs)(of, job)
+    model = training_of(of.kind)(of, job)
     ranks = torch.tensor([of.rank + (5 << 40)], dtype=torch.int64)
     torch.distributed.all_reduce(ranks)
     told("sum", ranks.item())
     told("sha256", checksum(model))
+
+
+def training_of(kind: str) -> Any:
+    """The training of this kind."""
+    if kind.startswith("models-"):
+        from tests.covey import torch_models_script
+
+        return torch_models_script.TRAININGS[kind]
+    return by_steps if kind.endswith("steps") else by_epochs
 
 
 def main(words: list[str]) -> None:

@@ -13,15 +13,14 @@ When the parts of a tensor follow one another in one bucket, it is pushed from t
 otherwise its parts are copied out and in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.types import TYPES, bits
-from covey.job.tensors import TensorClient, TensorHandle
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Type
 
@@ -29,8 +28,28 @@ TOGETHER_BYTES = 1 << 20
 """Most bytes of a tensor of several parameters: where these are apart, its bytes are copied twice, which costs about
 the same as another tensor."""
 CANNOT_HEAL = "ranks of this training cannot be replaced when they are lost"
+UNFREEZE = (
+    "freeze before DistributedDataParallel(model) what is never trained, and after attach(..), with "
+    "find_unused_parameters=True, what is trained later"
+)
+HEAD = "ddp"
 NAME_CHARACTERS = 60
 """Most characters of a parameter's name in the name of a tensor."""
+
+
+class AwaitsResult(Protocol):
+    """A round that was begun."""
+
+    def wait(self) -> Array:
+        """The result, once it is here."""
+
+
+class PushesTensors(Protocol):
+    """The part of a TensorClient that begins rounds, or of `covey.frameworks.torch.steps.step_parts.StepParts`."""
+
+    def push(
+        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+    ) -> AwaitsResult: ...
 
 
 class GradientPlace(NamedTuple):
@@ -53,9 +72,9 @@ class Cut(NamedTuple):
     """Number of elements of each tensor."""
 
 
-def cut_of(parameters: Sequence[tuple[str, int, int, object]]) -> Cut:
-    """The division of a model. `parameters` with a gradient, in its order: name, elements, bytes of an element,
-    type."""
+def cut_of(parameters: Sequence[tuple[str, int, int, object]], head: str = HEAD) -> Cut:
+    """The division of a model. `parameters` with a gradient, in its order: name, elements, bytes of an element, type.
+    Names of tensors begin with `head`."""
     runs: list[list[tuple[str, int]]] = []
     room, last = 0, None
     for name, count, element_bytes, kind in reversed(parameters):
@@ -72,13 +91,13 @@ def cut_of(parameters: Sequence[tuple[str, int, int, object]]) -> Cut:
             places[name] = GradientPlace(at, first, first + count)
             first += count
         sizes.append(first)
-    return Cut([_name(at, [name for name, _ in run]) for at, run in enumerate(runs)], places, sizes)
+    return Cut([_name(head, at, [name for name, _ in run]) for at, run in enumerate(runs)], places, sizes)
 
 
-def _name(at: int, run: Sequence[str]) -> str:
+def _name(head: str, at: int, run: Sequence[str]) -> str:
     if len(run) == 1:
-        return f"ddp/of {run[0]}"
-    return f"ddp/{at} {run[0][:NAME_CHARACTERS]} .. {run[-1][:NAME_CHARACTERS]}"
+        return f"{head}/of {run[0]}"
+    return f"{head}/{at} {run[0][:NAME_CHARACTERS]} .. {run[-1][:NAME_CHARACTERS]}"
 
 
 class _Part(NamedTuple):
@@ -101,7 +120,7 @@ class _Round:
     def __init__(self, size: int) -> None:
         self.size, self.left = size, size
         self.parts: list[_Part] = []
-        self._handle: TensorHandle | None = None
+        self._handle: AwaitsResult | None = None
         self._copied: Array | None = None
         """A copy of the tensor, when its parts are apart."""
 
@@ -113,7 +132,7 @@ class _Round:
         self.parts.append(part)
         self.left -= part.place.end - part.place.first
 
-    def push(self, tensors: TensorClient, name: str, type: Type) -> None:
+    def push(self, tensors: PushesTensors, name: str, type: Type) -> None:
         """Push the tensor, once all of its parts have come."""
         array = self._together()
         if array is None:
@@ -146,13 +165,15 @@ class Gradients:
 
     def __init__(
         self,
-        tensors: TensorClient,
+        tensors: PushesTensors,
         named: Sequence[tuple[str, Any]],
         ends: Callable[[Callable[[], object], Any, Any], None],
+        head: str = HEAD,
     ) -> None:
-        """`named`: parameters with a gradient; `ends(wait, gradients, future)`: as `covey.torch.RoundEnds.end`."""
+        """`named`: parameters with a gradient; `ends(wait, gradients, future)`: as `covey.torch.RoundEnds.end`; names
+        of tensors begin with `head`."""
         self._tensors, self._ends = tensors, ends
-        self._cut = cut_of([(name, each.numel(), each.element_size(), each.dtype) for name, each in named])
+        self._cut = cut_of([(name, each.numel(), each.element_size(), each.dtype) for name, each in named], head)
         self._names = {id(each): name for name, each in named}
         self._known: dict[tuple[int, ...], list[tuple[int, GradientPlace, int]]] = {}
         """Parts of each bucket that has come before, by the ids of its parameters."""
@@ -160,14 +181,22 @@ class Gradients:
         """Rounds of this step, by tensor."""
         self._waiting: list[tuple[list[_Round], Any, Any]] = []
         """Buckets that have come and wait until all of their tensors are pushed."""
+        self._come: set[int] = set()
+        """Ids of the parameters that have come in this step."""
 
     def step_begins(self) -> None:
         self._rounds.clear()
         self._waiting.clear()
+        self._come.clear()
 
-    def came(self, parameters: Sequence[Any], gradients: Any, future: Any) -> None:
-        """Take a bucket; the future gets its averages, or the error. CoveyError when one of its tensors came before in
-        this step."""
+    @property
+    def averaged(self) -> Collection[int]:
+        """Ids of the parameters whose gradients are averaged."""
+        return self._names.keys()
+
+    def came(self, parameters: Sequence[Any], gradients: Any, future: Any, is_last: bool = False) -> None:
+        """Take a bucket; the future gets its averages, or the error. `is_last`: none follows in this pass. CoveyError
+        when one of its tensors came before in this step, and where DDP averages other parameters."""
         flat: Array = bits(gradients).numpy()
         touched = dict[int, _Round]()
         for tensor, place, start in self._parts_of(parameters):
@@ -188,6 +217,13 @@ class Gradients:
         while self._waiting and all(each.is_pushed for each in self._waiting[0][0]):
             rounds, whole, done = self._waiting.pop(0)
             self._ends(partial(_end_all, rounds), whole, done)
+        self._come.update(map(id, parameters))
+        if is_last and len(self._come) < len(self._names):
+            name = next(name for key, name in self._names.items() if key not in self._come)
+            why = (
+                f"parameter {name!r} was frozen when DistributedDataParallel was made, and was not when it was attached"
+            )
+            raise CoveyError(CANNOT_HEAL, why, UNFREEZE)
 
     def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, GradientPlace, int]]:
         """Parts of such a bucket: tensor, place in it, first element in the bucket. Consecutive parts are joined."""
@@ -195,6 +231,8 @@ class Gradients:
         if key not in self._known:
             found, start = list[tuple[int, GradientPlace, int]](), 0
             for each in key:
+                if each not in self._names:
+                    raise CoveyError(CANNOT_HEAL, "a parameter was frozen between DDP(..) and attach(..)", UNFREEZE)
                 place = self._cut.places[self._names[each]]
                 last = found[-1][1] if found else None
                 if last is not None and last.tensor == place.tensor and last.end == place.first:

@@ -31,6 +31,7 @@ from torch.nn.parallel import distributed as of_ddp
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.calls.script_calls import CallsOfTraining, ScriptCalls
 from covey.frameworks.torch.devices import accelerator_type
+from covey.frameworks.torch.gradients import PushesTensors
 from covey.frameworks.torch.types import (
     TYPES,
     array_of_tensor,
@@ -105,9 +106,9 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._of_job = list(ranks or range(size))
         self._prefix = "" if calls is None else f"group {calls.groups} "
 
-    def attached(self, training: CallsOfTraining) -> None:
-        """Let this training say from now on who repeats a collective."""
-        self.calls.attached(training)
+    def attached(self, training: CallsOfTraining, sums: PushesTensors) -> None:
+        """Let this training say from now on who repeats a collective, which else is a round of `sums`."""
+        self.calls.attached(training, sums)
 
     def step_begins(self) -> None:
         self.calls.step_begins()

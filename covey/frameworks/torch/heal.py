@@ -22,6 +22,10 @@ state when the script left its loop over batches, and a successor's first epoch 
 the script does at an epoch's end, and its collectives are rounds that others wait in. Large tensors must be as they
 were, which a sum of their bits tells. After any other step a successor does not pass there, and says so.
 
+With several optimizers a step is one turn of `steps`, or ends with `done`; its parts, each of which ends with an
+optimizer's step, are steps of `job.state` (`covey.frameworks.torch.steps.step_parts`). A collective after an
+optimizer's step is in the part that follows.
+
 The very first step of `job.state` is not a step of the training: in it ranks compare their parameters, and take rank
 0's where they differ, as DDP's constructor does elsewhere. A rank that is lost in it begins anew, so its parameters
 must follow from a seed.
@@ -30,6 +34,7 @@ must follow from a seed.
 import atexit
 import enum
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,17 +43,19 @@ import numpy as np
 import torch
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.devices import DeviceBuckets, DeviceReads, devices_of
-from covey.frameworks.torch.gradients import CANNOT_HEAL, Gradients
+from covey.frameworks.torch.devices import DeviceBuckets, DeviceReads
+from covey.frameworks.torch.gradients import CANNOT_HEAL, HEAD, UNFREEZE, AwaitsResult, Gradients
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
 from covey.frameworks.torch.state import TrainingState, changed_in
+from covey.frameworks.torch.steps.held_words import held_words
+from covey.frameworks.torch.steps.step_parts import END_STEPS, StepParts
 from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.machine import NOT_SAVED
 from covey.healing.owns import JsonText
 from covey.job.job_state import StopsAndSaves
-from covey.job.tensors import TensorHandle
+from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
@@ -75,6 +82,8 @@ def _computed() -> list[Array]:
 
 libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
 DIGEST_HALVES = 8
+_attached: weakref.WeakSet[TensorClient] = weakref.WeakSet()
+"""Clients whose ranks have the state of a training."""
 
 
 class EndsRounds(Protocol):
@@ -91,6 +100,7 @@ class Phase(enum.Enum):
     BETWEEN = "between"
 
 
+SAVE_BEFORE = "save before the first collective that follows a step, or in the next step"
 UNKNOWN = -1
 """In place of an epoch: between two steps, where a successor does not pass."""
 
@@ -99,9 +109,20 @@ class HealedTraining:
     """The training that `covey.torch.attach(ddp, optimizer)` returns."""
 
     def __init__(
-        self, job: "JobClient", ddp: Any, state: TrainingState, group: TensorsGroup, data: Any, ends: EndsRounds
+        self,
+        job: "JobClient",
+        ddps: Sequence[Any],
+        optimizers: Sequence[Any],
+        state: TrainingState,
+        group: TensorsGroup,
+        data: Any,
+        ends: EndsRounds,
     ) -> None:
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
+        self._optimizers = optimizers
+        self._parts = StepParts(job.tensors, state, len(ddps) > 1) if len(optimizers) > 1 else None
+        """The parts of a step; None: it has one, and ends with its optimizer's step."""
+        self._sums: Any = self._parts or job.tensors
         self._at = Phase.BEFORE
         self._step = 0
         self._told: int | None = None
@@ -121,15 +142,27 @@ class HealedTraining:
         self._drawn: Generators | None = None
         """The generators at the first push of this step, or just before it."""
         self._drawn_json = JsonText()
-        self._buffers: TensorHandle | None = None
+        self._said = self._began = "null"
+        """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
+        as JSON."""
+        self._buffers: AwaitsResult | None = None
         self._is_over = False
-        named = [(name, each) for name, each in ddp.module.named_parameters() if each.requires_grad]
-        self._gradients = Gradients(job.tensors, named, ends.end)
-        self._devices = devices_of(ddp.module)
-        self._names = {id(each): name for name, each in named}
+        heads = [HEAD] if len(ddps) == 1 else [f"{HEAD}{at}" for at in range(len(ddps))]
+        self._gradients = [
+            Gradients(
+                self._sums, [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad], ends.end, h
+            )
+            for ddp, h in zip(ddps, heads, strict=True)
+        ]
+        """By model."""
+        self._devices = state.devices
+        self._names = {id(each): name for name, each in state.parameters}
+        self._averaged = {key for each in self._gradients for key in each.averaged}
         self._buckets = DeviceBuckets(job.tensors.tell)
         self._drawn_before: Generators | None = None
         """The generators at the first push of the step before."""
+        self._follows_step = False
+        """Whether this part of a step began with a collective after an optimizer's step."""
         self._rejoins = False
         """Whether this process began between two steps, and still is there."""
         self._own_of_step: JsonText | None = None
@@ -139,26 +172,36 @@ class HealedTraining:
 
     @property
     def step(self) -> int:
-        """Number of the step that this rank is in, counted in steps of the optimizer."""
-        return self._step
+        """Number of the step that this rank is in, counted in steps of the optimizer, or of the script where there are
+        several."""
+        return self._step if self._parts is None else self._parts.step + self._parts.is_over
 
     def steps(self, stop: int) -> Iterator[int]:
         """Each step from the present one on, up to `stop`, which is left out: one turn is one step, also when a scaler
         skipped the optimizer's. CoveyError when a collective of the step was not waited for."""
         if self.step < stop:
             self._loop_begins()
+        if self._parts is not None:
+            self._parts.by_script = True
         while self.step < stop:
             yield self.step
             self.done()
+            self._step_over()
         self.ends()
 
     def done(self) -> None:
-        """End the step, where no loop or forward pass does. Errors as of `steps`."""
+        """End the step, where no loop or forward pass does. With several optimizers, the end of each step; a scheduler
+        may step after it. Errors as of `steps`."""
         if self._at is Phase.BETWEEN:
             self._next_begins()
-        else:
+        elif self._parts is None:
             self._ends(self._place(self._step + 1), self._step + 1)
             self._be(Phase.IN_STEP)
+        else:
+            self._step_over()
+            if self._drawn is not None and generators(self._devices) != self._drawn:
+                raise _late_draws(f"the last push of step {self.step}")
+            self._parts.by_script = self._parts.is_over = True
 
     def _ends(self, place: dict[str, Any], told: int | None, may_end: bool = True) -> None:
         """End a step of `job.state`; `place`: where in the script the next one begins, `told`: its number for
@@ -166,8 +209,13 @@ class HealedTraining:
         self._finish_buffers()
         self._step, self._told, self._contents.place = place["step"], told, place
         self._state.done(may_end=may_end)
-        self._drawn, self._own_of_step, self._left = None, None, None
-        self._gradients.step_begins()
+        self._begins()
+
+    def _begins(self) -> None:
+        """Nothing was pushed since here."""
+        self._drawn, self._own_of_step, self._left, self._follows_step = None, None, None, False
+        for each in self._gradients:
+            each.step_begins()
         self._group.step_begins()
 
     def _place(self, step: int, between: int | None = None, call: str = "") -> dict[str, Any]:
@@ -184,35 +232,60 @@ class HealedTraining:
     @property
     def stopping(self) -> bool:
         """Whether the job ends with this step, as of `covey.job.job_state.JobState`."""
-        return self._state.stopping
+        return self._state.stopping if self._parts is None else self._parts.stopping(lambda: self._state.stopping)
 
     def save(self, path: "Place | None" = None) -> Path:
         """Save all that is needed to continue with the same bits, and return where: once everything of a step was done
         (`scheduler.step()` too), or before its forward pass. As of `covey.job.job_state.JobState.save`; parameters
         have the names `parameter/..` there, and the types that they have here."""
-        if self._at is Phase.IN_STEP and self._drawn is not None:
+        if self._is_within_step:
             why = "this step has gradients, and the optimizer has not made its step"
             raise CoveyError("nothing was saved", why, "save after optimizer.step(), at the end of the step")
         if self._at is Phase.BETWEEN:
             self._check_between()
         self._finish_buffers()
-        self._told = self.next_step + 1
-        return self._state.save(path)
+        if self._parts is None:
+            self._told = self.next_step + 1
+            return self._state.save(path)
+        self._parts.saves = self._at is Phase.STEPPED or self._parts.is_over
+        self._told = self._parts.step + self._parts.saves + 1
+        if self._at is Phase.BETWEEN:
+            self._parts.begins_again()
+        try:
+            found = self._state.save(path)
+        finally:
+            was_at_end, self._parts.saves = self._parts.saves, False
+        if was_at_end and not self._parts.is_over:
+            self._parts.saved()
+        return found
+
+    @property
+    def _is_within_step(self) -> bool:
+        parts = self._parts
+        if parts is None:
+            return self._at is Phase.IN_STEP and self._drawn is not None
+        if self._at is Phase.STEPPED or parts.is_over:
+            return parts.is_again
+        return self._at is not Phase.BETWEEN and (self._drawn is not None or not parts.begins_step)
 
     def _check_between(self) -> None:
         """CoveyError where what would be saved now belongs to no beginning of the script's loops."""
         if self._held is not None and (names := changed_in(self._held)):
             why = f"{names[0]} was changed after an epoch's steps, and a job that goes on from here does that again"
-            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
+            raise CoveyError(
+                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
+            )
         if self._held is None and self._drawn_before not in (None, generators(self._devices)):
             why = "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
-            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
+            raise CoveyError(
+                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
+            )
 
     # ---- for the sampler ----
 
     @property
     def next_step(self) -> int:
-        return self.step + (self._at is Phase.STEPPED)
+        return self.step + (self._at is Phase.STEPPED and self._parts is None)
 
     def asks_for_batches(self, begins_epoch: bool) -> None:
         """A DataLoader draws a random number here, at the beginning of each epoch. When this process begins within an
@@ -231,18 +304,24 @@ class HealedTraining:
         return epoch if self._at is Phase.BEFORE or self._rejoins else None
 
     def batches_over(self, epoch: int) -> None:
-        if self._at is Phase.STEPPED and self._left is None:
+        if self._parts is None and self._at is Phase.STEPPED and self._left is None:
             self._finish_buffers()
             place, self._contents.place = self._contents.place, self._place(self._step + 1, epoch)
             self._left = epoch, self._contents.guarded()
             self._contents.place = place
 
     def ends_step(self) -> None:
-        if self._at in (Phase.STEPPED, Phase.BETWEEN):
+        if self._at is Phase.BETWEEN or (self._parts is None and self._at is Phase.STEPPED):
             self.done()
+        elif self._parts is not None:
+            self._step_over()
+            if self._at is Phase.STEPPED or self._parts.number:
+                why = "an epoch ended in the middle of a step, and several optimizers do not say where steps end"
+                raise CoveyError(CANNOT_HEAL, why, END_STEPS)
 
     def ends(self) -> None:
         """The last step is done, and no step follows. At the end of the script this rank waits for the others."""
+        self._step_over()
         self._be(Phase.IN_STEP)
         self._is_over = True
 
@@ -250,10 +329,12 @@ class HealedTraining:
 
     def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
         """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
+        parts = self._parts
         stop = StopsAndSaves(
             load=self._resume,
             types=lambda: self._contents.bfloats,
             draws_ahead=True,
+            may_end=lambda: parts is None or parts.begins_step,
             made="torch",
             number=lambda _: self._told,
         )
@@ -261,21 +342,23 @@ class HealedTraining:
         calls.job = calls.job or job
         kept = calls.kept
         self._contents.restarts, self._contents.place = (lambda: calls.restarts), {"step": step}
-        self._state = job.state(
-            self._arrays, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop
-        )
+        get = self._arrays
+        if parts is not None:
+            get, parts.step = parts.arrays, step
+        self._state = job.state(get, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop)
         self._step = self._contents.place.get("step", self._state.step - 1)
         if self._contents.first is None:
             self._agree_on_parameters()
             self._contents.first = self._state.step + 1
             self._before = self._contents.first
             self._ends(self._place(self._step), self._step)
+            self._said = "null"
         self._before = self._contents.place.get("before") or self._state.step
         kept.replays = kept.replays and self._before != self._state.step
         if self._state.step == self._contents.first:
-            self._own = None  # the script has yet to draw what it draws before its loop
+            self._own, self._began = None, "null"  # the script has yet to draw what it draws before its loop
         self._be(Phase.BEFORE)
-        self._group.attached(self)
+        self._group.attached(self, self._sums)
         atexit.register(self._leave)
 
     def _arrays(self) -> Mapping[str, Array]:
@@ -290,12 +373,29 @@ class HealedTraining:
         self._contents.place = {name: at for name, at in self._contents.place.items() if name in kept}
 
     def _load(self, arrays: dict[str, Array], own: Any, elsewhere: bool = False) -> None:
-        self._contents.load(arrays, elsewhere)
+        if self._parts is None:
+            self._contents.load(arrays, elsewhere)
+        else:
+            self._parts.load(arrays, elsewhere)
+            own = self._own_at_beginning(own)
         if own is not None and self._contents.first is not None:
             self._own = own
             set_generators(own["generators"], self._devices)
             if own["data"] is not None:
                 self._data.load_state_dict(own["data"])
+
+    def _own_at_beginning(self, own: Any) -> Any:
+        """This rank's own state at the beginning of the step; `own`: where the others are, at the end of a part."""
+        assert self._parts is not None
+        if own is None:
+            return None
+        if self._parts.first_live:
+            self._parts.drew(lambda: json.loads(generators(self._devices).as_json()), own["generators"])
+            own = own["began"]
+        else:
+            own = {name: own[name] for name in ("data", "generators")}
+        self._began = self._said = json.dumps(own)
+        return own
 
     def _loop_begins(self) -> None:
         """The script's loop begins; random numbers that it drew before do not count."""
@@ -322,27 +422,30 @@ class HealedTraining:
 
     # ---- in a step ----
 
-    def average(self, bucket: Any) -> Any:
-        """A communication hook: the future of the averages of the gradients in this bucket."""
+    def average(self, model: int, bucket: Any) -> Any:
+        """A communication hook of this model: the future of the averages of the gradients in this bucket."""
         self._loop_begins()
+        if self._parts is not None:
+            self._part_pushes()
         parameters, gradients = bucket.parameters(), bucket.buffer()
         if in_host_memory(gradients):
             future = torch.futures.Future()
-            self._gradients.came(parameters, gradients, future)
+            self._gradients[model].came(parameters, gradients, future, bucket.is_last())
             self._push_buffers(DeviceReads(()))
             return future
-        if self._own_of_step is None:
+        if self._own_of_step is None and not (self._parts and self._parts.is_again):
             self._own_of_step = self._own_now()
         what = f"the bucket of {self._names[id(parameters[0])]!r} in step {self.step}"
-        return self._buckets.take(what, parameters, gradients, self._came(parameters, DeviceReads(self._devices)))
+        came = self._came(self._gradients[model], parameters, DeviceReads(self._devices))
+        return self._buckets.take(what, parameters, gradients, came)
 
-    def _came(self, parameters: Sequence[Any], reads: DeviceReads) -> Callable[[Any, Any], None]:
+    def _came(self, into: Gradients, parameters: Sequence[Any], reads: DeviceReads) -> Callable[[Any, Any], None]:
         """What happens when a bucket of a device is in host memory, in another thread. Buffers are pushed before the
         bucket, so they have been when all buckets are done."""
 
         def came(host: Any, future: Any) -> None:
             self._push_buffers(reads)
-            self._gradients.came(parameters, host, future)
+            into.came(parameters, host, future)
 
         return came
 
@@ -354,39 +457,79 @@ class HealedTraining:
         mine = np.zeros(halves_count(buffers), np.float32)
         if self._tensors.rank == 0:
             mine = halves_of([reads.read("a buffer", each) for each in buffers])
-        self._buffers = self._tensors.push("ddp/buffers", mine)
+        self._buffers = self._sums.push("ddp/buffers", mine)
 
     def before_forward(self, module: Any, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
             if self._at is Phase.BETWEEN:
                 self._next_begins(self._between_own)
-            self.ends_step()
+            if self._parts is None:
+                self.ends_step()
+            self._step_over()
+            self._part_over()
             self._own = None
             self._be(Phase.IN_STEP)
 
     def after_forward(self, module: Any, *_: Any) -> None:
         """Nothing is drawn after the last forward pass: this rank's own state is sent during the backward pass."""
-        if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
+        is_live = self._parts is None or not self._parts.is_again
+        if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync and is_live:
             self._state.drawn()
 
-    def before_optimizer(self, *_: Any) -> None:
-        """All sums are here. CoveyError when the random generators changed after they were sent."""
+    def before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        """All sums are here. CoveyError when the random generators changed after they were sent, and for a parameter
+        whose gradient is not averaged."""
         self._finish_buffers()
-        if self._drawn is not None and generators(self._devices) != self._drawn:
-            why = "random numbers were drawn after this step's first push, so they would be lost with this rank"
-            raise CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if id(each) not in self._averaged and each.grad is not None:
+                    name = self._names.get(id(each), f"of shape {tuple(each.shape)}")
+                    why = f"the gradient of parameter {name!r} is not averaged: it was frozen, or not in the model"
+                    raise CoveyError(CANNOT_HEAL, why, UNFREEZE)
+        if self._parts is not None:
+            self._parts.steps(next(at for at, each in enumerate(self._optimizers) if each is optimizer))
+        elif self._drawn is not None and generators(self._devices) != self._drawn:
+            raise _late_draws("this step's first push")
 
     def after_optimizer(self, *_: Any) -> None:
         if self._at is not Phase.BETWEEN:
             self._be(Phase.STEPPED)
 
+    def _part_pushes(self) -> None:
+        """Gradients come. CoveyError where a part is done again otherwise than before, and after the step's end."""
+        assert self._parts is not None
+        if self._parts.is_over or self._at is Phase.BETWEEN:
+            why = f"gradients came after the end of step {self.step - 1}, of a forward pass before it"
+            raise CoveyError(CANNOT_HEAL, why, "call backward() in the step of its forward pass")
+        self._part_over()
+        self._parts.repeats()
+
+    def _part_over(self) -> None:
+        """Begin the next part of the step, if an optimizer has stepped in this one."""
+        if self._parts is not None and (self._at is Phase.STEPPED or self._follows_step):
+            self._finish_buffers()
+            if self._parts.ends_part():
+                self._ends(self._place(self._parts.step), None)
+            else:
+                self._begins()
+            self._be(Phase.IN_STEP)
+
+    def _step_over(self) -> None:
+        """Begin the next step, if the script has ended one that has parts."""
+        if self._parts is not None and self._parts.is_over:
+            self._finish_buffers()
+            self._parts.ends_step()
+            self._began = self._said
+            self._ends(self._place(self._parts.step), self._parts.step)
+            self._be(Phase.IN_STEP)
+
     def scales(self, scaler: Any) -> None:
         """Count a step that this scaler skips, too."""
         step = scaler.step
 
-        def scaled(*args: Any, **kwargs: Any) -> Any:
-            self.before_optimizer()
-            result = step(*args, **kwargs)
+        def scaled(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.before_optimizer(optimizer)
+            result = step(optimizer, *args, **kwargs)
             self.after_optimizer()
             return result
 
@@ -400,7 +543,9 @@ class HealedTraining:
         if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
         data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
-        return JsonText(f'{{"data": {data}, "generators": {self._drawn_json}}}')
+        own = f'"data": {data}, "generators": {self._drawn_json}'
+        self._said = f"{{{own}}}"
+        return JsonText(self._said if self._parts is None else f'{{"began": {self._began}, {own}}}')
 
     def _finish_buffers(self) -> None:
         handle, self._buffers = self._buffers, None
@@ -412,24 +557,34 @@ class HealedTraining:
     def enters(self, kind: str) -> bool:
         """The script calls this collective. Returns whether successors get its result without passing there with
         others: before the loop."""
-        if self._at is Phase.STEPPED:
-            self._between_begins(kind)
+        if self._parts is None and self._at is Phase.STEPPED:
+            epoch, self._held = (UNKNOWN, None) if self._left is None else self._left
+            self._between_begins(kind, self._step + 1, epoch)
+        elif self._parts is not None and self._parts.is_over:
+            self._finish_buffers()
+            self._parts.ends_step()
+            self._began = self._said
+            self._between_begins(kind, self._parts.step, UNKNOWN)
+        elif self._at is Phase.STEPPED:
+            self._part_over()
+            self._follows_step = True
         if self._at is Phase.BETWEEN:
             self._between_own = self._own_now()
         return self._at is Phase.BEFORE
 
-    def _between_begins(self, kind: str) -> None:
-        """The step ends, and a time of its own begins, before the next one."""
-        epoch, self._held = (UNKNOWN, None) if self._left is None else self._left
+    def _between_begins(self, kind: str, step: int, epoch: int) -> None:
+        """The step ends, and a time of its own begins, before `step`."""
         if epoch == UNKNOWN and not self._is_said:
             self._is_said = True
+            end, before = "optimizer.step()", "call it before optimizer.step(), or after an epoch's steps"
+            if self._parts is not None:
+                end, before = "the end of a step", "call it before the step's end"
             self._say(
-                f"restarts instead of heals when a rank is lost between optimizer.step() and the next step: {kind} is "
-                "called there, where a process that takes over does not pass; next: call it before optimizer.step(), or "
-                "after an epoch's steps (docs/guides/healing.md)"
+                f"restarts instead of heals when a rank is lost between {end} and the next step: {kind} is called "
+                f"there, where a process that takes over does not pass; next: {before} (docs/guides/healing.md)"
             )
         self._drawn_before = self._drawn
-        self._ends(self._place(self._step + 1, epoch, kind), self._step + 1, False)
+        self._ends(self._place(step, epoch, kind), step, False)
         self._be(Phase.BETWEEN)
 
     def _say(self, text: str) -> None:
@@ -443,6 +598,9 @@ class HealedTraining:
         self._own_of_step = own
         self._tensors.push_pull("ddp/between", np.zeros(1, np.float32))
         self._held, self._between_own, self._rejoins = None, None, False
+        if self._parts is not None:
+            self._began = self._said
+            self._parts.begins_again()
         self._ends(self._place(self._step), None)
         self._be(Phase.IN_STEP)
 
@@ -453,9 +611,14 @@ class HealedTraining:
             self._tensors.leave()
 
 
+def _late_draws(after: str) -> CoveyError:
+    why = f"random numbers were drawn after {after}, so they would be lost with this rank"
+    return CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
+
+
 def healed(
-    ddp: Any,
-    optimizer: Any,
+    ddps: Sequence[Any],
+    optimizers: Sequence[Any],
     also: Sequence[Any],
     data: Any,
     job: "JobClient",
@@ -463,34 +626,45 @@ def healed(
     ends: EndsRounds,
     checkpoint: "Place | bool" = False,
 ) -> HealedTraining:
-    """The training of `covey.torch.attach` with an optimizer."""
+    """The training of `covey.torch.attach` with optimizers."""
     if job.world_size < 2:
         why = "this job has one rank, so no other rank has its state"
         raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")
-    group = ddp.process_group
-    if not isinstance(group, TensorsGroup):
-        why = f"its process group ({group.name()}) spans the processes that may be lost"
-        raise CoveyError(
-            CANNOT_HEAL, why, "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
-        )
-    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also, job.tensors.tell), group, data, ends)
-    ddp.broadcast_buffers = False
-    ddp.register_comm_hook(None, _hook(training))
+    group = ddps[0].process_group
+    for ddp in ddps:
+        if not isinstance(ddp.process_group, TensorsGroup):
+            why = f"its process group ({ddp.process_group.name()}) spans the processes that may be lost"
+            next_ = "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
+            raise CoveyError(CANNOT_HEAL, why, next_)
+    if job.tensors in _attached:
+        why = "a training was attached before, and a rank that replaces a lost one gets one state"
+        raise CoveyError(CANNOT_HEAL, why, "give all of it at once: attach([ddp, ..], [optimizer, ..])")
+    state = TrainingState([ddp.module for ddp in ddps], optimizers, also, job.tensors.tell)
+    training = HealedTraining(job, ddps, optimizers, state, group, data, ends)
+    for at, ddp in enumerate(ddps):
+        ddp.broadcast_buffers = False
+        ddp.register_comm_hook(None, _hook(training, at))
+    _attached.add(job.tensors)
     training.begin(job, step, checkpoint)
     if hasattr(data, "follow"):
         data.follow(training)
-    ddp.register_forward_pre_hook(training.before_forward)
-    ddp.register_forward_hook(training.after_forward)
-    optimizer.register_step_pre_hook(training.before_optimizer)
-    optimizer.register_step_post_hook(training.after_optimizer)
+    for ddp in ddps:
+        ddp.register_forward_pre_hook(training.before_forward)
+        ddp.register_forward_hook(training.after_forward)
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(training.before_optimizer)
+        optimizer.register_step_post_hook(training.after_optimizer)
     for each in also:
         if isinstance(each, torch.amp.GradScaler):
             training.scales(each)
+    state.groups.follow()
+    if job.tensors.rank == 0:
+        job.tensors.tell(held_words(state, optimizers, also, len(optimizers) > 1 and len(ddps) > 1))
     return training
 
 
-def _hook(training: HealedTraining) -> Callable[[Any, Any], Any]:
+def _hook(training: HealedTraining, model: int) -> Callable[[Any, Any], Any]:
     def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return training.average(bucket)
+        return training.average(model, bucket)
 
     return average

@@ -1,4 +1,4 @@
-"""The state of a training (model, optimizer, scheduler, scaler) as named arrays, which are equal on all ranks.
+"""The state of a training (models, optimizers, scheduler, scaler) as named arrays, which are equal on all ranks.
 
 parameter/0.weight                 in the parameter's own memory
 buffer/1.running_mean              a copy, on its device: a forward pass changes it before the step's sums are here
@@ -7,22 +7,31 @@ also/0/..                          tensors of other objects with a state_dict
 covey/rest                         everything but tensors, as JSON
 covey/made                         which model, optimizer, PyTorch; compared before anything is loaded
 
+With several models and optimizers, names have the number of theirs: parameter/1/0.weight, optimizer/1/state/0/exp_avg.
 Tensors on accelerators come to host memory when somebody reads them, after an event at the beginning of the step.
 """
 
 import hashlib
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.devices import DeviceReads, Say, devices_of, why_not
+from covey.frameworks.torch.devices import DeviceReads, Say, devices_of
 from covey.frameworks.torch.types import array_of_tensor, bytes_of_tensor, tensor_of_array
+from covey.frameworks.torch.values.param_groups import ParameterGroups
+from covey.frameworks.torch.values.plain_values import (
+    bytes_array,
+    check_also,
+    check_place,
+    difference,
+    plain,
+    shapes,
+    whole,
+)
 from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT, SAME
 from covey.tensors.numbers.arrays import Array
 
@@ -33,37 +42,85 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes."""
 
 
-class TrainingState:
-    """The state of one model and its optimizer; equal on all ranks."""
+class BegunState(NamedTuple):
+    """What is kept of the state at the beginning of a step, since the script may change it before its sums are here."""
 
-    def __init__(self, module: Any, optimizer: Any, also: Sequence[Any], say: Say = lambda text: None) -> None:
-        """`say` gets lines for people. CoveyError when a part of the state cannot be given to another process."""
-        self.module, self._optimizer, self._also, self.say = module, optimizer, also, say
+    first: int | None
+    groups: list[list[dict[str, Any]]]
+    """By optimizer: its parameter groups."""
+    places: list[list[list[int]]]
+    """By optimizer and group: numbers of the parameters."""
+    trains: list[bool]
+    """By parameter: whether it needs a gradient."""
+    also: list[Any]
+    """State dicts of other objects, as JSON."""
+    others: dict[str, Any]
+    """Copies of buffers, and tensors of other objects."""
+    reads: DeviceReads
+    """When tensors on devices can be read."""
+    place: dict[str, Any]
+    """Where in its script the training was."""
+    were: Mapping[str, int]
+    """Sums of the tensors that are to be unchanged when somebody reads them."""
+
+
+class WholeState(NamedTuple):
+    """The state at one moment."""
+
+    rest: dict[str, Any]
+    tensors: dict[str, Any]
+    reads: DeviceReads
+
+
+class TrainingState:
+    """The state of models and their optimizers; equal on all ranks."""
+
+    def __init__(self, models: Any, optimizers: Any, also: Sequence[Any], say: Say = lambda text: None) -> None:
+        """`models`, `optimizers`: one or several. `say` gets lines for people. CoveyError when a part of the state
+        cannot be given to another process."""
+        self.modules, self._optimizers, self._also, self.say = several(models), several(optimizers), also, say
+        check_also(also)
         self.first: int | None = None
         """First step of the training; None until all ranks hold the same parameters."""
         self.place: dict[str, Any] = {}
         """Where in its script the training is, as JSON (`covey.frameworks.torch.heal`)."""
         self.restarts: Callable[[], str] = lambda: ""
         """Returns why nobody takes this state over any more; empty: somebody may."""
-        self.devices = devices_of(module)
-        self._made = self._as_made()
-        self._made_array = _bytes(json.dumps(self._made))
-        self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
+        self.devices = list(dict.fromkeys(each for module in self.modules for each in devices_of(module)))
+        heads = [""] if len(self.modules) == 1 else [f"{at}/" for at in range(len(self.modules))]
+        self.parameters = [
+            (head + name, each)
+            for head, module in zip(heads, self.modules, strict=True)
+            for name, each in module.named_parameters()
+        ]
+        """Parameters of all models by name."""
+        self.groups = ParameterGroups(self._optimizers, self.parameters, say)
+        self._buffers_of = [
+            (f"{head}{path}." if path else head, each._buffers)
+            for head, module in zip(heads, self.modules, strict=True)
+            for path, each in module.named_modules()
+        ]
         """Buffers of each module, with its path. A module may put another tensor there at any time; to search for
         modules would take longer than all else here."""
-        for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        self._made = self._as_made()
+        self.made_array = bytes_array(json.dumps(self._made))
+        """The description of this training, as an array."""
+        for kind, tensors in (("parameter", self.parameters), ("buffer", self._named_buffers().items())):
             for name, tensor in tensors:
-                _check_place(f"{kind} {name!r}", tensor)
+                check_place(f"{kind} {name!r}", tensor)
         self.bfloats: dict[str, str] = {}
         """Arrays of bfloat16, which numpy does not have, by name, as in `covey.healing.checkpoint.TYPES`."""
         self._moments = -1
-        """Number of parts of the optimizer's state when all of them were looked at."""
-        self._now()
+        """Number of parts of the optimizers' states when all of them were looked at."""
+        self.look()
 
     @property
     def tensors(self) -> list[Any]:
-        """Parameters, then buffers."""
-        return [*self.module.parameters(), *self.buffers]
+        """Parameters, then buffers, then tensors of other objects."""
+        also: dict[str, Any] = {}
+        for at, each in enumerate(self._also):
+            plain(each.state_dict(), f"also/{at}", also)
+        return [*(each for _, each in self.parameters), *self.buffers, *also.values()]
 
     @property
     def buffers(self) -> list[Any]:
@@ -78,7 +135,7 @@ class TrainingState:
         return dict(found.values())
 
     def digest(self) -> bytes:
-        """A digest of parameters and buffers, 16 bytes."""
+        """A digest of parameters, buffers and tensors of other objects, 16 bytes."""
         found = hashlib.blake2b(digest_size=16)
         for tensor in self.tensors:
             found.update(bytes_of_tensor(tensor))
@@ -89,24 +146,31 @@ class TrainingState:
         are. Before the first step, nothing of the model is included."""
         if self.first is None:
             rest = {"first": None, "place": self.place, "restarts": self.restarts()}
-            return {REST: _bytes(json.dumps(rest)), MADE: self._made_array}
-        return self._now()
+            return {REST: bytes_array(json.dumps(rest)), MADE: self.made_array}
+        begun = self.look()
+        return LaterArrays(lambda: self.arrays_of(self.whole(begun)))
 
-    def guarded(self) -> "_LaterArrays":
+    def guarded(self) -> "LaterArrays":
         """As `arrays`, for a time in which the script may change large tensors: each reading tells whether it did."""
-        return self._now(True)
+        begun = self.look(True)
+        return LaterArrays(lambda: self.arrays_of(self.whole(begun)), True)
 
-    def _now(self, guards: bool = False) -> "_LaterArrays":
-        """The state of the model and its optimizer. CoveyError when a part of it cannot be given to another process."""
+    def look(self, guards: bool = False) -> BegunState:
+        """What must be kept of the state now; `guards`: so that changes of tensors are told. CoveyError when a part of
+        it cannot be given to another process."""
         also_tensors: dict[str, Any] = {}
-        also = [_plain(each.state_dict(), f"also/{at}", also_tensors) for at, each in enumerate(self._also)]
-        groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
+        also = [plain(each.state_dict(), f"also/{at}", also_tensors) for at, each in enumerate(self._also)]
+        groups = [
+            [{key: _frozen(value) for key, value in group.items()} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        places, trains = self.groups.places(), [each.requires_grad for _, each in self.parameters]
         buffers = {f"buffer/{name}": at.detach().clone() for name, at in self._named_buffers().items()}
-        about, moments = (self.first, dict(self.place)), sum(map(len, self._optimizer.state.values()))
+        moments = sum(sum(map(len, optimizer.state.values())) for optimizer in self._optimizers)
         reads = DeviceReads(self.devices, self.say)
         if moments != self._moments:
             optimizer_tensors: dict[str, Any] = {}
-            _plain(self._optimizer.state_dict(), "optimizer", optimizer_tensors)
+            plain(_one_or_all([each.state_dict() for each in self._optimizers]), "optimizer", optimizer_tensors)
             for path, tensor in {**also_tensors, **optimizer_tensors}.items():
                 reads.check(path, tensor)
             self._moments = moments
@@ -114,38 +178,45 @@ class TrainingState:
             also_tensors = {name: each.detach().clone() for name, each in also_tensors.items()}
         others = {**buffers, **also_tensors}
         were = {name: bits_sum(each) for name, each in self._tensors_with(others).items()} if guards else {}
-        return _LaterArrays(lambda: self._all_arrays(about, groups, also, others, reads, were), guards)
+        return BegunState(self.first, groups, places, trains, also, others, reads, dict(self.place), were)
 
     def _tensors_with(self, others: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters and moments as they are now, and `others`."""
-        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.module.named_parameters()}
+        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.parameters}
         tensors |= others
-        _plain(self._optimizer.state_dict(), "optimizer", tensors)
+        plain(_one_or_all([each.state_dict() for each in self._optimizers]), "optimizer", tensors)
         return tensors
 
-    def _all_arrays(
-        self,
-        about: tuple[int | None, dict[str, Any]],
-        groups: Sequence[Mapping[str, Any]],
-        also: Sequence[Any],
-        others: Mapping[str, Any],
-        reads: DeviceReads,
-        were: Mapping[str, int],
-    ) -> dict[str, Array]:
-        """All arrays of the state. `about`: the first step, and the place, then; `groups`: the optimizer's parameter
-        groups, as they were; `others`: buffers as they were, and tensors of other objects; `reads` says when tensors on
-        devices can be read; `were`: sums of tensors that are to be unchanged."""
-        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.module.named_parameters()}
-        tensors |= others
-        state = self._optimizer.state_dict()
-        for group, then in zip(state["param_groups"], groups, strict=True):
-            group.update({key: then[key] for key in group if key in then and key != "params"})
-        rest = {"first": about[0], "optimizer": _plain(state, "optimizer", tensors), "also": also, "place": about[1]}
-        rest["restarts"] = self.restarts()
-        rest["changed"] = [each for each, was in were.items() if each not in tensors or bits_sum(tensors[each]) != was]
+    def whole(self, begun: BegunState) -> WholeState:
+        """The whole state as it was when `begun` was looked at, in memory that nobody has changed since."""
+        tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.parameters}
+        tensors |= begun.others
+        states = [
+            _as_begun(each.state_dict(), groups) for each, groups in zip(self._optimizers, begun.groups, strict=True)
+        ]
+        rest = {"first": begun.first, "optimizer": plain(_one_or_all(states), "optimizer", tensors), "also": begun.also}
+        rest |= {"groups": begun.places, "trains": "".join("01"[each] for each in begun.trains), "place": begun.place}
+        rest["changed"] = [
+            each for each, was in begun.were.items() if each not in tensors or bits_sum(tensors[each]) != was
+        ]
+        return WholeState(rest, tensors, begun.reads)
+
+    def copied(self, begun: BegunState, into: Mapping[str, Any]) -> WholeState:
+        """A copy of the whole state, in memory of the earlier copy `into` where that fits."""
+        rest, tensors, _ = self.whole(begun)
+        copies = {
+            name: each if name.startswith("buffer/") else _copied(each, into.get(name))
+            for name, each in tensors.items()
+        }
+        return WholeState(rest, copies, DeviceReads(self.devices, self.say))
+
+    def arrays_of(self, state: WholeState) -> dict[str, Array]:
+        """All arrays of the state."""
+        rest, tensors, reads = state
         self.bfloats = {name: "BF16" for name, each in tensors.items() if each.dtype == torch.bfloat16}
         found = {name: array_of_tensor(reads.read(f"the state ({name})", each)) for name, each in tensors.items()}
-        return {**found, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
+        rest = {**rest, "restarts": self.restarts()}
+        return {**found, REST: bytes_array(json.dumps(rest)), MADE: self.made_array}
 
     def load(self, arrays: Mapping[str, Array], elsewhere: bool = False) -> None:
         """Load another rank's `arrays`. Before the first step the state stays as the script made it. `elsewhere`: they
@@ -158,32 +229,27 @@ class TrainingState:
         self.first, self.place = rest["first"], rest.get("place", {})
         if self.first is None:
             return
+        states = several(whole(rest["optimizer"], arrays))
+        self.groups.restore(states, rest.get("groups"))
         with torch.no_grad():
-            for name, each in self.module.named_parameters():
+            for (name, each), trains in zip(self.parameters, _flags(rest, len(self.parameters)), strict=True):
                 _copy(arrays[f"parameter/{name}"], each)
-            for name, each in self.module.named_buffers():
+                each.requires_grad_(each.requires_grad if trains is None else trains)
+            for name, each in self._named_buffers().items():
                 _copy(arrays[f"buffer/{name}"], each)
-        self._load_optimizer(_whole(rest["optimizer"], arrays))
-        for each, plain in zip(self._also, rest["also"], strict=True):
-            each.load_state_dict(_whole(plain, arrays))
-
-    def _load_optimizer(self, state: Any) -> None:
-        """Load the optimizer's state; its moments keep their types, which `load_state_dict` would change."""
-        self._optimizer.load_state_dict(state)
-        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
-        for at, each in state["state"].items():
-            kept = self._optimizer.state[parameters[at]]
-            kept.update({name: _moved(value, kept.get(name)) for name, value in each.items()})
-        self._optimizer.zero_grad()
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            _load_optimizer(optimizer, state)
+        for each, as_json in zip(self._also, rest["also"], strict=True):
+            each.load_state_dict(whole(as_json, arrays))
 
     def _as_made(self) -> dict[str, Any]:
-        """A description of model and optimizer, in the order in which differences are reported."""
+        """A description of models and optimizers, in the order in which differences are reported."""
         return {
             "PyTorch": str(torch.__version__),
-            "model": _shapes(self.module.named_parameters()),
-            "buffers": _shapes(self.module.named_buffers()),
+            "model": shapes(self.parameters),
+            "buffers": shapes(self._named_buffers().items()),
             "devices": [device.type for device in self.devices],
-            "optimizer": type(self._optimizer).__qualname__,
+            "optimizer": _one_or_all([type(each).__qualname__ for each in self._optimizers]),
             "also": [type(each).__qualname__ for each in self._also],
         }
 
@@ -191,13 +257,13 @@ class TrainingState:
         for what, own in self._made.items():
             if theirs.get(what) == own:
                 continue
-            why = f"{what} {_difference(own, theirs.get(what))}"
+            why = f"{what} {difference(own, theirs.get(what))}"
             if what not in may_differ:
                 raise CoveyError(CANNOT, why, SAME)
             self.say(f"continues what was computed elsewhere, so that last bits may differ: {why}")
 
 
-class _LaterArrays(Mapping[str, Array]):
+class LaterArrays(Mapping[str, Array]):
     """Arrays that are made once something reads them; by any thread."""
 
     def __init__(self, make: Callable[[], dict[str, Array]], again: bool = False) -> None:
@@ -251,35 +317,44 @@ def _check_heals(rest: Mapping[str, Any]) -> None:
         raise CoveyError(CANNOT, why, f"change it before the first collective that follows a step; {FROM_CHECKPOINT}")
 
 
+def several(given: Any) -> list[Any]:
+    """The objects in a list or tuple; an object that is neither stands alone."""
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _one_or_all(found: list[Any]) -> Any:
+    return found[0] if len(found) == 1 else found
+
+
 def _frozen(value: Any) -> Any:
-    """A copy of a list or tensor, which the script may change; any other value itself."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+    """A copy of a list, which the script may change; any other value itself."""
     return list(value) if isinstance(value, list) else value
 
 
-def _difference(own: Any, theirs: Any) -> str:
-    """The first difference, for people."""
-    if isinstance(own, list) and isinstance(theirs, list):
-        for mine, other in zip(own, theirs, strict=False):
-            if mine != other:
-                return f"here has {mine}, and there {other}"
-        return f"here has {len(own)} parts, and there {len(theirs)}"
-    return f"here is {own}, and there {theirs}"
+def _as_begun(state: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An optimizer's state with these parameter groups, which it had before the script added others, or set rates."""
+    kept = state["param_groups"][: len(groups)]
+    for group, then in zip(kept, groups, strict=True):
+        group.update({key: then[key] for key in group if key in then and key != "params"})
+    count = sum(len(group["params"]) for group in groups)
+    moments = {at: each for at, each in state["state"].items() if at < count}
+    return {**state, "param_groups": kept, "state": moments}
 
 
-def _shapes(named: Any) -> list[str]:
-    return [f"{name} {tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for name, each in named]
+def _load_optimizer(optimizer: Any, state: Any) -> None:
+    """Load an optimizer's state; its moments keep their types, which `load_state_dict` would change."""
+    optimizer.load_state_dict(state)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for at, each in state["state"].items():
+        kept = optimizer.state[parameters[at]]
+        kept.update({name: _moved(value, kept.get(name)) for name, value in each.items()})
+    optimizer.zero_grad()
 
 
-def _check_place(what: str, tensor: Any) -> None:
-    if (why := why_not(tensor.device)) or tensor.layout != torch.strided:
-        came = f"{what} is a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
-        raise CoveyError(
-            "the state of this training cannot be sent to another process",
-            f"{came}; {why}" if why else came,
-            "keep it in dense tensors, in host memory or on the model's accelerators, or attach(ddp)",
-        )
+def _flags(rest: Mapping[str, Any], count: int) -> list[bool | None]:
+    """Whether each parameter needs a gradient; None: as here."""
+    found = rest.get("trains")
+    return [None] * count if found is None else [each == "1" for each in found]
 
 
 def _moved(value: Any, like: Any) -> Any:
@@ -296,57 +371,9 @@ def _copy(array: Array, tensor: Any) -> None:
         tensor.copy_(found)
 
 
-def _bytes(text: str) -> Array:
-    return np.frombuffer(text.encode(), np.uint8)
-
-
-def _plain(value: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """The value as JSON, the same for equal values; its tensors go to `tensors`. Pickle would depend on which parts are
-    one object, which differs once a rank has loaded it."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case torch.Tensor():
-            _check_place(path, value)
-            tensors[path] = value
-            return {"tensor": [path, str(value.dtype).removeprefix("torch.")]}
-        case list():
-            return [_plain(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]
-        case tuple():
-            return {"tuple": _plain(list(value), path, tensors)}
-        case Counter():
-            return {"counter": [[key, count] for key, count in value.items()]}
-        case Mapping():
-            return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", tensors)] for key, each in value.items()]}
-        case _:
-            what, why = (
-                "the state of this training cannot be sent to another process",
-                f"{path} is a {type(value).__qualname__}",
-            )
-            raise CoveyError(what, why, "keep numbers, texts, lists, dicts and tensors in its state_dict")
-
-
-def _key(key: Any, path: str) -> Any:
-    if not isinstance(key, (int, str)):
-        why = f"{path} has a {type(key).__qualname__} as a key"
-        raise CoveyError(
-            "the state of this training cannot be sent to another process", why, "name it by a text or a number"
-        )
-    return key
-
-
-def _whole(plain: Any, arrays: Mapping[str, Array]) -> Any:
-    """The value that `_plain` was given."""
-    match plain:
-        case list():
-            return [_whole(each, arrays) for each in plain]
-        case {"tensor": [path, dtype]}:
-            return tensor_of_array(arrays[path], getattr(torch, dtype))
-        case {"tuple": parts}:
-            return tuple(_whole(parts, arrays))
-        case {"counter": pairs}:
-            return Counter(dict(pairs))
-        case {"dict": pairs}:
-            return {key: _whole(each, arrays) for key, each in pairs}
-        case _:
-            return plain
+def _copied(tensor: Any, into: Any) -> Any:
+    """A copy of the tensor, in this memory where it fits."""
+    now = tensor.detach()
+    if into is None or into.shape != now.shape or into.dtype != now.dtype or into.device != now.device:
+        return now.clone()
+    return into.copy_(now)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.calls.connections import Connections
+from covey.frameworks.torch.gradients import PushesTensors
 from covey.healing.kept_rounds import KeptRounds
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.telling import ToldByRank
@@ -41,6 +42,7 @@ class ScriptCalls:
         """The call since which the job heals no more, and why; empty: it heals."""
         self.groups = 0
         """Number of groups of all ranks that were made beside the first."""
+        self._sums: PushesTensors | None = None
         self._counts: Counter[str] = Counter()
         self._kept: KeptRounds | None = None
         self.connections = Connections(rank, ranks, self._tell, self.heals_no_more)
@@ -66,18 +68,19 @@ class ScriptCalls:
             tensors.listen(self._told)
         return self._kept
 
-    def attached(self, training: CallsOfTraining) -> None:
-        self.training = training
+    def attached(self, training: CallsOfTraining, sums: PushesTensors) -> None:
+        """From now on collectives are rounds of `sums`, where the training does not say otherwise."""
+        self.training, self._sums = training, sums
 
     def step_begins(self) -> None:
         self._counts.clear()
 
     def begun(self, kind: str, of: str, mine: Array, mean: bool, bits: Type | None) -> Callable[[], Array]:
         """Begin the round of a collective; `of` names it with type and size. Returns what waits for the result."""
-        if self.training is None or self.training.enters(kind):
+        if self.training is None or self._sums is None or self.training.enters(kind):
             return self.kept.round(self._push_early, of, mine, mean, bits)
         self._counts[of] += 1
-        return self.tensors.push(f"ddp/{of} {self._counts[of]}", mine, mean=mean, type=bits).wait
+        return self._sums.push(f"ddp/{of} {self._counts[of]}", mine, mean=mean, type=bits).wait
 
     def check_heals(self) -> None:
         """SystemExit in a successor before its loop, if lost ranks are not replaced any more."""
@@ -94,8 +97,8 @@ class ScriptCalls:
             self.job.heals()
             if self.rank == 0:
                 self.job.tensors.tell(
-                    f"restarts instead of heals from now on when a rank is lost: {call} cannot be repeated by a process "
-                    "that takes over (docs/guides/healing.md)"
+                    f"restarts instead of heals from now on when a rank is lost: {call} cannot be repeated by a "
+                    "process that takes over (docs/guides/healing.md)"
                 )
 
     # ---- inside ----

@@ -1,0 +1,1 @@
+"""Steps of several optimizers, and what a rank keeps of them."""
