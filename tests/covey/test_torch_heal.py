@@ -146,7 +146,7 @@ def until(is_so: Callable[[], bool], gang: TrainedGang) -> None:
 
 
 HELD = {
-    "models-gan": "holds for successors: 8 parameters of 2 models, 3 buffers, moments of Adam and SGD, "
+    "models-gan": "holds for successors: 10 parameters of 2 models, 3 buffers, moments of Adam and SGD, "
     "AveragedModel and MultiStepLR, random generators; each rank keeps a copy of it, as of the step's beginning",
     "models-actor": "holds for successors: 4 parameters of 2 models, moments of 2 SGD, Linear, random generators; each",
     "models-one": "holds for successors: 6 parameters, moments of SGD and AdamW, random generators; not held: ",
@@ -296,7 +296,6 @@ def test_a_successor_with_another_model_says_what_differs(gangs: Gangs) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("late", "it is called after optimizer.step(), where a rank that replaces a lost one does not call it"),
         ("draws", "random numbers were drawn after this step's first push, so they would be lost with this rank"),
     ],
 )

@@ -52,6 +52,9 @@ def gan(of: RankOfTest, job: Any) -> Any:
                 loss.backward()
                 part(state.step, at)
                 optimizers[0].step()
+                shown = loss.detach().clone()
+                torch.distributed.all_reduce(shown)
+                told("loss", state.step, at, shown.item().hex())
             optimizers[1].zero_grad()
             tricked = (critic(generator(torch.randn(BATCH, 4))) - 1).square().mean() * loss.detach()
             tricked.backward()
@@ -94,6 +97,7 @@ def actor(of: RankOfTest, job: Any) -> Any:
         (actions.square().mean(1) * gain * spread).mean().backward()
         part(step, 1)
         optimizers[1].step()
+        torch.distributed.barrier()
         with torch.no_grad():
             for mine, its in zip(target.parameters(), critic.parameters(), strict=True):
                 mine.lerp_(its, 0.1)
