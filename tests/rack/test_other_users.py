@@ -89,7 +89,7 @@ def host() -> Iterator[BootedHost]:
         written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", seen)
         typed(found, "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/")
         typed(found, "systemctl daemon-reload && systemctl enable --now covey-starter")
-        typed(found, "set -e; " + "\n".join(installation()[-2:]))
+        typed(found, "set -e; " + "\n".join(installation()[-2:]), 240.0)
         wait(lambda: "gpu1 leads" in found.shell("agentctl hosts").stdout, found.journal, 60.0)
         yield found
 
