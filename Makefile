@@ -81,8 +81,8 @@ tables: $(READY) ## every experiment of the papers: bench/results/ (ONLY=jobs-ga
 soak: $(READY) ## play failure stories by seed for a while: make soak SEEDS=1-10000 SECONDS=3600
 	@$(BIN)/covey-chaos soak --seeds $(or $(SEEDS),1-2000) --cpu-seconds $(or $(SECONDS),600)
 
-mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory ONLY=slug SECONDS=300)
-	@$(BIN)/covey-chaos mutants $(if $(AREA),--area $(AREA)) $(if $(ONLY),--only $(ONLY)) --cpu-seconds $(or $(SECONDS),300)
+mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory ONLY=slug SECONDS=300 KNOWN=FILE: only those that changed)
+	@$(BIN)/covey-chaos mutants $(if $(KNOWN),--known $(KNOWN)) $(if $(AREA),--area $(AREA)) $(if $(ONLY),--only $(ONLY)) --cpu-seconds $(or $(SECONDS),300)
 
 clients: $(READY) ## clients of a volume's block device that no one here wrote, at length: fio, nbdcopy, nbdinfo, qemu-io, qemu-img, Redis swapped to it (some 4 minutes; the last needs root)
 	@$(BIN)/python bench/memory/memory_clients.py $(ARGS)

@@ -18,12 +18,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from chaos.checks import handlers
 from chaos.crowds.crowd import gossip_story
 from chaos.crowds.memory_crowd import memory_story
+from chaos.known_trials import KnownTrials
 from chaos.novelty import VARIATIONS, Seen
 from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove
@@ -90,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         help="for the simulator, per mutant that concerns several hosts (default 300; 0: only stories it names)",
     )
     mutants.add_argument("--workers", type=int, default=WORKERS_MAX, choices=range(1, WORKERS_MAX + 1))
+    mutants.add_argument(
+        "--known",
+        type=Path,
+        metavar="FILE",
+        help="results from run to run: those whose file and tests have not changed are not tried again",
+    )
     mutants.set_defaults(run=_mutants)
     storm = commands.add_parser(
         "storm", help="real agents on hosts of their own (network namespaces), harmed for a while"
@@ -252,7 +260,12 @@ def _mutants(options: argparse.Namespace) -> int:
         areas = ", ".join(sorted({mutant.area for mutant in every}))
         print(f"covey-chaos: no such mutant; areas are {areas}, see chaos/mutants", file=sys.stderr)
         return 2
-    return 0 if prove(chosen, options.cpu_seconds, options.workers) else 1
+    try:
+        known = None if options.known is None else KnownTrials(options.known)
+    except ValueError as error:
+        print(f"covey-chaos: {error}", file=sys.stderr)
+        return 2
+    return 0 if prove(chosen, options.cpu_seconds, options.workers, known) else 1
 
 
 if __name__ == "__main__":

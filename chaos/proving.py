@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from chaos.known_trials import KnownTrials
 from chaos.planted import ROOT, Mutant, problems, with_bug
 from chaos.story import known_stories
 
@@ -284,16 +285,29 @@ def summary(trials: Sequence[Trial], asked: bool = True) -> tuple[str, bool]:
     return "\n".join(lines), enough and not unusable
 
 
-def prove(mutants: Sequence[Mutant], cpu_s: float, workers: int = WORKERS_MAX) -> bool:
-    """Try these mutants, print the result of each and of all; returns whether enough were caught."""
+def prove(
+    mutants: Sequence[Mutant], cpu_s: float, workers: int = WORKERS_MAX, known: KnownTrials | None = None
+) -> bool:
+    """Try these mutants, print the result of each and of all; returns whether enough were caught. Those that are
+    `known` are not tried, and the others are written down there."""
+    before: list[Trial] = []
+    for mutant in mutants:
+        if known is not None and (found := known.of(mutant, cpu_s)) is not None:
+            before.append(Trial(mutant, found.by_tests, found.by_simulator))
+    is_known = {trial.mutant.name for trial in before}
 
     def tell(trial: Trial) -> None:
         became = trial.unusable or trial.by_tests or trial.by_simulator or trial.mutant.harmless or "SURVIVED"
         print(f"{trial.mutant.name}: {became}", file=sys.stderr, flush=True)
+        if known is not None:
+            known.add(trial, cpu_s)
 
     with tempfile.TemporaryDirectory(prefix="covey-mutants-") as folder:
         os.chmod(folder, 0o755)  # tests run programs of the copy as other users
-        trials = Proof(Path(folder), mutants, cpu_s, workers).run(tell)
-    words, enough = summary(trials, cpu_s > 0)
-    print(table(trials), words, sep="\n\n")
+        left = [mutant for mutant in mutants if mutant.name not in is_known]
+        trials = Proof(Path(folder), left, cpu_s, workers).run(tell) if left else []
+    if known is not None:
+        known.tidy()
+    words, enough = summary([*before, *trials], cpu_s > 0)
+    print(table(trials), words, *([f"{len(before)} of them known from before"] if before else []), sep="\n\n")
     return enough

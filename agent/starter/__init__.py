@@ -1,6 +1,6 @@
 """The starter: the one root process of a host that starts programs, for one user alone: the agent's.
 
-    agent --unix socket, SO_PEERCRED--> starter --systemd-run, or fork--> supervisor, spares: as the job's user
+    agent --unix socket, SO_PEERCRED--> starter --systemd's manager, or fork--> supervisor, spares: as the job's user
                                            +--> FOLDER/jobs/JOB  drwxrwx---  the job's user, and the agent
 
 It has four verbs (`agent.ports.starter.starter_wire`), reads no file of the agent, is configured by its arguments, and

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from agent.ports.starter import slices
 from agent.ports.starter.starter_wire import EndAs, LimitAs, StartAs
 from agent.starter.accounts import Denied, UnixAccount
+from agent.starter.manager import EXISTS, Manager, ManagerError, OpenManager, system_manager
 
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Where root's own commands are."""
@@ -59,12 +60,18 @@ def program(ask: StartAs, python: str = sys.executable) -> tuple[str, ...]:
 
 
 class Units:
-    """Transient units. `run`: runs one of systemd's commands."""
+    """Transient units. `manager`: opens systemd's manager; `run`: runs a command."""
 
     enforces = True
 
-    def __init__(self, run_dir: str, run: Run | None = None, groups: Path = slices.GROUPS) -> None:
-        self._run_dir, self._run, self._groups = run_dir, run or _run, groups
+    def __init__(
+        self,
+        run_dir: str,
+        manager: OpenManager = system_manager,
+        run: Run | None = None,
+        groups: Path = slices.GROUPS,
+    ) -> None:
+        self._run_dir, self._manager, self._run, self._groups = run_dir, manager, run or _run, groups
         self._limiting = threading.Lock()
 
     @property
@@ -74,93 +81,101 @@ class Units:
     def start(self, ask: StartAs, account: UnixAccount, folder: str, given: bytes) -> int:
         unit = f"covey-job:{ask.job}:{ask.epoch}:{ask.program}-{secrets.token_hex(4)}.service"
         path = os.path.join(self._run_dir, unit)
-        self._limit_first(ask)
-        if ask.seconds:
-            self._kill_later(ask)
+        with self._opened() as systemd:
+            self._limit_first(systemd, ask)
+            if ask.seconds:
+                self._kill_later(systemd, ask)
+            try:
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as writer:
+                    writer.write(given)
+                properties = slices.unit_properties(ask, account.name, folder, path, program(ask))
+                return self._started(systemd, ask, unit, properties)
+            except (Denied, ManagerError, OSError):
+                with contextlib.suppress(ManagerError):
+                    systemd.kill(unit)  # what was refused does not run
+                raise
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def _started(self, systemd: Manager, ask: StartAs, unit: str, properties: slices.Properties) -> int:
+        look = f"journalctl -u {unit}"
         try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as writer:
-                writer.write(given)
-            done = self._run((*slices.unit_command(ask, account.name, folder, unit, path), "--", *program(ask)))
-            if done.returncode:
-                why = done.stderr.strip()[:200] or f"systemd-run ended with {done.returncode}"
-                raise Denied(f"its unit does not start: {why}", f"journalctl -u {unit}")
-            pid = self._run(("systemctl", "show", "--property=MainPID", "--value", unit)).stdout.strip()
-            if not pid.isdigit() or int(pid) == 0:
-                raise Denied(f"its {ask.program} ended at once", f"journalctl -u {unit}")
-        except (Denied, OSError, subprocess.SubprocessError):
-            with contextlib.suppress(subprocess.SubprocessError, OSError):
-                self._run((*KILL, unit))  # what was refused does not run
-            raise
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return int(pid)
+            became = systemd.start(unit, properties)
+            pid = systemd.main_pid(unit) if became == "done" else 0
+        except ManagerError as refused:
+            raise Denied(f"its unit does not start: {refused}", look) from refused
+        if became != "done":
+            raise Denied(f"its unit does not start: {became}", look)
+        if not pid:
+            raise Denied(f"its {ask.program} ended at once", look)
+        return pid
 
     def limit(self, ask: LimitAs) -> None:
-        if self._units(ask.job, ask.epoch):
-            self._set(ask)
+        with self._opened() as systemd:
+            if systemd.units(slices.units_of(ask.job, ask.epoch)):
+                self._set(systemd, ask)
 
-    def _limit_first(self, ask: StartAs) -> None:
+    def _limit_first(self, systemd: Manager, ask: StartAs) -> None:
         """Make the slice of the epoch, with its limits, before anything runs in it. Spares change none that are there:
         they are those of ranks that run. Two programs of an epoch may begin at once."""
-        own = slices.slice_of(ask.job, ask.epoch)
+        own, limits = slices.slice_of(ask.job, ask.epoch), slices.limits_of(ask)
         with self._limiting:
-            made = self._run(slices.make_slice(ask.job, ask.epoch))
-            if made.returncode and ask.program == "spares":
-                if not self._is_there(own):
-                    why = f"its slice {own} cannot be made: {made.stderr.strip()[:200]}"
-                    raise Denied(why, "journalctl -u covey-starter")
-                return
             try:
-                self._set(LimitAs(ask.job, ask.epoch, slices.limits_of(ask)))
-            except (Denied, OSError, subprocess.SubprocessError):
-                if not made.returncode:
-                    self._run(("systemctl", "stop", own))  # else the next spares would have no limits
-                raise
+                systemd.make(own, slices.limit_properties(limits))
+            except ManagerError as refused:
+                if refused.name != EXISTS:
+                    why = f"its slice {own} cannot be made: {refused}"
+                    raise Denied(why, "journalctl -u covey-starter") from refused
+                if ask.program != "spares":
+                    self._set(systemd, LimitAs(ask.job, ask.epoch, limits))
 
-    def _kill_later(self, ask: StartAs) -> None:
+    def _kill_later(self, systemd: Manager, ask: StartAs) -> None:
         timer = slices.timer_of(ask.job, ask.epoch)
-        done = self._run(slices.kill_later(ask.job, ask.epoch, ask.seconds))
-        if done.returncode and not self._is_there(timer):  # it may be there, from the epoch's first program
-            why = f"nothing would end it at its time limit: {done.stderr.strip()[:200]}"
-            raise Denied(why, f"systemctl status {timer}")
+        properties, service = slices.kill_later(ask.job, ask.epoch, ask.seconds)
+        try:
+            systemd.make(timer, properties, [service])
+        except ManagerError as refused:
+            if refused.name != EXISTS:  # it may be there, from the epoch's first program
+                why = f"nothing would end it at its time limit: {refused}"
+                raise Denied(why, f"systemctl status {timer}") from refused
 
-    def _is_there(self, unit: str) -> bool:
-        return self._run(("systemctl", "is-active", "--quiet", unit)).returncode == 0
-
-    def _set(self, ask: LimitAs) -> None:
-        done = self._run(slices.set_limits(ask))
-        if done.returncode:
-            raise Denied(f"its limits cannot be set: {done.stderr.strip()[:200]}", "journalctl -u covey-starter")
+    def _set(self, systemd: Manager, ask: LimitAs) -> None:
+        try:
+            systemd.set(slices.slice_of(ask.job, ask.epoch), slices.limit_properties(ask.limits))
+        except ManagerError as refused:
+            raise Denied(f"its limits cannot be set: {refused}", "journalctl -u covey-starter") from refused
 
     def end(self, ask: EndAs, uid: int | None) -> None:
-        """A unit is gone once no process is left in it. One whose supervisor has ended is inactive: systemctl kills
-        what is left in it only with `--all`."""
+        """A unit is gone once no process is left in it. One whose supervisor has ended is inactive, and killed too."""
         until_s = time.monotonic() + END_S
         pattern = slices.units_of(ask.job, ask.epoch)
-        while self._units(ask.job, ask.epoch):
-            done = self._run((*KILL, pattern))
-            if time.monotonic() > until_s:
-                why = done.stderr.strip()[:200] or "a process is left that does not end"
-                raise Denied(f"its units are not ended: {why}", " ".join(KILL) + f" '{pattern}'")
-            time.sleep(LOOK_S)
-        self._run(("systemctl", "stop", slices.timer_of(ask.job, ask.epoch), slices.slice_of(ask.job, ask.epoch)))
+        with self._opened() as systemd:
+            while left := systemd.units(pattern):
+                for unit in left:
+                    systemd.kill(unit)
+                if time.monotonic() > until_s:
+                    why = "its units are not ended: a process is left that does not end"
+                    raise Denied(why, f"systemctl kill --all --signal=KILL '{pattern}'")
+                time.sleep(LOOK_S)
+            _stop_slice(systemd, ask.job, ask.epoch)
 
     def forget(self, job: str) -> None:
         """A host where processes only waited to become ranks has slices that nobody ended."""
-        for line in self._listed(slices.slices_of(job)):
-            epoch = slices.epoch_of(job, line.split()[0])
-            if epoch is not None and not self._units(job, epoch):
-                self._run(("systemctl", "stop", slices.timer_of(job, epoch), slices.slice_of(job, epoch)))
+        with self._opened() as systemd:
+            for unit in systemd.units(slices.slices_of(job)):
+                epoch = slices.epoch_of(job, unit)
+                if epoch is not None and not systemd.units(slices.units_of(job, epoch)):
+                    _stop_slice(systemd, job, epoch)
 
-    def _units(self, job: str, epoch: int) -> list[str]:
-        return self._listed(slices.units_of(job, epoch))
-
-    def _listed(self, pattern: str) -> list[str]:
-        done = self._run(("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern))
-        if done.returncode:
-            raise Denied(f"systemd does not say what runs: {done.stderr.strip()[:200]}", "systemctl status")
-        return done.stdout.split("\n")[:-1]
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Manager]:
+        """The manager. Denied where it refuses, or does not answer."""
+        try:
+            with self._manager() as systemd:
+                yield systemd
+        except ManagerError as refused:
+            raise Denied(f"systemd does not do it: {refused}", "systemctl status dbus") from refused
 
     def clear(self, folder: str, uid: int, gid: int) -> None:
         """In a unit of its own: a process of the user's can be stopped and changed by the user, who would otherwise
@@ -177,7 +192,11 @@ class Units:
             raise Denied(f"{folder} cannot be removed: {done.stderr.strip()[:200]}", f"rm -r {folder}")
 
 
-KILL = ("systemctl", "kill", "--all", "--signal=KILL")
+def _stop_slice(systemd: Manager, job: str, epoch: int) -> None:
+    for unit in (slices.timer_of(job, epoch), slices.slice_of(job, epoch)):
+        systemd.stop(unit)
+
+
 CLEAR = """
 chmod -R u+rwX . 2> /dev/null
 find . -xdev -mindepth 1 -delete 2>&1 | { head -c 400 >&2; cat > /dev/null; }

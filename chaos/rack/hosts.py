@@ -201,6 +201,20 @@ class Host:
             if out is not None:
                 out.close()
 
+    def conversation(self, argv: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start a command on this host that reads lines from a pipe and writes lines into another one."""
+        process = subprocess.Popen(
+            [*self.enter(), *argv],
+            cwd="/",
+            env=self.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.lab.guarded(process.pid)
+        return process
+
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [*self.enter(), *argv],

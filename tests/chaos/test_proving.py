@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from chaos import main as command
+from chaos.known_trials import KnownTrials
 from chaos.planted import ROOT, Mutant
 from chaos.proving import Proof, Ran, Trial, Workbench, by_simulator, by_tests, summary, table
 
@@ -104,3 +105,32 @@ def test_an_area_without_mutants_is_said(capsys: pytest.CaptureFixture[str]) -> 
         command.main(("mutants", "--area", "nowhere"))
     assert ended.value.code == 2
     assert "no such mutant" in capsys.readouterr().err
+
+
+def test_what_was_caught_is_tried_again_once_its_file_or_its_tests_change(tmp_path: Path) -> None:
+    test = tmp_path / HEARD_ONCE.tests[0].partition("::")[0]
+    for path, text in ((tmp_path / HEARD_ONCE.file, HEARD_ONCE.find), (test, "def test(): ...")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    several = msgspec.structs.replace(HEARD_ONCE, hosts="several", slug="several")
+    file = tmp_path / "known.jsonl"
+    known = KnownTrials(file, tmp_path)
+    for mutant in (several, HEARD_ONCE):
+        known.add(Trial(mutant, by_tests="test_a"), 0.0)
+    known.add(Trial(UNSEEN), 0.0)
+    known.add(Trial(STALE, by_tests="test_a", unusable="stale"), 0.0)
+    known.tidy()
+    read = KnownTrials(file, tmp_path)
+    assert [line.split(b'"')[3] for line in file.read_bytes().splitlines()] == [
+        b"gossip/heard-again",
+        b"gossip/several",
+    ]
+    assert read.of(HEARD_ONCE, 300.0) is not None, "one host: no simulator is asked"
+    assert read.of(several, 0.0) is not None and read.of(several, 300.0) is None
+    assert read.of(UNSEEN, 0.0) is None and read.of(STALE, 0.0) is None
+    assert read.of(msgspec.structs.replace(HEARD_ONCE, replace="x"), 0.0) is None
+    test.write_text("def test(): assert True")
+    assert read.of(HEARD_ONCE, 0.0) is None
+    file.write_text("nonsense\n")
+    with pytest.raises(ValueError, match="line 1"):
+        KnownTrials(file, tmp_path)

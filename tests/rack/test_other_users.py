@@ -4,7 +4,9 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -87,7 +89,7 @@ def host() -> Iterator[BootedHost]:
         written(found, "/etc/systemd/system/covey-starter.service.d/python.conf", seen)
         typed(found, "cp /opt/covey/share/covey/covey-starter.service /etc/systemd/system/")
         typed(found, "systemctl daemon-reload && systemctl enable --now covey-starter")
-        typed(found, "set -e; " + "\n".join(installation()[-2:]))
+        typed(found, "set -e; " + "\n".join(installation()[-2:]), 240.0)
         wait(lambda: "gpu1 leads" in found.shell("agentctl hosts").stdout, found.journal, 60.0)
         yield found
 
@@ -284,9 +286,54 @@ def test_a_job_that_takes_more_memory_is_named_oom(host: BootedHost) -> None:
     if "memory" not in typed(host, CONTROLLERS).split():
         pytest.skip("this kernel's control of memory is with version 1 of control groups; next: make limits")
     said = host.shell(
-        f"cd /; agentctl submit --name alice.o --mem 256MiB --wait -- python3 -c {shlex.quote(HOG)}", 60.0
+        f"cd /; agentctl submit --name alice.o --mem 256MiB --wait -- python3 -c {shlex.quote(HOG)}", 180.0
     )
     assert said.returncode == 137 and "oom: the kernel killed 1 process at the limit of 256 MiB" in said.stdout
+
+
+COUNTS = "while :; do date +%s; sleep 0.2; done > ~/counted"
+BOMB = "f() { f | f & f; }; sleep 1; f"
+FILLS = "head -c 2G /dev/zero > /tmp/full; ls -l /tmp; sleep 600"
+SPINS = "while :; do :; done"
+STAT = "cat /sys/fs/cgroup/covey.slice/covey-jobs.slice/covey-jobs-{}:1.slice/cpu.stat"
+
+
+def test_what_one_job_takes_leaves_the_others_and_the_agent_alone(host: BootedHost) -> None:
+    """A fork bomb, a job that fills /tmp where that is memory, and one that computes beside one with more GPUs."""
+    lacks = {"memory", "cpu", "pids"} - set(typed(host, CONTROLLERS).split())
+    if lacks:
+        pytest.skip(f"this kernel does not limit {', '.join(sorted(lacks))} for systemd; next: make limits")
+    neighbour = submitted(host, "alice.n", f"--gpus 1 -- sh -c {shlex.quote(COUNTS)}")
+    bomb = submitted(host, "bob.n", f"--gpus 1 --mem 96MiB -- sh -c {shlex.quote(BOMB)}")
+    for _ in range(10):
+        assert f"{neighbour} " in typed(host, "agentctl jobs"), "the agent answers"
+        time.sleep(1.0)
+    typed(host, f"agentctl cancel {bomb}")
+    wait(lambda: host.shell("pgrep -u bob", 180.0).returncode == 1, lambda: why(host, bomb), 180.0)
+    full = typed(host, f"cd /; agentctl submit --name bob.f --mem 256MiB --private-tmp -- sh -c {shlex.quote(FILLS)}")
+    full = full.split()[0]
+    mounted = typed(host, "stat -f -c %T /tmp").strip()
+    if mounted == "tmpfs":
+        wait(
+            lambda: "oom: the kernel killed" in host.shell(f"agentctl why {full}").stdout, lambda: why(host, full), 60.0
+        )
+    typed(host, f"agentctl cancel {full}; true")
+    counted = [int(second) for second in typed(host, "cat /home/alice/counted").split()]
+    pauses = [after - before for before, after in pairwise(counted)]
+    assert max(pauses) <= 5, f"the neighbour stood still for {max(pauses)} s"
+    typed(host, f"agentctl cancel {neighbour}")
+    few, many = (submitted(host, f"alice.w{gpus}", f"--gpus {gpus} -- sh -c '{SPINS}'") for gpus in (1, 3))
+
+    def used(job: str) -> int:
+        return int(typed(host, STAT.format(job)).split()[1])
+
+    time.sleep(2.0)
+    before = used(few), used(many)
+    time.sleep(8.0)
+    took = used(few) - before[0], used(many) - before[1]
+    for job in (few, many):
+        typed(host, f"agentctl cancel {job}")
+    assert took[1] > 1.5 * took[0], f"processor time with one GPU and with three: {took} us"
 
 
 def test_without_a_starter_jobs_of_others_wait_and_everybody_is_told(host: BootedHost) -> None:

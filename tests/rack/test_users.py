@@ -31,21 +31,43 @@ COVEY, WHEELS = 64_010, 64_011
 PEOPLE = {"ann": 64_001, "bob": 64_002, "eve": 64_003, "carol": 64_004, "dora": 64_005, "mallory": 64_006}
 """Users of both hosts. Mallory is not in group covey, dora is in wheels."""
 NAMELESS = 64_099
-# All that agentctl imports, perhaps late, is loaded before: another user may not be able to read this interpreter.
-AS_USER = """
-import encodings.idna, gettext, importlib, locale, os, shutil, sys, traceback
+# A process on each host has loaded agentctl, and is forked for each command: another user may not be able to read this
+# interpreter, and loading takes most of a command's time. A line of JSON for each command, and one for what came.
+AGENTCTL = """
+import encodings.idna, gettext, importlib, json, locale, os, shutil, sys, tempfile, traceback
 import covey.core.carried, covey.core.units
 from cli import main
 for module in set(main.MODULES.values()):
     importlib.import_module(module)
 import cryptography.hazmat.primitives.asymmetric.ec, cryptography.hazmat.primitives.serialization, cryptography.x509
-uid, *groups = map(int, sys.argv[1].split(","))
-os.environ["XDG_CONFIG_HOME"] = sys.argv[2]
-os.setgroups(groups)
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-sys.exit(main.main(sys.argv[3:]))
+for line in sys.stdin:
+    uid, groups, config, argv = json.loads(line)
+    files = [tempfile.TemporaryFile() for _ in range(2)]
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, file in enumerate(files, 1):
+                os.dup2(file.fileno(), number)
+            os.environ["XDG_CONFIG_HOME"] = config
+            os.setgroups(groups)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            code = main.main(argv)
+        except SystemExit as error:
+            code = error.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code or 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    said = [file.seek(0) or file.read().decode() for file in files]
+    print(json.dumps([code, *said]), flush=True)
 """
+typing: "dict[str, subprocess.Popen[str]]" = {}
+"""Host -> its process in which agentctl is loaded."""
 
 
 def with_people(host: Host) -> None:
@@ -89,6 +111,9 @@ def rack() -> Iterator[AgentRack]:
         done = typed(rack.hosts[0], "root", "tenant add ml --users ann,bob --quota 16")
         assert done.returncode == 0, done.stderr
         yield rack
+        for process in typing.values():
+            process.communicate()
+        typing.clear()
 
 
 def typed(host: Host, who: str | int, line: str) -> "subprocess.CompletedProcess[str]":
@@ -96,7 +121,14 @@ def typed(host: Host, who: str | int, line: str) -> "subprocess.CompletedProcess
     uid = who if isinstance(who, int) else PEOPLE.get(who, 0)
     groups = [] if who == "mallory" else [COVEY, WHEELS] if who == "dora" else [COVEY]
     config = host.folder.parent / f"config-{uid}"
-    return host.run(["python", "-c", AS_USER, ",".join(map(str, (uid, *groups))), str(config), *line.split()])
+    if host.name not in typing:
+        typing[host.name] = host.conversation(["python", "-c", AGENTCTL])
+    there = typing[host.name]
+    assert there.stdin is not None and there.stdout is not None
+    there.stdin.write(json.dumps([uid, groups, str(config), line.split()]) + "\n")
+    there.stdin.flush()
+    code, out, err = json.loads(there.stdout.readline())
+    return subprocess.CompletedProcess(line, code, out, err)
 
 
 def folder_of(rack: AgentRack, uid: int) -> Path:

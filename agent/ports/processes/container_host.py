@@ -7,6 +7,7 @@ import glob
 import os
 import pwd
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ CDI_BYTES_MAX = 16 << 20
 GROUPS = "/sys/fs/cgroup"
 TOOL_S = 60.0
 """Most seconds for an answer of podman: its first one, on a slow disk, takes long."""
+KNOWN_S = 10.0
+"""Seconds for which an answer holds: ranks that start together ask once."""
 ABSENT = 1
 """Exit status of `podman image exists` for an image that is not there; others are errors."""
 WORDS_MAX = 300
@@ -36,8 +39,8 @@ class Containers:
 
     def __init__(self, host: str, run: RunTool) -> None:
         self._host, self._run = host, run
-        self._images: dict[str, Mapping[str, str]] = {}
-        """The variables that each image sets which was found here before."""
+        self._images: dict[str, tuple[float, Mapping[str, str]]] = {}
+        """When each image was looked at, and the variables that it sets: another image may get its name later."""
 
     async def contained(self, command: Command, container: Container) -> Command:
         """The command that runs this one in its container. ContainerRefused says why there is none."""
@@ -56,7 +59,8 @@ class Containers:
         self, command: Command, container: Container, host: ContainerHost
     ) -> tuple[Mapping[str, str] | None, str]:
         """The variables that an image of podman's sets, None where it is not there; and why podman does not know."""
-        if (known := self._images.get(container.image)) is not None:
+        looked_s, known = self._images.get(container.image, (-KNOWN_S, {}))
+        if time.monotonic() - looked_s < KNOWN_S:
             return known, ""
         env = containers.tool_environment(command.env, host)
         podman = (host.tool, containers.MANAGER, "image")
@@ -67,7 +71,8 @@ class Containers:
             code, words = await self._run((*podman, "inspect", "--format={{json .Config.Env}}", container.image), env)
         if code:
             return None, error_in(words) or f"it ended with {code}"
-        self._images[container.image] = found = variables_of(words)
+        found = variables_of(words)
+        self._images[container.image] = time.monotonic(), found
         return found, ""
 
     async def clear(self, commands: Sequence[Command]) -> str:

@@ -1,29 +1,34 @@
-"""Slices and units of other users' jobs: their names, their properties, and the commands of systemd that make them.
+"""Slices and units of other users' jobs: their names and their properties, as systemd's manager takes them.
 
     covey-jobs.slice
       +- covey-jobs-JOB:EPOCH.slice                        the limits of all that runs of the job on this host
            +- covey-job:JOB:EPOCH:supervisor-a1b2.service  its ranks too; what it left running when it died stays there
            +- covey-job:JOB:EPOCH:spares-c3d4.service
 
-Nothing is done here: the starter runs the commands, and the agent knows by the names where to look.
+Nothing is done here: the starter asks systemd's manager, and the agent knows by the names where to look.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from agent.ports.starter.starter_wire import LimitAs, StartAs
+from agent.ports.starter.starter_wire import StartAs
 from covey.ports.starter import EpochLimits, MemoryPeak
 
+Properties = list[tuple[str, tuple[str, object]]]
+"""Properties of a unit: name, and type (of D-Bus) and value (org.freedesktop.systemd1(5))."""
 SLICE = "covey-jobs.slice"
 GROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "cpu", "pids")
 FILES_MAX = 65_536
 """Open files, as the agent's own jobs may have."""
+INFINITY = (1 << 64) - 1
 UMASK = 0o027
 """The umask of programs: an access list lets the agent read what a group may. A job says its own."""
 TASKS_MAX = 32_768
 """Most processes and threads of one epoch on a host: thousands of data loaders, and no fork bomb."""
+SYSTEMCTL = "/usr/bin/systemctl"
 FOR_ALL = (
     *("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "char-infiniband_verbs"),
     *("char-infiniband_cm", "/dev/infiniband/rdma_cm", "/dev/fuse", "/dev/net/tun", "/dev/kvm"),
@@ -65,33 +70,29 @@ def lacking(groups: Path) -> tuple[str, ...]:
     return tuple(name for name in CONTROLLERS if name not in there)
 
 
-def unit_command(ask: StartAs, user: str, folder: str, unit: str, given: str) -> tuple[str, ...]:
-    """The beginning of the command that starts a unit. `given`: the file that the program reads."""
-    properties = {
-        "UMask": f"{UMASK:04o}",
-        "WorkingDirectory": folder,
-        "StandardInput": f"file:{given}",
-        "StandardOutput": "journal",
-        "StandardError": "journal",
-        "LimitNOFILE": str(FILES_MAX),
-        "LimitMEMLOCK": "infinity",  # what RDMA registers is locked
-        "OOMPolicy": "continue",  # its supervisor tells which rank was killed
-        "KillMode": "process",  # ranks outlive a supervisor that dies; the next one finds them
-        "PrivateTmp": "yes" if ask.private_tmp else "no",
-    }
-    return (
-        *("systemd-run", "--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
-        *(f"--unit={unit}", f"--slice={slice_of(ask.job, ask.epoch)}", f"--uid={user}"),
-        f"--description=Covey job {ask.job} of {user}",
-        *(f"--property={name}={value}" for name, value in properties.items()),
-    )
+def unit_properties(ask: StartAs, user: str, folder: str, given: str, program: Sequence[str]) -> Properties:
+    """A service that runs the program. `given`: the file that it reads."""
+    return [
+        ("Description", ("s", f"Covey job {ask.job} of {user}")),
+        ("Slice", ("s", slice_of(ask.job, ask.epoch))),
+        ("User", ("s", user)),
+        *command(program),
+        ("CollectMode", ("s", "inactive-or-failed")),
+        ("UMask", ("u", UMASK)),
+        ("WorkingDirectory", ("s", folder)),
+        ("StandardInputFile", ("s", given)),
+        ("StandardOutput", ("s", "journal")),
+        ("StandardError", ("s", "journal")),
+        ("LimitNOFILE", ("t", FILES_MAX)),
+        ("LimitMEMLOCK", ("t", INFINITY)),  # what RDMA registers is locked
+        ("OOMPolicy", ("s", "continue")),  # its supervisor tells which rank was killed
+        ("KillMode", ("s", "process")),  # ranks outlive a supervisor that dies; the next one finds them
+        ("PrivateTmp", ("b", ask.private_tmp)),
+    ]
 
 
-def make_slice(job: str, epoch: int) -> tuple[str, ...]:
-    """Make the slice of an epoch. Made so, it leaves no file when it is stopped."""
-    manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
-    signature = "ssa(sv)a(sa(sv))"
-    return ("busctl", "call", *manager, "StartTransientUnit", signature, slice_of(job, epoch), "fail", "0", "0")
+def command(argv: Sequence[str]) -> Properties:
+    return [("Type", ("s", "exec")), ("ExecStart", ("a(sasb)", [(argv[0], list(argv), False)]))]
 
 
 def limits_of(ask: StartAs) -> EpochLimits:
@@ -99,34 +100,39 @@ def limits_of(ask: StartAs) -> EpochLimits:
     return ask.limits if ask.limits.memory_bytes else msgspec.structs.replace(ask.limits, memory_bytes=ask.memory_bytes)
 
 
-def set_limits(ask: LimitAs) -> tuple[str, ...]:
-    limits = ask.limits
-    return (
-        *("systemctl", "set-property", "--runtime", slice_of(ask.job, ask.epoch)),
-        f"MemoryMax={limits.memory_bytes or 'infinity'}",
-        f"CPUQuota={f'{100 * limits.cpus}%' if limits.cpus else ''}",
-        f"CPUWeight={limits.weight}",
-        f"TasksMax={TASKS_MAX}",
+def limit_properties(limits: EpochLimits) -> Properties:
+    return [
+        ("MemoryMax", ("t", limits.memory_bytes or INFINITY)),
+        ("CPUQuotaPerSecUSec", ("t", 1_000_000 * limits.cpus or INFINITY)),
+        ("CPUWeight", ("t", limits.weight)),
+        ("TasksMax", ("t", TASKS_MAX)),
         *devices(limits.gpus, limits.caps),
-    )
+    ]
 
 
-def devices(gpus: tuple[int, ...] | None, caps: tuple[int, ...]) -> tuple[str, ...]:
-    """Which device files may be opened: those of these GPUs, and what every job may have."""
+def devices(gpus: tuple[int, ...] | None, caps: tuple[int, ...]) -> Properties:
+    """Which device files may be opened: those of these GPUs, and what every job may have. An empty list takes back what
+    was allowed."""
+    none: Properties = [("DeviceAllow", ("a(ss)", []))]
     if gpus is None:
-        return ("DevicePolicy=auto", "DeviceAllow=")
+        return [("DevicePolicy", ("s", "auto")), *none]
     own = (*(f"/dev/nvidia{gpu}" for gpu in gpus), *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps))
-    return ("DevicePolicy=closed", "DeviceAllow=", *(f"DeviceAllow={device} rw" for device in (*FOR_ALL, *own)))
+    allowed = [(device, "rw") for device in (*FOR_ALL, *own)]
+    return [("DevicePolicy", ("s", "closed")), *none, ("DeviceAllow", ("a(ss)", allowed))]
 
 
-def kill_later(job: str, epoch: int, seconds: int) -> tuple[str, ...]:
-    """A timer that kills all processes of the epoch, whatever the agent and its supervisor do. RuntimeMaxSec= of a unit
-    would end its first process alone, as ranks outlive their supervisor."""
-    return (
-        *("systemd-run", "--quiet", "--collect", f"--unit={timer_of(job, epoch).removesuffix('.timer')}"),
-        *(f"--on-active={seconds}", "--timer-property=AccuracySec=1s", "--"),
-        *("systemctl", "kill", "--all", "--signal=KILL", units_of(job, epoch)),
-    )
+def kill_later(job: str, epoch: int, seconds: int) -> tuple[Properties, tuple[str, Properties]]:
+    """A timer that kills all processes of the epoch, whatever the agent and its supervisor do, and the service that it
+    starts. RuntimeMaxSec= of a unit would end its first process alone, as ranks outlive their supervisor."""
+    kill = (SYSTEMCTL, "kill", "--all", "--signal=KILL", units_of(job, epoch))
+    timer: Properties = [
+        ("TimersMonotonic", ("a(st)", [("OnActiveSec", 1_000_000 * seconds)])),
+        ("AccuracyUSec", ("t", 1_000_000)),
+        ("RemainAfterElapse", ("b", False)),
+        ("CollectMode", ("s", "inactive-or-failed")),
+    ]
+    service = timer_of(job, epoch).replace(".timer", ".service")
+    return timer, (service, [*command(kill), ("CollectMode", ("s", "inactive-or-failed"))])
 
 
 def memory_peak(job: str, epoch: int, groups: Path = GROUPS) -> MemoryPeak | None:

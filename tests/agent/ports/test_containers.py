@@ -1,9 +1,13 @@
 """The argument lists of podman and apptainer, and what is refused, by tables. A real podman: in tests/agent/starter."""
 
+import json
+from collections.abc import Mapping, Sequence
+
 import msgspec
 import pytest
 
-from agent.ports.processes.container_host import error_in, groups_of, variables_of
+from agent.ports.processes import container_host
+from agent.ports.processes.container_host import Containers, error_in, groups_of, variables_of
 from agent.ports.processes.containers import (
     ContainerHost,
     Groups,
@@ -209,3 +213,21 @@ def test_a_container_has_one_name_for_all_processes_of_a_rank() -> None:
     other = msgspec.structs.replace(COMMAND, env=ENV | {"COVEY_TOKEN": "another"})
     assert name_of(again) == name_of(COMMAND) != name_of(other) and "secret" not in name_of(COMMAND)
     assert clearing("/usr/bin/podman", [name_of(COMMAND)])[-1] == name_of(COMMAND)
+
+
+async def test_an_image_that_got_the_name_of_another_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets, asked, now_s = ["A=1"], list[str](), 100.0
+
+    async def run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+        asked.append(argv[3])
+        return 0, json.dumps(sets) if argv[3] == "inspect" else ""
+
+    monkeypatch.setattr(container_host, "look", lambda name, command, container: HOST._replace(image_env=None))
+    monkeypatch.setattr(container_host.time, "monotonic", lambda: now_s)
+    made = Containers("gpu3", run)
+    command = msgspec.structs.replace(COMMAND, env=ENV | {"A": "mine", "B": "mine"})
+    for image, seconds, passes in ((["A=1"], 0.0, "B"), (["B=1"], 5.0, "B"), (["B=1"], 11.0, "A")):
+        sets[:], now_s = image, 100.0 + seconds
+        argv = (await made.contained(command, IMAGE)).argv
+        assert [word for word in ("--env=A", "--env=B") if word in argv] == [f"--env={passes}"], seconds
+    assert asked == ["exists", "inspect"] * 2

@@ -3,18 +3,23 @@
 import contextlib
 import os
 import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from agent.ports.starter import slices
+from agent.ports.starter.slices import Properties
 from agent.ports.starter.starter_wire import EndAs, LimitAs, StartAs
 from agent.starter import sessions
 from agent.starter import units as units_module
 from agent.starter.accounts import Denied, UnixAccount
 from agent.starter.main import launcher
+from agent.starter.manager import EXISTS, ManagerError
 from agent.starter.sessions import Sessions
 from agent.starter.units import CLEAR, PROGRAMS, Units
 from covey.ports.starter import EpochLimits, MemoryPeak
@@ -22,93 +27,121 @@ from covey.ports.starter import EpochLimits, MemoryPeak
 ALICE = UnixAccount("alice", 1001, 1001, "/home/alice", "/bin/sh")
 LIMITS = EpochLimits(memory_bytes=1 << 30, cpus=3, weight=200, gpus=(0, 3), caps=(12,))
 ASK = StartAs("j1", 3, "supervisor", "alice", 1001, limits=LIMITS)
-Done = subprocess.CompletedProcess[str]
 
 
 class Systemd:
-    """The commands that were run, and what they answer. `status`: of the first word of a command; `left`: what is
-    listed of units, look by look."""
+    """A manager: what it was asked, and what it answers. `refuses`: a verb, or a verb and the beginning of a unit's
+    name -> the error's name; `left`: what is listed of units, look by look."""
 
-    def __init__(self, pid: str = "77\n", left: tuple[str, ...] = ("",), **status: int) -> None:
-        self.pid, self.left, self.status = pid, list(left), status
-        self.commands: list[tuple[str, ...]] = []
+    def __init__(self, pid: int = 77, left: tuple[list[str], ...] = ([],), began: str = "done", **refuses: str) -> None:
+        self.pid, self.left, self.began, self.refuses = pid, list(left), began, refuses
+        self.asked: list[tuple[Any, ...]] = []
         self.given = b""
         self.mode = 0
 
-    def run(self, argv: tuple[str, ...]) -> Done:
-        self.commands.append(argv)
-        path = self.properties(argv).get("StandardInput", "").removeprefix("file:")
-        if path:
-            self.given, self.mode = Path(path).read_bytes(), os.stat(path).st_mode & 0o777
-        verb = argv[1] if argv[0] == "systemctl" else argv[0]
-        status = self.status.get(verb.replace("-", "_"), 0)
-        listed = (self.left.pop(0) if len(self.left) > 1 else self.left[0]) if verb == "list-units" else self.pid
-        return Done(argv, status, listed, "no such user\n" if status else "")
+    @contextlib.contextmanager
+    def opened(self) -> Iterator["Systemd"]:
+        yield self
 
-    def properties(self, argv: tuple[str, ...]) -> dict[str, str]:
-        before = argv[: argv.index("--")] if "--" in argv else argv
-        pairs = (word.removeprefix("--property=").partition("=") for word in before if word.startswith("--property="))
-        return {name: value for name, _, value in pairs}
+    def _ask(self, verb: str, *words: Any) -> None:
+        self.asked.append((verb, *words))
+        if verb in self.refuses:
+            raise ManagerError(self.refuses[verb], "no such user")
 
-    def ran(self, verb: str) -> list[tuple[str, ...]]:
-        return [argv for argv in self.commands if verb in argv[:2]]
+    def make(self, unit: str, properties: Properties, aux: Sequence[tuple[str, Properties]] = ()) -> None:
+        self._ask("make_timer" if unit.endswith(".timer") else "make", unit, properties, aux)
+
+    def start(self, unit: str, properties: Properties) -> str:
+        path = Path(str(dict(properties)["StandardInputFile"][1]))
+        self.given, self.mode = path.read_bytes(), os.stat(path).st_mode & 0o777
+        self._ask("start", unit, properties)
+        return self.began
+
+    def main_pid(self, unit: str) -> int:
+        return self.pid
+
+    def set(self, unit: str, properties: Properties) -> None:
+        self._ask("set", unit, properties)
+
+    def units(self, pattern: str) -> list[str]:
+        self._ask("units", pattern)
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def kill(self, unit: str) -> None:
+        self._ask("kill", unit)
+
+    def stop(self, unit: str) -> None:
+        self._ask("stop", unit)
+
+    def did(self, verb: str) -> list[tuple[Any, ...]]:
+        return [asked for asked in self.asked if asked[0] == verb]
+
+
+def units(folder: Path, systemd: Systemd) -> Units:
+    return Units(str(folder), systemd.opened)
 
 
 def test_a_unit_has_its_user_and_its_slice_the_limits_of_all_units_of_the_job(tmp_path: Path) -> None:
     systemd = Systemd()
-    assert Units(str(tmp_path), systemd.run).start(ASK, ALICE, "/var/lib/covey-jobs/jobs/j1", b"secret") == 77
-    (made,), (limited,), (command,) = (systemd.ran(verb) for verb in ("call", "set-property", "systemd-run"))
-    known, own = systemd.properties(command), "covey-jobs-j1:3.slice"
-    assert systemd.commands.index(limited) < systemd.commands.index(command), "it never runs without"
-    assert own in made and limited[:4] == ("systemctl", "set-property", "--runtime", own)
-    assert {"MemoryMax=1073741824", "CPUQuota=300%", "CPUWeight=200", "TasksMax=32768"} <= set(limited)
-    assert "--uid=alice" in command and f"--slice={own}" in command
-    assert command[command.index("--") + 1 :][1:] == ("-P", "-m", "agent.program", "supervisor", "supervisor-j1-3")
-    assert (known["UMask"], known["PrivateTmp"], "MemoryMax" in known) == ("0027", "no", False)
+    assert units(tmp_path, systemd).start(ASK, ALICE, "/var/lib/covey-jobs/jobs/j1", b"secret") == 77
+    (_, made, limits, _), (_, _, properties) = systemd.asked[:2]
+    own, known = "covey-jobs-j1:3.slice", {name: value for name, (_, value) in properties}
+    assert [verb for verb, *_ in systemd.asked[:2]] == ["make", "start"], "it never runs without"
+    assert made == own and known["Slice"] == own and known["User"] == "alice"
+    assert dict(limits)["MemoryMax"] == ("t", 1 << 30) and dict(limits)["CPUQuotaPerSecUSec"] == ("t", 3_000_000)
+    assert dict(limits)["CPUWeight"] == ("t", 200) and dict(limits)["TasksMax"] == ("t", 32_768)
+    ((program, argv, ignored),) = known["ExecStart"]
+    assert (program, argv[1:], ignored) == (
+        sys.executable,
+        ["-P", "-m", "agent.program", "supervisor", "supervisor-j1-3"],
+        False,
+    )
+    assert (known["UMask"], known["PrivateTmp"], "MemoryMax" in known) == (0o027, False, False)
     assert known["KillMode"] == "process", "ranks outlive a supervisor that dies"
     assert known["StandardOutput"] == "journal", "root opens no file in the user's folder"
     assert "NoNewPrivileges" not in known, "rootless containers need setuid programs"
 
 
 def test_a_job_opens_its_own_gpus_and_no_others() -> None:
-    said = slices.set_limits(LimitAs("j1", 3, LIMITS))
-    assert said.index("DeviceAllow=") < said.index("DeviceAllow=/dev/nvidia0 rw"), "it replaces what was allowed"
-    gpus = {word for word in said if word.startswith("DeviceAllow=/dev/nvidia") and word.split()[0][-1].isdigit()}
-    own = {"DeviceAllow=/dev/nvidia0 rw", "DeviceAllow=/dev/nvidia3 rw", "DeviceAllow=/dev/nvidia-caps/nvidia-cap12 rw"}
-    assert gpus == own and "DevicePolicy=closed" in said
-    none = slices.set_limits(LimitAs("j1", 3, EpochLimits(gpus=())))
-    assert "DevicePolicy=closed" in none and not any("/dev/nvidia0" in word for word in none)
-    assert "DevicePolicy=auto" in slices.set_limits(LimitAs("j1", 3, EpochLimits())), "a host without such GPUs"
+    def allowed(limits: EpochLimits) -> tuple[object, list[list[str]]]:
+        said = slices.limit_properties(limits)
+        lists = [value for name, (_, value) in said if name == "DeviceAllow"]
+        return dict(said)["DevicePolicy"][1], [[name for name, _ in each] for each in lists]  # type: ignore[attr-defined]
+
+    policy, (first, devices) = allowed(LIMITS)
+    assert policy == "closed" and first == [], "it replaces what was allowed"
+    gpus = {name for name in devices if name.startswith("/dev/nvidia") and name[-1].isdigit()}
+    assert gpus == {"/dev/nvidia0", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"}
+    policy, (_, devices) = allowed(EpochLimits(gpus=()))
+    assert policy == "closed" and "/dev/nvidia0" not in devices
+    assert allowed(EpochLimits()) == ("auto", [[]]), "a host without such GPUs"
 
 
 def test_limits_change_while_an_epoch_runs_and_only_then(tmp_path: Path) -> None:
-    systemd = Systemd(left=("covey-job:j1:3:supervisor-a.service loaded\n", ""))
-    units = Units(str(tmp_path), systemd.run)
+    systemd = Systemd(left=(["covey-job:j1:3:supervisor-a.service"], []))
+    here = units(tmp_path, systemd)
     for _ in range(2):
-        units.limit(LimitAs("j1", 3, EpochLimits(gpus=(1,))))
-    (changed,) = systemd.ran("set-property")
-    assert "covey-jobs-j1:3.slice" in changed and "DeviceAllow=/dev/nvidia1 rw" in changed
+        here.limit(LimitAs("j1", 3, EpochLimits(gpus=(1,))))
+    ((_, changed, properties),) = systemd.did("set")
+    assert changed == "covey-jobs-j1:3.slice" and ("/dev/nvidia1", "rw") in dict(properties)["DeviceAllow"][1]
     with pytest.raises(Denied, match="limits cannot be set"):
-        Units(str(tmp_path), Systemd(set_property=1).run).start(ASK, ALICE, "/f", b"x")
+        units(tmp_path, Systemd(make=EXISTS, set="x")).start(ASK, ALICE, "/f", b"x")
 
 
 SPARES = msgspec.structs.replace(ASK, program="spares", limits=EpochLimits(gpus=()))
 
 
 def test_spares_change_no_limits_of_ranks_that_run_and_never_run_without(tmp_path: Path) -> None:
-    systemd = Systemd(busctl=1)
-    Units(str(tmp_path), systemd.run).start(SPARES, ALICE, "/f", b"x")
-    assert systemd.ran("set-property") == [] and systemd.ran("systemd-run"), "the slice was there"
-    Units(str(tmp_path), systemd.run).start(ASK, ALICE, "/f", b"x")
-    assert len(systemd.ran("set-property")) == 1, "ranks come to where processes waited"
-    systemd = Systemd()
-    Units(str(tmp_path), systemd.run).start(SPARES, ALICE, "/f", b"x")
-    assert len(systemd.ran("set-property")) == 1, "they are the first"
-    for broken in (Systemd(busctl=1, is_active=3), Systemd(set_property=1)):
-        with pytest.raises(Denied, match=r"slice .* cannot be made|limits cannot be set"):
-            Units(str(tmp_path), broken.run).start(SPARES, ALICE, "/f", b"x")
-        assert broken.ran("systemd-run") == []
-    assert broken.commands[-1] == ("systemctl", "stop", "covey-jobs-j1:3.slice"), "none is left without limits"
+    systemd = Systemd(make=EXISTS)
+    units(tmp_path, systemd).start(SPARES, ALICE, "/f", b"x")
+    assert systemd.did("set") == [] and systemd.did("start"), "the slice was there"
+    units(tmp_path, systemd).start(ASK, ALICE, "/f", b"x")
+    assert len(systemd.did("set")) == 1, "ranks come to where processes waited"
+    for ask in (ASK, SPARES):
+        broken = Systemd(make="org.freedesktop.DBus.Error.InvalidArgs")
+        with pytest.raises(Denied, match=r"slice .* cannot be made"):
+            units(tmp_path, broken).start(ask, ALICE, "/f", b"x")
+        assert broken.did("start") == []
 
 
 def test_an_agent_of_0_1_0_has_its_memory_limited() -> None:
@@ -123,76 +156,99 @@ def test_a_slice_is_of_one_job_whatever_its_name() -> None:
 
 def test_what_a_unit_reads_is_roots_alone_and_gone_once_it_runs(tmp_path: Path) -> None:
     systemd = Systemd()
-    Units(str(tmp_path), systemd.run).start(ASK, ALICE, "/f", b"secret")
+    units(tmp_path, systemd).start(ASK, ALICE, "/f", b"secret")
     assert (systemd.given, systemd.mode, list(tmp_path.iterdir())) == (b"secret", 0o600, [])
-    assert not any("secret" in word for command in systemd.commands for word in command)
+    assert "secret" not in repr(systemd.asked)
 
 
-@pytest.mark.parametrize(("status", "pid", "why"), [(1, "77", "no such user"), (0, "0\n", "ended at once")])
+@pytest.mark.parametrize(
+    ("systemd", "why"),
+    [
+        (Systemd(start="x"), "no such user"),
+        (Systemd(began="failed"), "does not start: failed"),
+        (Systemd(pid=0), "ended at once"),
+    ],
+)
 def test_a_unit_that_does_not_start_is_denied_in_words_and_does_not_run(
-    tmp_path: Path, status: int, pid: str, why: str
+    tmp_path: Path, systemd: Systemd, why: str
 ) -> None:
-    systemd = Systemd(pid, systemd_run=status)
     with pytest.raises(Denied, match=why) as denied:
-        Units(str(tmp_path), systemd.run).start(ASK, ALICE, "/f", b"secret")
+        units(tmp_path, systemd).start(ASK, ALICE, "/f", b"secret")
     assert denied.value.next.startswith("journalctl -u covey-job:j1:3:")
-    ((*_, killed),) = systemd.ran("kill")
+    ((_, killed),) = systemd.did("kill")
     assert killed.startswith("covey-job:j1:3:supervisor-") and list(tmp_path.iterdir()) == []
 
 
 def test_all_units_of_an_epoch_are_ended_and_of_no_other_until_none_is_left(tmp_path: Path) -> None:
-    """An inactive unit, whose supervisor has ended, may hold processes: without `--all` systemctl passes it over."""
-    unit = "covey-job:j1:3:supervisor-a.service loaded inactive dead\n"
-    systemd = Systemd(left=(unit, unit, ""))
-    Units(str(tmp_path), systemd.run).end(EndAs("j1", 3), 1001)
-    kill = ("systemctl", "kill", "--all", "--signal=KILL", "covey-job:j1:3:*.service")
-    assert systemd.ran("kill") == [kill, kill]
-    assert systemd.commands[-1] == ("systemctl", "stop", "covey-end:j1:3.timer", "covey-jobs-j1:3.slice")
+    """An inactive unit, whose supervisor has ended, may hold processes: it is listed and killed as others are."""
+    unit = "covey-job:j1:3:supervisor-a.service"
+    systemd = Systemd(left=([unit], [unit], []))
+    units(tmp_path, systemd).end(EndAs("j1", 3), 1001)
+    assert systemd.did("units")[0] == ("units", "covey-job:j1:3:*.service")
+    assert systemd.did("kill") == [("kill", unit), ("kill", unit)]
+    assert systemd.did("stop") == [("stop", "covey-end:j1:3.timer"), ("stop", "covey-jobs-j1:3.slice")]
 
 
-@pytest.mark.parametrize("systemd", [Systemd(list_units=1), Systemd(left=("covey-job:j1:3:supervisor-a.service\n",))])
+@pytest.mark.parametrize("systemd", [Systemd(units="x"), Systemd(left=(["covey-job:j1:3:supervisor-a.service"],))])
 def test_an_end_that_systemd_did_not_bring_about_is_none(
     tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may start in the place of these ranks once they have ended."""
     monkeypatch.setattr(units_module, "END_S", 0.0)
     with pytest.raises(Denied):
-        Units(str(tmp_path), systemd.run).end(EndAs("j1", 3), 1001)
-    assert systemd.ran("stop") == []
+        units(tmp_path, systemd).end(EndAs("j1", 3), 1001)
+    assert systemd.did("stop") == []
 
 
 def test_a_job_with_a_time_limit_ends_whoever_is_there_to_end_it(tmp_path: Path) -> None:
-    systemd = Systemd()
-    Units(str(tmp_path), systemd.run).start(StartAs("j1", 3, "supervisor", "alice", 1001, seconds=90), ALICE, "/f", b"")
-    timer, _ = systemd.ran("systemd-run")
-    assert "--unit=covey-end:j1:3" in timer and "--on-active=90" in timer
-    assert timer[-5:] == ("systemctl", "kill", "--all", "--signal=KILL", "covey-job:j1:3:*.service")
-    for active, why in ((3, "nothing would end it"), (0, "its unit does not start")):  # 0: the timer is there already
-        with pytest.raises(Denied, match=why):
-            Units(str(tmp_path), Systemd(systemd_run=1, is_active=active).run).start(
-                msgspec.structs.replace(ASK, seconds=90), ALICE, "/f", b""
-            )
+    systemd, timed = Systemd(), msgspec.structs.replace(ASK, seconds=90)
+    units(tmp_path, systemd).start(timed, ALICE, "/f", b"")
+    ((_, timer, properties, ((service, of_service),)),) = systemd.did("make_timer")
+    assert (timer, service) == ("covey-end:j1:3.timer", "covey-end:j1:3.service")
+    assert dict(properties)["TimersMonotonic"] == ("a(st)", [("OnActiveSec", 90_000_000)])
+    ((_, argv, _),) = dict(of_service)["ExecStart"][1]
+    assert argv[1:] == ["kill", "--all", "--signal=KILL", "covey-job:j1:3:*.service"]
+    assert units(tmp_path, Systemd(make_timer=EXISTS)).start(timed, ALICE, "/f", b"") == 77, "of the first program"
+    broken = Systemd(make_timer="x")
+    with pytest.raises(Denied, match="nothing would end it"):
+        units(tmp_path, broken).start(timed, ALICE, "/f", b"")
+    assert broken.did("start") == []
 
 
 def test_slices_in_which_nothing_ran_but_spares_go_with_their_job(tmp_path: Path) -> None:
-    listed = "covey-jobs-a\\x2db:4.slice loaded active\ncovey-jobs-axx2db:5.slice loaded active\n"
-    systemd = Systemd(left=(listed, ""))
-    Units(str(tmp_path), systemd.run).forget("a-b")
-    assert systemd.ran("stop") == [("systemctl", "stop", "covey-end:a-b:4.timer", "covey-jobs-a\\x2db:4.slice")]
-    busy = Systemd(left=(listed, "covey-job:a-b:4:supervisor-a.service loaded\n"))
-    Units(str(tmp_path), busy.run).forget("a-b")
-    assert busy.ran("stop") == [], "something runs there"
+    listed = ["covey-jobs-a\\x2db:4.slice", "covey-jobs-axx2db:5.slice"]
+    systemd = Systemd(left=(listed, []))
+    units(tmp_path, systemd).forget("a-b")
+    assert systemd.did("stop") == [("stop", "covey-end:a-b:4.timer"), ("stop", "covey-jobs-a\\x2db:4.slice")]
+    busy = Systemd(left=(listed, ["covey-job:a-b:4:supervisor-a.service"]))
+    units(tmp_path, busy).forget("a-b")
+    assert busy.did("stop") == [], "something runs there"
+
+
+def test_where_no_bus_answers_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
+    with pytest.raises(Denied, match="the system bus does not answer") as denied:
+        Units(str(tmp_path)).start(ASK, ALICE, "/f", b"secret")
+    assert denied.value.next == "systemctl status dbus" and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_emptied_as_its_user_outside_of_the_starters_unit(tmp_path: Path) -> None:
     """A user can stop and change a process of his own: it is not to be in the starter's control group."""
-    systemd = Systemd()
-    Units(str(tmp_path), systemd.run).clear("/var/lib/covey-jobs/jobs/j1", 1001, 1002)
-    (command,) = systemd.ran("systemd-run")
+    commands: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+        commands.append(argv)
+        return subprocess.CompletedProcess(argv, len(commands) - 1, "", "busy")
+
+    here = Units(str(tmp_path), run=run)
+    here.clear("/var/lib/covey-jobs/jobs/j1", 1001, 1002)
+    (command,) = commands
+    assert command[0] == "systemd-run"
     assert {"--uid=1001", "--gid=1002", "--slice=covey-jobs.slice", "--wait"} <= set(command)
-    assert {"TasksMax", "MemoryMax", "RuntimeMaxSec", "NoNewPrivileges"} <= systemd.properties(command).keys()
+    limits = {word.split("=")[1] for word in command if word.startswith("--property=")}
+    assert {"TasksMax", "MemoryMax", "RuntimeMaxSec", "NoNewPrivileges"} <= limits
     with pytest.raises(Denied, match="cannot be removed"):
-        Units(str(tmp_path), Systemd(systemd_run=1).run).clear("/f", 1001, 1002)
+        here.clear("/f", 1001, 1002)
 
 
 def test_what_the_kernel_does_not_limit_is_said(tmp_path: Path) -> None:
