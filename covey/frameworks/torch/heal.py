@@ -104,8 +104,8 @@ class HealedTraining:
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._at = Phase.BEFORE
         self._step = 0
-        self._told: int | None = None
-        """The number of the step that ends or is saved, for people; None: a part of one ends."""
+        self._counts = True
+        """Whether what ends is a step of the training."""
         self._left: tuple[int, Mapping[str, Array]] | None = None
         """The epoch whose batches the script had all, and the state when it left the loop over them."""
         self._held: Mapping[str, Array] | None = None
@@ -157,14 +157,14 @@ class HealedTraining:
         if self._at is Phase.BETWEEN:
             self._next_begins()
         else:
-            self._ends(self._place(self._step + 1), self._step + 1)
+            self._ends(self._place(self._step + 1))
             self._be(Phase.IN_STEP)
 
-    def _ends(self, place: dict[str, Any], told: int | None, may_end: bool = True) -> None:
-        """End a step of `job.state`; `place`: where in the script the next one begins, `told`: its number for
-        people."""
+    def _ends(self, place: dict[str, Any], counts: bool = True, may_end: bool = True) -> None:
+        """End a step of `job.state`; `place`: where in the script the next one begins; `counts`: whether it was one of
+        the training."""
         self._finish_buffers()
-        self._step, self._told, self._contents.place = place["step"], told, place
+        self._step, self._counts, self._contents.place = place["step"], counts, place
         self._state.done(may_end=may_end)
         self._drawn, self._own_of_step, self._left = None, None, None
         self._gradients.step_begins()
@@ -196,17 +196,26 @@ class HealedTraining:
         if self._at is Phase.BETWEEN:
             self._check_between()
         self._finish_buffers()
-        self._told = self.next_step + 1
-        return self._state.save(path)
+        place = self._contents.place
+        if self._at is Phase.STEPPED:
+            self._contents.place = self._place(self._step + 1)
+        try:
+            return self._state.save(path)
+        finally:
+            self._contents.place = place
 
     def _check_between(self) -> None:
         """CoveyError where what would be saved now belongs to no beginning of the script's loops."""
         if self._held is not None and (names := changed_in(self._held)):
             why = f"{names[0]} was changed after an epoch's steps, and a job that goes on from here does that again"
-            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
+            raise CoveyError(
+                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
+            )
         if self._held is None and self._drawn_before not in (None, generators(self._devices)):
             why = "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
-            raise CoveyError(NOT_SAVED, why, "save before the first collective that follows a step, or in the next step")
+            raise CoveyError(
+                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
+            )
 
     # ---- for the sampler ----
 
@@ -255,7 +264,8 @@ class HealedTraining:
             types=lambda: self._contents.bfloats,
             draws_ahead=True,
             made="torch",
-            number=lambda _: self._told,
+            number=lambda _: int(self._contents.place["step"]) + 1,
+            counts=lambda: self._counts,
         )
         calls = self._group.calls
         calls.job = calls.job or job
@@ -264,12 +274,12 @@ class HealedTraining:
         self._state = job.state(
             self._arrays, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop
         )
-        self._step = self._contents.place.get("step", self._state.step - 1)
+        self._step = self._contents.place.setdefault("step", self._state.step - 1)
         if self._contents.first is None:
             self._agree_on_parameters()
             self._contents.first = self._state.step + 1
             self._before = self._contents.first
-            self._ends(self._place(self._step), self._step)
+            self._ends(self._place(self._step))
         self._before = self._contents.place.get("before") or self._state.step
         kept.replays = kept.replays and self._before != self._state.step
         if self._state.step == self._contents.first:
@@ -425,11 +435,11 @@ class HealedTraining:
             self._is_said = True
             self._say(
                 f"restarts instead of heals when a rank is lost between optimizer.step() and the next step: {kind} is "
-                "called there, where a process that takes over does not pass; next: call it before optimizer.step(), or "
-                "after an epoch's steps (docs/guides/healing.md)"
+                "called there, where a process that takes over does not pass; next: call it before optimizer.step(), "
+                "or after an epoch's steps (docs/guides/healing.md)"
             )
         self._drawn_before = self._drawn
-        self._ends(self._place(self._step + 1, epoch, kind), self._step + 1, False)
+        self._ends(self._place(self._step + 1, epoch, kind), may_end=False)
         self._be(Phase.BETWEEN)
 
     def _say(self, text: str) -> None:
@@ -443,7 +453,7 @@ class HealedTraining:
         self._own_of_step = own
         self._tensors.push_pull("ddp/between", np.zeros(1, np.float32))
         self._held, self._between_own, self._rejoins = None, None, False
-        self._ends(self._place(self._step), None)
+        self._ends(self._place(self._step), counts=False)
         self._be(Phase.IN_STEP)
 
     def _leave(self) -> None:

@@ -94,8 +94,8 @@ class ScriptCalls:
             self.job.heals()
             if self.rank == 0:
                 self.job.tensors.tell(
-                    f"restarts instead of heals from now on when a rank is lost: {call} cannot be repeated by a process "
-                    "that takes over (docs/guides/healing.md)"
+                    f"restarts instead of heals from now on when a rank is lost: {call} cannot be repeated by a "
+                    "process that takes over (docs/guides/healing.md)"
                 )
 
     # ---- inside ----
