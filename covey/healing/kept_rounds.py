@@ -60,7 +60,7 @@ class KeptPiece(NamedTuple):
     """A part of a result that another rank kept."""
 
     number: int
-    count: int
+    total: int
     """How many results there are, once that is certain; else UNKNOWN or NOTHING."""
     size: int
     """Bytes of the whole result; 0: it is not there; NO_MORE."""
@@ -107,8 +107,8 @@ def piece_of_is(data: Payload) -> KeptPiece:
     """The answer in a message. ValueError when it is none."""
     if len(data) < _IS.size or len(data) > _IS.size + PIECE_BYTES:
         raise ValueError(f"an answer of {len(data)} bytes")
-    number, count, size, first, sum = _IS.unpack_from(data)
-    return KeptPiece(number, count, size, first, sum, bytes(data[_IS.size :]))
+    number, total, size, first, sum = _IS.unpack_from(data)
+    return KeptPiece(number, total, size, first, sum, bytes(data[_IS.size :]))
 
 
 class KeptRounds:
@@ -261,10 +261,10 @@ class KeptRounds:
             self._ends(f"lost ranks of this job are not replaced any more: {found.piece.decode(errors='replace')}")
         with self._changed:
             heard = [self._heard.get(rank) for rank in self._others]
-        if all(each is not None and each.count == NOTHING for each in heard):
+        if all(each is not None and each.total == NOTHING for each in heard):
             self._ends("all ranks of this job were lost, and with them what they had agreed on before their loop")
-        if of is not None and 0 <= found.count <= number:
-            why = f"it calls {of} as collective {number} before its loop, and the others called {found.count} there"
+        if of is not None and 0 <= found.total <= number:
+            why = f"it calls {of} as collective {number} before its loop, and the others called {found.total} there"
             raise CoveyError(CANNOT, why, "run the same script in all processes of a job")
 
     def _came(self, number: int, of: str, data: bytearray) -> Array:

@@ -109,6 +109,8 @@ class HealingMachine:
         self._closed = False
         self._waiting = 0
         """How many threads of the script wait for a tensor."""
+        self._met = False
+        """Whether a tensor had a result, for which every rank has pushed."""
         self._newest: dict[int, int] = {}
         """By rank: the newest process that asked for the state."""
         self._asked: dict[int, None] = {}
@@ -182,7 +184,7 @@ class HealingMachine:
         """The script has what it waited for: it continues once no successor needs what this rank holds."""
         while self._held and not self._closed:
             yield Pause(until=lambda: not self._held or self._closed)
-        self._waiting -= 1
+        self._waiting, self._met = self._waiting - 1, True
 
     @property
     def needed_by_none(self) -> bool:
@@ -218,7 +220,8 @@ class HealingMachine:
             why = "a round of a tensor is under way, so this rank is within a step"
             raise CoveyError(NOT_SAVED, why, "wait for the handles of all tensors first")
         step = self.step + self.has_said_own
-        if gather is not None and not self.has_said_own and self.step == self._first and not self._incarnation:
+        begins = not self.has_said_own and self.step == self._first and not self._met
+        if gather is not None and begins and not self._incarnation:
             raise CoveyError(NOT_SAVED, "other ranks may not have begun", "save at the end of a step")
         if gather is None or not gather.has_owns:
             own = self._own[-1] if self._own else None

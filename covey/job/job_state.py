@@ -106,8 +106,10 @@ class StopsAndSaves(NamedTuple):
     """Whether what is between two steps here is between two steps of the script."""
     made: str = "numpy"
     """Which kind of script it is."""
-    number: Callable[[int], int | None] = lambda step: step
-    """The number by which people know a step; None: it is no step of theirs, but a part of one."""
+    number: Callable[[int], int] = lambda step: step
+    """The number by which people know the step that is next, also in another start of the job."""
+    counts: Callable[[], bool] = lambda: True
+    """Whether what ends is a step for people, not a part of one."""
 
 
 class AskedToEnd(Protocol):
@@ -215,12 +217,11 @@ class JobState(OfOneProcess):
             each = self._stop.gathered(mine)
         if self._stop.writes():
             owns = tuple(one.decode() or None for one in each)
-            about = checkpoint.Checkpoint(boundary.step, owns, self._stop.made)
+            about = checkpoint.Checkpoint(self._stop.number(boundary.step), owns, self._stop.made)
             arrays = dict(self._script.get())
             checkpoint.save(place, about, arrays, types or self._stop.types())
             if place == self._stop.place:
-                number = self._stop.number(boundary.step)
-                self._stop.saved(boundary.step if number is None else number, place)
+                self._stop.saved(about.step, place)
         return place
 
     def end_if_all_stop(self) -> None:
@@ -262,8 +263,8 @@ class JobState(OfOneProcess):
         if self._unchecked and self._carried is None:
             self._check_own()
         (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
-        if (number := self._stop.number(self.step - 1)) is not None:
-            self._script.stepped(number)
+        if self._stop.counts():
+            self._script.stepped(self._stop.number(self.step) - 1)
         if may_end:
             self.end_if_all_stop()
 

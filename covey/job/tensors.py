@@ -295,8 +295,12 @@ class TensorClient(OfOneProcess):
         """From now on `told` is called, by link threads, with messages of other ranks, also before there is a state. It
         returns whether one was for it."""
         self._listens = told
+
+        def alone(said: ToldByRank) -> None:
+            told(said)
+
         if self._healing is None:
-            self._far.heal(lambda said: bool(told(said)))
+            self._far.heal(alone)
 
     @property
     def incarnation(self) -> int:

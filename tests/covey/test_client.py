@@ -355,3 +355,19 @@ async def test_what_a_script_asks_too_early_is_refused_in_three_lines(agent: Age
     with await agent.client() as job, pytest.raises(CoveyError, match=why) as refused:
         await asyncio.to_thread(ask, job)
     assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_rank_that_cannot_be_healed_any_more_says_so_whenever_it_joins(agent: Agent, before: bool) -> None:
+    """Before and after it has registered its state."""
+    from agent.jobs.successors import NEVER
+
+    job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
+    if before:
+        job.heals()
+    await asyncio.to_thread(job.state, dict, lambda *_: None)
+    if not before:
+        await until(lambda: agent.runner.healing == {0: 0})
+        job.heals()
+    await until(lambda: agent.runner.healing == {0: NEVER})
+    await asyncio.to_thread(job.close)

@@ -8,7 +8,7 @@ import pytest
 from covey.core.errors import EXIT_STATE_LOST
 from tests.covey.forks import Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
-from tests.covey.test_torch_heal import TrainedGang, until
+from tests.covey.test_torch_heal import TrainedGang
 
 pytestmark = NEEDS_TORCH
 SCRIPT = Path(__file__).with_name("torch_calls_script.py")
@@ -34,11 +34,20 @@ def told(gang: TrainedGang, word: str, ranks: int = 2) -> list[set[str]]:
     return [set(gang.lines(rank, word)) for rank in range(ranks)]
 
 
-def test_collectives_anywhere_are_healed_with_the_bits_of_a_run_without_losses(gangs: Gangs) -> None:
-    """A rank is lost before the loop, in a step, and between any two collectives at an epoch's end."""
-    places = ["attached", "first", "step-10", "validates-1", "second-1", "third-2", "fourth-2", "step-72"]
-    gang, calm = gangs(2, f"windows@{','.join(places)}"), gangs(2, "windows")
-    for _ in places:
+EVERYWHERE = "attached,first,step-10,validates-1,second-1,third-2,fourth-2,step-72"
+
+
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [("windows", EVERYWHERE), ("workers", "validates-1,second-1,fourth-2"), ("windows-neighbours", EVERYWHERE)],
+)
+def test_collectives_anywhere_are_healed_with_the_bits_of_a_run_without_losses(
+    gangs: Gangs, kind: str, places: str
+) -> None:
+    """A rank is lost before the loop, in a step, and between any two collectives at an epoch's end; its neighbours keep
+    what is its own, or all ranks do."""
+    gang, calm = gangs(2, f"{kind}@{places}"), gangs(2, kind)
+    for _ in places.split(","):
         gang.replace(1)
     assert gang.learnt() == calm.learnt()
     assert told(gang, "validated") == told(calm, "validated"), "what is validated, and the schedule, are the same"
@@ -46,3 +55,77 @@ def test_collectives_anywhere_are_healed_with_the_bits_of_a_run_without_losses(g
     assert len(set.union(*told(gang, "validated"))) == 4
     gang.check_samples()
     assert "restarts" not in gang.text(0)
+
+
+def test_every_collective_has_gloos_result(gangs: Gangs) -> None:
+    """And so have groups of some ranks, and messages: gloo itself does these, and the job is told to heal no more."""
+    gang = gangs(3, "kinds")
+    ended = [gang.ended(rank) for rank in range(3)]
+    assert ended == [0] * 3, [gang.text(rank)[-3000:] for rank in range(3)]
+    same = told(gang, "same", 3)
+    assert same[0] == same[1] == same[2] and len(same[0]) == 14
+    assert told(gang, "pair", 3) == [{"3 0"}, {"3 1"}, set()]
+    assert told(gang, "received", 3) == [{"True"}] * 3
+    assert gang.text(0).count("restarts instead of heals") == 1
+    assert not any("refused" in gang.text(rank) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "why"),
+    [
+        ("tails", "tail-3", "the others are after optimizer.step(), in all_reduce, where this process does not pass"),
+        ("restarts", "step-6", "lost ranks of this job are not replaced any more: new_group over ranks [0]"),
+        ("large", "step-30", "lost ranks of this job are not replaced any more: broadcast uint8"),
+        ("changes", "fourth-1", "parameter/0.weight was changed after an epoch's steps"),
+    ],
+)
+def test_where_a_lost_rank_cannot_be_replaced_it_is_said_once_and_its_successor_ends(
+    gangs: Gangs, kind: str, place: str, why: str
+) -> None:
+    gang = gangs(2, f"{kind}@{place}")
+    gang.replace(1)
+    assert gang.ended(1) == EXIT_STATE_LOST, gang.text(1)[-3000:]
+    assert why in gang.text(1)
+    said = {"tails": 1, "restarts": 2, "large": 1, "changes": 0}
+    assert gang.text(0).count("restarts instead of heals") == said[kind], gang.text(0)
+    assert gang.text(0).count("heals no more") == (kind in ("restarts", "large")), "the agent is told, too"
+
+
+def test_a_rank_that_is_lost_in_a_step_is_healed_though_collectives_follow_its_steps(gangs: Gangs) -> None:
+    gang, calm = gangs(2, "tails@step-3,step-5", 12), gangs(2, "tails", 12)
+    for _ in range(2):
+        gang.replace(1)
+    assert gang.learnt() == calm.learnt()
+    assert told(gang, "mean")[0] == told(calm, "mean")[0]
+
+
+def test_a_job_goes_on_where_it_saved_between_two_collectives(gangs: Gangs, tmp_path: Path) -> None:
+    """It does again what the script does at an epoch's end; and one that is asked to end does so once that is done."""
+    (saved := tmp_path / "saved").mkdir()
+    gang = gangs(2, "saves", saved=saved)
+    gang.until(0, 30)
+    gang.stopped()
+    again = gangs(2, "saves", saved=saved)
+    calm = gangs(2, "saves")
+    assert again.learnt() == calm.learnt()
+    (saved / "epoch-2.safetensors").rename(saved / "state.safetensors")
+    last = gangs(2, "saves@validates-2", saved=saved)
+    last.replace(1)
+    assert last.learnt() == calm.learnt()
+    assert [line.split()[0] for line in last.lines(0, "validated")] == ["2", "3"]
+    assert set(last.lines(0, "validated")) <= set(calm.lines(0, "validated"))
+    assert last.lines(0, "goes on") == ["72"]
+
+
+def test_what_is_saved_after_a_step_is_of_the_next_one_or_refused(gangs: Gangs, tmp_path: Path) -> None:
+    (saved := tmp_path / "saved").mkdir()
+    gang = gangs(2, "tails-saves", 8, saved)
+    gang.learnt()
+    assert gang.lines(0, "refused") == [
+        "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
+    ]
+    assert not (saved / "tail.safetensors").exists()
+    (saved / "stepped.safetensors").rename(saved / "state.safetensors")
+    again = gangs(2, "tails", 8, saved)
+    again.learnt()
+    assert again.lines(0, "goes on") == ["5"] and "goes on with step 6" in again.text(1)

@@ -212,8 +212,8 @@ def test_anything_travels_as_halves() -> None:
 class PlayedSteps:
     """The part of a training that a sampler uses."""
 
-    def __init__(self, step: int) -> None:
-        self.next_step, self.said = step, [""]
+    def __init__(self, step: int, between: int | None = None) -> None:
+        self.next_step, self.between, self.said = step, between, [""]
 
     def asks_for_batches(self, begins_epoch: bool) -> None:
         self.said.append(f"asks {begins_epoch}")
@@ -221,8 +221,12 @@ class PlayedSteps:
     def takes_batch(self) -> None:
         pass
 
+    def batches_over(self, epoch: int) -> None:
+        self.said.append(f"all of epoch {epoch}")
+
     def ends_step(self) -> None:
         self.said.append("step ended")
+        self.between = None
 
     def ends(self) -> None:
         self.said.append("ended")
@@ -253,6 +257,22 @@ def test_a_sampler_goes_on_at_any_step_with_the_batches_that_it_would_have_given
         samples = [at for each in whole for batch in each[epoch * 12 : epoch * 12 + 12] for at in batch]
         assert len(set(samples)) == len(samples) == 96
     assert began % 6 == 0 or steps.said[1] == "asks False"
+    assert [each for each in steps.said if each.startswith("all of")] == [
+        f"all of epoch {at}" for at in range(began // 6, 3)
+    ]
+
+
+def test_a_sampler_goes_on_after_an_epochs_steps_with_that_epoch_and_no_batches() -> None:
+    from covey.torch import StepSampler
+
+    sampler = StepSampler(100, 4, rank=1, world_size=2)
+    steps = PlayedSteps(24, 1)
+    sampler.follow(steps)
+    epochs, found = sampler.epochs(3), []
+    for _ in range(2):
+        found.append((next(epochs), len(list(sampler))))
+    assert found == [(1, 0), (2, 12)]
+    assert steps.said[1] == "step ended", "once that epoch's end was done again"
 
 
 def test_a_sampler_has_the_order_of_pytorchs_own() -> None:
@@ -295,13 +315,13 @@ def test_a_group_that_spans_what_dies_is_refused() -> None:
         attached_alone(2, SimpleNamespace(size=lambda: 2, name=lambda: "gloo"))
 
 
-def test_collectives_before_attach_are_refused() -> None:
+def test_a_collective_of_a_group_that_belongs_to_no_job_is_refused() -> None:
     import torch
 
     from covey.frameworks.torch.group import TensorsGroup
 
     group: Any = TensorsGroup(0, 2)
-    with pytest.raises(CoveyError, match=r"all_reduce was refused\n.*\n.*after covey.torch.attach"):
+    with pytest.raises(CoveyError, match=r"this collective was refused\n.*no job\n.*init_process_group"):
         group.allreduce([torch.zeros(1)])
 
 
@@ -450,7 +470,7 @@ def test_the_first_unexpected_part_loses_its_step_and_later_ones_do_not() -> Non
     pushes(parts, 0, 3.0)
     parts.ends_part()
     assert "has no copy of the state at the beginning of step 7" in tensors.said[0]
-    with pytest.raises(CoveyError, match="gradients came after an optimizer's step in step 7") as raised:
+    with pytest.raises(CoveyError, match="something followed an optimizer's step in step 7") as raised:
         taken_over(parts)
     assert "checkpoint" in raised.value.next
     parts.ends_step()
@@ -471,3 +491,33 @@ def test_a_part_that_is_done_again_has_its_answers_and_a_saved_step_is_over() ->
     parts.saved()
     with pytest.raises(CoveyError, match="step 7 was saved, and went on"):
         parts.ends_part()
+
+
+def test_a_tensor_that_changes_between_two_steps_is_noticed_and_small_ones_of_others_are_copied() -> None:
+    import torch
+
+    from covey.frameworks.torch.state import TrainingState, changed_in
+
+    class Average:
+        tensor = torch.ones(3)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"tensor": self.tensor}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.tensor.copy_(state["tensor"])
+
+    model, optimizer, _ = trained(1)
+    state, rate = TrainingState(model, optimizer, [average := Average()]), torch.tensor(0.5)
+    optimizer.param_groups[0]["lr"] = rate
+    state.first, state.place = 1, {"step": 3, "between": 0}
+    held = state.guarded()
+    before = {name: array.tobytes() for name, array in held.items()}
+    average.tensor += 1
+    rate *= 0.5
+    assert changed_in(held) == [] and {name: array.tobytes() for name, array in held.items()} == before
+    model[0].weight.data[0, 0] += 1.0
+    assert changed_in(held) == ["parameter/0.weight"], "though what was read before was unchanged"
+    ours = TrainingState(*trained(0)[:2], [Average()])
+    with pytest.raises(CoveyError, match=r"parameter/0.weight was changed after an epoch's steps"):
+        ours.load({name: array.copy() for name, array in held.items()})

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import covey.torch
 from covey.core.ids import HostId, JobId
 from covey.healing.neighbours import HealedRank
+from covey.healing.owns import RANKS_MAX
 from covey.job.job_state import ScriptState, begun, stops_of
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
@@ -71,7 +72,8 @@ class PlayedJob:
     def state(self, get: Any, load: Any, *, own: Any, step: int, checkpoint: Any, stop: Any) -> Any:
         me = HealedRank(self.rank, self.tensors.world_size, self._of.incarnation, step=step)
         stop = stops_of(self._of, checkpoint, stop, leave=self.tensors.leave)
-        return begun(self.tensors, me, ScriptState(get, load, own), stop=stop)
+        most = 1 if "neighbours" in self._of.kind else RANKS_MAX
+        return begun(self.tensors, me, ScriptState(get, load, own), gathers_max=most, stop=stop)
 
 
 class Samples(Dataset):  # type: ignore[misc]
@@ -148,8 +150,6 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
             mean = loss.detach().clone()
             torch.distributed.all_reduce(mean, torch.distributed.ReduceOp.AVG)
             optimizer.step()
-            if of.kind == "late":
-                torch.distributed.barrier()
             time.sleep(SLOW_S)
         scheduler.step()
     return model

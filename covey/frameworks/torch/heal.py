@@ -125,8 +125,8 @@ class HealedTraining:
         self._sums: Any = self._parts or job.tensors
         self._at = Phase.BEFORE
         self._step = 0
-        self._told: int | None = None
-        """The number of the step that ends or is saved, for people; None: a part of one ends."""
+        self._counts = True
+        """Whether what ends is a step of the training."""
         self._left: tuple[int, Mapping[str, Array]] | None = None
         """The epoch whose batches the script had all, and the state when it left the loop over them."""
         self._held: Mapping[str, Array] | None = None
@@ -195,7 +195,7 @@ class HealedTraining:
         if self._at is Phase.BETWEEN:
             self._next_begins()
         elif self._parts is None:
-            self._ends(self._place(self._step + 1), self._step + 1)
+            self._ends(self._place(self._step + 1))
             self._be(Phase.IN_STEP)
         else:
             self._step_over()
@@ -203,11 +203,11 @@ class HealedTraining:
                 raise _late_draws(f"the last push of step {self.step}")
             self._parts.by_script = self._parts.is_over = True
 
-    def _ends(self, place: dict[str, Any], told: int | None, may_end: bool = True) -> None:
-        """End a step of `job.state`; `place`: where in the script the next one begins, `told`: its number for
-        people."""
+    def _ends(self, place: dict[str, Any], counts: bool = True, may_end: bool = True) -> None:
+        """End a step of `job.state`; `place`: where in the script the next one begins; `counts`: whether it was one of
+        the training."""
         self._finish_buffers()
-        self._step, self._told, self._contents.place = place["step"], told, place
+        self._step, self._counts, self._contents.place = place["step"], counts, place
         self._state.done(may_end=may_end)
         self._begins()
 
@@ -244,19 +244,21 @@ class HealedTraining:
         if self._at is Phase.BETWEEN:
             self._check_between()
         self._finish_buffers()
-        if self._parts is None:
-            self._told = self.next_step + 1
-            return self._state.save(path)
-        self._parts.saves = self._at is Phase.STEPPED or self._parts.is_over
-        self._told = self._parts.step + self._parts.saves + 1
-        if self._at is Phase.BETWEEN:
-            self._parts.begins_again()
+        place, parts = self._contents.place, self._parts
+        if parts is not None:
+            parts.saves = self._at is Phase.STEPPED or parts.is_over
+            if self._at is Phase.BETWEEN:
+                parts.begins_again()
+        if self._at is Phase.STEPPED or (parts is not None and parts.saves):
+            self._contents.place = self._place((self._step if parts is None else parts.step) + 1)
         try:
             found = self._state.save(path)
         finally:
-            was_at_end, self._parts.saves = self._parts.saves, False
-        if was_at_end and not self._parts.is_over:
-            self._parts.saved()
+            self._contents.place = place
+            if parts is not None:
+                was_at_end, parts.saves = parts.saves, False
+        if parts is not None and was_at_end and not parts.is_over:
+            parts.saved()
         return found
 
     @property
@@ -336,7 +338,8 @@ class HealedTraining:
             draws_ahead=True,
             may_end=lambda: parts is None or parts.begins_step,
             made="torch",
-            number=lambda _: self._told,
+            number=lambda _: int(self._contents.place["step"]) + 1,
+            counts=lambda: self._counts,
         )
         calls = self._group.calls
         calls.job = calls.job or job
@@ -346,12 +349,12 @@ class HealedTraining:
         if parts is not None:
             get, parts.step = parts.arrays, step
         self._state = job.state(get, self._load, own=self._own_now, step=step, checkpoint=checkpoint, stop=stop)
-        self._step = self._contents.place.get("step", self._state.step - 1)
+        self._step = self._contents.place.setdefault("step", self._state.step - 1)
         if self._contents.first is None:
             self._agree_on_parameters()
             self._contents.first = self._state.step + 1
             self._before = self._contents.first
-            self._ends(self._place(self._step), self._step)
+            self._ends(self._place(self._step))
             self._said = "null"
         self._before = self._contents.place.get("before") or self._state.step
         kept.replays = kept.replays and self._before != self._state.step
@@ -509,7 +512,7 @@ class HealedTraining:
         if self._parts is not None and (self._at is Phase.STEPPED or self._follows_step):
             self._finish_buffers()
             if self._parts.ends_part():
-                self._ends(self._place(self._parts.step), None)
+                self._ends(self._place(self._parts.step), counts=False)
             else:
                 self._begins()
             self._be(Phase.IN_STEP)
@@ -520,7 +523,7 @@ class HealedTraining:
             self._finish_buffers()
             self._parts.ends_step()
             self._began = self._said
-            self._ends(self._place(self._parts.step), self._parts.step)
+            self._ends(self._place(self._parts.step))
             self._be(Phase.IN_STEP)
 
     def scales(self, scaler: Any) -> None:
@@ -584,7 +587,7 @@ class HealedTraining:
                 f"there, where a process that takes over does not pass; next: {before} (docs/guides/healing.md)"
             )
         self._drawn_before = self._drawn
-        self._ends(self._place(step, epoch, kind), step, False)
+        self._ends(self._place(step, epoch, kind), may_end=False)
         self._be(Phase.BETWEEN)
 
     def _say(self, text: str) -> None:
@@ -601,7 +604,7 @@ class HealedTraining:
         if self._parts is not None:
             self._began = self._said
             self._parts.begins_again()
-        self._ends(self._place(self._step), None)
+        self._ends(self._place(self._step), counts=False)
         self._be(Phase.IN_STEP)
 
     def _leave(self) -> None:

@@ -179,13 +179,15 @@ class StepSampler:
                 self._counts.takes_batch()
             self._given = at + 1
             yield self._batch_at(at)
-        if self._counts is not None and first == stop:
+        if first < stop:
+            self._over(stop)
+        elif self._counts is not None:
             self._counts.takes_batch()
-        self._over(stop)
 
     def _over(self, stop: int) -> None:
         """Tell that the loop up to this batch was left, if all of its steps were made."""
         if self._counts is not None and self._next_batch() == stop:
+            self._loop = None
             self._counts.batches_over(stop // self._per_epoch - 1)
 
     def _batch_at(self, number: int) -> list[int]:
