@@ -34,6 +34,7 @@ In an elastic job processes come and go (`covey.frameworks.torch.elastic`; examp
 import atexit
 import hashlib
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch.distributed import GradBucket
 
+from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceBuckets, check_gradients, check_model, devices_of
 from covey.frameworks.torch.elastic import ElasticTraining, elastic_training
 from covey.frameworks.torch.elastic_models import check_elastic
@@ -56,6 +58,9 @@ from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from covey.frameworks.torch.sharded.divided import ShardedTraining
     from covey.job.client import JobClient
     from covey.job.job_state import Place
 
@@ -82,6 +87,19 @@ def attach(ddp: Any, job: "JobClient | None" = None, /) -> None: ...
 
 @overload
 def attach(ddp: Any, *, job: "JobClient") -> None: ...
+
+
+@overload
+def attach(
+    ddp: "FSDPModule | Sequence[FSDPModule]",
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    job: "JobClient | None" = None,
+    *,
+    also: Sequence[Any] = (),
+    data: Any = None,
+    step: int = 0,
+    checkpoint: "Place | bool" = False,
+) -> "ShardedTraining": ...
 
 
 @overload
@@ -122,7 +140,7 @@ def attach(
     step: int = 0,
     checkpoint: "Place | bool" = False,
     elastic: bool = False,
-) -> ElasticTraining | HealedTraining | None:
+) -> "ElasticTraining | HealedTraining | ShardedTraining | None":
     """From the next backward pass on, Covey averages the gradients of `ddp`, a DistributedDataParallel. `job`: this
     rank's job; without it, the one of `covey.join()`, made if there is none. Every rank attaches the same models in the
     same order.
@@ -134,6 +152,9 @@ def attach(
     state_dict and load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small
     state_dict; `step`: the first step. `checkpoint`: True, or a file: the training continues from there, and is saved
     there when the job is asked to end, as of `JobClient.state`.
+
+    A model that is divided among ranks (`torch.distributed.fsdp.fully_shard`) is given itself. Its ranks are not
+    replaced: a lost one makes the job begin again from the checkpoint, to which each rank writes its shard.
 
     `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
     itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
@@ -147,6 +168,11 @@ def attach(
     if optimizer is not None and not isinstance(optimizer, (torch.optim.Optimizer, list, tuple)):
         optimizer, job = None, optimizer
     models = several(ddp)
+    if _are_divided(models):
+        if optimizer is None:
+            why = "the model is divided among ranks (FSDP), and PyTorch sums its gradients itself"
+            raise CoveyError("the model was not attached", why, "give its optimizer, to stop and continue")
+        return _sharded(models, several(optimizer), also, data, _joined(job), step, checkpoint)
     for each in models:
         check_model(each.module)
     found = _joined(job)
@@ -164,6 +190,29 @@ def attach(
     for each in models:
         _average(each, found)
     return None
+
+
+def _are_divided(models: Sequence[Any]) -> bool:
+    """Whether some of these are divided among ranks. What divides them is imported by then, and is not for others."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    from covey.frameworks.torch.sharded.shard_state import is_divided
+
+    return any(map(is_divided, models))
+
+
+def _sharded(
+    models: Sequence[Any],
+    optimizers: Sequence[Any],
+    also: Sequence[Any],
+    data: Any,
+    job: "JobClient",
+    step: int,
+    checkpoint: "Place | bool",
+) -> "ShardedTraining":
+    from covey.frameworks.torch.sharded.divided import sharded
+
+    return sharded(models, optimizers, also, data, job, step, checkpoint)
 
 
 def _average(ddp: Any, found: "JobClient") -> None:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,6 +74,13 @@ class Checkpoint(NamedTuple):
         return len(self.own)
 
 
+class SaysWhat(Protocol):
+    """A checkpoint of which everything but the arrays was read."""
+
+    @property
+    def about(self) -> Checkpoint: ...
+
+
 def place_of(path: "str | os.PathLike[str] | bool", environ: Mapping[str, str]) -> Path:
     """Where the checkpoint is that a script names; True: in the job's own folder. CoveyError when it has none."""
     if not isinstance(path, bool):
@@ -105,7 +112,7 @@ def save(path: Path, about: Checkpoint, arrays: Mapping[str, Array], types: Mapp
     header = json.dumps({META: meta, **found}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     try:
-        _put(path, [memoryview(len(header).to_bytes(8, "little") + header), *places])
+        put_file(path, [memoryview(len(header).to_bytes(8, "little") + header), *places])
     except OSError as error:
         why = f"{error.strerror or error}; the state has {format_size(at)}"
         raise CoveyError(f"{path} was not written", why, "make room there, or give another place") from error
@@ -121,7 +128,7 @@ def _number(places: Sequence[memoryview], about: Checkpoint) -> int:
     return found or 1
 
 
-def _put(path: Path, parts: Sequence[memoryview]) -> None:
+def put_file(path: Path, parts: Sequence[memoryview]) -> None:
     """Write a file that is complete or not there, also after a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of a process that was killed while it wrote
@@ -159,7 +166,7 @@ def _umask() -> int:
     return 0o077
 
 
-def check(path: Path, saved: "SavedState | None", arrays: Mapping[str, Array], environ: Mapping[str, str]) -> None:
+def check(path: Path, saved: "SaysWhat | None", arrays: Mapping[str, Array], environ: Mapping[str, str]) -> None:
     """CoveyError where a job cannot begin with what is there (`saved`; None: nothing), by the agent's word, or could
     not save there: that must not be found when it has to stop. `arrays`: its state."""
     if environ.get("COVEY_SAVED_AT") == os.path.abspath(path):

@@ -64,6 +64,8 @@ from covey.wire.job import (
 from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from covey.healing.healing import Healing
     from covey.healing.neighbours import HealedRank
     from covey.job.blocks.data_blocks import DataBlocks
@@ -212,6 +214,10 @@ class JobClient(OfOneProcess):
         and keep SIGTERM from ending the script before (`defer_stop`). A file tells it while the agent is away."""
         return self._stop.asked
 
+    def saved(self, step: int, path: "Path") -> None:
+        """Tell the agent of a checkpoint that is complete, and with which step the job continues from there."""
+        self._say(self._stop.wrote(step, path))
+
     @property
     def grace_left_s(self) -> float:
         """Seconds until what is left of this rank is killed, by the agent's last message; infinite without one."""
@@ -326,8 +332,7 @@ class JobClient(OfOneProcess):
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
-            saved = lambda step, path: self._say(self._stop.wrote(step, path))  # noqa: E731
-            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=saved)
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self.saved)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
