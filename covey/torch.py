@@ -50,6 +50,7 @@ from covey.frameworks.torch.group import init_process_group
 from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory
+from covey.frameworks.torch.uneven import refuse_uneven
 from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
 
@@ -153,6 +154,7 @@ def attach(
             "averages over the ranks that the agent started"
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
+    refuse_uneven(ddp, heals=optimizer is not None)
     if optimizer is not None:
         if devices_of(ddp.module):
             _ways[ddp] = "copied from each GPU: ranks may be lost"

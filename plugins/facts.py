@@ -244,6 +244,15 @@ class RankEndedHere(Fact, frozen=True):
     code: int
 
 
+class RankLeavesHere(Fact, frozen=True):
+    """The process of a rank here that pushed tensors has left well, and no other took its place: what started it (a
+    shell, a launcher) still runs, or it does something else."""
+
+    job: JobId
+    epoch: int
+    rank: int
+
+
 class RanksLeft(Fact, frozen=True):
     """The log says that these ranks, of whatever hosts, ended with 0 while others of the gang run: they push nothing
     more. It is told again and again."""

@@ -50,6 +50,7 @@ from covey.wire.job import (
     Join,
     Joined,
     NoTensorMemory,
+    ProcessLeaves,
     RanksHaveLeft,
     Refusal,
     Stopping,
@@ -114,7 +115,7 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
-        self._by_hand = self._agent_heals = False
+        self._by_hand = self._agent_heals = self._says = self._failed = False
         self.given = False
         """Whether `join` gave this client to the script."""
         self._pages = PageLink()
@@ -437,6 +438,9 @@ class JobClient(OfOneProcess):
             tensors = self._tensors
             if self._heals is not None and self._agent_heals and tensors is not None and tensors.left:
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
+            failed = self._failed or at_exit.failed() or self._me.elastic
+            if self._says and not (closed or failed) and tensors is not None and tensors.may_be_awaited:
+                self._urgent.append(pack(ProcessLeaves()))
         if closed:
             return
         self.turns.close()
@@ -458,6 +462,7 @@ class JobClient(OfOneProcess):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
         until all are done."""
+        self._failed = kind is not None
         if kind is None and not self.is_elsewhere:
             self.leave()
         self.close()
@@ -600,7 +605,7 @@ class JobClient(OfOneProcess):
         with self._lock:
             self.host, self._joined = joined.host, True
             self._urgent.clear()
-            self._follows, self._agent_heals = joined.tensor_memory, joined.heals
+            self._follows, self._agent_heals, self._says = joined.tensor_memory, joined.heals, joined.leaves
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()
             self.memory.every_s, self.heartbeats.every_s = joined.memory_s, joined.heartbeat_s

@@ -64,6 +64,8 @@ class Joined(Frame, frozen=True):
     """Seconds between the `Heartbeat` frames that the process is to send; 0: it sends none."""
     memory_s: float = 0.0
     """Seconds between the `MemoryHeld` frames that the process is to send; 0: the agent does not know them."""
+    leaves: bool = False
+    """Whether the agent handles `ProcessLeaves`."""
 
 
 class Refusal(Frame, frozen=True):
@@ -321,6 +323,11 @@ class InVain(Frame, frozen=True):
     why: str
 
 
+class ProcessLeaves(Frame, frozen=True):
+    """Rank -> agent, before a process that has pushed tensors closes its connection without an error: it pushes nothing
+    more. What started it (a shell, a launcher) may run on."""
+
+
 class NeighbourFlag(Frame, frozen=True):
     """Agent -> rank, with a descriptor when `there` is True: the `flag` of the guaranteed rank with which it shares a
     GPU; without: there is no such rank any more."""
@@ -403,7 +410,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | CheckpointSaved | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksHaveLeft | InVain | Carries | TurnsHere | MemoryHeld | HostMemory
+    | RanksHaveLeft | InVain | ProcessLeaves | Carries | TurnsHere | MemoryHeld | HostMemory
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

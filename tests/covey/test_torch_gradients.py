@@ -106,3 +106,32 @@ def test_a_second_backward_pass_in_a_step_is_refused() -> None:
     found.pushed.clear()
     gradients.came([parameter], torch.ones(4), 2)
     assert found.ended == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("by_all", "heals", "what"),
+    [
+        (True, False, ""),
+        (False, False, "divide_by_initial_world_size=False"),
+        (True, True, "ddp.join\\(\\) was refused"),
+    ],
+)
+def test_uneven_inputs_are_refused_where_their_averages_would_be_wrong(by_all: bool, heals: bool, what: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from covey.frameworks.torch.uneven import refuse_uneven
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        refuse_uneven(ddp, heals)
+        ddp(torch.ones(1, 2))
+        with ddp.join(divide_by_initial_world_size=by_all):
+            if not what:
+                ddp(torch.ones(1, 2)).sum().backward()
+                return
+            with pytest.raises(CoveyError, match=what):
+                ddp(torch.ones(1, 2))
+    finally:
+        dist.destroy_process_group()

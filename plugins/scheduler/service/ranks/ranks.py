@@ -108,6 +108,8 @@ class LocalRanks:
         """What the other plugins were told last that jobs may take of this host's memory."""
         self.used_by_others: Callable[[], Mapping[str, str]] = dict
         """GPUs that processes use which no job started, and which, in words."""
+        self.why_failed: Callable[[JobId, int, Mapping[int, int]], str] = lambda job, epoch, codes: ""
+        """Why the first rank here that failed did so, for people, by the exit statuses of all; empty: not known."""
         self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
         """Whether ranks that continue elsewhere may end here now, for example since what takes their place has
         started."""
@@ -563,7 +565,9 @@ class LocalRanks:
 
     def _report_of(self, fact: RanksEnded, silent: tuple[HostId, ...]) -> RanksReported:
         asked = (fact.job, fact.epoch) in self.asked
-        return report_of(self.host.id, fact, self.steps.of(fact.job, fact.epoch), asked, silent)
+        said = report_of(self.host.id, fact, self.steps.of(fact.job, fact.epoch), asked, silent)
+        why = self.why_failed(fact.job, fact.epoch, fact.codes)
+        return msgspec.structs.replace(said, reason=f"{why}; {said.reason}".removesuffix("; ")[:1000]) if why else said
 
     def _awaited(self, id: JobId, epoch: int) -> bool:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next

@@ -32,6 +32,8 @@ class TellingRanks:
         """What each rank computes with, by job, epoch and rank."""
         self.devices_of: Callable[[JobId], str] = lambda _job: ""
         """What is wrong with the GPUs of a job here, in words."""
+        self.codes_of: Callable[[JobId, int], dict[int, int]] = lambda _job, _epoch: {}
+        """The exit status of each rank of a grant that ended while others of this host run."""
 
     def forget(self, id: JobId) -> None:
         """Forget a job that is over and of which nothing is here."""
@@ -91,4 +93,5 @@ class TellingRanks:
             memory=steps.memory,
             limited=self.host.runner.limited(job, epoch),
             devices=self.devices_of(job),
+            codes=self.codes_of(job, epoch),
         )
