@@ -343,12 +343,14 @@ class GpuUse(msgspec.Struct, frozen=True):
     """One GPU of this host, as its sharing measures it."""
 
     uuid: str
-    utilization: float
-    """Mean utilization over the last 10 s, 0..1 (AntMan §3.3: M)."""
+    utilization: float | None
+    """Mean utilization over the last 10 s, 0..1 (AntMan §3.3: M); None: not known."""
     free_bytes: int
     """Bytes of device memory that are promised to no job."""
     refusal: str = ""
     """Why this GPU takes no job now; empty: it takes one."""
+    jobs: int = 1
+    """How many jobs have ranks there."""
 
 
 class GpusMeasured(Fact, frozen=True):
