@@ -218,6 +218,8 @@ class JobLossesView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which others may wait for one rank, and all may stand still; None: for ever."""
     hang_unseen: str = ""
     """Why nothing is done about ranks that hang, in words; empty: something is, or hosts of the job did not answer."""
+    stuck: str = ""
+    """Which rank makes no progress for longer than its steps explain, in words, where nobody said `--hang`."""
 
 
 class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):

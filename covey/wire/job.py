@@ -266,9 +266,9 @@ HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
 
 
 def heartbeat_s(hang_s: float | None) -> float:
-    """Seconds between heartbeats of a job's processes; 0: they send none. `hang_s`: seconds without progress after
-    which the job's ranks count as hanging; None: never."""
-    return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
+    """Seconds between heartbeats of a job's processes. `hang_s`: seconds without progress after which the job's ranks
+    count as hanging; None: nobody said, and their steps tell."""
+    return HEARTBEAT_S[1] if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
 
 
 class TensorsShared(Frame, frozen=True):

@@ -47,7 +47,10 @@ ROW = {
 def test_watch_shows_who_shares_a_gpu_and_what_each_may_do(
     agent: FakeAgent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent.replies["GET /v1/shared_gpus"] = [GPU, {**GPU, "gpu": "GPU-2", "jobs": [], "state": "empty", "utilization": None}]
+    agent.replies["GET /v1/shared_gpus"] = [
+        GPU,
+        {**GPU, "gpu": "GPU-2", "jobs": [], "state": "empty", "utilization": None},
+    ]
     looks = []
 
     def sleep(seconds: float) -> None:

@@ -133,6 +133,8 @@ class JobNowAnswer(Message, frozen=True):
     codes: Annotated[dict[Count, int], Meta(max_length=4096)] = {}
     """How each rank ended that has ended for good while others of that host run: rank -> exit status, or -N when killed
     by signal N."""
+    stuck: Annotated[str, Meta(max_length=400)] = ""
+    """Which of the job's ranks makes no progress, in words, where nobody said `--hang`; from the host that looks."""
 
 
 class CurvePoint(msgspec.Struct, frozen=True, array_like=True):

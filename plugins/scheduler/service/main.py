@@ -131,6 +131,8 @@ class SchedulerService(PluginService):
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
+        self.stuck.step_s = lambda job, epoch: self.ranks.steps.of(job, epoch).step_s()
+        self.ranks.told_by.stuck_of = lambda job, epoch: self.stuck.named.get((job, epoch), "")
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by

@@ -431,6 +431,7 @@ def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) ->
         spares=job.spec.spares,
         hang_s=job.spec.hang_s,
         hang_unseen=_hang_unseen(job, now),
+        stuck=next((one.stuck for one in now if one.stuck), ""),
     )
 
 

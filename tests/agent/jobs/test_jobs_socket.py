@@ -53,6 +53,7 @@ from covey.wire.job import (
     TableWanted,
     VolumeWanted,
     decoder,
+    heartbeat_s,
 )
 from covey.wire.sums import GetStatus, Now
 from plugins.base import JobPeer, RankSpec
@@ -113,7 +114,7 @@ async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> N
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
         two_are_here = Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True, leaves=True)
-        two_are_here = msgspec.structs.replace(two_are_here, memory_s=MEMORY_S)
+        two_are_here = msgspec.structs.replace(two_are_here, memory_s=MEMORY_S, heartbeat_s=heartbeat_s(None))
         assert answer == two_are_here
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
