@@ -54,6 +54,7 @@ from covey.frameworks.torch.heal import HealedTraining, healed
 from covey.frameworks.torch.sampler import StepSampler
 from covey.frameworks.torch.state import several
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory
+from covey.frameworks.torch.uneven import refuse_uneven
 from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
 
@@ -183,6 +184,8 @@ def attach(
                 "averages over the ranks that the agent started"
             )
             raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
+    for each in models:
+        refuse_uneven(each, heals=optimizer is not None)
     if optimizer is not None:
         _ways.update((each, "copied from each GPU: ranks may be lost") for each in models if devices_of(each.module))
         optimizers, ends = several(optimizer), RoundEnds(found.tensors)

@@ -244,6 +244,15 @@ class RankEndedHere(Fact, frozen=True):
     code: int
 
 
+class RankLeavesHere(Fact, frozen=True):
+    """The process of a rank here that pushed tensors has left well, and no other took its place: what started it (a
+    shell, a launcher) still runs, or it does something else."""
+
+    job: JobId
+    epoch: int
+    rank: int
+
+
 class RanksLeft(Fact, frozen=True):
     """The log says that these ranks, of whatever hosts, ended with 0 while others of the gang run: they push nothing
     more. It is told again and again."""
@@ -334,12 +343,14 @@ class GpuUse(msgspec.Struct, frozen=True):
     """One GPU of this host, as its sharing measures it."""
 
     uuid: str
-    utilization: float
-    """Mean utilization over the last 10 s, 0..1 (AntMan §3.3: M)."""
+    utilization: float | None
+    """Mean utilization over the last 10 s, 0..1 (AntMan §3.3: M); None: not known."""
     free_bytes: int
     """Bytes of device memory that are promised to no job."""
     refusal: str = ""
     """Why this GPU takes no job now; empty: it takes one."""
+    jobs: int = 1
+    """How many jobs have ranks there."""
 
 
 class GpusMeasured(Fact, frozen=True):

@@ -93,7 +93,8 @@ class GpuRow(msgspec.Struct, frozen=True):
     model: str
     memory_total_bytes: int
     memory_used_bytes: int
-    utilization: float
+    utilization: float | None
+    """Share of time in which it is in use, 0..1; None: its driver does not say."""
     job: JobId | None
     """The guaranteed job that holds the GPU; where GPUs are not shared, whichever job does."""
     simulated: bool
@@ -217,6 +218,8 @@ class JobLossesView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which others may wait for one rank, and all may stand still; None: for ever."""
     hang_unseen: str = ""
     """Why nothing is done about ranks that hang, in words; empty: something is, or hosts of the job did not answer."""
+    stuck: str = ""
+    """Which rank makes no progress for longer than its steps explain, in words, where nobody said `--hang`."""
 
 
 class JobSeenView(msgspec.Struct, frozen=True, kw_only=True):
@@ -630,8 +633,8 @@ class SharedGpuView(msgspec.Struct, frozen=True):
     condition: str
     """The GPU's condition: `ok`, `degraded`, `drain` or `lost`."""
     why: str
-    utilization: float
-    """Mean utilization over 10 s, 0..1."""
+    utilization: float | None
+    """Mean utilization over 10 s, 0..1; None: its driver does not say."""
     memory_bytes: int
     """Bytes of the GPU's memory that jobs may hold."""
     memory_free_bytes: int

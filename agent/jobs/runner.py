@@ -55,7 +55,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
-from covey.ports.processes import LetsGo, ProcessId
+from covey.ports.processes import KnowsTrees, LetsGo, ProcessId
 from covey.ports.starter import ENFORCED
 from covey.wire import checked
 from covey.wire.frames import pack
@@ -354,6 +354,20 @@ class SupervisedRunner:
         if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
+
+    def tree(self, job: JobId, epoch: int, rank: int) -> frozenset[ProcessId]:
+        """The processes of this rank that run here, as far as it is known."""
+        known = self._epochs.get((job, epoch))
+        process = None if known is None else known.state.pids.get(rank)
+        if process is None or not isinstance(self._env.processes, KnowsTrees):
+            return frozenset()
+        return frozenset(self._env.processes.started_by(process.pid))
+
+    async def gives_up(self, job: JobId, epoch: int, rank: int) -> None:
+        """Start this rank no more if its process ends: it waits for a rank that has left, and so would a successor."""
+        known = self._epochs.get((job, epoch))
+        if known is not None and rank in known.heals:
+            await self.heals(job, epoch, rank, NEVER)
 
     def leaves(self, job: JobId, epoch: int, rank: int) -> None:
         """Forget what a process said whose connection has ended, if nobody knows yet which process that was."""

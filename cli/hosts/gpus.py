@@ -62,7 +62,7 @@ def run(context: Context) -> int:
             + (" (simulated)" if gpu["simulated"] and "simulated" not in gpu["model"].lower() else ""),
             format_size(gpu["memory_used_bytes"]) if tells(gpu) else None,
             format_size(gpu["memory_total_bytes"]) if gpu["memory_total_bytes"] else None,
-            f"{gpu['utilization']:.0%}" if tells(gpu) else None,
+            f"{gpu['utilization']:.0%}" if tells(gpu) and gpu["utilization"] is not None else None,
             name,
             ago(gpu["age_s"]),
             note(gpu),

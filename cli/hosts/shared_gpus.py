@@ -40,7 +40,8 @@ def _text(context: Context, gpus: Sequence[Mapping[str, Any]]) -> str:
 def rows(gpu: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """One for each job; the GPU itself is named in the first."""
     state = gpu["state"] if gpu["condition"] in ("ok", gpu["state"]) else f"{gpu['state']}, {gpu['condition']}"
-    head = (gpu["host"], gpu["gpu"], state, f"{gpu['utilization']:.0%}", format_size(gpu["memory_free_bytes"]))
+    busy = None if gpu["utilization"] is None else f"{gpu['utilization']:.0%}"
+    head = (gpu["host"], gpu["gpu"], state, busy, format_size(gpu["memory_free_bytes"]))
     if not gpu["jobs"]:
         yield (*head, *[None] * 7)
     for place, job in enumerate(gpu["jobs"]):

@@ -282,7 +282,7 @@ def wants(job: dict[str, Any]) -> str:
 def hang(losses: dict[str, Any]) -> str:
     """What becomes of ranks that hang."""
     if not losses["hang_s"]:
-        return ""
+        return str(losses.get("stuck", ""))
     does = "a rank that the others wait for is replaced; a job in which no rank makes progress is ended"
     return losses["hang_unseen"] or f"{does}, after {format_seconds(losses['hang_s'])}"
 

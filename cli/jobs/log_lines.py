@@ -19,6 +19,9 @@ from typing import BinaryIO, Protocol
 
 STILL_S = 1.0
 """Seconds without change after which a begun line is shown."""
+BEGUN_MAX = 1 << 16
+"""The most bytes of a begun line that are kept; one that is longer is shown in pieces, after an overwritten state if it
+has one (`--raw`)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x1f\x7f-\x9f]")
 
 
@@ -77,6 +80,10 @@ class RankLines:
         self.overwritten = b"\r" in begun or (self.overwritten and not whole)
         if not self.raw and b"\r" in begun:
             begun = last_state(begun) + (b"\r" if begun.endswith(b"\r") else b"")
+        while len(begun) > BEGUN_MAX:
+            at = begun.rfind(b"\r", 0, BEGUN_MAX) + 1 or BEGUN_MAX
+            self.lines.append(begun[:at])
+            begun = begun[at:]
         self.begun, self.changed_s = begun, now_s
 
 

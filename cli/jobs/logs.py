@@ -177,6 +177,9 @@ def tail_of(agent: Agent, job: str, rank: int, lines: int) -> int:
         start = max(0, end - TAIL_BYTES)
         chunk = agent.get("jobs", job, "logs", rank=rank, offset=start).data
         first = chunk["offset"]
+        if first >= end:  # all of it was dropped
+            end = kept_before(agent, job, rank, start)
+            continue
         data = base64.b64decode(chunk["data"])[: max(0, end - first)]
         at = len(data) - 1 if end == size and data.endswith(b"\n") else len(data)
         while (at := data.rfind(b"\n", 0, at)) >= 0:
@@ -185,6 +188,20 @@ def tail_of(agent: Agent, job: str, rank: int, lines: int) -> int:
                 return int(first + at + 1)
         end = start
     return 0
+
+
+def kept_before(agent: Agent, job: str, rank: int, dropped: int) -> int:
+    """Where a rank's output ends that is kept before this offset, from which on some was dropped; 0: none is. It is
+    found by halves: what was dropped may be a thousand times what is read at once."""
+    low, high = 0, dropped
+    while low < high:
+        middle = (low + high) // 2
+        chunk = agent.get("jobs", job, "logs", rank=rank, offset=middle).data
+        if chunk["offset"] > middle:
+            high = middle
+        else:
+            low = max(middle + 1, middle + len(base64.b64decode(chunk["data"])))
+    return high
 
 
 def say_troubles(troubles: Sequence[tuple[int, AgentctlError]], job: str, readers: Sequence[Reader]) -> bool:

@@ -50,6 +50,7 @@ from covey.wire.job import (
     Join,
     Joined,
     NoTensorMemory,
+    ProcessLeaves,
     RanksHaveLeft,
     Refusal,
     Stopping,
@@ -116,7 +117,7 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
-        self._by_hand = self._agent_heals = self.given = False
+        self._by_hand = self._agent_heals = self._says = self._failed = self.given = False
         """`given`: whether `join` gave this client to the script."""
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
@@ -448,6 +449,9 @@ class JobClient(OfOneProcess):
             closed, self._closed, tensors = self._closed, True, self._tensors
             if self._heals is not None and self._agent_heals and tensors is not None and tensors.left:
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
+            failed = self._failed or at_exit.failed() or self._me.elastic
+            if self._says and not (closed or failed) and tensors is not None and tensors.may_be_awaited:
+                self._urgent.append(pack(ProcessLeaves()))
         if closed:
             return
         self.turns.close()
@@ -469,6 +473,7 @@ class JobClient(OfOneProcess):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
         until all are done."""
+        self._failed = kind is not None
         if kind is None and not self.is_elsewhere:
             self.leave()
         self.close()
@@ -611,7 +616,7 @@ class JobClient(OfOneProcess):
         with self._lock:
             self.host, self._joined = joined.host, True
             self._urgent.clear()
-            self._follows, self._agent_heals = joined.tensor_memory, joined.heals
+            self._follows, self._agent_heals, self._says = joined.tensor_memory, joined.heals, joined.leaves
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()
             self.memory.every_s, self.heartbeats.every_s = joined.memory_s, joined.heartbeat_s

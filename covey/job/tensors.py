@@ -375,6 +375,11 @@ class TensorClient(OfOneProcess):
             return list(self._open)
 
     @property
+    def may_be_awaited(self) -> bool:
+        """Whether other ranks may wait for this one: there are tensors, and not all ranks are done."""
+        return bool(self._ways) and not self.left
+
+    @property
     def is_superseded(self) -> bool:
         """Whether another process runs as this rank by now."""
         return isinstance(self._far.fatal, Superseded)
@@ -640,7 +645,7 @@ class TensorClient(OfOneProcess):
             raise TensorError(f"tensor {name!r}: {error}") from error
         except RankLeft as error:
             if name != LEAVE:
-                self._say_in_vain(f"tensor {name!r}: {error}")
+                self._say_in_vain("; ".join(f"tensor {name!r}: {error}".splitlines()))
             raise RankLeft(f"tensor {name!r}: {error}") from error
 
     def raise_in_vain(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 import weakref
 from typing import Protocol
 
@@ -14,6 +15,11 @@ class Client(Protocol):
 
 
 living: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def failed() -> bool:
+    """Whether an exception that the script did not catch ends this process."""
+    return getattr(sys, "last_value", None) is not None
 
 
 def _close_all() -> None:

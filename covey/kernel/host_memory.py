@@ -30,7 +30,10 @@ def memory_now(root: str = "/") -> MemoryNow:
         total = min(total, limit)
         available = min(available, max(0, limit - used + reclaimable))
         pressure = max(pressure, group_pressure)
-    return MemoryNow(total_bytes=total, available_bytes=min(available, total), pressure_some_avg10=pressure)
+    kills = _table(os.path.join(root, "proc/vmstat")).get("oom_kill")
+    return MemoryNow(
+        total_bytes=total, available_bytes=min(available, total), pressure_some_avg10=pressure, oom_kills=kills
+    )
 
 
 def available_bytes(root: str = "/") -> int:

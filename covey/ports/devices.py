@@ -31,14 +31,12 @@ class Gpu(msgspec.Struct, frozen=True):
     """Bytes of device memory; 0: not known."""
     memory_used_bytes: int
     """Bytes of device memory in use; 0 also when not known."""
-    utilization: float
-    """Share of the driver's last sampling window in which the GPU was in use, 0..1; 0 also when not known."""
+    utilization: float | None
+    """Share of the driver's last sampling window in which the GPU was in use, 0..1; None: the driver does not say."""
     simulated: bool = False
     condition: Condition = "ok"
     why: str = ""
     """What is wrong with the GPU, or what is not known of it and why."""
-    tells_utilization: bool = False
-    """Whether its driver says how much the GPU is in use; where it does not, `utilization` is no figure."""
 
     @property
     def takes_jobs(self) -> bool:
@@ -60,8 +58,9 @@ class DeviceSample(msgspec.Struct, frozen=True):
     """The use of one device now."""
 
     memory_used_bytes: int
-    utilization: float
-    """Share of the time since the sample before in which the device was in use, 0..1."""
+    utilization: float | None
+    """Share of the time since the sample before in which the device was in use, 0..1; None: the driver does not
+    say."""
     processes: tuple[DeviceProcess, ...] = ()
 
 

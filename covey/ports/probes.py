@@ -15,6 +15,9 @@ class MemoryNow(msgspec.Struct, frozen=True):
     available_bytes: int
     pressure_some_avg10: float
     """Percent of the last 10 s in which some task waited for memory (PSI); 0 where the kernel has no PSI."""
+    oom_kills: int | None = None
+    """Processes that the kernel has killed for memory since it started, whoever's and at whatever limit; None: it does
+    not say."""
 
 
 class CardNow(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Processes that an agent starts and watches."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -115,6 +115,14 @@ class LetsGo(Protocol):
     async def let_go(self, pid: int) -> bool:
         """Let a process that began held back (`Command.held_back`) run like any other from now on, with all that it
         started. Returns whether nothing of it is held back any more."""
+
+
+@runtime_checkable
+class KnowsTrees(Protocol):
+    """Processes of which it is known what they have started: the real ones."""
+
+    def started_by(self, pid: int) -> Collection[ProcessId]:
+        """What this process has started, and what that has, as far as it runs."""
 
 
 @runtime_checkable

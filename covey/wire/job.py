@@ -64,6 +64,8 @@ class Joined(Frame, frozen=True):
     """Seconds between the `Heartbeat` frames that the process is to send; 0: it sends none."""
     memory_s: float = 0.0
     """Seconds between the `MemoryHeld` frames that the process is to send; 0: the agent does not know them."""
+    leaves: bool = False
+    """Whether the agent handles `ProcessLeaves`."""
 
 
 class Refusal(Frame, frozen=True):
@@ -264,9 +266,9 @@ HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
 
 
 def heartbeat_s(hang_s: float | None) -> float:
-    """Seconds between heartbeats of a job's processes; 0: they send none. `hang_s`: seconds without progress after
-    which the job's ranks count as hanging; None: never."""
-    return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
+    """Seconds between heartbeats of a job's processes. `hang_s`: seconds without progress after which the job's ranks
+    count as hanging; None: nobody said, and their steps tell."""
+    return HEARTBEAT_S[1] if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
 
 
 class TensorsShared(Frame, frozen=True):
@@ -319,6 +321,11 @@ class InVain(Frame, frozen=True):
     `RankWaitsInVain`."""
 
     why: str
+
+
+class ProcessLeaves(Frame, frozen=True):
+    """Rank -> agent, before a process that has pushed tensors closes its connection without an error: it pushes nothing
+    more. What started it (a shell, a launcher) may run on."""
 
 
 class NeighbourFlag(Frame, frozen=True):
@@ -403,7 +410,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
     | CheckpointSaved | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksHaveLeft | InVain | Carries | TurnsHere | MemoryHeld | HostMemory
+    | RanksHaveLeft | InVain | ProcessLeaves | Carries | TurnsHere | MemoryHeld | HostMemory
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -321,7 +321,11 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert run("gpus", "--line")[1] == "2 GPUs: 1 held, 0 free, 1 out of use\n"
     shown = run("gpus")[1]
     assert "GPU-2 lost: XID 79: off the bus" in shown and "degraded: an NVLink error" in shown and " out " in shown
-    others = GPU | {"job": None, "use": "used by processes 42, 43, which no job of the rack started"}
+    others = GPU | {
+        "job": None,
+        "utilization": None,
+        "use": "used by processes 42, 43, which no job of the rack started",
+    }
     idle = GPU | {"job": "j7", "use": "idle for 12 min: no process is there"}
     agent.replies["GET /v1/gpus"] = [others, idle]
     said = run("gpus")[1]

@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cli.client import Agent
-from cli.jobs.log_lines import STILL_S, Appended, RankLines, Redrawn, cut
-from cli.jobs.logs import age_of, collect
+from cli.jobs.log_lines import BEGUN_MAX, STILL_S, Appended, RankLines, Redrawn, cut, taken
+from cli.jobs.logs import age_of, collect, tail_of
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
@@ -267,3 +268,36 @@ def test_on_a_terminal_begun_lines_are_redrawn_below_the_whole_ones(monkeypatch:
     shows.end()
     assert out.getvalue() == before + b"\r\n"
     assert cut("\x1b[31m日本\x07x", 4) == "日本"
+
+
+def test_the_last_lines_are_found_across_gibibytes_that_were_dropped() -> None:
+    """Kept are the first 100 kB and the last 10 kB of 8 GiB; each answer has 64 KiB at most."""
+    first, gap_end, size = 100_000, (8 << 30) - 10_000, 8 << 30
+    asked: list[int] = []
+
+    def byte_at(offset: int) -> int:
+        return ord("\n") if offset % 1000 == 999 else ord("x")
+
+    class Parts:
+        def get(self, *_: object, offset: int, **more: object) -> Any:
+            asked.append(offset)
+            begin = gap_end if first <= offset < gap_end else offset
+            end = min(begin + (1 << 16), first if begin < first else size)
+            data = base64.b64encode(bytes(map(byte_at, range(begin, end)))).decode()
+            return SimpleNamespace(data={"offset": begin, "size": size, "data": data})
+
+    before = sum(byte_at(offset) == ord("\n") for offset in range(gap_end, size))
+    at = tail_of(Parts(), "j1", 0, before + 11)  # type: ignore[arg-type]
+    assert first - 11_000 <= at <= first - 9_000 and byte_at(at - 1) == ord("\n")
+    assert len(asked) < 60
+
+
+@pytest.mark.parametrize("text", [b"\r%6d of 1000000", b"%6d no line at all "])
+def test_a_begun_line_takes_no_more_memory_however_long_it_is(text: bytes) -> None:
+    rank, shown = RankLines(0, raw=True), b""
+    for number in range(40_000):
+        rank.take(text % number, 0.0)
+        assert len(rank.begun) <= BEGUN_MAX
+        shown += b"".join(taken(rank))
+    rank.flush()
+    assert shown + b"".join(taken(rank)) == b"".join(text % number for number in range(40_000))

@@ -80,6 +80,25 @@ async def test_a_step_of_a_state_counts_once_with_what_is_told_in_it(
     ]
 
 
+@pytest.mark.parametrize(("how", "says"), [("well", True), ("pushed nothing", False), ("error", False)])
+async def test_a_process_that_has_pushed_says_when_it_leaves_well(agent: Agent, how: str, says: bool) -> None:
+    job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
+    if how != "pushed nothing":
+        job.tensors._ways["g"] = None
+    (peer,) = agent.socket.peers(J1)
+    if how == "error":
+        with pytest.raises(KeyError):
+            await asyncio.to_thread(_fails, job)
+    await asyncio.to_thread(job.close)
+    await until(lambda: not agent.socket.peers(J1))
+    assert peer.leaves is says
+
+
+def _fails(job: JobClient) -> None:
+    with job:
+        raise KeyError
+
+
 async def test_a_wrong_token_is_an_error_with_the_agents_words(agent: Agent) -> None:
     with pytest.raises(CoveyError, match="COVEY_TOKEN is wrong"):
         await agent.client(COVEY_TOKEN="guess")
@@ -196,6 +215,8 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
 
         def moved(self, at: AggregatorAt) -> None:
             self.moves.append(at)
+
+        may_be_awaited = False
 
         def gone(self, ranks: object) -> None:
             self.told = ranks

@@ -21,7 +21,7 @@ from covey.tensors.numbers.arrays import checked
 from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.tensor_wire import Declared
 from covey.tensors.owner.leaving import in_vain, who
-from covey.tensors.owner.ranks_away import VAIN_S, RanksAwayHere, RoundSaid
+from covey.tensors.owner.ranks_away import SENDING_S, VAIN_S, RanksAwayHere, RoundSaid
 from covey.tensors.owner.ranks_away import in_vain as is_in_vain
 from covey.wire.job import GoneRank
 from covey.wire.sums import GetStatus, RanksAway
@@ -191,7 +191,7 @@ def test_a_rank_that_ended_is_named_by_who_adds(tmp_path: Path) -> None:
         job.clients[0].close()
         agent.away = {0: who(0, "h1", 19, True)}
         began_s = time.monotonic()
-        with pytest.raises(RankLeft, match="rank 0 on h1 ended with 0 after its step 19, so it pushes nothing more"):
+        with pytest.raises(RankLeft, match="rank 0 on h1 ended with 0 after its step 19\nit pushes nothing more"):
             job.clients[1].push_pull("g", np.ones(40_000, np.float32))
         assert time.monotonic() - began_s >= VAIN_S
         with pytest.raises(RankLeft, match="rank 0 on h1"):
@@ -244,18 +244,22 @@ def test_who_waits_is_told_after_a_while_and_never_that_all_leave() -> None:
     assert away.look(rounds, 9, 1.0 + VAIN_S) == [(7, rank, "rank 0") for rank in (1, 2, 3)]
     assert away.look({}, 9, 20.0) == [] == away.look(rounds, 9, 21.0), "a later round waits anew"
     away.ended[0] = "rank 0, ended"
-    assert len(away.look(rounds, 9, 21.0 + VAIN_S)) == 3
-    assert len(away.look(rounds, 9, 21.0 + 2 * VAIN_S)) == 6, "and in leave() all that are there end"
+    assert away.look(rounds, 9, 21.0 + VAIN_S) == [], "what it sent may be on its way while it is connected"
+    assert len(away.look(rounds, 9, 21.0 + SENDING_S)) == 3
+    assert len(away.look(rounds, 9, 21.0 + VAIN_S + SENDING_S)) == 6, "and in leave() all that are there end"
     away.ended[1] = "rank 1, ended"
     other = {7: said({1}, {0, 1, 2, 3}, *ALONE)}
     assert away.look(other, 9, 30.0) == [], "what that one pushed may be on its way"
-    assert len(away.look(other, 9, 30.0 + VAIN_S)) == 3
+    assert len(away.look(other, 9, 30.0 + SENDING_S)) == 3
+    closed = {7: said({1}, {0, 2, 3}, *ALONE)}
+    assert away.look({}, 9, 40.0) == [] == away.look(closed, 9, 41.0)
+    assert len(away.look(closed, 9, 41.0 + VAIN_S)) == 3
 
 
 def test_words_name_the_rank_its_host_and_its_last_step() -> None:
     assert who(3, "gpu1", 19, True) == "rank 3 on gpu1 ended with 0 after its step 19"
     assert who(3, "", None, True) == "rank 3 ended with 0 and never told of a step"
-    assert "rank 3 on gpu1 is done, in job.tensors.leave(), after its step 0, so it pushes nothing more" in in_vain(
+    assert "rank 3 on gpu1 is done, in job.tensors.leave(), after its step 0\nit pushes nothing more" in in_vain(
         who(3, "gpu1", 0, False), JobId("j1")
     )
 

@@ -122,3 +122,32 @@ def test_parameters_frozen_between_ddp_and_attach_are_named_not_waited_for() -> 
     one: Any = Gradients(found, [("a", a)], found.end)  # type: ignore[arg-type]
     with pytest.raises(CoveyError, match="a parameter was frozen between"):
         one.came([b, a], torch.zeros(6), 0)
+
+
+@pytest.mark.parametrize(
+    ("by_all", "heals", "what"),
+    [
+        (True, False, ""),
+        (False, False, "divide_by_initial_world_size=False"),
+        (True, True, "ddp.join\\(\\) was refused"),
+    ],
+)
+def test_uneven_inputs_are_refused_where_their_averages_would_be_wrong(by_all: bool, heals: bool, what: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from covey.frameworks.torch.uneven import refuse_uneven
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        refuse_uneven(ddp, heals)
+        ddp(torch.ones(1, 2))
+        with ddp.join(divide_by_initial_world_size=by_all):
+            if not what:
+                ddp(torch.ones(1, 2)).sum().backward()
+                return
+            with pytest.raises(CoveyError, match=what):
+                ddp(torch.ones(1, 2))
+    finally:
+        dist.destroy_process_group()

@@ -20,7 +20,7 @@ const TABLES = {
     ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model],
     ["job", (r) => [r.job, ...(r.beside || []).map((id) => `+${id}`)].filter(Boolean).join(" ")],
     ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
-    ["busy", (r) => `${Math.round(r.utilization * 100)} %`],
+    ["busy", (r) => r.utilization === null ? "not known" : `${Math.round(r.utilization * 100)} %`],
     ["condition", (r) => [r.condition === "ok" ? "" : `${r.condition}: ${r.why}`, r.use].filter(Boolean).join("; ")],
   ],
   jobs: [

@@ -31,6 +31,8 @@ class ConnectedProcess:
         self.tables: set[int] = set()
         """The tables in which it has Blocks (`covey.tensors.numbers.blocks`)."""
         self.may_own: bool | None = None
+        self.leaves = False
+        """Whether it has said that it pushes nothing more."""
         self.memory: MemoryHeld | None = None
         """What this process said last of its memory."""
         self._stream = stream

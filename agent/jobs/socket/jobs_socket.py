@@ -33,6 +33,7 @@ from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.hooks.warm import MODULES_MAX
 from covey.ports.env import Env
+from covey.ports.processes import ProcessId
 from covey.ports.streams import ANYBODY, ByteStream, Listener
 from covey.tensors.numbers.blocks import TABLES_MAX
 from covey.wire.frames import FrameError, pack, read_frame
@@ -58,6 +59,7 @@ from covey.wire.job import (
     NoTensorMemory,
     PagesHere,
     PagesMapped,
+    ProcessLeaves,
     RanksHaveLeft,
     Refusal,
     Stepped,
@@ -80,6 +82,7 @@ from plugins.facts import (
     JobSaved,
     MemoryMeasured,
     RankDisconnected,
+    RankLeavesHere,
     RankShares,
     RankWaitsInVain,
     SavedAt,
@@ -116,6 +119,10 @@ FROM_AGENTS = (
     HostMemory,
 )
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
+LEFT_S = 0.5
+"""Seconds after which a process that has left is looked at again."""
+JOINS_WITHIN_S = 30.0
+"""Seconds within which a process that was started since joins, if it takes the place of one that has left."""
 FRAMES_AT_ONCE = 32
 """The number of frames in a row after which the loop gets its turn, however many more are waiting."""
 
@@ -130,6 +137,8 @@ class Tokens(Protocol):
     def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
     def joins(self, job: JobId, epoch: int, rank: int) -> None: ...
     def leaves(self, job: JobId, epoch: int, rank: int) -> None: ...
+    def tree(self, job: JobId, epoch: int, rank: int) -> frozenset[ProcessId]: ...
+    async def gives_up(self, job: JobId, epoch: int, rank: int) -> None: ...
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
     async def heals(
         self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
@@ -303,9 +312,8 @@ class JobSocket:
         ranks = spec.world_size if spec is not None else 1
         follows, heals = self._memories.follows(spec), spec is None or spec.may_heal
         own = self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION
-        if spec is None:
-            return Joined(*own, follows, heals)
-        return Joined(*own, follows, heals, heartbeat_s(spec.hang_s), MEMORY_S)
+        beats = (0.0, 0.0) if spec is None else (heartbeat_s(spec.hang_s), MEMORY_S)
+        return Joined(*own, follows, heals, *beats, leaves=True)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
@@ -336,6 +344,22 @@ class JobSocket:
                 self._memories.gone(peer.job, peer.epoch, self._of_epoch(peer.job, peer.epoch))
                 if self._listener is not None:  # a rank is not gone because its agent stops
                     self._tell(RankDisconnected(peer.job, peer.epoch, peer.rank))
+                    if peer.leaves:
+                        self._env.spawn(f"jobs: a process of {peer.job} left", self._left(peer, peer.job))
+
+    async def _left(self, peer: ConnectedProcess, job: JobId) -> None:
+        """Tell that the process of a rank has left, which pushes nothing more. Not once another process of the rank has
+        joined since, nor while one runs that was started since and may do so."""
+        began_s, before = self._env.clock.now_s(), self._runner.tree(job, peer.epoch, peer.rank)
+        known = self._of_epoch(job, peer.epoch)
+        while True:
+            await asyncio.sleep(LEFT_S)
+            if any(other.rank == peer.rank and other not in known for other in self._of_epoch(job, peer.epoch)):
+                return
+            now = self._runner.tree(job, peer.epoch, peer.rank)
+            if now <= before or self._env.clock.now_s() - began_s > JOINS_WITHIN_S:
+                self._tell(RankLeavesHere(job, peer.epoch, peer.rank))
+                return
 
     def _of_epoch(self, job: JobId, epoch: int) -> list[ConnectedProcess]:
         return [peer for peer in self._joined if (peer.job, peer.epoch) == (job, epoch)]
@@ -396,7 +420,9 @@ class JobSocket:
             elif isinstance(frame, Heals):
                 await self._heals(peer, frame)
             elif isinstance(frame, InVain):
-                self._waits_in_vain(peer, frame)
+                await self._waits_in_vain(peer, frame)
+            elif isinstance(frame, ProcessLeaves):
+                peer.leaves = peer.job is not None
             elif isinstance(frame, FROM_AGENTS):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
@@ -477,9 +503,10 @@ class JobSocket:
             said = memory_reports.together([each.memory for each in here if each.memory is not None])
             self._tell(MemoryMeasured(peer.job, peer.epoch, said))
 
-    def _waits_in_vain(self, peer: ConnectedProcess, frame: InVain) -> None:
+    async def _waits_in_vain(self, peer: ConnectedProcess, frame: InVain) -> None:
         if peer.job is None:
             raise FrameError("InVain from outside a job")
+        await self._runner.gives_up(peer.job, peer.epoch, peer.rank)
         self._tell(RankWaitsInVain(peer.job, peer.epoch, peer.rank, plain(frame.why, IN_VAIN_MAX)))
 
     def _hooked(self, peer: ConnectedProcess, frame: Hooked) -> None:

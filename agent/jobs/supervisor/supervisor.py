@@ -9,7 +9,8 @@ for the supervisor's exit. The state is on disk before it is sent, and the super
 status is there: an agent that was away reads the file.
 
     Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
-         --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
+         --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved;
+             to one that takes over only once it has the job's state, or in the last quarter of the grace
              SIGCONT to all of the rank: who is suspended (`covey.ports.devices.Devices`) could not save
              a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
          --> the grace; once, a rank may ask for more (`Extend`)
@@ -93,6 +94,8 @@ from plugins.base import Program, RankLease
 SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
+LAST_PART = 0.25
+"""The last part of the grace, in which a process that takes over gets SIGTERM though it has no state yet."""
 NOTICE_S = 1.0
 """The most seconds for which the disk is waited for between a Stop and SIGTERM."""
 
@@ -120,6 +123,9 @@ class Supervisor:
         """Ranks that are to join while the first ones start; None: the first ones have started."""
         self._leave: LeaveRanks | None = None
         """What was heard of ranks that leave while the first ones start."""
+        self._without_state: set[int] = set()
+        """Ranks whose process takes over and has not said yet that it has the job's state. It would die of SIGTERM, and
+        the others, which wait for it, could not save."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -316,6 +322,8 @@ class Supervisor:
         while ended is not None:
             code = await ended.wait()
             del self._processes[rank]
+            self._without_state.discard(rank)
+            self._ask_the_rest()
             lost, ended = ended.id, await self._start_successor(rank, code, ended.id)
             if ended is not None:
                 self._stuck.pop(rank, None)
@@ -361,9 +369,8 @@ class Supervisor:
         if self._has_left(rank):
             process.kill()
             return process
+        self._without_state.add(rank)
         self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, rank: process.id})
-        if self._state.ending is not None:
-            process.signal(SIGTERM)
         await self._save()
         return process
 
@@ -378,6 +385,10 @@ class Supervisor:
 
     def _heal(self, rank: int, step: int) -> None:
         """Note that this rank may be lost. The agent repeats it whenever it connects."""
+        if rank in self._without_state:
+            self._without_state.discard(rank)
+            if self._state.signalled and rank in self._processes:
+                self._processes[rank].signal(SIGTERM)
         known = self._state.healing.get(rank)
         said = healing_said(known, step)
         if said != known and any(start.rank == rank for start in self._config.ranks):
@@ -481,20 +492,36 @@ class Supervisor:
         self._env.log.info("stopping", why=self._state.reason)
         if self._left_s() > 0 and not self._state.signalled:
             await self._give_notice()
-            for _, process in sorted(self._processes.items()):
-                process.signal(SIGTERM)
+            for rank, process in sorted(self._processes.items()):
+                if rank not in self._without_state:
+                    process.signal(SIGTERM)
                 process.go_on()
             self._state = msgspec.structs.replace(self._state, signalled=True)
             self._env.spawn("signalled", self._save())
+            self._ask_the_rest()
         while (left_s := self._left_s()) > 0:
+            if left_s <= (last_s := self._config.grace_s * LAST_PART):
+                self._ask_the_rest(late=True)
             self._stopping.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(left_s - last_s if left_s > last_s and self._without_state else left_s):
                     await self._stopping.wait()
         while not self._over:
             for _, process in sorted(self._processes.items()):
                 process.kill()
             await asyncio.sleep(0.2)
+
+    def _ask_the_rest(self, late: bool = False) -> None:
+        """Send SIGTERM to processes without the job's state, too, once no other process of the job runs, or it is
+        `late`."""
+        whole = all(
+            int(start.command.env.get("WORLD_SIZE", "0")) <= len(self._config.ranks) for start in self._config.ranks
+        )
+        alone = whole and self._processes.keys() <= self._without_state
+        if self._state.signalled and (late or alone):
+            for rank in sorted(self._without_state & self._processes.keys()):
+                self._processes[rank].signal(SIGTERM)
+            self._without_state.clear()
 
     async def _give_notice(self) -> None:
         """Write the preemption file before SIGTERM, so that a rank that gets it can read the reason and the grace. A

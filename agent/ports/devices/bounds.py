@@ -20,7 +20,9 @@ def size(value: int, most: int) -> int:
     return min(max(0, value), most)
 
 
-def sample(used_bytes: int, utilization: float, processes: Iterable[DeviceProcess], total_bytes: int) -> DeviceSample:
+def sample(
+    used_bytes: int, utilization: float | None, processes: Iterable[DeviceProcess], total_bytes: int
+) -> DeviceSample:
     """A sample with one process per pid, the first that was named, each bounded by the device."""
     kept: dict[int, DeviceProcess] = {}
     for process in processes:
@@ -28,4 +30,5 @@ def sample(used_bytes: int, utilization: float, processes: Iterable[DeviceProces
             memory = None if process.memory_bytes is None else size(process.memory_bytes, total_bytes)
             use = None if process.utilization is None else share(process.utilization)
             kept[process.pid] = DeviceProcess(process.pid, memory, use)
-    return DeviceSample(size(used_bytes, total_bytes), share(utilization), tuple(kept[pid] for pid in sorted(kept)))
+    busy = None if utilization is None else share(utilization)
+    return DeviceSample(size(used_bytes, total_bytes), busy, tuple(kept[pid] for pid in sorted(kept)))

@@ -91,7 +91,6 @@ class CpuDevices:
             utilization=sample.utilization,
             condition=now.condition,
             why=now.why,
-            tells_utilization=True,
         )
 
     def unlisted(self) -> str:

@@ -54,10 +54,9 @@ class Listed(NamedTuple):
 
     known: KnownDevice
     used_bytes: int
-    utilization: float
+    utilization: float | None
+    """As in `Gpu`."""
     health: DeviceHealth
-    tells_utilization: bool
-    """Whether the driver has that figure of the device."""
 
 
 class InventoryFile(msgspec.Struct, frozen=True):
@@ -195,12 +194,11 @@ def _listed(one: Listed) -> Gpu:
         utilization=one.utilization,
         condition=now.condition,
         why=now.why,
-        tells_utilization=one.tells_utilization,
     )
 
 
 def _unknown(known: KnownDevice, why: str, condition: Condition = "unknown") -> Gpu:
-    return Gpu(known.number, known.uuid, known.model, known.memory_bytes, 0, 0.0, condition=condition, why=why)
+    return Gpu(known.number, known.uuid, known.model, known.memory_bytes, 0, None, condition=condition, why=why)
 
 
 def _meant(one: Unread, missing: Mapping[str, KnownDevice]) -> Sequence[KnownDevice]:

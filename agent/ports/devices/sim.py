@@ -150,7 +150,6 @@ class SimDevices:
             simulated=True,
             condition=how.condition,
             why=how.why,
-            tells_utilization=True,
         )
 
     def unlisted(self) -> str:

@@ -372,6 +372,9 @@ class RealProcesses:
             return known if known._popen.poll() is None else None
         return FoundProcess(process) if is_alive(process) else None
 
+    def started_by(self, pid: int) -> Collection[ProcessId]:
+        return descendants(pid)
+
     # ---- adopted descendants ----
 
     def adopt(self) -> None:

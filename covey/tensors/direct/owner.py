@@ -37,6 +37,7 @@ from covey.tensors.numbers.tensor_wire import (
     verify,
 )
 from covey.tensors.owner.memory import Buffers, Memory
+from covey.tensors.owner.ranks_away import LOOK_S as LOOK_AWAY_S
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import TensorSum
 from covey.tensors.rdma.rdma_here import RdmaHere, packed_words, words
@@ -77,7 +78,7 @@ class DirectOwner:
         self._connections: set[socket.socket] = set()
         self._listeners: list[socket.socket] = []
         self._address = self._near = ""
-        self._closed = False
+        self._closed = self._looks = False
         self._bad_frames = self._refused = 0
         self._gone = threading.Condition(self.lock)
         """Notified when a connection has ended."""
@@ -99,11 +100,8 @@ class DirectOwner:
                     for table in self._tables.values():
                         if (table.job, table.epoch) == (order.job, order.epoch):
                             table.away.ended.update(order.ranks)
-                case GetStatus():
-                    for table in self._tables.values():
-                        table.look_for_who_left(time.monotonic())
-                        self._pump(table)
-                case Serve() | SetPace() | Quit():
+                            self._look_from_now_on(table)
+                case Serve() | GetStatus() | SetPace() | Quit():
                     pass
             return self.now()
 
@@ -219,9 +217,29 @@ class DirectOwner:
             if table.over or table.links.get(link.rank) is not link:
                 raise ConnectionAbortedError("no longer served here")
             tensor = table.heard(link, header, payload, time.monotonic())
+            self._look_from_now_on(table)
         self._pump(table)
         if tensor is not None:
             self._add(table, header.key, tensor)
+
+    def _look_from_now_on(self, table: OwnedTable) -> None:
+        """Look at rounds of this table from now on if a rank has left, for which they may wait in vain."""
+        if table.away.has_left and not self._looks and not self._closed:
+            self._looks = True
+            threading.Thread(target=self._look_for_who_left, name="covey-leaving", daemon=True).start()
+
+    def _look_for_who_left(self) -> None:
+        while True:
+            time.sleep(LOOK_AWAY_S)
+            with self.lock:
+                tables = [table for table in self._tables.values() if table.away.has_left]
+                self._looks = bool(tables)
+                for table in tables:
+                    table.look_for_who_left(time.monotonic())
+            if not tables:
+                return
+            for table in tables:
+                self._pump(table)
 
     def _add(self, table: OwnedTable, key: int, tensor: TensorSum) -> None:
         """Do all additions of this tensor that can be done now."""

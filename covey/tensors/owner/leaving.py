@@ -33,9 +33,9 @@ def who(rank: int, host: HostId | str, step: int | None, ended: bool) -> str:
 
 
 def in_vain(who_left: str, job: JobId) -> str:
-    """Text for people: what is wrong, and what to do."""
-    cause = f"{who_left}, so it pushes nothing more, and every round needs all ranks"
-    return f"{cause}; next: have every rank make the same number of steps; agentctl why {job} says when it left"
+    """Text for people: one line what is wrong, one why, and one what to do."""
+    next = f"have every rank make the same number of steps; agentctl why {job} says when it left"
+    return f"{who_left}\nit pushes nothing more, and every round needs all ranks\nnext: {next}"
 
 
 class SharedRound(Protocol):
@@ -92,8 +92,8 @@ class GoneRanks:
         return ""
 
     def words(self, job: JobId) -> dict[int, str]:
-        """For each rank that has ended: what is wrong, and what to do."""
-        return {rank: in_vain(self.of([rank]), job) for rank in self.ended}
+        """For each rank that has ended: a line that says so."""
+        return {rank: f"{self.of([rank])}; agentctl why {job} says when" for rank in self.ended}
 
     def awaited(self, round: SharedRound, memory: SaysWhoLeft) -> str:
         """A sentence about the rank that has left and that a round waits for, in memory that shows who has pushed, and

@@ -12,8 +12,12 @@ from typing import NamedTuple
 
 from covey.tensors.numbers.spoken import Spoken
 
-VAIN_S = 2.0
+VAIN_S = 0.5
 """Seconds that a round waits for a rank that has left until others are told."""
+SENDING_S = 2.0
+"""The same while the connection of a rank that has ended is still open: its last bytes may be on their way."""
+LOOK_S = 0.25
+"""Seconds between two looks at rounds, once a rank has left."""
 
 
 class RoundSaid(NamedTuple):
@@ -70,10 +74,15 @@ class RanksAwayHere:
         self._since: dict[int, tuple[int, float]] = {}
         """Tensor -> rank for which it waits in vain, and since when that is known."""
 
+    @property
+    def has_left(self) -> bool:
+        """Whether a rank is known to have left."""
+        return bool(self.ended or self.leaving)
+
     def look(self, rounds: Mapping[int, RoundSaid], last: int, now_s: float) -> list[tuple[int, int, str]]:
         """Tensors, ranks that wait for them, and who they wait for in words, once it is time to tell. `rounds`: those
         under way, by tensor; `last`: the tensor with which ranks leave."""
-        if not self.ended and not self.leaving:
+        if not self.has_left:
             return []
         together = spoken_for(rounds.values())
         found: list[tuple[int, int, str]] = []
@@ -84,7 +93,8 @@ class RanksAwayHere:
                 continue
             known = before.get(key, (rank, now_s))
             self._since[key] = known if known[0] == rank else (rank, now_s)
-            if now_s - self._since[key][1] >= VAIN_S:
+            is_sending = rank in self.ended and rank in said.here
+            if now_s - self._since[key][1] >= (SENDING_S if is_sending else VAIN_S):
                 words = self.ended.get(rank) or self.leaving[rank]
                 found += [(key, waits, words) for waits in said.pushers]
         return found

@@ -51,7 +51,7 @@ class LoadService(PluginService):
     def _measured(self) -> float:
         memory = self.env.probes.memory()
         used = 1 - memory.available_bytes / memory.total_bytes
-        return policy.load_of([gpu.utilization for gpu in self.env.probes.gpus()], used)
+        return policy.load_of([gpu.utilization for gpu in self.env.probes.gpus() if gpu.utilization is not None], used)
 
     # ---- what other hosts ask ----
 

@@ -167,11 +167,11 @@ class Aggd:
                 known = self.jobs.get(order.job)
                 if known is not None and known.epoch == order.epoch:
                     known.away.ended.update(order.ranks)
+                    known.look_from_now_on()
             case Quit():
                 self.over.set()
-            case GetStatus():  # about once a second
-                for job in self.jobs.values():
-                    job.look_for_who_left()
+            case GetStatus():
+                pass
         return self.now()
 
     def serve(self, order: Serve) -> None:

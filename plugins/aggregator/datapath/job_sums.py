@@ -21,7 +21,7 @@ from covey.tensors.numbers.tensor_wire import (
 from covey.tensors.owner.leaving import LEAVE, in_vain
 from covey.tensors.owner.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
 from covey.tensors.owner.part_additions import PartAddition
-from covey.tensors.owner.ranks_away import RanksAwayHere
+from covey.tensors.owner.ranks_away import LOOK_S, RanksAwayHere
 from covey.tensors.owner.sums import StateTransfer, TensorSum, held_bytes, refusal
 from covey.wire.sums import Serve
 from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
@@ -111,8 +111,8 @@ class JobSums:
         """Seconds of a core: its part of the process's other work, which is reading, writing, waking up."""
         self.moved = self.accounted = 0
         """Weight of its frames so far, and at the last accounting."""
-        self.over = False
-        """The job is no longer served here."""
+        self.over = self._looks = False
+        """The job is no longer served here; rounds are looked at, since a rank has left."""
         self.before: IncomingCopies | None = None
         """The copies that its earlier owner brings, while that is connected."""
         self.may_take_us: int | None = 0
@@ -243,6 +243,18 @@ class JobSums:
         link = self.links.get(header.part)
         if link is not None:
             link.told(rank, header, payload)
+
+    def look_from_now_on(self) -> None:
+        """Look at rounds from now on: a rank has left, for which they may wait in vain."""
+        if not self._looks:
+            self._looks = True
+            self.env.spawn(f"ranks of {self.job} that left", self._look_on())
+
+    async def _look_on(self) -> None:
+        while self.away.has_left and not self.over:
+            await asyncio.sleep(LOOK_S)
+            self.look_for_who_left()
+        self._looks = False
 
     def look_for_who_left(self) -> None:
         """Tell each rank that waits for a rank that has left, in a round which the latter has not pushed."""

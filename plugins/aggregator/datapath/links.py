@@ -255,6 +255,7 @@ class WorkerLink:
                 self.job.tell(self.rank, header, payload)
             case TensorOp.LEAVES if self.job.links.get(self.rank) is self:
                 self.job.away.leaving[self.rank] = bytes(payload).decode("utf-8", "replace")
+                self.job.look_from_now_on()
             case TensorOp.LEAVES:
                 pass
             case TensorOp.PUSH | TensorOp.PLACED:

@@ -266,7 +266,9 @@ class AggregatorService(PluginService):
             case facts.JobPlaced():
                 self._placed(fact)
             case facts.RanksLeft():
-                self._away.left(fact)
+                if self._away.left(fact):  # who sums is told at once
+                    self._doubted.set()
+                    self._ranks.poll(self.direct)
             case facts.JobUnplaced():
                 self._away.forget(fact.job)
                 held = (*self.owner.jobs, *self.direct.tables, *self.directory.known)

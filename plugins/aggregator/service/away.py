@@ -16,8 +16,11 @@ class RanksAwayNow:
     def __init__(self) -> None:
         self._left: dict[JobId, RanksLeft] = {}
 
-    def left(self, fact: RanksLeft) -> None:
+    def left(self, fact: RanksLeft) -> bool:
+        """Take in what the log says. Returns whether it is new."""
+        known = self._left.get(fact.job)
         self._left[fact.job] = fact
+        return known is None or (known.epoch, known.ranks.keys()) != (fact.epoch, fact.ranks.keys())
 
     def forget(self, job: JobId) -> None:
         self._left.pop(job, None)

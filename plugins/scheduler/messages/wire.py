@@ -130,6 +130,11 @@ class JobNowAnswer(Message, frozen=True):
     """Whether their memory and number are limited there, whatever they do; None: none run there."""
     devices: Annotated[str, Meta(max_length=400)] = ""
     """What is wrong with the GPUs that it holds there, or that it does not use them, in words; empty: nothing."""
+    codes: Annotated[dict[Count, int], Meta(max_length=4096)] = {}
+    """How each rank ended that has ended for good while others of that host run: rank -> exit status, or -N when killed
+    by signal N."""
+    stuck: Annotated[str, Meta(max_length=400)] = ""
+    """Which of the job's ranks makes no progress, in words, where nobody said `--hang`; from the host that looks."""
 
 
 class CurvePoint(msgspec.Struct, frozen=True, array_like=True):

@@ -404,6 +404,10 @@ def _quota_words(row: Row, walk: QueuePositions, quota: int | None) -> str:
     )
 
 
+KILLED_WITHIN_S = 10.0
+"""Seconds within which a SIGKILL and a kill for memory on the same host are told together."""
+
+
 def ended_words(rank: int, host: HostId, code: int, signal_name: str | None) -> str:
     """How a rank ended, in words: `rank 2 on gpu3 was killed by SIGKILL (9)`, `rank 0 on gpu1 exited with 3`."""
     if code < 0:
@@ -421,6 +425,19 @@ def with_oom(reason: str, oom: MemoryKilled | None) -> str:
     limit = f" at the limit of {format_size(oom.limit_bytes)}" if oom.limit_bytes else ""
     said = f"oom: the kernel killed {processes}{limit}{peak}; submit it with more --mem"
     return f"{reason}; {said}" if reason else said
+
+
+def host_killed(codes: Mapping[int, int], killed: int, used_bytes: int) -> str:
+    """What is known of ranks whose first failure is a SIGKILL that none of the rack sent: `killed` processes were
+    killed for memory on their host about then, of which the kernel does not say whose they were. `used_bytes`: the most
+    that the job's processes there had; 0: not known. Empty: nothing is known."""
+    failure = first_failure(codes)
+    if failure is None or failure[1] != -9 or not killed:
+        return ""
+    processes = "a process" if killed == 1 else f"{killed} processes"
+    had = f"; the job's processes there had up to {format_size(used_bytes)}" if used_bytes else ""
+    when = f"within the same {KILLED_WITHIN_S:.0f} s"
+    return f"its host killed {processes} for memory {when}{had}; submit it with --mem, by which hosts keep room"
 
 
 SIGNALS = {

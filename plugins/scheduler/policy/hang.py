@@ -27,6 +27,10 @@ FIRST_STEP = 3.0
 """The factor by which a gang may take longer for the first step or sum of a start: for what it compiles, loads and
 prepares, often on one rank for all."""
 
+LEARNT_STEPS, LEARNT_LEAST_S = 30.0, 60.0
+"""Where nobody said `--hang`, ranks that make no progress are named after so many of their usual steps, and after at
+least so many seconds."""
+
 
 class RankSeen(Protocol):
     """What the judgement needs of one rank, as in `plugins.scheduler.messages.wire.RankNow`."""
@@ -62,6 +66,12 @@ class StuckGang(NamedTuple):
 
     quiet_s: float
     why: str
+
+
+def learnt_s(step_s: float | None) -> float | None:
+    """Seconds without progress after which a rank, or the gang, is named where nobody said `--hang`. `step_s`: how long
+    its steps take, the median; None: too few are known, and nobody is named."""
+    return None if step_s is None else max(LEARNT_LEAST_S, LEARNT_STEPS * step_s)
 
 
 def stuck(

@@ -29,6 +29,7 @@ from plugins.facts import (
     MemoryMeasured,
     PairHarms,
     RankEndedHere,
+    RankLeavesHere,
     RankReplaced,
     RanksAwaited,
     RanksEnded,
@@ -127,8 +128,11 @@ class SchedulerService(PluginService):
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
+        self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
+        self.stuck.step_s = lambda job, epoch: self.ranks.steps.of(job, epoch).step_s()
+        self.ranks.told_by.stuck_of = lambda job, epoch: self.stuck.named.get((job, epoch), "")
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
@@ -236,7 +240,7 @@ class SchedulerService(PluginService):
             self.ranks.steps.stepped(fact)
             self.curves.stepped(fact)
             self.early.on_fact(fact)
-        elif isinstance(fact, RankEndedHere | RankWaitsInVain):
+        elif isinstance(fact, RankEndedHere | RankLeavesHere | RankWaitsInVain):
             self.early.on_fact(fact)
         elif isinstance(fact, JobHooked):
             self.ranks.steps.hooked(fact)

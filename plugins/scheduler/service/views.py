@@ -431,6 +431,7 @@ def _losses(job: Job, away: dict[HostId, float], now: Sequence[JobNowAnswer]) ->
         spares=job.spec.spares,
         hang_s=job.spec.hang_s,
         hang_unseen=_hang_unseen(job, now),
+        stuck=next((one.stuck for one in now if one.stuck), ""),
     )
 
 
@@ -501,12 +502,13 @@ def _ranks(job: Job, host: HostId, away: bool, answers: Mapping[HostId, JobNowAn
     if place is None:
         return []
     each = len(place.gpus) // len(place.ranks)
-    pids = heard.pids if heard is not None and heard.epoch == job.grant.epoch else {}
+    now = heard if heard is not None and heard.epoch == job.grant.epoch else None
+    pids, ended = (now.pids, now.codes) if now is not None else ({}, {})
     found = []
     for local, rank in enumerate(place.ranks):
         gpus = place.devices[local * each : (local + 1) * each]
-        code = job.ending.codes.get(host, {}).get(rank)
-        gone = host in job.ending.codes or host in job.ending.lost
+        code = job.ending.codes.get(host, ended).get(rank)
+        gone = host in job.ending.codes or host in job.ending.lost or rank in ended
         runs = "away" if away else "running"
         state = "ended" if gone else runs if rank in pids or heard is None else "waiting"
         found.append(RankView(rank, host, gpus, state, pids.get(rank), code))

@@ -136,7 +136,7 @@ class SharingService(PluginService):
                     self._feed(GpuLooked(uuid, holders(sample, pids)))
             self._keep_suspended()
             gpus = self.machine.gpus.values()
-            uses = tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes, gpu.use.why) for gpu in gpus)
+            uses = tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes, gpu.use.why, len(gpu.members)) for gpu in gpus)
             self.host.publish(GpusMeasured(uses))
             self._forget_ended()
             await asyncio.sleep(LOOK_S)

@@ -25,7 +25,7 @@ def gpus(host: HostId, machine: HostSharing, watch: DeviceWatch, now_s: float) -
                 state=gpu.state,
                 condition=health.condition if health is not None else "ok",
                 why=gpu.use.why or (health.why if health is not None else ""),
-                utilization=round(watch.utilization(uuid), 3),
+                utilization=None if (used := watch.utilization(uuid)) is None else round(used, 3),
                 memory_bytes=gpu.ledger.room_bytes,
                 memory_free_bytes=gpu.ledger.free_bytes,
                 jobs=tuple(_job(gpu, member) for member in gpu.members.values()),

@@ -45,23 +45,24 @@ class DeviceWatch:
         self.samples[uuid] = sample
         now_s = self._env.clock.now_s()
         used = self._used.setdefault(uuid, deque())
-        used.append((now_s, min(1.0, max(0.0, sample.utilization))))
-        while used[0][0] < now_s - WINDOW_S:
+        if sample.utilization is not None:
+            used.append((now_s, min(1.0, max(0.0, sample.utilization))))
+        while used and used[0][0] < now_s - WINDOW_S:
             used.popleft()
         return sample
 
-    def utilization(self, uuid: str) -> float:
-        """Mean utilization over the last 10 s, 0..1; 0 while nothing is known."""
+    def utilization(self, uuid: str) -> float | None:
+        """Mean utilization over the last 10 s, 0..1; None: nothing is known."""
         used = self._used.get(uuid)
-        return sum(share for _, share in used) / len(used) if used else 0.0
+        return sum(share for _, share in used) / len(used) if used else None
 
-    def use(self, uuid: str, free_bytes: int, out_of_use: str) -> GpuUse:
+    def use(self, uuid: str, free_bytes: int, out_of_use: str, jobs: int = 1) -> GpuUse:
         """How a GPU is used. `out_of_use`: why the device is being emptied, or must not be used any more; empty: it is
-        in use."""
+        in use. `jobs`: how many have ranks there."""
         health = self.healths.get(uuid, DeviceHealth())
         why = out_of_use or ("" if health.takes_jobs else health.why or health.condition)
         refusal = f"{uuid} is out of use: {why}" if why else ""
-        return GpuUse(uuid, self.utilization(uuid), free_bytes, refusal)
+        return GpuUse(uuid, self.utilization(uuid), free_bytes, refusal, jobs)
 
     def forget(self, known: Mapping[str, Device]) -> None:
         """Forget devices that are gone."""

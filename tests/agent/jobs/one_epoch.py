@@ -1,7 +1,9 @@
 """A runner, as far as jobs.sock asks it, that knows the ranks of one epoch."""
 
+from agent.jobs.successors import NEVER
 from covey.core.errors import Refused
 from covey.core.ids import JobId
+from covey.ports.processes import ProcessId
 from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import RanksSpec
 
@@ -14,6 +16,7 @@ class OneEpoch:
         self.asked: Stopping | None = None
         self.healing: dict[int, int] = {}
         self.joined: list[int] = []
+        self.started: frozenset[ProcessId] = frozenset()
 
     def token(self, job: JobId, epoch: int) -> str | None:
         return None if self.spec(job, epoch) is None else "secret"
@@ -35,6 +38,12 @@ class OneEpoch:
 
     def leaves(self, job: JobId, epoch: int, rank: int) -> None:
         self.joined.remove(rank)
+
+    def tree(self, job: JobId, epoch: int, rank: int) -> frozenset[ProcessId]:
+        return self.started
+
+    async def gives_up(self, job: JobId, epoch: int, rank: int) -> None:
+        self.healing[rank] = NEVER
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         if self.asked is None:

@@ -27,6 +27,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
+from covey.ports.processes import ProcessId
 from covey.ports.streams import UNKNOWN_USER, ByteStream
 from covey.wire.frames import FRAME_BYTES_MAX, pack, read_frame
 from covey.wire.job import (
@@ -40,8 +41,10 @@ from covey.wire.job import (
     Frame,
     Heals,
     Hooked,
+    InVain,
     Join,
     Joined,
+    ProcessLeaves,
     Refusal,
     Stepped,
     Stopping,
@@ -50,10 +53,11 @@ from covey.wire.job import (
     TableWanted,
     VolumeWanted,
     decoder,
+    heartbeat_s,
 )
 from covey.wire.sums import GetStatus, Now
 from plugins.base import JobPeer, RankSpec
-from plugins.facts import JobHooked, JobJoined, RankDisconnected, StepTimed, TableUsed
+from plugins.facts import JobHooked, JobJoined, RankDisconnected, RankLeavesHere, RankWaitsInVain, StepTimed, TableUsed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
 
@@ -109,8 +113,8 @@ async def door(short: str) -> AsyncIterator[Door]:
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
-        two_are_here = Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True)
-        two_are_here = msgspec.structs.replace(two_are_here, memory_s=MEMORY_S)
+        two_are_here = Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True, leaves=True)
+        two_are_here = msgspec.structs.replace(two_are_here, memory_s=MEMORY_S, heartbeat_s=heartbeat_s(None))
         assert answer == two_are_here
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
@@ -165,7 +169,7 @@ async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short
 async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(Join(pid=5), VolumeWanted("scratch", 1 << 20))
-        assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION, heals=True)
+        assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION, heals=True, leaves=True)
         await until(lambda: found.heard)
         assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
         assert found.facts == []
@@ -339,6 +343,50 @@ async def test_a_rank_that_may_own_tables_is_known_by_what_it_says(short: str) -
         stream.close()
         await until(lambda: len(found.facts) == 4)
         assert found.facts[3] == RankDisconnected(J1, 3, 1) and peer.gone
+
+
+async def test_a_process_that_left_well_is_told_of_unless_another_takes_its_place(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher of the rank that is connected, too, pushes nothing in its place; what was started since may."""
+    monkeypatch.setattr("agent.jobs.socket.jobs_socket.LEFT_S", 0.05)
+    async with door(short) as found:
+
+        def left() -> int:
+            return found.facts.count(RankLeavesHere(J1, 3, 1))
+
+        launcher, _ = await found.say(GOOD)
+        stream, _ = await found.say(GOOD)
+        stream.close()
+        await until(lambda: RankDisconnected(J1, 3, 1) in found.facts)
+        stream, _ = await found.say(GOOD, ProcessLeaves())
+        await until(lambda: any(peer.leaves for peer in found.socket.peers(J1)))
+        assert not left(), "it says so, and is still there"
+        stream.close()
+        await until(lambda: left() == 1)
+        stream, _ = await found.say(GOOD, ProcessLeaves())
+        await until(lambda: any(peer.leaves for peer in found.socket.peers(J1)))
+        found.runner.started = frozenset()
+        stream.close()
+        await until(lambda: len(found.socket.peers(J1)) == 1)
+        found.runner.started = frozenset({ProcessId(7, 7)})
+        await asyncio.sleep(0.2)
+        assert left() == 1, "what runs now was started since"
+        other, _ = await found.say(GOOD)
+        await asyncio.sleep(0.1)
+        found.runner.started = frozenset()
+        await asyncio.sleep(0.2)
+        assert left() == 1, "it has joined"
+        for each in (other, launcher):
+            each.close()
+
+
+async def test_a_rank_that_waits_in_vain_has_no_successor(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD, InVain("rank 0 ended"))
+        await until(lambda: RankWaitsInVain(J1, 3, 1, "rank 0 ended") in found.facts)
+        assert found.runner.healing == {1: NEVER}
+        stream.close()
 
 
 async def test_no_rank_counts_as_gone_because_its_agent_stops(short: str) -> None:

@@ -233,6 +233,46 @@ def test_a_rank_that_is_lost_while_it_is_asked_to_end_is_not_started_again() -> 
     assert play([(1.0, -9)], story).started["1"] == ["0"]
 
 
+class PartOfAGang(Ranks):
+    """Two ranks of three; the third is on another host."""
+
+    def config(self) -> SupervisorConfig:
+        told = super().config()
+        commands = [
+            msgspec.structs.replace(each.command, env=each.command.env | {"WORLD_SIZE": "3"}) for each in told.ranks
+        ]
+        return msgspec.structs.replace(told, ranks=tuple(map(RankStart, range(2), commands)))
+
+
+@pytest.mark.parametrize(
+    ("gang", "runs_s", "has_state", "code"),
+    [
+        (PartOfAGang, 2.0, False, 75),
+        (PartOfAGang, 2.0, True, -15),
+        (PartOfAGang, 60.0, False, -15),
+        (Ranks, 2.0, False, -15),
+    ],
+)
+def test_a_successor_that_has_no_state_yet_is_not_ended_by_a_stop_while_others_may_wait_for_it(
+    gang: type[Ranks], runs_s: float, has_state: bool, code: int
+) -> None:
+    """It gets SIGTERM once it has the state, once no other process of the job runs, and late in the grace of 5 s."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await asyncio.sleep(1.5)
+        await stream.write(pack(StopRanks(5.0, "preempted")))
+        await asyncio.sleep(0.3)
+        if has_state:
+            await stream.write(pack(HealRank(1, 0)))
+        last = await last_word(stream)
+        assert dict(last.codes) == {0: -15, 1: code}
+
+    with World(1) as world:
+        gang(world, [(1.0, -9), (runs_s, 75)]).play(story)
+
+
 def stuck(rank: int, after: int = 0) -> Any:
     """Let the agent say after a second that the others wait for a rank in vain; `after`: the pid is of another process
     by then."""

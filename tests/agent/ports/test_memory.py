@@ -121,3 +121,8 @@ def test_the_kernel_is_asked_to_say_when_tasks_wait_for_memory(tmp_path: Path) -
     assert none.endswith("none: No such file or directory")
     assert "takes no trigger" in other, "a file that is not the kernel's"
     assert kernels == "" or not os.path.exists(FILE)
+
+
+def test_what_a_kernel_killed_for_memory_is_counted_where_it_says_so(tmp_path: Path) -> None:
+    assert memory_now(machine(tmp_path)).oom_kills is None
+    assert memory_now(machine(tmp_path, proc__vmstat="pgfault 12\noom_kill 3\n")).oom_kills == 3

@@ -73,9 +73,7 @@ class FakeProbes:
 
     def __init__(self, host: str, gpus: int) -> None:
         self.devices: Any = FakeDevices()
-        self._gpus = [
-            Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True, tells_utilization=True) for n in range(gpus)
-        ]
+        self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
 
     def gpus(self) -> Sequence[Gpu]:
         return self._gpus

@@ -6,7 +6,7 @@ from typing import Any
 
 from covey.core.ids import JobId
 from covey.wire.job import GoneRank, RanksHaveLeft
-from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain
+from plugins.facts import JobJoined, RankEndedHere, RankLeavesHere, RanksLeft, RankWaitsInVain
 from plugins.scheduler.messages.commands import NotApplied, RanksDone
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until
 from tests.plugins.scheduler.test_replacing import H1, H2, Healing
@@ -62,8 +62,25 @@ async def test_a_rank_that_ended_before_the_others_is_named_to_all_of_them(rack:
     late = joined(other, 2)
     other.publish(JobJoined(J1, 1, 2))
     await until(lambda: late[0].heard)
-    other.publish(RankWaitsInVain(J1, 1, 2, "tensor 'g': rank 0"))
+    said = "tensor 'g': rank 0 on h ended with 0; it pushes nothing more; next: look"
+    other.publish(RankWaitsInVain(J1, 1, 2, said))
     assert ("a rank gave up waiting" in [line[1] for line in other.notes]) and rack.job("j1").state == "running"
+    assert other.service.early.codes(J1, 1) == {} and one.service.early.codes(J1, 1) == {0: 0}
+    shown = {rank.rank: (rank.state, rank.code) for rank in (await other.call("job", id="j1")).ranks}
+    assert shown == {0: ("ended", 0), 1: ("running", None), 2: ("running", None), 3: ("running", None)}
+    other.runner.end(J1, 1, {2: 1, 3: -15})
+    await until(lambda: rack.job("j1").state == "failed")
+    blamed = f"rank 2 on {other.id} exited with 1: tensor 'g': rank 0 on h ended with 0; it pushes nothing more"
+    assert rack.job("j1").reason == blamed
+
+
+@on_a_rack()
+async def test_a_rank_whose_process_left_while_its_launcher_runs_is_named_too(rack: Rack) -> None:
+    one, other = await apart(rack)
+    away = joined(other, 2, 3)
+    one.publish(RankLeavesHere(J1, 1, 0))
+    await until(lambda: all(peer.heard for peer in away))
+    assert rack.job("j1").healing.gone.keys() == {0} and one.service.early.codes(J1, 1) == {}
     rack.finish("j1")
     await until(lambda: rack.job("j1").state == "done")
 

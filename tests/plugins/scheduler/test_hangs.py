@@ -149,13 +149,13 @@ def test_hosts_of_the_other_ranks_keep_stacks_once() -> None:
         (40.0, RankHangs(J1, 2, 1, 31.0), 30.0),  # another grant
         (40.0, RankHangs(JobId("j9"), 1, 1, 31.0), 30.0),
         (40.0, RankHangs(J1, 1, 1, 31.0), None),  # nobody asked for that
-        (40.0, StacksWanted(J1, 1), None),
     ],
 )
 def test_a_rank_is_not_ended_on_the_word_of_another_host(
-    age_s: float, message: RankHangs | StacksWanted, hang_s: float | None
+    age_s: float, message: RankHangs, hang_s: float | None
 ) -> None:
     assert played(age_s, message, hang_s).runner.stuck == []
+    assert played(age_s, StacksWanted(J1, 1), None).runner.stuck == [(J1, 1)], "stacks end nobody"
 
 
 # ---- what ranks say of themselves ------------------------------------------------------------------------------------
@@ -403,9 +403,9 @@ def heartbeat(rank: int, step: int | None, quiet_s: float, waits_s: float) -> He
     return HeartbeatHeard(J1, 1, rank, 100 + rank, step, quiet_s, waits_s, step is not None)
 
 
-def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
+def lived(beats: Any, s: float = 60.0, step_s: float | None = None, **spec: Any) -> Any:
     """Let a gang with a rank on each of h1 and h2 live. `beats(rank, now_s)`: each second, a heartbeat's step, quiet
-    and waits or None."""
+    and waits or None. `step_s`: how long its steps are known to take."""
 
     async def story() -> Any:
         rack = Rack({"h1": 1, "h2": 1, "h3": 0})
@@ -417,6 +417,8 @@ def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
         for rank, host in where.items():
             if beats(rank, 0) is not None:
                 rack.hosts[host].peers = lambda job, rank=rank: [Peer(rank)]  # type: ignore[method-assign,misc]
+        for host in rack.hosts.values():
+            host.service.stuck.step_s = lambda job, epoch: step_s
         for second in range(round(s)):
             for rank, host in where.items():
                 if (beat := beats(rank, second)) is not None and (J1, 1) in rack.hosts[host].runner.running():
@@ -445,6 +447,25 @@ def test_a_gang_that_stands_still_fails_with_the_reason() -> None:
     rack, view = lived(lambda rank, s: (9, s, 0.0))
     assert view.state == "failed" and "no rank finished a step" in view.reason and "the last step was 9" in view.reason
     assert all((J1, 1) in host.runner.stuck for host in (rack["h1"], rack["h2"])), "stacks are kept first"
+
+
+def test_who_makes_no_progress_is_named_by_a_time_learnt_from_its_steps_and_left_alone() -> None:
+    def beats(rank: int, s: float) -> tuple[int, float, float]:
+        return (9, s, s if rank == 0 else 0.0)
+
+    def lines(rack: Rack, event: str) -> list[str]:
+        return [line[2] for host in rack.hosts.values() for line in host.notes if line[1] == event]
+
+    for s, step_s in ((50.0, 0.5), (90.0, None), (90.0, 10.0)):
+        rack, view = lived(beats, s, step_s, hang_s=None)
+        assert view.losses.stuck == "" and not lines(rack, "no progress"), "too soon, or nothing is known of its steps"
+    rack, view = lived(beats, 100.0, 0.5, hang_s=None)
+    host = rack.job("j1").start.places[1].host
+    assert f"for rank 1 on {host}: its last sign of life is" in view.losses.stuck and "0.5 s" in view.losses.stuck
+    assert view.state == "running" and len(lines(rack, "no progress")) == 1
+    assert all(host.runner.stuck == [(J1, 1)] for host in (rack["h1"], rack["h2"])), "stacks are kept, nobody is ended"
+    rack, view = lived(lambda rank, s: beats(rank, s) if s < 80 else (int(s), 0.5, 0.0), 100.0, 0.5, hang_s=None)
+    assert view.losses.stuck == "" and len(lines(rack, "progress again")) == 1
 
 
 def test_and_runs_again_with_retries() -> None:

@@ -4,6 +4,7 @@ and wait else."""
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from covey.core.events import Heard
@@ -353,3 +354,23 @@ def test_many_hosts_without_room_are_a_number() -> None:
     words = explain.lack_room(spec, {HostId(f"h{n}"): "has 1 MiB of memory free" for n in range(5)})
     assert words.endswith("h2 has 1 MiB of memory free and 2 more hosts")
     assert explain.lack_room(spec, {}) == ""
+
+
+@on_a_rack()
+async def test_a_kill_that_nobody_sent_is_told_with_what_the_host_killed_for_memory(rack: Rack) -> None:
+    """Only as far as it is known: within the newest seconds, of a rank that was killed by SIGKILL."""
+    for number, (kills, code, said) in enumerate(((3, -9, True), (None, -9, False), (3, 1, False), (0, -9, False)), 1):
+        id = f"j{number}"
+        await submit(rack, workers=1)
+        await until(lambda id=id: rack.job(id).state == "running")
+        host = rack.hosts[rack.job(id).start.places[0].host]
+        await until(lambda id=id, host=host: (JobId(id), 1) in host.machine.ranks)
+        probes = host.env.probes
+        probes.memory_now = msgspec.structs.replace(probes.memory_now, oom_kills=None if kills is None else 40)
+        await asyncio.sleep(12.0)
+        if kills is not None:
+            probes.memory_now = msgspec.structs.replace(probes.memory_now, oom_kills=40 + kills)
+        host.runner.end(JobId(id), 1, {0: code})
+        await until(lambda id=id: rack.job(id).state == "failed")
+        assert ("its host killed 3 processes for memory within the same 10 s" in rack.job(id).reason) is said
+        assert ("SIGKILL" in rack.job(id).reason) is (code == -9)

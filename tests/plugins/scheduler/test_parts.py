@@ -12,6 +12,7 @@ from plugins.scheduler.machine.host.parts import Hold, WantedGpus, choice
 from plugins.scheduler.machine.host.reservations import GrantNews, HeldReservations, RanksGone, Reservations
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.policy.shared import device_of, is_part
+from plugins.scheduler.service.gpus.shared_gpus import _use
 
 GPUS = ("a", "b", "c")
 TWO = Sharing(beside=2, busy=0.8)
@@ -57,6 +58,16 @@ def test_what_speaks_against_a_gpu_is_said() -> None:
     assert (no.gpus, no.there, no.why_not) == ((), 0, said)
     assert choice(WantedGpus(1, True), GPUS, [], {}, TWO).why_not == "3 not measured yet"
     assert choice(WantedGpus(1, False), GPUS, [], seen, TWO).gpus == ("a",), "a guaranteed job makes its own room"
+
+
+def test_nothing_is_put_beside_a_job_where_the_driver_does_not_say_how_busy_the_gpu_is() -> None:
+    """A GPU without a job is taken; one with a job is never taken for idle, here nor in what is gossiped of it."""
+    not_known = {gpu: GpuUse(gpu, None, 1 << 40) for gpu in GPUS}
+    found = choice(WantedGpus(1, True), GPUS, [hold("j1", "a"), guest("j2", "b+1")], not_known, TWO)
+    assert (found.gpus, found.why_not) == (("c+1",), "2 in use, whose driver does not say how much")
+    assert choice(WantedGpus(1, False), ("b",), [guest("j2", "b+1")], not_known, TWO).gpus == ("b",)
+    said = [_use(GpuUse("a", None, 0, jobs=jobs)) for jobs in (0, 1)]
+    assert said == [0, 100] and _use(GpuUse("a", 0.5, 0)) == 50
 
 
 def test_a_job_is_not_put_beside_one_that_it_slows_down() -> None:

@@ -1,12 +1,41 @@
 """What is noticed of the jobs on a GPU: which are steady, away, stuck, short of memory; and how the story tells it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from covey.core.events import LogEvent
 from covey.core.ids import JobId
 from covey.core.units import GIB
+from covey.ports.devices import DeviceHealth, DeviceSample
 from plugins.sharing.machine.events import Freed, RankEnded, Retagged, TimePassed
+from plugins.sharing.service.watch import DeviceWatch
 from tests.plugins.sharing.gpu_rack import Rack, said, state
+
+
+async def test_the_use_of_a_device_is_not_known_while_its_driver_does_not_say() -> None:
+    samples = [DeviceSample(0, None), DeviceSample(0, 0.5), DeviceSample(0, None)]
+
+    class Says:
+        async def sample(self, uuid: str) -> DeviceSample:
+            return samples.pop(0)
+
+        async def health(self, uuid: str) -> DeviceHealth:
+            return DeviceHealth()
+
+    now_s = [0.0]
+    env: Any = SimpleNamespace(
+        probes=SimpleNamespace(devices=Says()), clock=SimpleNamespace(now_s=lambda: now_s[0]), log=None
+    )
+    watch = DeviceWatch(env)
+    assert watch.utilization("GPU-1") is None
+    for used in (None, 0.5):
+        await watch.look("GPU-1")
+        assert watch.utilization("GPU-1") == watch.use("GPU-1", 0, "").utilization == used
+    now_s[0] = 60.0
+    await watch.look("GPU-1")
+    assert watch.utilization("GPU-1") is None, "what it was a minute ago says nothing"
 
 
 def starting() -> Rack:

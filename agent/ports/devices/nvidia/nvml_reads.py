@@ -48,15 +48,14 @@ class Reading(NamedTuple):
 
     found: NvmlDevice
     used_bytes: int
-    utilization: float
+    utilization: float | None
     health: DeviceHealth
 
     @property
     def listed(self) -> Listed:
         device = self.found.device
         known = KnownDevice(device.uuid, device.model, device.memory_bytes, self.found.number, device.parent)
-        tells = "utilization" in device.can
-        return Listed(known, self.used_bytes, self.utilization, self.health, tells)
+        return Listed(known, self.used_bytes, self.utilization, self.health)
 
 
 class Listing(NamedTuple):
@@ -181,7 +180,7 @@ class _Gpu:
         )
         found = NvmlDevice(device, self._index, handle, whole, instance, memory.unified)
         how = read_health(nvml, found, self._xids.get(uuid, 0))
-        return Reading(found, memory.used, used or 0.0, how)
+        return Reading(found, memory.used, used, how)
 
 
 def _minor(nvml: Any, whole: Any) -> int | None:
@@ -260,7 +259,7 @@ def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, i
         for one in processes(nvml, found.handle)
     ]
     total = found.device.memory_bytes
-    return bounds.sample(memory.used, utilization(nvml, found.handle) or 0.0, rows, total), until_us
+    return bounds.sample(memory.used, utilization(nvml, found.handle), rows, total), until_us
 
 
 def _memory(process: Any) -> int | None:

@@ -57,9 +57,7 @@ class Hangs:
         job = self._looked_after(id, epoch)
         if job is None or job.spec.hang_s is None:
             return ()
-        ranks = [rank for answer in answers.values() if answer.known for rank in answer.ranks]
-        ranks += self._over(job, now_s)
-        found = judged(ranks, job.processes, job.spec.hang_s, gang_of(job.spec) in self.queue.models.steps)
+        found = self._judged(job, answers, job.spec.hang_s, gang_of(job.spec) in self.queue.models.steps, now_s)
         match found:
             case StuckRank():
                 return self._told(job, found, now_s)
@@ -67,6 +65,20 @@ class Hangs:
                 return self._all_told(job, found, now_s)
             case None:
                 return ()
+
+    def unasked(
+        self, id: JobId, epoch: int, answers: Mapping[HostId, GangNowAnswer], limit_s: float, now_s: float
+    ) -> StuckRank | StuckGang | None:
+        """Who is stuck of a gang of which nobody said what to do then, by a limit that its steps tell; None: nobody, or
+        nothing can be said."""
+        job = self._runs_undisturbed(id, epoch)
+        return None if job is None else self._judged(job, answers, limit_s, False, now_s)
+
+    def _judged(
+        self, job: Job, answers: Mapping[HostId, GangNowAnswer], limit_s: float, steps_before: bool, now_s: float
+    ) -> StuckRank | StuckGang | None:
+        ranks = [rank for answer in answers.values() if answer.known for rank in answer.ranks]
+        return judged([*ranks, *self._over(job, now_s)], job.processes, limit_s, steps_before)
 
     def _over(self, job: Job, now_s: float) -> list[RankNow]:
         """Ranks of hosts that have reported the end of their ranks."""
@@ -81,10 +93,12 @@ class Hangs:
     def _looked_after(self, id: JobId, epoch: int) -> Job | None:
         self.asked = {key: asked for key, asked in self.asked.items() if self._runs(*key[:2])}
         self.over_s = {key: at_s for key, at_s in self.over_s.items() if self._runs(*key[:2])}
+        job = self._runs_undisturbed(id, epoch)
+        return None if job is None or job.spec.hang_s is None else job
+
+    def _runs_undisturbed(self, id: JobId, epoch: int) -> Job | None:
         job = self.queue.as_it_runs(id)
-        if job is None or job.spec.hang_s is None or not steady(job, epoch) or is_beside(job):
-            return None
-        return job
+        return None if job is None or not steady(job, epoch) or is_beside(job) else job
 
     def _recent(self, job: Job, shown: bool, now_s: float) -> Asked:
         known = self.asked.get((job.id, job.grant.epoch, shown), {})

@@ -19,6 +19,8 @@ from plugins.scheduler.policy.shared import is_part
 
 STOOD_S = 5.0
 """The most seconds between two ticks of an agent that was not suspended."""
+SILENT_S = 60.0
+"""Seconds for which a rank that said that it waits is believed, where nobody said `--hang`."""
 Grant = tuple[JobId, int]
 Rank = tuple[JobId, int, int]
 """A rank: job, epoch, number."""
@@ -101,7 +103,7 @@ class RankSigns:
         place, calm = job.place_on(self.here), self._calm.get((job.id, job.grant.epoch))
         if place is None or calm is None or self._calm_s is None or not steady(job, job.grant.epoch):
             return GangNowAnswer(False)
-        since_s, silent_s = max(calm[1], self._calm_s), job.spec.hang_s or 0.0
+        since_s, silent_s = max(calm[1], self._calm_s), job.spec.hang_s or SILENT_S
         found = []
         for rank in place.ranks:
             key = job.id, job.grant.epoch, rank

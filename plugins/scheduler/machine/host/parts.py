@@ -94,7 +94,7 @@ def choice(
     fit = [number for number, gpu in enumerate(gpus) if not against[gpu]]
     beside = {number: guests[gpus[number]] for number in fit}
     if wish.opportunistic:
-        busy = {number: uses[gpus[number]].utilization for number in fit}
+        busy = {number: uses[gpus[number]].utilization or 0.0 for number in fit}
         chosen = least_busy(fit, wish.gpus, busy, beside)
     else:
         chosen = least_shared(fit, wish.gpus, beside)
@@ -130,7 +130,9 @@ def _against(
         return f"held by {owners[gpu]}, which this job slows down"
     if guests >= sharing.beside:
         return f"with {guests} opportunistic jobs already"
-    if not has_room_beside(use.utilization, guests, sharing.beside, sharing.busy):
+    if use.utilization is None and (guests or gpu in owners):
+        return "in use, whose driver does not say how much"
+    if use.utilization is not None and not has_room_beside(use.utilization, guests, sharing.beside, sharing.busy):
         return f"busy for {sharing.busy:.0%} of the last 10 s or more"
     if use.free_bytes < wish.memory_bytes:
         return "without enough free memory"

@@ -76,7 +76,7 @@ def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
     if new:
         each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
         queue.touch(job)
-        queue.note(job.id, "ranks ended early", f"{each}; its other ranks there keep running")
+        queue.note(job.id, "ranks ended early", f"{each}, and others keep running")
     return Applied(job.id)
 
 

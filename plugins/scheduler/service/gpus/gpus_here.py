@@ -103,7 +103,7 @@ class OwnGpus:
                 found[metrics.GPU_MEMORY_BYTES.of(uuid)] = gpu.memory_total_bytes
             if gpu.condition not in ("unknown", "lost"):
                 found[metrics.GPU_MEMORY_USED_BYTES.of(uuid)] = gpu.memory_used_bytes
-                if gpu.tells_utilization:
+                if gpu.utilization is not None:
                     found[metrics.GPU_UTILIZATION.of(uuid)] = gpu.utilization
         return found
 

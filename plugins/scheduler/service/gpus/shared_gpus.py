@@ -101,9 +101,15 @@ def _has_gpus(view: HostView) -> bool:
 
 
 def _use(use: GpuUse | None) -> int:
+    """What is gossiped of a GPU. One whose use is not known counts as busy once a job is there: no other is placed
+    beside it."""
     if use is None:
         return 0
-    return REFUSES if use.refusal else min(100, max(0, round(100 * use.utilization / STEP) * STEP))
+    if use.refusal:
+        return REFUSES
+    if use.utilization is None:
+        return 100 if use.jobs else 0
+    return min(100, max(0, round(100 * use.utilization / STEP) * STEP))
 
 
 def heard(view: HostView) -> SharedGpus | None:

@@ -25,7 +25,7 @@ def is_sick(gpu: Gpu) -> bool:
 def use_of(gpu: Gpu, processes: tuple[DeviceProcess, ...] | None) -> float | None:
     """The use of the GPU, 0..1; None: not known, as of MIG instances. Simulated devices have a use only where a story
     gives them one."""
-    if not gpu.tells_utilization or gpu.condition in ("unknown", "lost") or (gpu.simulated and not processes):
+    if gpu.condition in ("unknown", "lost") or (gpu.simulated and not processes):
         return None
     return gpu.utilization
 

@@ -6,20 +6,21 @@
 Ranks that end well end a moment apart. So nothing is said for a while, and of a job that is over by then never.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from covey.core.ids import JobId
 from covey.tensors.owner.leaving import who
 from covey.wire.job import RanksHaveLeft
 from plugins.base import Host
-from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain, StepTimed
+from plugins.facts import JobJoined, RankEndedHere, RankLeavesHere, RanksLeft, RankWaitsInVain, StepTimed
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import RanksDone
 from plugins.scheduler.service.log import QueueLog
 
-SOON_S = 1.0
+SOON_S = 0.3
 """The least seconds between the end of a rank and the word of it."""
 Grant = tuple[JobId, int]
 
@@ -37,42 +38,78 @@ class EarlyEnds:
         """Gangs that keep running without some of their ranks, and since when this host knows."""
         self._told: dict[JobId, tuple[int, frozenset[int]]] = {}
         """Gangs in `_gone_s` -> what the ranks here were told, under which epoch."""
+        self._codes: dict[Grant, dict[int, int]] = {}
+        """The exit status of each rank here that ended for good while others of this host run."""
+        self._vain: dict[Grant, dict[int, str]] = {}
+        """Ranks here that gave up waiting for one that has left, and why."""
 
     # ---- what is heard ----
 
-    def on_fact(self, fact: StepTimed | RankEndedHere | JobJoined | RankWaitsInVain) -> None:
+    def on_fact(self, fact: StepTimed | RankEndedHere | RankLeavesHere | JobJoined | RankWaitsInVain) -> None:
         match fact:
             case StepTimed():
                 self._steps.setdefault((fact.job, fact.epoch), {})[fact.rank] = fact.step
-            case RankEndedHere(code=0):
-                known = self._ended.setdefault((fact.job, fact.epoch), {})
-                known.setdefault(fact.rank, self._host.env.clock.now_s())
             case RankEndedHere():
-                pass
+                self._codes.setdefault((fact.job, fact.epoch), {})[fact.rank] = fact.code
+                if fact.code == 0:
+                    self._has_ended(fact)
+            case RankLeavesHere():
+                self._has_ended(fact)
             case JobJoined():
-                self._told.pop(fact.job, None)  # a process that was not told yet
+                if self._told.pop(fact.job, None) is not None:  # a process that was not told yet
+                    self._look_soon(fact.job)
             case RankWaitsInVain():
+                self._vain.setdefault((fact.job, fact.epoch), {})[fact.rank] = fact.why
                 said = f"rank {fact.rank} on {self._host.id} gives up waiting, with an error: {fact.why}"
                 self._host.note(fact.job, "a rank gave up waiting", said)
             case _:
                 assert_never(fact)
+
+    def _has_ended(self, fact: RankEndedHere | RankLeavesHere) -> None:
+        known = self._ended.setdefault((fact.job, fact.epoch), {})
+        known.setdefault(fact.rank, self._host.env.clock.now_s())
+        self._look_soon(fact.job)
 
     def look(self, changed: Iterable[JobId]) -> None:
         """Look at the jobs that changed in the log."""
         for id in changed:
             job = self._queue.jobs.get(id)
             if job is not None and job.state == "running" and job.healing.gone:
-                self._gone_s.setdefault(id, self._host.env.clock.now_s())
+                if id not in self._gone_s:
+                    self._gone_s[id] = self._host.env.clock.now_s()
+                    self._look_soon(id)
             else:
                 self._gone_s.pop(id, None)
                 self._told.pop(id, None)
 
-    # ---- once a second ----
+    # ---- what is known here ----
+
+    def codes(self, job: JobId, epoch: int) -> dict[int, int]:
+        """The exit status of each rank of this grant that ended while others of this host run."""
+        return dict(self._codes.get((job, epoch), {}))
+
+    def why_failed(self, job: JobId, epoch: int, codes: Mapping[int, int]) -> str:
+        """Why the first of these ranks that failed did so, for people: it waited for a rank that has left. Empty: it is
+        not known. `codes`: the exit status of each rank, in the order of their ends."""
+        rank = next((rank for rank, code in codes.items() if code != 0), None)
+        why = "" if rank is None else self._vain.get((job, epoch), {}).get(rank, "")
+        return " ".join(why.split("; next: ")[0].split())
+
+    # ---- once a second, and soon after something was heard ----
+
+    def _look_soon(self, job: JobId) -> None:
+        self._host.env.spawn(f"ranks of {job} ended", self._look_after(SOON_S))
+
+    async def _look_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.second()
 
     def second(self) -> None:
         now_s, running = self._host.env.clock.now_s(), self._host.runner.running()
         self._steps = {grant: steps for grant, steps in self._steps.items() if grant in running}
         self._ended = {grant: ranks for grant, ranks in self._ended.items() if grant in running}
+        self._codes = {grant: codes for grant, codes in self._codes.items() if grant in running}
+        self._vain = {grant: whys for grant, whys in self._vain.items() if not self._queue.over(*grant)}
         for grant, ranks in self._ended.items():
             job = self._queue.as_it_runs(grant[0])
             place = job.place_on(self._host.id) if job is not None and job.spec.elastic else None

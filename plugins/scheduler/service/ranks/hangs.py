@@ -23,6 +23,7 @@ from plugins.scheduler.machine.gang.rank_signs import RankAge, RankSigns, is_bes
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.wire import GangNow, GangNowAnswer, GangStands, RankHangs, StacksWanted
+from plugins.scheduler.policy.hang import StuckGang, StuckRank, learnt_s
 
 STACKS_S = 1.0
 """Seconds from asking for stacks to ending the rank, in which to write them."""
@@ -49,6 +50,10 @@ class StuckRanks:
         """When the stacks of these ranks were last asked for."""
         self._looked_s: dict[tuple[JobId, int], float] = {}
         """When the hosts of a gang were last asked how its ranks are doing."""
+        self.named: dict[tuple[JobId, int], str] = {}
+        """Gangs that this host looks after, of which nobody said `--hang`, and that make no progress: who, in words."""
+        self.step_s: Callable[[JobId, int], float | None] = lambda job, epoch: None
+        """How long the steps of a grant take on this host, the median in seconds; None: too few are known."""
 
     # ---- what is known here ----
 
@@ -66,6 +71,7 @@ class StuckRanks:
         self.signs.second(now_s, running, self.host.log.leader is not None)
         self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if key in running}
         self._looked_s = {key: self._looked_s.get(key, now_s) for key in running}
+        self.named = {key: who for key, who in self.named.items() if key in running}
         for key, looked_s in self._looked_s.items():
             job = self.queue.as_it_runs(key[0])
             if job is not None and self._looks_after(job, key[1]) and now_s - looked_s >= heartbeat_s(job.spec.hang_s):
@@ -89,7 +95,7 @@ class StuckRanks:
 
     def _looks_after(self, job: Job, epoch: int) -> bool:
         """Whether this host is the first of the gang that is alive, as far as is known here."""
-        if job.spec.hang_s is None or job.grant.epoch != epoch or job.state != "running":
+        if self._limit_s(job) is None or job.grant.epoch != epoch or job.state != "running":
             return False
         alive = {view.host for view in self.host.hosts() if view.state == "alive"} | {self.host.id}
         hosts = [place.host for place in job.start.places if place.host in alive and place.host not in job.ending.codes]
@@ -100,7 +106,38 @@ class StuckRanks:
         hosts = [place.host for place in job.start.places if place.host not in job.ending.codes]
         answers = await asyncio.gather(*(self._ask(host, job.id, epoch) for host in hosts))
         known = {host: answer for host, answer in zip(hosts, answers, strict=True) if answer is not None}
-        self._send_all(self.machine.answered(job.id, epoch, known, self.host.env.clock.now_s()))
+        now_s, limit_s = self.host.env.clock.now_s(), self._limit_s(job)
+        self._send_all(self.machine.answered(job.id, epoch, known, now_s))
+        if job.spec.hang_s is None and limit_s is not None:
+            self._name(job, self.machine.unasked(job.id, epoch, known, limit_s, now_s))
+
+    def _limit_s(self, job: Job) -> float | None:
+        """Seconds for which the job may make no progress: as was said, else as its steps here tell; None: not known."""
+        return job.spec.hang_s if job.spec.hang_s is not None else learnt_s(self.step_s(job.id, job.grant.epoch))
+
+    def _name(self, job: Job, found: StuckRank | StuckGang | None) -> None:
+        """Say who makes no progress, once in the job's story, with the stacks of all in their output. It is left at
+        that: nobody said `--hang`."""
+        key = job.id, job.grant.epoch
+        if found is None:
+            if self.named.pop(key, None) is not None:
+                self.host.note(job.id, "progress again", "its ranks make steps, or give other signs of life")
+            return
+        if isinstance(found, StuckRank):
+            place = next((place for place in job.start.places if found.rank in place.ranks), None)
+            where = "" if place is None else f" on {place.host}"
+            who = f"the others waited {format_seconds(found.waits_s)} for {_named(job, found.rank)}{where}: {found.why}"
+        else:
+            who = f"{found.why}; no single rank is at fault"
+        usual = format_seconds(self.step_s(*key) or 0.0)
+        words, is_new = f"{who} (its steps take {usual}; submit --hang ends such a rank)", key not in self.named
+        self.named[key] = words
+        if is_new:
+            stacks = f"; their stacks, where ranks could write them, are in agentctl logs {job.id}"
+            self.host.note(job.id, "no progress", f"{words}{stacks}")
+            self.host.env.spawn(f"stacks of {job.id}", self._keep_stacks(job))
+            hosts = [place.host for place in job.start.places if place.host != self.host.id]
+            self._send_all([Send(host, StacksWanted(*key), STACKS_AGAIN_S) for host in hosts])
 
     async def _ask(self, host: HostId, id: JobId, epoch: int) -> GangNowAnswer | None:
         if host == self.host.id:
@@ -121,11 +158,11 @@ class StuckRanks:
         """A host that sums what runs here, or looks after it, says that ranks hang: what is done about it is decided by
         what is known here."""
         job = self.queue.as_it_runs(message.job)
-        if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
+        if job is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
             return
         if isinstance(message, StacksWanted):
             self.host.env.spawn(f"stacks of {job.id}", self._keep_stacks(job))
-        elif is_beside(job):
+        elif is_beside(job) or job.spec.hang_s is None:
             return
         elif isinstance(message, RankHangs):
             self.host.env.spawn(f"{job.id} hangs", self._end(sender, job, message))

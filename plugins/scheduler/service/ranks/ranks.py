@@ -43,6 +43,7 @@ from plugins.scheduler.machine.log.replacing import waits_for
 from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.gpus.gpus_here import memory_here
 from plugins.scheduler.service.journal import ReservationFile, ReservationJournal
@@ -52,7 +53,7 @@ from plugins.scheduler.service.ranks.beside import RanksBeside
 from plugins.scheduler.service.ranks.envs import Envs
 from plugins.scheduler.service.ranks.rankspec import hold_of, ranks_spec
 from plugins.scheduler.service.ranks.reach import unreachable
-from plugins.scheduler.service.ranks.reports import report_of, with_late_ranks
+from plugins.scheduler.service.ranks.reports import KillsSeen, report_of, with_late_ranks
 from plugins.scheduler.service.ranks.step_times import StepTimes
 from plugins.scheduler.service.ranks.sure_of_state import SureOfState
 from plugins.scheduler.service.ranks.telling_ranks import TellingRanks
@@ -97,6 +98,7 @@ class LocalRanks:
         """The part of `service_gpu_s` that the log knows."""
         self.told_by = TellingRanks(host, self.steps)
         self.sure = SureOfState(host, log)
+        self.kills = KillsSeen()
         self.dirty: dict[JobId, None] = {}
         """Jobs that are to be looked at."""
         self.sick = ""
@@ -108,6 +110,8 @@ class LocalRanks:
         """What the other plugins were told last that jobs may take of this host's memory."""
         self.used_by_others: Callable[[], Mapping[str, str]] = dict
         """GPUs that processes use which no job started, and which, in words."""
+        self.why_failed: Callable[[JobId, int, Mapping[int, int]], str] = lambda job, epoch, codes: ""
+        """Why the first rank here that failed did so, for people, by the exit statuses of all; empty: not known."""
         self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
         """Whether ranks that continue elsewhere may end here now, for example since what takes their place has
         started."""
@@ -460,6 +464,7 @@ class LocalRanks:
             self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
 
     async def second_passed(self, now_s: float) -> None:
+        self.kills.second(now_s, self.host.env.probes.memory().oom_kills)
         self._serve(now_s)
         self.see_gpus()
         if self.queue.next_number > self.numbers:
@@ -563,7 +568,13 @@ class LocalRanks:
 
     def _report_of(self, fact: RanksEnded, silent: tuple[HostId, ...]) -> RanksReported:
         asked = (fact.job, fact.epoch) in self.asked
-        return report_of(self.host.id, fact, self.steps.of(fact.job, fact.epoch), asked, silent)
+        said = report_of(self.host.id, fact, self.steps.of(fact.job, fact.epoch), asked, silent)
+        why = self.why_failed(fact.job, fact.epoch, fact.codes)
+        if not (why or asked or fact.reason or fact.oom):
+            memory = self.steps.of(fact.job, fact.epoch).memory
+            killed = self.kills.recent(self.host.env.probes.memory().oom_kills)
+            why = explain.host_killed(fact.codes, killed, 0 if memory is None else memory.peak_bytes)
+        return msgspec.structs.replace(said, reason=f"{why}; {said.reason}".removesuffix("; ")[:1000]) if why else said
 
     def _awaited(self, id: JobId, epoch: int) -> bool:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next

@@ -1,5 +1,7 @@
 """What a host says in the log of its ranks that have ended."""
 
+from collections import deque
+
 import msgspec
 
 from covey.core.ids import HostId
@@ -10,6 +12,26 @@ from plugins.scheduler.policy import explain
 from plugins.scheduler.service.ranks.step_times import GrantSteps
 
 SIGTERM = 15
+
+
+class KillsSeen:
+    """How many processes the kernel of this host killed for memory, as its counter says, in the newest seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def second(self, now_s: float, count: int | None) -> None:
+        """Take note of the counter, once a second; None: the kernel has none."""
+        if count is None:
+            self._seen.clear()
+            return
+        self._seen.append((now_s, count))
+        while len(self._seen) > 1 and self._seen[1][0] <= now_s - explain.KILLED_WITHIN_S:
+            self._seen.popleft()
+
+    def recent(self, count: int | None) -> int:
+        """How many were killed in the newest seconds; 0 also while that is not known."""
+        return max(0, count - self._seen[0][1]) if count is not None and self._seen else 0
 
 
 def report_of(

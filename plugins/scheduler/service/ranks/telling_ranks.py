@@ -9,6 +9,8 @@ from plugins.scheduler.messages.commands import JobHeals
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.service.ranks.step_times import StepTimes
 
+STUCK_MAX = 400
+"""The most characters of what is said of a rank that makes no progress."""
 PROGRESS_MAX = 2000
 """The most ranks whose kernel is kept in memory."""
 
@@ -32,6 +34,10 @@ class TellingRanks:
         """What each rank computes with, by job, epoch and rank."""
         self.devices_of: Callable[[JobId], str] = lambda _job: ""
         """What is wrong with the GPUs of a job here, in words."""
+        self.codes_of: Callable[[JobId, int], dict[int, int]] = lambda _job, _epoch: {}
+        """The exit status of each rank of a grant that ended while others of this host run."""
+        self.stuck_of: Callable[[JobId, int], str] = lambda _job, _epoch: ""
+        """Which rank of a grant makes no progress, in words, where nobody said `--hang`."""
 
     def forget(self, id: JobId) -> None:
         """Forget a job that is over and of which nothing is here."""
@@ -91,4 +97,6 @@ class TellingRanks:
             memory=steps.memory,
             limited=self.host.runner.limited(job, epoch),
             devices=self.devices_of(job),
+            codes=self.codes_of(job, epoch),
+            stuck=self.stuck_of(job, epoch)[:STUCK_MAX],
         )

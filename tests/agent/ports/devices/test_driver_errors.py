@@ -209,10 +209,10 @@ def test_a_gpu_whose_use_the_driver_does_not_tell_is_not_called_idle() -> None:
     with beneath_pynvml(StandIn(Board("GPU-a", busy=80))) as driver:
         played = Played(driver)
         (gpu,) = played.look()
-        assert (gpu.tells_utilization, use_of(gpu, None)) == (True, 0.8)
+        assert (gpu.utilization, use_of(gpu, None)) == (0.8, 0.8)
         driver.failing = {"nvmlDeviceGetUtilizationRates": ERRORS["NVML_ERROR_NOT_SUPPORTED"]}
         (gpu,) = played.look()
-        assert (gpu.condition, gpu.tells_utilization, use_of(gpu, None)) == ("ok", False, None)
+        assert (gpu.condition, gpu.utilization, use_of(gpu, None)) == ("ok", None, None)
 
 
 def test_a_gpu_in_no_parts_is_named_with_what_to_do() -> None:
